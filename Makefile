@@ -1,0 +1,40 @@
+# Every target sets up what it needs.  `make` alone lists them.
+
+NEW     := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON  ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW)' 2>/dev/null && echo $$p && break; done)
+BIN     := .venv/bin
+STAMP   := .venv/.set-up
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: $(STAMP) ## make .venv with pinned packages
+
+demo: $(STAMP) ## compile a small plan and train it on 4 ranks of this machine
+	$(BIN)/scalec compile plans/tiny_llama.scale -o out/tiny_llama
+	$(BIN)/torchrun --standalone --nproc-per-node=4 out/tiny_llama/train.py
+
+test: $(STAMP) ## check format, lint, layers and types, then run the tests
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pyright
+	$(BIN)/pytest -n 2
+
+format: $(STAMP) ## format the code and apply safe lint fixes
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+# torch and triton come first and exactly: an unpinned torch may be another build of several gigabytes.
+# The package is built with the pinned setuptools of .venv, so that nothing unpinned takes part.
+$(STAMP): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c '$(NEW)' 2>/dev/null || \
+	    { echo 'make: scalec needs Python 3.11 or newer; name one with: make setup PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@echo 'making .venv (a few minutes the first time)'
+	"$(PYTHON)" -m venv .venv
+	$(INSTALL) setuptools torch==2.13.0 triton==3.7.1
+	$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+.PHONY: help setup demo test format

@@ -1,0 +1,255 @@
+"""What the user is told about mistakes in a plan: one class for all of them, shown the way rustc does.
+
+Purpose: code, smallest span, caret, secondary places, notes, help; all errors of a step at once.
+Non-goals: finding mistakes.  Messages are lower case, without full stop, with code in backticks; how to repair it
+stands under `help` alone.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TextIO
+
+from attrs import frozen
+
+from .source import Span
+
+CODES = {
+    # files and syntax
+    "E0101": "a file that cannot be read",
+    "E0102": "a text beyond the limits of the language",
+    "E0103": "unbalanced brackets",
+    "E0104": "a syntax error",
+    "E0105": "a string that does not end",
+    "E0106": "a number that cannot be represented",
+    "E0190": "IR text that cannot be read",
+    # names
+    "E0201": "an unknown name",
+    "E0202": "a plan without a model",
+    "E0203": "a plan with several models",
+    "E0204": "a section given twice",
+    "E0205": "a file that cannot be used",
+    "E0206": "a model without a loss",
+    "E0207": "a name that is taken",
+    "E0208": "a parameter declared twice",
+    "E0209": "a repeated parameter outside its repeat",
+    "E0210": "a parameter without an initial value",
+    "E0211": "an unknown distribution",
+    # dims and arithmetic
+    "E0301": "not arithmetic on dims",
+    "E0302": "arithmetic without a result",
+    "E0303": "a dim that is not whole",
+    "E0304": "a dim out of range",
+    "E0305": "a carried value that changes its dims",
+    "E0306": "operands without a product",
+    "E0307": "dims that do not fit",
+    "E0308": "a dim twice in one parameter",
+    "E0309": "a dim that the model does not set",
+    "E0310": "a batch that is not whole",
+    # settings
+    "E0401": "an unknown setting",
+    "E0402": "a missing setting",
+    "E0403": "a setting given twice",
+    "E0404": "a value of the wrong type",
+    "E0405": "a value out of range",
+    "E0406": "a section of the wrong form",
+    # mesh and shard
+    "E0501": "not an axis",
+    "E0502": "not a rule",
+    "E0503": "a rule for an unknown dim",
+    "E0504": "a rule over an unknown axis",
+    "E0505": "two dims over one axis",
+    "E0506": "an axis that is not innermost",
+    "E0507": "axes out of order",
+    "E0508": "a rule that matches nothing",
+    "E0509": "an axis that nothing uses",
+    "E0510": "a dim that its axis does not divide",
+    "E0511": "an axis that reaches over machines",
+    "E0512": "a mesh that is not the cluster's",
+    "E0513": "a repeated dim over an axis",
+    # ops
+    "E0601": "a dim that an op needs whole",
+    "E0602": "several results",
+    "E0603": "not a tensor",
+    "E0604": "an operator between tensors",
+    "E0605": "an unknown op",
+    "E0606": "wrong arguments",
+    "E0607": "token ids and numbers confused",
+    "E0608": "not one of the choices",
+}
+"""Every code and what it stands for.  01 syntax, 02 names, 03 dims and arithmetic, 04 settings, 05 mesh and shard, 06 ops."""
+
+
+@frozen
+class Note:
+    """Something else worth knowing; with a span, another place that has to do with the mistake."""
+
+    span: Span | None
+    text: str
+
+
+@frozen
+class Diagnostic:
+    """One mistake."""
+
+    code: str
+    message: str
+    span: Span
+    label: str = ""
+    notes: tuple[Note, ...] = ()
+    help: str = ""
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+class PlanError(Exception):
+    """The plan is wrong; holds at least one diagnostic, ordered by position."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        assert diagnostics, "diagnostics: a PlanError without a diagnostic"
+        self.diagnostics = tuple(sorted(diagnostics, key=_position))
+        super().__init__(*self.diagnostics)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.diagnostics))
+
+
+class Diagnostics:
+    """Collects the mistakes that one step finds."""
+
+    def __init__(self) -> None:
+        self._found: list[Diagnostic] = []
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        label: str = "",
+        *,
+        notes: Sequence[Note] = (),
+        help: str = "",
+    ) -> None:
+        """Adds one mistake."""
+        assert code in CODES, f"diagnostics: {code} is not in the table"
+        self._found.append(Diagnostic(code, message, span, label, tuple(notes), help))
+
+    def add(self, error: PlanError) -> None:
+        """Adds the mistakes of an error that was caught so as to go on looking."""
+        self._found.extend(error.diagnostics)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def check(self) -> None:
+        """Raises PlanError with all that was found, if anything was."""
+        if self._found:
+            raise PlanError(self._found)
+
+
+def _position(diagnostic: Diagnostic) -> tuple[str, int, int]:
+    return diagnostic.span.path, diagnostic.span.line, diagnostic.span.column
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Help for a misspelt word; "" if no choice is near it."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(choices), n=1)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+def listing(words: Iterable[str]) -> str:
+    """Words in backticks, separated by commas."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
+# ---- showing
+
+_STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "gutter": "\x1b[1;34m", "help": "\x1b[1;32m"}
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether to colour what goes to `stream`: a terminal, and NO_COLOR unset (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def render(diagnostic: Diagnostic, *, colour: bool = False) -> str:
+    """The diagnostic as lines of text, with the lines of the plan that it is about."""
+    return "\n".join(_Renderer(diagnostic, colour).lines())
+
+
+@frozen
+class _Mark:
+    """An underline below a line of the plan."""
+
+    span: Span
+    sign: str
+    label: str
+    style: str
+
+
+class _Renderer:
+    def __init__(self, diagnostic: Diagnostic, colour: bool) -> None:
+        self._it = diagnostic
+        self._colour = colour
+        self._marks = [_Mark(diagnostic.span, "^", diagnostic.label, "error")]
+        self._marks += [_Mark(note.span, "-", note.text, "gutter") for note in diagnostic.notes if note.span]
+        self._width = len(str(max(mark.span.line for mark in self._marks)))
+
+    def lines(self) -> Iterator[str]:
+        it = self._it
+        yield self._paint(f"error[{it.code}]", "error") + self._paint(f": {it.message}", "strong")
+        for arrow, path in self._paths():
+            yield from self._excerpt(arrow, [mark for mark in self._marks if mark.span.path == path])
+        notes = [note.text for note in it.notes if not note.span]
+        if notes or it.help:
+            yield self._gutter("|")
+        for text in notes:
+            yield from self._remark("note", text, "strong")
+        if it.help:
+            yield from self._remark("help", it.help, "help")
+
+    def _paths(self) -> Iterator[tuple[str, str]]:
+        """Each file once, the primary span's first."""
+        paths = dict.fromkeys(mark.span.path for mark in self._marks)
+        yield from zip(["-->", *[":::"] * (len(paths) - 1)], paths, strict=True)
+
+    def _excerpt(self, arrow: str, marks: list[_Mark]) -> Iterator[str]:
+        first = marks[0].span
+        place = f"{first.path}:{first.line}:{first.column}" if first.line else first.path
+        yield " " * self._width + self._paint(arrow, "gutter") + f" {_printable(place)}"
+        if not first.line or not first.text:
+            return
+        yield self._gutter("|")
+        before = 0
+        for number in sorted({mark.span.line for mark in marks}):
+            if before and number > before + 1:
+                yield self._paint("...", "gutter")
+            before = number
+            shown = _printable(first.text.split("\n")[number - 1])
+            yield f"{self._gutter('|', number)} {shown}".rstrip()
+            yield from (self._underline(mark, shown) for mark in marks if mark.span.line == number)
+
+    def _underline(self, mark: _Mark, shown: str) -> str:
+        end = mark.span.end_column if mark.span.end_line == mark.span.line else len(shown.rstrip()) + 1
+        signs = mark.sign * max(1, end - mark.span.column)
+        line = " " * (mark.span.column - 1) + self._paint(f"{signs} {mark.label}".rstrip(), mark.style)
+        return f"{self._gutter('|')} {line}"
+
+    def _gutter(self, sign: str, number: int | str = "") -> str:
+        return self._paint(f"{number:>{self._width}} {sign}", "gutter")
+
+    def _remark(self, kind: str, text: str, style: str) -> Iterator[str]:
+        head, *more = text.split("\n")
+        yield f"{self._gutter('=')} {self._paint(kind, style)}: {_printable(head)}"
+        yield from (" " * (self._width + len(kind) + 5) + _printable(line) for line in more)
+
+    def _paint(self, text: str, style: str) -> str:
+        text = _printable(text)
+        return f"{_STYLES[style]}{text}\x1b[0m" if self._colour else text
+
+
+def _printable(line: str) -> str:
+    """The line without what would move the cursor: one column for each character."""
+    return "".join(character if character.isprintable() else " " for character in line)

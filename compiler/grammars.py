@@ -1,0 +1,37 @@
+"""Parsers made from `scalec.grammar`, their LALR tables cached for each user.
+
+Purpose: making a table takes a quarter of a second, loading it a few milliseconds.
+Non-goals: what the rules mean; lark holds a cached table against the grammar, its own version and Python's.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import scalec.grammar
+from lark import Lark, Transformer
+
+
+def parser(name: str, builder: Transformer[Any, Any]) -> Lark:
+    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up."""
+    return Lark.open(
+        str(Path(scalec.grammar.__path__[0], f"{name}.lark")),
+        parser="lalr",
+        strict=True,
+        maybe_placeholders=False,
+        transformer=builder,
+        cache=_cache_file(name),
+    )
+
+
+def _cache_file(name: str) -> str | bool:
+    """Where the table is kept: in a folder that nobody else can write to, since loading it can run code; else nowhere."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = base / "scalec"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return False
+    private = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return str(folder / f"{name}.table") if private else False

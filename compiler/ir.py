@@ -1,0 +1,329 @@
+"""The intermediate representation: one page of frozen classes for every level from plan to training step.
+
+Purpose: say what a program *is*; `printer` writes it, `reader` reads it back, `wellformed` says which ones are legal.
+Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placements`, both as data.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import PurePath
+from typing import Literal
+
+from attrs import evolve, field, frozen
+
+from .settings import Cluster, Train
+from .source import Span
+
+Attr = "int | float | str | tuple[str, ...] | Placement"
+
+
+class Kind(Enum):
+    """What the ranks of one mesh axis hold of a value (design: the four placements)."""
+
+    INVARIANT = "I"  # the same value, one logical use
+    REPLICATED = "R"  # the same value, used separately by each rank
+    SHARDED = "S"  # a slice of one dim
+    PARTIAL = "P"  # the value is the sum over ranks
+    MAXIMUM = "M"  # the value is the maximum over ranks; carries no gradient
+
+
+@frozen
+class Placement:
+    """A value's placement on one mesh axis; `dim` is set for shards only."""
+
+    kind: Kind
+    dim: str = ""
+
+    def __str__(self) -> str:
+        return f"S({self.dim})" if self.kind is Kind.SHARDED else self.kind.value
+
+
+INVARIANT = Placement(Kind.INVARIANT)
+REPLICATED = Placement(Kind.REPLICATED)
+PARTIAL = Placement(Kind.PARTIAL)
+MAXIMUM = Placement(Kind.MAXIMUM)
+
+
+def sharded(dim: str) -> Placement:
+    """The placement S(dim)."""
+    return Placement(Kind.SHARDED, dim)
+
+
+Places = tuple[tuple[str, Placement], ...]
+
+
+@frozen
+class Type:
+    """Element type, named dims in physical order (outermost first), and placements in mesh order, invariant omitted."""
+
+    dtype: str
+    dims: tuple[str, ...]
+    places: Places = ()
+
+    def at(self, axis: str) -> Placement:
+        """The placement on `axis`."""
+        return dict(self.places).get(axis, INVARIANT)
+
+    def axes_of(self, dim: str) -> tuple[str, ...]:
+        """The axes that shard `dim`, outer first."""
+        return tuple(axis for axis, place in self.places if place == sharded(dim))
+
+    def axes_in(self, kind: Kind) -> tuple[str, ...]:
+        """The axes on which the placement is of `kind`."""
+        return tuple(axis for axis, place in self.places if place.kind is kind)
+
+    def inside(self, dim: str) -> "Type":
+        """The type of one slice along the leading stacked `dim`."""
+        assert self.dims[:1] == (dim,), f"{dim} does not lead {self.dims}"
+        return evolve(self, dims=self.dims[1:])
+
+    def stacked(self, dim: str) -> "Type":
+        """The type of such values stacked along a new leading `dim`."""
+        return evolve(self, dims=(dim, *self.dims))
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients can flow: floating point, and no maximum."""
+        return self.dtype in FLOATS and not self.axes_in(Kind.MAXIMUM)
+
+
+FLOATS = {"bf16": 2, "f32": 4, "f64": 8}
+ITEM_BYTES = {**FLOATS, "i64": 8}
+
+
+@frozen
+class Value:
+    """A name, bound once, and its type."""
+
+    name: str
+    type: Type
+
+
+def _line(span: Span) -> tuple[str, int]:
+    return PurePath(span.path).name, span.line
+
+
+def _span() -> Span:
+    return field(eq=_line, repr=False, kw_only=True)
+
+
+@frozen
+class Op:
+    """One operation: `outputs = kind(inputs) <attrs>`."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[Value, ...]
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    span: Span = _span()
+
+    def get(self, key: str) -> Attr:
+        """The attribute `key`, which the op's kind declares."""
+        return dict(self.attrs)[key]
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """The attribute `key` as a tuple of names; empty where it is absent."""
+        found = dict(self.attrs).get(key, ())
+        assert isinstance(found, tuple), f"{self.kind}: {key} is not a list of names"
+        return found
+
+
+class Enter(Enum):
+    """How a value of the enclosing scope enters a region; values that are the same in every iteration are just used."""
+
+    CARRY = "carry"  # the first iteration's value; later ones take what the one before yielded
+    EACH = "each"  # one slice per iteration along the region's dim
+
+
+class Leave(Enum):
+    """How a value of a region's body leaves it."""
+
+    LAST = "last"  # carried: the last iteration's
+    STACK = "stack"  # all iterations', stacked along the region's dim
+    SUM = "sum"  # the sum over iterations
+
+
+@frozen
+class Arg:
+    """A value of a region's body, made from `source` of the enclosing scope."""
+
+    value: Value
+    source: str
+    enter: Enter
+
+
+@frozen
+class Yield:
+    """A value of a region's body that becomes the region's result of the same position."""
+
+    name: str
+    leave: Leave
+
+
+@frozen
+class Region:
+    """A nested body: `results = kind (args) { body  yield … }`.
+
+    `model` and `step` are outermost, and their arguments are the program's inputs; `forward` and `backward` are blocks whose names stay visible
+    after them; `repeat` and `microbatches` run once per index of `dim`, `repeat` backwards if `reverse`.
+    """
+
+    kind: Literal["model", "step", "microbatches", "forward", "backward", "repeat"]
+    body: tuple["Stmt", ...]
+    args: tuple[Arg, ...] = ()
+    yields: tuple[Yield, ...] = ()
+    results: tuple[Value, ...] = ()
+    dim: str = ""
+    reverse: bool = False
+    span: Span = _span()
+
+
+Stmt = Op | Region
+
+
+@frozen
+class Axis:
+    """A mesh axis; `whole` names the axis of the plan of which this is a factor (else itself)."""
+
+    name: str
+    size: int
+    whole: str
+
+
+@frozen
+class Dim:
+    """A named dim and its global size."""
+
+    name: str
+    size: int
+
+
+@frozen
+class Claim:
+    """One dim's claim to work over one axis.  Lower `rank` goes first; `split` is false where the dim is too small."""
+
+    rank: int
+    dim: str
+    axis: str
+    split: bool
+    span: Span = _span()
+
+
+@frozen
+class Init:
+    """How a parameter begins: `normal(std)`, `ones()` or `zeros()`."""
+
+    kind: str
+    args: tuple[float, ...] = ()
+
+
+@frozen
+class Param:
+    """A parameter: its state of record, the trailing `inner` dims that a matrix product contracts, its first value."""
+
+    name: str
+    type: Type
+    inner: int
+    init: Init
+    span: Span = _span()
+
+
+@frozen
+class Bucket:
+    """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record."""
+
+    name: str
+    params: tuple[str, ...]
+    type: Type
+
+
+@frozen
+class Program:
+    """A plan on its way to a training program, after the pass `stage`."""
+
+    name: str
+    stage: str
+    axes: tuple[Axis, ...]
+    dims: tuple[Dim, ...]
+    claims: tuple[Claim, ...]
+    params: tuple[Param, ...]
+    region: Region
+    train: Train
+    cluster: Cluster
+    buckets: tuple[Bucket, ...] = ()
+
+    def size(self, dim: str) -> int:
+        """The global size of `dim`."""
+        return next(d.size for d in self.dims if d.name == dim)
+
+    def axis(self, name: str) -> Axis:
+        """The axis `name`."""
+        return next(a for a in self.axes if a.name == name)
+
+    def degree(self, axes: tuple[str, ...]) -> int:
+        """The number of ranks in a group over `axes`."""
+        product = 1
+        for name in axes:
+            product *= self.axis(name).size
+        return product
+
+    def local_size(self, type: Type, dim: str) -> int:
+        """How much of `dim` one rank holds of a value of `type`."""
+        return self.size(dim) // self.degree(type.axes_of(dim))
+
+    def local_shape(self, type: Type) -> tuple[int, ...]:
+        """The shape of a value of `type` on one rank."""
+        return tuple(self.local_size(type, dim) for dim in type.dims)
+
+    def elements(self, type: Type) -> int:
+        """The number of elements of a value of `type` on one rank."""
+        product = 1
+        for size in self.local_shape(type):
+            product *= size
+        return product
+
+    def places(self, at: dict[str, Placement]) -> Places:
+        """Placements in mesh order, invariant ones omitted: the canonical form."""
+        return tuple((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
+
+
+def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
+    """Every op of `body` and of the regions in it, in order."""
+    for stmt in body:
+        if isinstance(stmt, Region):
+            yield from walk(stmt.body)
+        else:
+            yield stmt
+
+
+def base(name: str) -> str:
+    """The name without the number of its rebinding: `x` of `x.2`."""
+    return name.split(".")[0]
+
+
+class Names:
+    """Gives names that are not taken: `x`, `x.1`, `x.2`, …"""
+
+    def __init__(self, taken: Iterator[str] | tuple[str, ...] = ()) -> None:
+        self._next: dict[str, int] = {}
+        for name in taken:
+            stem, _, number = name.partition(".")
+            self._next[stem] = max(self._next.get(stem, 0), int(number or 0) + 1)
+
+    def fresh(self, like: str) -> str:
+        """A new name on the stem of `like`."""
+        stem = base(like)
+        number = self._next.get(stem, 0)
+        self._next[stem] = number + 1
+        return f"{stem}.{number}" if number else stem
+
+
+def bound(region: Region) -> Iterator[str]:
+    """Every name that `region` binds, at any depth."""
+    yield from (arg.value.name for arg in region.args)
+    yield from (result.name for result in region.results)
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from bound(stmt)
+        else:
+            yield from (value.name for value in stmt.outputs)

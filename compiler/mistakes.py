@@ -1,0 +1,156 @@
+"""Words syntax errors: what was found, what could have stood there, and what was probably meant.
+
+Non-goals: recovery; the first error ends the parse.
+"""
+
+from collections.abc import Set
+from typing import Any
+
+from lark import Token
+from lark.exceptions import UnexpectedInput, UnexpectedToken
+
+from .diagnostics import Diagnostic, Note
+from .source import Source, Span
+from .syntax import Name
+
+MOST = 4
+"""How many alternatives a message names; beyond that it only says what was found."""
+
+_OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
+_VALUE = frozenset({"NAME", "NUMBER", "STRING", "LSQB", "LPAR", "MINUS"})
+_PHRASES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"USE", "MODEL", "NAME", "$END"}), "`use`, `model` or a section"),
+    (frozenset({"INIT", "REPEAT", "NAME"}), "a statement"),
+    (frozenset({"REPEAT", "NAME"}), "a statement"),
+    (_VALUE, "a value"),
+    (_OPERATORS, "an operator"),
+    (frozenset({"NAME"}), "a name"),
+    (frozenset({"STRING"}), "a string"),
+    *(
+        (frozenset({terminal}), f"`{text}`")
+        for terminal, text in {
+            "OVER": "over", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",", "LPAR": "(", "RPAR": ")",
+            "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
+        }.items()
+    ),
+)  # fmt: skip
+"""Sets of terminals and their name, larger sets before what they hold; what follows an operand is not worth naming."""
+
+_STRANGE = {
+    ":": "a setting is written `key = value`",
+    ";": "statements end with the line, without `;`",
+    "'": 'strings stand between `"` and `"`',
+    ">": "the arrow of a parameter is `->`, as in `w[hidden -> ffn]`",
+    ".": "a number begins with a digit, as in `0.5`",
+    "%": "`%` belongs to a number, as in `5%`",
+    "^": "there is no power; multiply instead",
+}
+"""Characters that no word begins with, and what whoever writes them probably means."""
+
+
+def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
+    """The diagnostic for a text that the grammar does not accept."""
+    if not isinstance(error, UnexpectedToken):
+        return _strange_character(error, source)
+    if error.token.type == "$END":
+        return _end(error, source)
+    return _unexpected(error, source)
+
+
+def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
+    at = error.pos_in_stream or 0
+    character = source.text[at]
+    shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
+    return _error(f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), _STRANGE.get(character, ""))
+
+
+def _end(error: UnexpectedToken, source: Source) -> Diagnostic:
+    end = len(source.text.rstrip())
+    return _error(f"expected {_expected(error)}, found the end of the file", source.span(max(0, end - 1), end), "")
+
+
+def _unexpected(error: UnexpectedToken, source: Source) -> Diagnostic:
+    token = error.token
+    start = token.start_pos or 0
+    span = source.span(start, start + len(token))
+    before = _before(error)
+    if forgotten := _forgotten_value(token, before, span):
+        return forgotten
+    return _error(f"expected {_expected(error)}, found `{_short(token)}`", span, _help(token, before, _accepts(error)))
+
+
+def _before(error: UnexpectedToken) -> list[Any]:
+    """Tokens and nodes that the parser had put together, the nearest last."""
+    return list(error.interactive_parser.parser_state.value_stack) if error.interactive_parser else []
+
+
+def _forgotten_value(token: Token, before: list[Any], span: Span) -> Diagnostic | None:
+    """`seq =`, and on the next line `steps = 10`: the second `=` is where the parser notices."""
+    match before:
+        case [*_, Name(), Token(type="EQUAL") as equal, Name() as value] if token.type == "EQUAL":
+            if value.span.line == equal.line:
+                return None
+            at = Span(
+                span.path, equal.line or 0, equal.column or 0, equal.end_line or 0, equal.end_column or 0, span.text
+            )
+            return Diagnostic(
+                "E0104", f"expected a value, found `{value} =`", at, notes=(Note(value.span, "found here"),)
+            )
+        case _:
+            return None
+
+
+def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
+    match before, token.type:
+        case [*_, Name() | Token(type="NAME") as first, Name() | Token(type="NAME") as second], kind if (
+            accepts == {"LBRACE"} and kind != "EQUAL"
+        ):
+            return f"a rule is written `{first} over {second}`, a section `{first} {second} {{ … }}`"
+        case [*_, Name() | Token(type="NAME") as name], "NUMBER" | "STRING" if "EQUAL" in accepts:
+            return f"a setting is written `{name} = {_short(token)}`"
+        case _, "NUMBER" if accepts == {"NAME"}:
+            return "dims go by name; their sizes stand in `dims { … }`"
+        case _, "COMMA" if "RBRACE" in accepts:
+            return "entries are separated by spaces or line ends"
+        case _, "SLASH" if "NAME" in accepts:
+            return "comments begin with `#`"
+        case _, "OVER":
+            return "rules stand in a section: `shard { batch over dp }`"
+        case [*_, Name() | Token(type="NAME") as name], "EQUAL" if accepts == {"NAME", "LBRACE"}:
+            return f"this is the place of a section: `{name} {{ … }}`"
+        case _ if accepts == {"STRING"}:
+            return 'as in `use "models/llama.scale"`'
+        case _ if accepts == {"TILDE"} or accepts == {"TILDE", "COMMA"}:
+            return "as in `init ~ normal(0.02)` or `init wo, w_down ~ normal(0.01)`"
+        case _:
+            return ""
+
+
+def _accepts(error: UnexpectedInput) -> Set[str]:
+    parser: Any = getattr(error, "interactive_parser", None)
+    return parser.accepts() if parser else frozenset()
+
+
+def _expected(error: UnexpectedInput) -> str:
+    left = set(_accepts(error))
+    phrases: list[str] = []
+    for terminals, phrase in _PHRASES:
+        if terminals <= left:
+            left -= terminals
+            phrases.append(phrase)
+    if len(phrases) > MOST:
+        phrases = [phrase for phrase in phrases if phrase != "an operator"][:MOST]
+    return _or(phrases)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _or(phrases: list[str]) -> str:
+    *head, last = phrases
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def _error(message: str, span: Span, help: str) -> Diagnostic:
+    return Diagnostic("E0104", message, span, help=help)

@@ -1,0 +1,89 @@
+"""Sums, products and matrix products: the ops that gradients are made of too."""
+
+from collections.abc import Sequence
+
+from ..ir import Op, Type
+from .protocol import ALL, Builder, OpDef, Operand, Shape, TypingError, missing
+
+
+def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
+    """All operands' dims are among those of the widest, which gives the result's order."""
+    widest = max(types, key=lambda t: len(t.dims))
+    for type in types:
+        if odd := missing(widest, type):
+            raise TypingError(f"{op.kind} cannot align [{', '.join(type.dims)}] with [{', '.join(widest.dims)}]: {odd[0]}")
+    return [(widest.dtype, widest.dims)]
+
+
+def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
+    """The dims of both operands, in order, less those that are summed over."""
+    over = op.names("over")
+    left, right = ([dim for dim in type.dims if dim not in over] for type in types)
+    if shared := [dim for dim in left if dim in right]:
+        raise TypingError(f"{shared[0]} is in both operands of a product but not summed over")
+    return [(types[0].dtype, (*left, *right))]
+
+
+def _summed(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(types[0].dtype, tuple(dim for dim in types[0].dims if dim not in op.names("over")))]
+
+
+def _narrow(grad: str, name: str, full: Type, b: Builder) -> str:
+    """The gradient of an operand that was broadcast to `full`: summed over the dims it lacks."""
+    over = missing(b.type(name), full)
+    return b.emit("sum", [grad], [name], over=over)[0] if over else grad
+
+
+def _add_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    (grad,), full = grads, op.outputs[0].type
+    return [_narrow(grad, name, full, b) if b.wanted(name) else None for name in op.inputs]
+
+
+def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    (grad,), full = grads, op.outputs[0].type
+    found: list[str | None] = []
+    for name, other in zip(op.inputs, reversed(op.inputs), strict=True):
+        if b.wanted(name):
+            (product,) = b.emit("mul", [grad, b.saved(other)], [name])
+            found.append(_narrow(product, name, full, b))
+        else:
+            found.append(None)
+    return found
+
+
+def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """y = x·w: the input's gradient is dy·w over w's own dims, the weight's is dy·x over x's own dims."""
+    (grad,), (x, w), over = grads, op.inputs, op.names("over")
+    outer = {name: tuple(dim for dim in b.type(name).dims if dim not in over) for name in (x, w)}
+    dx = b.emit("contract", [grad, b.saved(w)], [x], over=outer[w])[0] if b.wanted(x) else None
+    dw = b.emit("contract", [grad, b.saved(x)], [w], over=outer[x])[0] if b.wanted(w) else None
+    return [dx, dw]
+
+
+ADD = OpDef(
+    "add",
+    "The sum of any number of operands; operands of fewer dims are broadcast.",
+    _widest,
+    linear=((ALL,),),
+    adjoint=_add_adjoint,
+)
+
+MUL = OpDef(
+    "mul",
+    "The elementwise product of two operands.",
+    _widest,
+    linear=((0,), (1,)),
+    adjoint=_mul_adjoint,
+)
+
+CONTRACT = OpDef(
+    "contract",
+    "The product x·w summed over the dims `over`; written `x @ w[over -> …]`.",
+    _contracted,
+    operands=(Operand("x"), Operand("w")),
+    linear=((0,), (1,)),
+    adjoint=_contract_adjoint,
+    function="linear",
+)
+
+SUM = OpDef("sum", "The sum over the dims `over`: the gradient of a broadcast.", _summed, linear=((0,),))

@@ -1,0 +1,86 @@
+"""Rotary positions and attention.
+
+Non-goals: sharding the sequence inside attention, which is context parallelism.
+"""
+
+from collections.abc import Sequence
+
+from ..ir import Op, Type
+from .pointwise import same
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError
+
+SEQUENCE = "seq"
+
+
+def head_dims(q: Type, k: Type) -> tuple[str, str]:
+    """The dims that count query heads and key/value heads, each the last but one in its operand's plan order."""
+    return _heads(q), _heads(k)
+
+
+def _heads(type: Type) -> str:
+    found = [dim for dim in type.dims[:-1] if dim not in ("batch", SEQUENCE)]
+    if len(found) != 1 or SEQUENCE not in type.dims:
+        raise TypingError(f"attention takes [batch, seq, heads, head_dim], not [{', '.join(type.dims)}]")
+    return found[0]
+
+
+def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
+    q, k, v = types
+    head_dims(q, k)
+    if k.dims != v.dims or q.dims[-1] != k.dims[-1]:
+        raise TypingError("attention needs keys and values of the same dims, and the query's last dim")
+    return [(q.dtype, q.dims)]
+
+
+def _sequence_and_last(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset((SEQUENCE, types[0].dims[-1]))
+
+
+def _attention_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    saved = [b.saved(name) for name in (*op.inputs, op.outputs[0].name)]
+    return list(b.emit("attention_dx", [*grads, *saved], op.inputs, mask=op.get("mask")))
+
+
+def _qkv(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(t.dtype, t.dims) for t in types[1:4]]
+
+
+def _rope_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return [b.emit("rope_dx", grads, op.inputs, theta=op.get("theta"))[0]]
+
+
+ROPE = OpDef(
+    "rope",
+    "Rotates pairs (x[i], x[i + d/2]) of the last dim by position · theta^(-2i/d) (Su et al. 2021).",
+    same,
+    operands=(Operand("x"),),
+    attributes=(Attribute("theta"),),
+    linear=((0,),),
+    whole=_sequence_and_last,
+    adjoint=_rope_adjoint,
+    function="rope",
+    surface=True,
+)
+
+ROPE_DX = OpDef("rope_dx", "The rotation back.", same, linear=((0,),), whole=_sequence_and_last)
+
+ATTENTION = OpDef(
+    "attention",
+    "softmax(q·kᵀ / sqrt(d) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al. 2023).",
+    _attended,
+    operands=(Operand("q"), Operand("k"), Operand("v")),
+    attributes=(Attribute("mask", choices=("causal",)),),
+    linear=((2,),),
+    whole=_sequence_and_last,
+    adjoint=_attention_adjoint,
+    function="attention",
+    surface=True,
+)
+
+ATTENTION_DX = OpDef(
+    "attention_dx",
+    "The gradients of q, k and v, from dy, q, k, v and the result (Dao 2023, appendix).",
+    _qkv,
+    linear=((0,),),
+    whole=_sequence_and_last,
+)

@@ -1,0 +1,34 @@
+"""Table look-up, over a sharded vocabulary too."""
+
+from collections.abc import Sequence
+
+from ..ir import Op, Type
+from .protocol import Builder, OpDef, Operand, Shape
+
+
+def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
+    tokens, table = types
+    return [(table.dtype, (*tokens.dims, *table.dims[1:]))]
+
+
+def _like_table(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(types[2].dtype, types[2].dims)]
+
+
+def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    tokens, table = op.inputs
+    return [None, b.emit("embedding_dw", [*grads, b.saved(tokens), b.saved(table)], [table])[0]]
+
+
+EMBEDDING = OpDef(
+    "embedding",
+    "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
+    _looked_up,
+    operands=(Operand("tokens", dtype="int"), Operand("table")),
+    linear=((1,),),
+    adjoint=_adjoint,
+    function="embedding",
+    surface=True,
+)
+
+EMBEDDING_DW = OpDef("embedding_dw", "The table's gradient; the table itself gives only its shape.", _like_table, linear=((0,),))

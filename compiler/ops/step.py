@@ -1,0 +1,71 @@
+"""What a training step does around forward and backward: coercions, casts, counting, buckets, clipping, update."""
+
+from collections.abc import Sequence
+
+from ..ir import Kind, Op, Program, Type, sharded
+from ..placements import Step, ends
+from .pointwise import same
+from .protocol import OpDef, Shape, TypingError
+
+
+def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    source, target = ends(op)
+    for axis in op.names("axes"):
+        if types[0].at(axis) != source:
+            raise TypingError(f"coerce leads from {source} on {axis}, but its operand is {types[0].at(axis)}")
+    return [Step(op.names("axes"), source, target).applied(types[0], program)]
+
+
+def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return [Type(str(op.get("dtype")), types[0].dims, types[0].places)]
+
+
+def _declared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """The result's own type: a chain of coercions not yet chosen, or a constant."""
+    result = op.outputs[0].type
+    if result.dims != types[0].dims:
+        raise TypingError(f"{op.kind} keeps dims, but {result.dims} are not {types[0].dims}")
+    return [result]
+
+
+def _scalar_count(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [("i64", ())]
+
+
+def _reciprocal(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return [Type(str(op.get("dtype")), (), types[0].places)]
+
+
+def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(types[0].dtype, ())]
+
+
+def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """One flat dim, sharded over the axes over which every part is, with the parts' pending sums."""
+    flat = str(op.get("dim"))
+    layouts = {tuple((axis, place.kind) for axis, place in t.places) for t in types}
+    if len(layouts) != 1 or len({t.dtype for t in types}) != 1:
+        raise TypingError("pack takes values of one placement and element type")
+    places = {axis: sharded(flat) if place.kind is Kind.SHARDED else place for axis, place in types[0].places}
+    return [Type(types[0].dtype, (flat,), program.places(places))]
+
+
+def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """The parameters (operands after gradient, scale and count), in their state of record."""
+    if any(t.axes_in(Kind.PARTIAL) for t in types):
+        raise TypingError("update takes gradients that are reduced")
+    return list(types[3:])
+
+
+COERCE = OpDef("coerce", "Changes a value's placement over a group of ranks; `placements` has the table.", typing=_coerced)
+CAST = OpDef("cast", "Changes the element type.", typing=_cast)
+ZEROS = OpDef("zeros", "Zeros like the operand, placed as the result says.", typing=_declared)
+LEAF = OpDef("leaf", "A parameter as the model uses it: the chain from its state of record is chosen later.", typing=_declared)
+LEAF_GRAD = OpDef("leaf_grad", "A leaf's gradient as the update takes it: the conjugate of the chain.", typing=_declared)
+COUNT_VALID = OpDef("count_valid", "The number of labels that are not negative.", _scalar_count, function="count_valid")
+RECIPROCAL = OpDef("reciprocal", "1 / max(count, 1).", typing=_reciprocal)
+PACK = OpDef("pack", "Gradients as one flat buffer: views, not copies.", typing=_packed)
+SUM_SQUARES = OpDef("sum_squares", "The sum of squares of all elements.", _scalar, function="sum_squares")
+GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", _scalar)
+CLIP_SCALE = OpDef("clip_scale", "min(1, max / norm).", same, function="clip_scale")
+UPDATE = OpDef("update", "The optimizer's step: scaled gradients to new parameters; nothing where count is 0.", typing=_updated)

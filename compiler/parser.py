@@ -1,0 +1,185 @@
+"""Reads plan text into its syntax tree.
+
+Purpose: text → `syntax.Plan`, one method for each rule of the grammar.
+Non-goals: names, dims, types (the resolver's), loading the files that `use` names, wording syntax errors (`mistakes`).
+"""
+
+import math
+import re
+from typing import Any, TypeVar
+
+from attrs import evolve
+from lark import Token, Transformer
+from lark.exceptions import UnexpectedInput
+
+from .diagnostics import Diagnostic, PlanError
+from .grammars import parser
+from .limits import check
+from .mistakes import explain
+from .source import Source, Span
+from .syntax import (
+    Binary,
+    Bind,
+    Call,
+    Expr,
+    Init,
+    Input,
+    List,
+    Model,
+    Name,
+    Negative,
+    Number,
+    ParamUse,
+    Plan,
+    Repeat,
+    Rule,
+    Section,
+    Setting,
+    String,
+    Use,
+)
+
+MAX_DIGITS = 20
+
+_NUMBER = re.compile(r"([0-9_]+)(\.[0-9_]+)?([eE][+-]?[0-9]+)?(.*)")
+_ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
+
+T = TypeVar("T")
+Parts = list[Any]
+"""Tokens and nodes of one rule, as written."""
+
+
+def parse_plan(source: Source) -> Plan:
+    """The syntax tree of a plan.  Raises PlanError."""
+    check(source)
+    try:
+        return parser("plan", _Builder(source)).parse(source.text)  # type: ignore[return-value]
+    except UnexpectedInput as error:
+        raise PlanError([explain(error, source)]) from None
+
+
+class _Builder(Transformer[Token, Plan]):
+    """Called while parsing, so that nothing recurses over trees."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source = source
+
+    def start(self, parts: Parts) -> Plan:
+        return Plan(tuple(parts), self._source.whole())
+
+    def use(self, parts: Parts) -> Use:
+        _, path, *rest = parts
+        return Use(path, _only(Section, rest), self._span(parts))
+
+    def model(self, parts: Parts) -> Model:
+        _, name, *rest = parts
+        body = tuple(part for part in rest if isinstance(part, Section | Init | Bind | Repeat))
+        return Model(name, _only(Input, rest), body, self._span(parts))
+
+    def input(self, parts: Parts) -> Input:
+        name, _, dims, _ = parts
+        return Input(name, dims, self._span(parts))
+
+    def init(self, parts: Parts) -> Init:
+        _, *names, _, dist = parts
+        return Init(names[0] if names else (), dist, self._span(parts))
+
+    def bind(self, parts: Parts) -> Bind:
+        names, _, expr = parts
+        return Bind(names, expr, self._span([*names, expr]))
+
+    def repeat(self, parts: Parts) -> Repeat:
+        _, dim, _, *body, _ = parts
+        return Repeat(dim, tuple(body), self._span(parts))
+
+    def section(self, parts: Parts) -> Section:
+        kind, *rest = parts
+        name = next(iter(_only(Name, rest)), None)
+        entries = tuple(part for part in rest if isinstance(part, Setting | Rule | Section))
+        return Section(kind, name, entries, self._span(parts))
+
+    def setting(self, parts: Parts) -> Setting:
+        key, _, value = parts
+        return Setting(key, value, self._span(parts))
+
+    def rule(self, parts: Parts) -> Rule:
+        dims, _, axes = parts
+        return Rule(dims, axes, self._span([*dims, *axes]))
+
+    def binary(self, parts: Parts) -> Binary:
+        left, op, right = parts
+        return Binary(str(op), left, right, self._span(parts))
+
+    def negative(self, parts: Parts) -> Negative:
+        _, value = parts
+        return Negative(value, self._span(parts))
+
+    def group(self, parts: Parts) -> Expr:
+        _, expr, _ = parts
+        return evolve(expr, span=self._span(parts))
+
+    def sequence(self, parts: Parts) -> List:
+        return List(_nodes(parts), self._span(parts))
+
+    def call(self, parts: Parts) -> Call:
+        name, *rest = parts
+        args = tuple(part for part in _nodes(rest) if not isinstance(part, Setting))
+        return Call(name, args, _only(Setting, rest), self._span(parts))
+
+    def param(self, parts: Parts) -> ParamUse:
+        name, _, *dims, _ = parts
+        *ins, outs = [part for part in dims if isinstance(part, tuple)]
+        return ParamUse(name, ins[0] if ins else (), outs, self._span(parts))
+
+    def names(self, parts: Parts) -> tuple[Name, ...]:
+        return _only(Name, parts)
+
+    def name(self, parts: Parts) -> Name:
+        return Name(str(parts[0]), self._span(parts))
+
+    def number(self, parts: Parts) -> Number:
+        match = _NUMBER.fullmatch(parts[0])
+        assert match, f"parser: a number that is none: {parts[0]}"
+        whole, fraction, exponent, unit = (part.replace("_", "") for part in match.groups(""))
+        span = self._span(parts)
+        if max(map(len, (whole, fraction.lstrip("."), exponent.lstrip("eE+-")))) > MAX_DIGITS:
+            raise _unrepresentable(f"a number of more than {MAX_DIGITS} digits", span)
+        value = float(whole + fraction + exponent) if fraction or exponent else int(whole)
+        if math.isinf(value):
+            raise _unrepresentable("this number is too large", span)
+        if not value and re.search("[1-9]", whole + fraction):
+            raise _unrepresentable("this number is too small: it would become 0", span)
+        return Number(value, unit, span)
+
+    def string(self, parts: Parts) -> String:
+        span = self._span(parts)
+
+        def unescape(escape: re.Match[str]) -> str:
+            if escape[1] not in _ESCAPES:
+                message = f"`{escape[0]}` is not an escape"
+                raise PlanError([Diagnostic("E0105", message, span, help='the escapes are `\\"` `\\\\` `\\n` `\\t`')])
+            return _ESCAPES[escape[1]]
+
+        return String(re.sub(r"\\(.)", unescape, parts[0][1:-1]), span)
+
+    def _span(self, parts: Parts) -> Span:
+        return self._place(parts[0]).to(self._place(parts[-1]))
+
+    def _place(self, part: Any) -> Span:
+        if not isinstance(part, Token):
+            return part.span
+        assert part.line and part.column and part.end_line and part.end_column, "parser: a token without a place"
+        return Span(self._source.path, part.line, part.column, part.end_line, part.end_column, self._source.text)
+
+
+def _only(kind: type[T], parts: Parts) -> tuple[T, ...]:
+    return tuple(part for part in parts if isinstance(part, kind))
+
+
+def _nodes(parts: Parts) -> tuple[Any, ...]:
+    return tuple(part for part in parts if not isinstance(part, Token))
+
+
+def _unrepresentable(message: str, span: Span) -> PlanError:
+    return PlanError([Diagnostic("E0106", message, span)])

@@ -1,0 +1,37 @@
+"""Factors a mesh axis over which a dim is too small, as key/value heads often are for tensor parallelism.
+
+Purpose: with 2 key/value heads over tp = 8, tp becomes tp_0 = 2 × tp_1 = 4; every dim over tp works over both factors, the
+key/value heads over tp_0 alone, and on tp_1 their ops work replicated.  The small dim is the outer factor, so that the query
+heads of one rank all use the key/value heads it holds.
+Before: `resolve`.  Non-goals: dims that an axis does not divide at all (`validate` has reported them).
+"""
+
+from attrs import evolve
+
+from ..ir import Axis, Claim, Program
+
+
+def factor_axes(program: Program) -> Program:
+    """The program with axes factored where a claiming dim is smaller than the axis."""
+    factors = {axis.name: _factors(axis, program) for axis in program.axes}
+    claims = [part for claim in program.claims for part in _split(claim, factors[claim.axis], program.size(claim.dim))]
+    return evolve(program, axes=tuple(a for group in factors.values() for a in group), claims=tuple(claims))
+
+
+def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:
+    claimed = {program.size(claim.dim) for claim in program.claims if claim.axis == axis.name}
+    ends = [*sorted(size for size in claimed if size < axis.size), axis.size]
+    if len(ends) == 1:
+        return (axis,)
+    sizes = [end // start for start, end in zip([1, *ends], ends, strict=False)]
+    return tuple(Axis(f"{axis.name}_{i}", size, axis.name) for i, size in enumerate(s for s in sizes if s > 1))
+
+
+def _split(claim: Claim, factors: tuple[Axis, ...], size: int) -> list[Claim]:
+    """The claim over each factor, split as long as the dim fills the factors so far."""
+    claims: list[Claim] = []
+    filled = 1
+    for factor in factors:
+        filled *= factor.size
+        claims.append(evolve(claim, axis=factor.name, split=filled <= size))
+    return claims

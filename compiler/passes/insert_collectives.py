@@ -1,0 +1,243 @@
+"""Gives every value its placements and inserts the coercions that its uses ask for.
+
+Purpose: operands that have an op's work dim become sharded, the others replicated; one coercion serves all uses of a value;
+a pending sum crosses sums and is reduced once, where it is first used.
+Before: `propagate`, `choose_layout`.  After: no `work` attributes; forward collectives are final.
+Non-goals: backward (`differentiate` derives it), how a parameter gets from its state of record to its `leaf` (`place_state`).
+"""
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from ..diagnostics import Diagnostic, PlanError
+from ..ir import (
+    REPLICATED,
+    Arg,
+    Enter,
+    Kind,
+    Names,
+    Op,
+    Param,
+    Placement,
+    Places,
+    Program,
+    Region,
+    Stmt,
+    Type,
+    Value,
+    bound,
+    sharded,
+)
+from ..ops import OPS
+from ..ops.protocol import is_pending
+from ..placements import OrderError, path
+from ..source import Span
+from .propagate import DATA_DIMS, natural
+
+
+def insert_collectives(program: Program) -> Program:
+    """The program with placements and coercions.  Raises PlanError where a dim's axes would have to be reordered."""
+    wants = _Wants(program)
+    leaves = {p.name: wants.leaf(p) for p in program.params}
+    params = tuple(evolve(p, type=_stored(p.type, leaves[p.name])) for p in program.params)
+    args = tuple(evolve(arg, value=wants.input(arg.value)) for arg in program.region.args)
+    program = evolve(program, params=params)
+    inserter = _Inserter(program, leaves, {arg.value.name: arg.value.type for arg in args})
+    return evolve(program, region=inserter.region(evolve(program.region, args=args)))
+
+
+def _stored(type: Type, leaf: Type) -> Type:
+    """The state of record: sharded where the leaf is, else invariant."""
+    return evolve(type, places=tuple((axis, place) for axis, place in leaf.places if place.kind is Kind.SHARDED))
+
+
+def _wanted(program: Program, type: Type, work: Sequence[str]) -> Places:
+    """The placements that an op working on `work` wants of an operand of `type`."""
+    at: dict[str, Placement] = {}
+    for item in work:
+        axis, _, dim = item.partition(":")
+        if dim in type.dims:
+            at[axis] = sharded(dim)
+        elif type.dtype != "i64":
+            at.setdefault(axis, REPLICATED)
+    return program.places(at)
+
+
+class _Wants:
+    """What all uses of an input or a parameter want of it."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._of: dict[str, list[Op]] = {}
+        self._collect(program.region, {})
+
+    def _collect(self, region: Region, source_of: dict[str, str]) -> None:
+        for stmt in region.body:
+            if isinstance(stmt, Region):
+                inner = {arg.value.name: source_of.get(arg.source, arg.source) for arg in stmt.args if arg.enter is Enter.EACH}
+                self._collect(stmt, source_of | inner)
+            elif stmt.kind == "leaf":
+                source_of[stmt.outputs[0].name] = stmt.inputs[0]
+            else:
+                for name in stmt.inputs:
+                    self._of.setdefault(source_of.get(name, name), []).append(stmt)
+
+    def _places(self, name: str, type: Type) -> list[dict[str, Placement]]:
+        return [dict(_wanted(self._program, type, op.names("work"))) for op in self._of.get(name, [])]
+
+    def leaf(self, param: Param) -> Type:
+        """Sharded if a use works on one of its dims (data dims never shard storage), else replicated if any use is."""
+        at: dict[str, Placement] = {}
+        for use in self._places(param.name, param.type):
+            for axis, place in use.items():
+                if axis not in at or place.kind is Kind.SHARDED and place.dim not in DATA_DIMS:
+                    at[axis] = place
+        return evolve(param.type, places=self._program.places(at))
+
+    def input(self, value: Value) -> Value:
+        """Sharded where all uses want it so: inputs load at any placement for free."""
+        uses = self._places(value.name, value.type)
+        at = {axis: place for use in uses[:1] for axis, place in use.items() if all(u.get(axis) == place for u in uses)}
+        return evolve(value, type=evolve(value.type, places=self._program.places(at)))
+
+
+class _Inserter:
+    def __init__(self, program: Program, leaves: dict[str, Type], inputs: dict[str, Type]) -> None:
+        self._program, self._leaves = program, leaves
+        self._types = {p.name: p.type for p in program.params} | inputs
+        self._names = Names((*(p.name for p in program.params), *bound(program.region)))
+        self._reduced: dict[str, str] = {}  # a pending value → its one reduction
+        self._versions: dict[tuple[str, Places], str] = {}
+        self._out: list[Stmt] = []
+
+    def region(self, region: Region) -> Region:
+        """The region with its body placed; coercions made inside are not visible outside."""
+        outer, self._out = self._out, []
+        kept = dict(self._reduced), dict(self._versions)
+        for stmt in region.body:
+            if isinstance(stmt, Region):
+                self._repeat(stmt)
+            else:
+                self._op(stmt)
+        ends = tuple(evolve(end, name=self._carried(end.name, stmt_dim=region.dim, span=region.span)) for end in region.yields)
+        body, self._out = tuple(self._out), outer
+        self._reduced, self._versions = kept
+        return evolve(region, body=body, yields=ends)
+
+    def _repeat(self, region: Region) -> None:
+        args = tuple(self._arg(arg, region) for arg in region.args)
+        placed = self.region(evolve(region, args=args))
+        results = tuple(Value(v.name, self._types[end.name]) for v, end in zip(region.results, placed.yields, strict=True))
+        self._types |= {value.name: value.type for value in results}
+        self._out.append(evolve(placed, results=results))
+
+    def _arg(self, arg: Arg, region: Region) -> Arg:
+        if arg.enter is Enter.CARRY:
+            source = self._carried(arg.source, stmt_dim=region.dim, span=region.span)
+            type = self._types[source]
+        else:
+            source = arg.source
+            type = self._types[source].inside(region.dim)
+        self._types[arg.value.name] = type
+        return Arg(Value(arg.value.name, type), source, arg.enter)
+
+    def _carried(self, name: str, stmt_dim: str, span: Span) -> str:
+        """The value placed as every iteration takes and leaves it; a model's own result stays as it is."""
+        if not stmt_dim:
+            return name
+        type = self._types[name]
+        return self._fetch(name, _wanted(self._program, type, natural(self._program, type.dims)), span)
+
+    def _op(self, op: Op) -> None:
+        entry = OPS[op.kind]
+        operands = [self._types[name] for name in op.inputs]
+        work = op.names("work")
+        if op.kind == "leaf":
+            self._emit(evolve(op, outputs=(Value(op.outputs[0].name, self._leaf_type(op)),)))
+        elif entry.expand and entry.splits and entry.splits(operands) in {item.partition(":")[2] for item in work}:
+            for part in entry.expand(op, self._names.fresh, self._types.__getitem__):
+                self._op(part)
+        elif op.kind == "add":
+            self._sum(op)
+        else:
+            inputs = tuple(self._want(name, op) for name in op.inputs)
+            self._emit(evolve(op, inputs=inputs, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
+
+    def _leaf_type(self, op: Op) -> Type:
+        return evolve(self._leaves[op.inputs[0]], dtype=op.outputs[0].type.dtype)
+
+    def _sum(self, op: Op) -> None:
+        """Pending operands of one placement are added first and reduced once; a sum of nothing else stays pending."""
+        groups: dict[Type, list[str]] = {}
+        for name in op.inputs:
+            if is_pending(self._types[name]) and name not in self._reduced:
+                groups.setdefault(self._types[name], []).append(name)
+        if [len(names) for names in groups.values()] == [len(op.inputs)]:
+            self._emit(evolve(op, attrs=()))
+            return
+        terms: dict[str, None] = {}
+        for name in op.inputs:
+            group = next((names for names in groups.values() if name in names), [name])
+            terms.setdefault(self._joined(group, op))
+        inputs = tuple(self._want(name, op) for name in terms)
+        self._emit(evolve(op, inputs=inputs, attrs=()))
+
+    def _joined(self, group: list[str], op: Op) -> str:
+        """The sum of several pending values, pending itself."""
+        if len(group) == 1:
+            return group[0]
+        known = self._versions.get((op.outputs[0].name, ()))
+        if known:
+            return known
+        joined = self._names.fresh(group[0])
+        self._versions[op.outputs[0].name, ()] = joined
+        self._emit(Op("add", tuple(group), (Value(joined, self._types[group[0]]),), (), span=op.span))
+        return joined
+
+    def _want(self, name: str, op: Op) -> str:
+        return self._fetch(name, _wanted(self._program, self._types[name], op.names("work")), op.span)
+
+    def _fetch(self, name: str, want: Places, span: Span) -> str:
+        """The name of `name` coerced to the placements `want`."""
+        type = self._types[name]
+        if type.dtype == "i64":
+            want = tuple((axis, place) for axis, place in want if place.kind is not Kind.REPLICATED)
+        if type.places == want:
+            return name
+        if (name, want) in self._versions:
+            return self._versions[name, want]
+        source = self._reduced.get(name, name)
+        try:
+            steps = path(self._program, self._types[source], want)
+        except OrderError as error:
+            raise PlanError([_order_diagnostic(error, span)]) from None
+        for step in steps:
+            made = self._names.fresh(name)
+            attrs = (("axes", step.axes), ("from", step.source), ("to", step.target))
+            self._emit(Op("coerce", (source,), (Value(made, step.applied(self._types[source], self._program)),), attrs, span=span))
+            if is_pending(type) and not is_pending(self._types[made]):
+                self._reduced.setdefault(name, made)
+            self._versions[name, self._types[made].places] = source = made
+        return source
+
+    def _emit(self, op: Op) -> None:
+        if op.kind not in ("leaf", "coerce"):
+            found = OPS[op.kind].infer(self._program, [self._types[name] for name in op.inputs], op)
+            op = evolve(op, outputs=tuple(Value(v.name, t) for v, t in zip(op.outputs, found, strict=True)))
+        self._types |= {value.name: value.type for value in op.outputs}
+        self._out.append(op)
+
+
+def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:
+    axes, moved = ", ".join(error.axes), ", ".join(error.moved)
+    rest = [axis for axis in error.axes if axis not in error.moved]
+    return Diagnostic(
+        "E0506",
+        f"`{error.dim}` is over `{axes}`, outer first, so it cannot be gathered over `{moved}` alone",
+        span,
+        label="needs it gathered here",
+        help=f"make `{moved}` the innermost: in `mesh`, write it after `{', '.join(rest)}`",
+    )
+
+

@@ -1,0 +1,153 @@
+"""From a plan's text to a program without placements.
+
+Purpose: what every name means; all sections read; dims, mesh and the claims of `shard` in order.
+After: a single-device program that is well formed.  Non-goals: whether the sharding is possible (`validate`).
+"""
+
+from attrs import evolve
+
+from ... import syntax
+from ...diagnostics import Diagnostics, Note
+from ...ir import Axis, Claim, Dim, Program, Region
+from ...settings import Cluster, Train, read
+from ...source import Source
+from .arithmetic import Scalar, evaluate, whole
+from .document import Document, gather
+from .model import build
+
+PRECISIONS = {"fp32": ("f32", "f32"), "bf16": ("bf16", "f32"), "fp64": ("f64", "f64")}
+"""The element types of activations and of parameters' state of record, by `precision`."""
+
+SECTIONS = ("cluster", "mesh", "shard", "train")
+
+
+def resolve(source: Source) -> Program:
+    """The program of a plan.  Raises PlanError."""
+    document = gather(source)
+    found = Diagnostics()
+    sections = _sections(document, found)
+    train = read(Train, sections["train"], found)
+    cluster = read(Cluster, sections["cluster"], found) if "cluster" in document.sections else Cluster()
+    found.check()
+    assert train, "resolve: settings that failed to read were not reported"
+    assert cluster, "resolve: settings that failed to read were not reported"
+    axes = _axes(sections["mesh"], found)
+    rules = _rules(sections["shard"], found)
+    found.check()
+    dims, scope = _dims(document.model)
+    dims |= _data_dims(train, rules, axes)
+    frame = Program(
+        document.model.name.name,
+        "resolve",
+        axes,
+        tuple(Dim(name, size) for name, size in dims.items()),
+        _claims(rules, {axis.name: axis.size for axis in axes}),
+        (),
+        Region("model", (), span=document.model.span),
+        train,
+        cluster,
+    )
+    built = build(document.model, frame, scope, *PRECISIONS[train.precision])
+    return evolve(frame, region=built.region, params=built.params)
+
+
+def _sections(document: Document, found: Diagnostics) -> dict[str, syntax.Section]:
+    for kind, section in document.sections.items():
+        if kind not in SECTIONS:
+            found.error(
+                "E0406",
+                f"there is no section `{kind}`",
+                section.head,
+                "unknown section",
+                help=f"sections are {', '.join(f'`{name}`' for name in SECTIONS)}",
+            )
+    if "train" not in document.sections:
+        help = "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … { … }  data … { … } }`"
+        found.error("E0402", "this plan has no section `train`", document.source.whole(), help=help)
+        found.check()
+    span = document.source.whole()
+    empty = {kind: syntax.Section(syntax.Name(kind, span), None, (), span) for kind in SECTIONS}
+    return empty | document.sections
+
+
+def _axes(section: syntax.Section, found: Diagnostics) -> tuple[Axis, ...]:
+    axes: dict[str, Axis] = {}
+    for entry in section.entries:
+        match entry:
+            case syntax.Setting(key, syntax.Number(int() as size, "")) if 0 < size <= 2**20 and key.name not in axes:
+                axes[key.name] = Axis(key.name, size, key.name)
+            case _:
+                help = "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
+                found.error("E0501", "this is not an axis with its size", entry.span, help=help)
+    return tuple(axes.values())
+
+
+def _rules(section: syntax.Section, found: Diagnostics) -> tuple[syntax.Rule, ...]:
+    for entry in section.entries:
+        if not isinstance(entry, syntax.Rule):
+            found.error("E0502", "this is not a rule", entry.span, help="write `heads, ffn over tp`")
+    return tuple(entry for entry in section.entries if isinstance(entry, syntax.Rule))
+
+
+def _dims(model: syntax.Model) -> tuple[dict[str, int], dict[str, Scalar]]:
+    """The model's own dims, and the scope of dims and constants for arithmetic."""
+    dims: dict[str, int] = {}
+    scope: dict[str, Scalar] = {}
+    for section in model.body:
+        if isinstance(section, syntax.Section):
+            for entry in section.entries:
+                _define(section, entry, dims, scope)
+    return dims, scope
+
+
+def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, int], scope: dict[str, Scalar]) -> None:
+    found = Diagnostics()
+    match section.kind.name, entry:
+        case "dims", syntax.Setting(syntax.Name("batch" | "seq" | "microbatches") as key):
+            help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
+            found.error("E0309", f"dim `{key}` is not the model's to set", key.span, help=help)
+        case ("dims" | "const"), syntax.Setting(key) if key.name in scope:
+            found.error("E0403", f"`{key}` is set twice", key.span, "again")
+        case "dims", syntax.Setting(key, value):
+            dims[key.name] = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
+        case "const", syntax.Setting(key, value):
+            scope[key.name] = evaluate(value, scope)
+        case ("dims" | "const"), _:
+            found.error("E0406", f"`{section.kind}` has settings only", entry.span, help="write `hidden = 4096`")
+        case _:
+            found.error("E0406", f"a model has no section `{section.kind}`", section.head, help="`dims` and `const` only")
+    found.check()
+
+
+def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, ...]) -> dict[str, int]:
+    """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a step."""
+    sizes = {axis.name: axis.size for axis in axes}
+    batch = train.microbatch
+    for rule in rules:
+        if "batch" in map(str, rule.dims):
+            for axis in rule.axes:
+                batch *= sizes.get(axis.name, 1)
+    found = Diagnostics()
+    if train.global_batch % batch:
+        ranks = batch // train.microbatch
+        found.error(
+            "E0310",
+            "`global_batch` is not a whole number of microbatches",
+            train.spans["global_batch"],
+            f"{train.global_batch} / ({train.microbatch} sequences × {ranks} data-parallel ranks) is not whole",
+            notes=[Note(train.spans["microbatch"], "sequences of a microbatch on each rank")],
+            help=f"the nearest are {train.global_batch // batch * batch or batch} and {(train.global_batch // batch + 1) * batch}",
+        )
+    found.check()
+    return {"seq": train.seq, "batch": batch, "microbatches": train.global_batch // batch}
+
+
+def _claims(rules: tuple[syntax.Rule, ...], sizes: dict[str, int]) -> tuple[Claim, ...]:
+    """One claim for each dim and axis; an axis of size 1 shards nothing."""
+    return tuple(
+        Claim(rank, dim.name, axis.name, True, span=rule.span)
+        for rank, rule in enumerate(rules)
+        for dim in rule.dims
+        for axis in rule.axes
+        if sizes.get(axis.name, 0) != 1
+    )

@@ -1,0 +1,101 @@
+"""Arithmetic on dims and constants: the only computing that a plan does.
+
+Non-goals: arithmetic on tensors (`model`).
+"""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+from ... import syntax
+from ...diagnostics import Diagnostic, PlanError
+from ...source import Span
+
+LARGEST = 2**48
+"""The largest dim; parameter counts of such dims still fit 64 bits."""
+
+Scalar = int | float | Fraction
+
+
+def evaluate(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> Scalar:
+    """The value of `expr`, with names from `scope`; divisions of whole numbers stay exact.  Raises PlanError."""
+    match expr:
+        case syntax.Number(value, ""):
+            return value
+        case syntax.Name(name) if name in scope:
+            return scope[name]
+        case syntax.Negative(inner):
+            return -evaluate(inner, scope)
+        case syntax.Binary():
+            return _chain(expr, scope)
+        case syntax.Call(syntax.Name("sqrt"), (inner,), ()):
+            return _root(evaluate(inner, scope), expr.span)
+        case syntax.Name(name):
+            known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
+            raise _wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", f"known: {known}")
+        case _:
+            raise _wrong("E0301", "this is not arithmetic on dims", expr.span, "numbers, dims, `+ - * /` and `sqrt(…)` only")
+
+
+def _chain(expr: syntax.Binary, scope: Mapping[str, Scalar]) -> Scalar:
+    """Walks down the left side with a loop, since chains may be long."""
+    links: list[syntax.Binary] = []
+    left: syntax.Expr = expr
+    while isinstance(left, syntax.Binary):
+        links.append(left)
+        left = left.left
+    value = evaluate(left, scope)
+    for link in reversed(links):
+        value = _apply(link, value, evaluate(link.right, scope))
+    return value
+
+
+def _apply(link: syntax.Binary, left: Scalar, right: Scalar) -> Scalar:
+    match link.op:
+        case "+":
+            return _exact(left) + _exact(right)
+        case "-":
+            return _exact(left) - _exact(right)
+        case "*":
+            return _exact(left) * _exact(right)
+        case "/" if right != 0:
+            return _exact(left) / _exact(right)
+        case "/":
+            raise _wrong("E0302", "division by zero", link.right.span, "is 0")
+        case other:
+            raise _wrong("E0301", f"`{other}` is not arithmetic on dims", link.span, "numbers, dims, `+ - * /` only")
+
+
+def _exact(value: Scalar) -> Scalar:
+    return Fraction(value) if isinstance(value, int) else value
+
+
+def _root(value: Scalar, span: Span) -> float:
+    if value < 0:
+        raise _wrong("E0302", "the root of a negative number", span, f"of {float(value):g}")
+    return math.sqrt(value)
+
+
+def whole(name: syntax.Name, value: Scalar, expr: syntax.Expr, scope: Mapping[str, Scalar]) -> int:
+    """`value` as the size of the dim `name`.  Raises PlanError where it is not a whole number from 1 to 2^48."""
+    if value != int(value):
+        raise _wrong("E0303", f"dim `{name}` is not a whole number", expr.span, f"{_shown(expr, scope)} = {float(value):g}")
+    if not 0 < value <= LARGEST:
+        raise _wrong("E0304", f"dim `{name}` is out of range", expr.span, f"is {int(value)}; dims go from 1 to 2^48")
+    return int(value)
+
+
+def _shown(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> str:
+    match expr:
+        case syntax.Name(name):
+            return str(scope[name])
+        case syntax.Number(value):
+            return str(value)
+        case syntax.Binary(op, left, right):
+            return f"{_shown(left, scope)} {op} {_shown(right, scope)}"
+        case _:
+            return "…"
+
+
+def _wrong(code: str, message: str, span: Span, label: str, help: str = "") -> PlanError:
+    return PlanError([Diagnostic(code, message, span, label, help=help)])

@@ -1,0 +1,90 @@
+"""Gathers a plan with all that it uses into one model and one section of each kind.
+
+Non-goals: what sections mean.
+"""
+
+from pathlib import Path, PurePath
+
+from attrs import frozen
+
+from ... import syntax
+from ...diagnostics import Diagnostic, Diagnostics, Note, PlanError
+from ...limits import load
+from ...parser import parse_plan
+from ...overrides import merge
+from ...source import Source
+
+DEEPEST = 8
+"""How many files may use one another in a row."""
+
+
+@frozen
+class Document:
+    """The model, and the merged sections by kind."""
+
+    source: Source
+    model: syntax.Model
+    sections: dict[str, syntax.Section]
+
+
+def gather(source: Source) -> Document:
+    """The document of a plan and the files that it uses.  Raises PlanError."""
+    models, sections = _gather(source, ())
+    if len(models) == 1:
+        return Document(source, models[0], sections)
+    if not models:
+        help = 'write `model NAME(tokens[batch, seq], labels[batch, seq]) { … }`, or `use "models/llama.scale"`'
+        raise PlanError([Diagnostic("E0202", "this plan has no model", source.whole(), help=help)])
+    notes = (Note(models[0].name.span, "the first model"),)
+    raise PlanError([Diagnostic("E0203", "a plan has one model", models[1].name.span, "a second one", notes)])
+
+
+def _gather(source: Source, users: tuple[str, ...]) -> tuple[list[syntax.Model], dict[str, syntax.Section]]:
+    plan = parse_plan(source)
+    models: list[syntax.Model] = []
+    sections: dict[str, syntax.Section] = {}
+    found = Diagnostics()
+    for item in plan.items:
+        if isinstance(item, syntax.Use):
+            used, theirs = _gather(_open(item, source, (*users, source.path)), (*users, source.path))
+            models += [_overridden(model, item.sections) for model in used]
+            others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
+            sections |= theirs
+            for section in others:
+                sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+    own: dict[str, syntax.Section] = {}
+    for section in plan.sections():
+        if first := own.get(section.kind.name):
+            notes = [Note(first.head, "the first one")]
+            found.error("E0204", f"section `{section.kind}` stands twice", section.head, "again", notes=notes)
+        own[section.kind.name] = section
+        sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+    found.check()
+    return models + [item for item in plan.items if isinstance(item, syntax.Model)], sections
+
+
+def _over(base: syntax.Section | None, section: syntax.Section) -> syntax.Section:
+    return merge(base, section) if base else section
+
+
+def _open(use: syntax.Use, source: Source, users: tuple[str, ...]) -> Source:
+    path = Path(source.path).parent / use.path.value
+    if PurePath(use.path.value).is_absolute() or len(users) > DEEPEST or str(path) in users:
+        help = "paths are relative to the plan, and files do not use one another in a circle"
+        raise PlanError([Diagnostic("E0205", f"cannot use `{use.path.value}`", use.path.span, "used here", help=help)])
+    return load(path, use.path.span)
+
+
+def _overridden(model: syntax.Model, overrides: tuple[syntax.Section, ...]) -> syntax.Model:
+    """The model with `dims` and `const` of a `use` merged over its own."""
+    body = list(model.body)
+    for over in overrides:
+        if over.kind.name in ("dims", "const"):
+            at = next((i for i, s in enumerate(body) if isinstance(s, syntax.Section) and s.kind.name == over.kind.name), None)
+            if at is None:
+                body.insert(0, over)
+            else:
+                base = body[at]
+                assert isinstance(base, syntax.Section), "resolve: the overridden item is no section"
+                body[at] = merge(base, over)
+    return syntax.Model(model.name, model.inputs, tuple(body), model.span)

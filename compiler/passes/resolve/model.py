@@ -1,0 +1,359 @@
+"""Turns a model's statements into ops without placements: the single-device program.
+
+Purpose: names, dims and arguments are checked here, at their place in the plan.
+Non-goals: anything distributed.
+"""
+
+from collections.abc import Iterator
+
+from attrs import evolve, frozen
+
+from ... import syntax
+from ...diagnostics import Diagnostic, Note, PlanError
+from ...ir import Arg, Attr, Enter, Init, Leave, Names, Op, Param, Program, Region, Stmt, Type, Value, Yield
+from ...ops import OPS, OpDef, TypingError
+from ...source import Span
+from .arithmetic import Scalar, evaluate
+
+STEMS = {"contract": "y", "attention": "o", "rmsnorm": "n", "silu": "g", "mul": "g", "add": "y", "embedding": "e", "rope": "r"}
+"""What results without a name in the plan are called."""
+
+@frozen
+class Built:
+    """The model's region and its parameters."""
+
+    region: Region
+    params: tuple[Param, ...]
+
+
+def build(model: syntax.Model, frame: Program, scope: dict[str, Scalar], dtype: str, stored: str) -> Built:
+    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters."""
+    return _Builder(model, frame, scope, dtype, stored).build()
+
+
+class _Builder:
+    def __init__(self, model: syntax.Model, frame: Program, scope: dict[str, Scalar], dtype: str, stored: str) -> None:
+        self._model, self._frame, self._scope, self._dtype, self._stored = model, frame, scope, dtype, stored
+        self._dims = {dim.name for dim in frame.dims}
+        self._names = Names()
+        self._types: dict[str, Type] = {}
+        self._env: dict[str, str] = {}  # what a name in the plan now stands for
+        self._declared: dict[str, syntax.Name] = {}  # inputs and parameters, where they were declared
+        self._params: dict[str, Param] = {}
+        self._leaves: dict[str, Op] = {}
+        self._roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
+        self._repeats: list[_Repeat] = []
+        self._stacked: set[str] = set()  # parameters declared inside a repeat
+        self._out: list[Stmt] = []
+
+    def build(self) -> Built:
+        args = tuple(self._input(given) for given in self._model.inputs)
+        for item in self._model.body:
+            if isinstance(item, syntax.Bind | syntax.Repeat):
+                self._statement(item)
+        loss = self._loss()
+        region = Region(
+            "model",
+            (*self._leaves.values(), *self._out),
+            args,
+            (Yield(loss, Leave.LAST),),
+            span=self._model.span,
+        )
+        return Built(region, tuple(self._initialised()))
+
+    def _input(self, given: syntax.Input) -> Arg:
+        for dim in given.dims:
+            self._known_dim(dim)
+        value = Value(self._names.fresh(given.name.name), Type("i64", tuple(map(str, given.dims))))
+        self._declare(given.name)
+        self._env[given.name.name] = value.name
+        self._types[value.name] = value.type
+        return Arg(value, value.name, Enter.EACH)
+
+    def _loss(self) -> str:
+        loss = self._env.get("loss")
+        if loss is None or self._types[loss].dims:
+            help = "end the model with `loss = cross_entropy(logits, labels)`"
+            raise PlanError([Diagnostic("E0206", "this model computes no `loss`", self._model.name.span, help=help)])
+        return loss
+
+    # ---- statements
+
+    def _statement(self, item: syntax.Statement) -> None:
+        if isinstance(item, syntax.Repeat):
+            self._repeat(item)
+            return
+        if len(item.names) != 1:
+            raise _wrong("E0602", "no op of the language has several results", item.names[1].span, "a second name")
+        (name,) = item.names
+        if first := self._declared.get(name.name):
+            notes = (Note(first.span, "declared here"),)
+            raise PlanError([Diagnostic("E0207", f"`{name}` is an input or a parameter", name.span, "bound again", notes)])
+        self._env[name.name] = self._tensor(item.expr, name.name)
+
+    def _repeat(self, item: syntax.Repeat) -> None:
+        self._known_dim(item.dim)
+        outer_env, outer_out = dict(self._env), self._out
+        assigned = dict.fromkeys(name.name for name in _assigned(item) if name.name in self._env)
+        repeat = _Repeat(item.dim.name, [])
+        self._out = []
+        carries = [self._carry(name) for name in assigned]
+        self._repeats.append(repeat)
+        for statement in item.body:
+            self._statement(statement)
+        self._repeats.pop()
+        ends = tuple(Yield(self._env[name], Leave.LAST) for name in assigned)
+        for name, arg, end in zip(assigned, carries, ends, strict=True):
+            self._same_type(name, arg.value.type, self._types[end.name], item)
+        results = tuple(self._value(name, self._types[end.name]) for name, end in zip(assigned, ends, strict=True))
+        args = (*carries, *repeat.slices)
+        region = Region("repeat", tuple(self._out), args, ends, results, item.dim.name, span=item.span)
+        self._out = [*outer_out, region]
+        self._env = outer_env | {name: value.name for name, value in zip(assigned, results, strict=True)}
+
+    def _carry(self, name: str) -> Arg:
+        source = self._env[name]
+        value = self._value(name, self._types[source])
+        self._env[name] = value.name
+        return Arg(value, source, Enter.CARRY)
+
+    def _same_type(self, name: str, before: Type, after: Type, item: syntax.Repeat) -> None:
+        if before != after:
+            label = f"enters as {_dims(before)}, leaves as {_dims(after)}"
+            raise _wrong("E0305", f"`{name}` changes its dims in `repeat {item.dim}`", item.dim.span, label)
+
+    # ---- expressions
+
+    def _tensor(self, expr: syntax.Expr, like: str = "") -> str:
+        """The value that `expr` computes."""
+        match expr:
+            case syntax.Name():
+                return self._named(expr)
+            case syntax.ParamUse():
+                return self._parameter(expr)
+            case syntax.Call():
+                return self._call(expr, like)
+            case syntax.Binary():
+                return self._chain(expr, like)
+            case _:
+                raise _wrong("E0603", "a tensor is needed here", expr.span, "is not a tensor")
+
+    def _named(self, name: syntax.Name) -> str:
+        if name.name in self._env:
+            return self._env[name.name]
+        if name.name in self._params:
+            return self._use(self._params[name.name], name.span)
+        if name.name in self._scope:
+            raise _wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
+        known = [*self._env, *self._params]
+        raise _wrong("E0201", f"`{name}` is not defined", name.span, "not known here", _similar(name.name, known))
+
+    def _chain(self, expr: syntax.Binary, like: str) -> str:
+        """Walks down the left side with a loop, since chains may be long."""
+        links: list[syntax.Binary] = []
+        left: syntax.Expr = expr
+        while isinstance(left, syntax.Binary):
+            links.append(left)
+            left = left.left
+        value = self._tensor(left)
+        for link in reversed(links):
+            value = self._binary(link, value, like if link is expr else "")
+        return value
+
+    def _binary(self, link: syntax.Binary, left: str, like: str) -> str:
+        right = self._tensor(link.right)
+        match link.op:
+            case "@":
+                over = self._contracted(link, left, right)
+                return self._op("contract", (left, right), (("over", over),), link.span, like)
+            case "+":
+                return self._op("add", (left, right), (), link.span, like)
+            case "*":
+                return self._op("mul", (left, right), (), link.span, like)
+            case other:
+                raise _wrong("E0604", f"`{other}` works on numbers only", link.span, "between tensors")
+
+    def _contracted(self, link: syntax.Binary, left: str, right: str) -> tuple[str, ...]:
+        """The dims that `@` sums over: those before the arrow, or all that both operands have."""
+        x, w = self._types[left], self._types[right]
+        arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, syntax.ParamUse) else ()
+        over = arrow or tuple(dim for dim in x.dims if dim in w.dims)
+        if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
+            self._make_matrix(link.right, len(over))
+            return over
+        label = f"[{', '.join(x.dims)}] @ [{', '.join(w.dims)}]"
+        help = "`@` sums over the last dims of its left side, which the right side must have"
+        raise _wrong("E0306", "these operands have no product", link.span, label, help)
+
+    def _make_matrix(self, right: syntax.Expr, inner: int) -> None:
+        if isinstance(right, syntax.ParamUse | syntax.Name):
+            name = right.name.name if isinstance(right, syntax.ParamUse) else right.name
+            if param := self._params.get(name):
+                self._params[name] = evolve(param, inner=inner)
+
+    def _call(self, call: syntax.Call, like: str) -> str:
+        entry = OPS.get(call.name.name)
+        if entry is None or not entry.surface:
+            known = [name for name, op in OPS.items() if op.surface]
+            raise _wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", _similar(call.name.name, known))
+        operands, attrs = self._arguments(call, entry)
+        return self._op(entry.name, operands, attrs, call.span, like)
+
+    def _arguments(self, call: syntax.Call, entry: OpDef) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
+        places = [*(operand.name for operand in entry.operands), *(attribute.name for attribute in entry.attributes)]
+        given = dict(zip(places, call.args, strict=False))
+        if len(call.args) > len(places):
+            extra = call.args[len(places)]
+            raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", extra.span, "one argument too many")
+        for setting in call.kwargs:
+            if setting.key.name not in places or setting.key.name in given:
+                raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", setting.key.span, "unknown or given twice")
+            given[setting.key.name] = setting.value
+        if lacking := [place for place in places if place not in given]:
+            raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing")
+        for operand in entry.operands:
+            self._begin(given[operand.name], operand.init)
+        operands = tuple(self._tensor(given[operand.name]) for operand in entry.operands)
+        for operand, value in zip(entry.operands, operands, strict=True):
+            if (operand.dtype == "int") != (self._types[value].dtype == "i64"):
+                kind = "token ids" if operand.dtype == "int" else "numbers, not token ids,"
+                raise _wrong("E0607", f"`{entry.name}` takes {kind} here", given[operand.name].span, f"`{operand.name}`")
+        attrs = tuple((a.name, self._attribute(given[a.name], a.choices)) for a in entry.attributes)
+        return operands, attrs
+
+    def _begin(self, expr: syntax.Expr, init: str) -> None:
+        if init and isinstance(expr, syntax.ParamUse):
+            self._roles.setdefault(expr.name.name, init)
+
+    def _attribute(self, expr: syntax.Expr, choices: tuple[str, ...]) -> Attr:
+        if not choices:
+            return float(evaluate(expr, self._scope))
+        if isinstance(expr, syntax.Name) and expr.name in choices:
+            return expr.name
+        raise _wrong("E0608", "this is not one of the choices", expr.span, f"one of {', '.join(f'`{c}`' for c in choices)}")
+
+    def _op(self, kind: str, inputs: tuple[str, ...], attrs: tuple[tuple[str, Attr], ...], span: Span, like: str) -> str:
+        op = Op(kind, inputs, (), attrs, span=span)
+        try:
+            (type,) = OPS[kind].infer(self._frame, [self._types[name] for name in inputs], op)
+        except TypingError as error:
+            raise _wrong("E0307", str(error), span, "these dims do not fit") from None
+        value = self._value(like or STEMS.get(kind, kind), type)
+        self._out.append(evolve(op, outputs=(value,)))
+        return value.name
+
+    # ---- parameters
+
+    def _parameter(self, use: syntax.ParamUse) -> str:
+        name = use.name.name
+        if first := self._declared.get(name):
+            help = f"write `{name}` without brackets to use it again"
+            notes = (Note(first.span, "declared here"),)
+            raise PlanError([Diagnostic("E0208", f"`{name}` is declared twice", use.span, "again", notes, help)])
+        if name in self._env:
+            raise _wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
+        for dim in (*use.outs, *use.ins):
+            self._known_dim(dim)
+        self._declare(use.name)
+        stack = tuple(repeat.dim for repeat in self._repeats)
+        dims = (*stack, *map(str, use.outs), *map(str, use.ins))
+        if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
+            raise _wrong("E0308", f"`{name}` has dim `{twice[-1]}` twice", twice[-1].span, "again")
+        self._names.fresh(name)
+        param = Param(name, Type(self._stored, dims), len(use.ins), Init(""), span=use.span)
+        self._params[name] = param
+        leaf = self._value(name, evolve(param.type, dtype=self._dtype))
+        self._leaves[name] = Op("leaf", (name,), (leaf,), (), span=use.span)
+        self._stacked.update([name] if stack else [])
+        for repeat in self._repeats:
+            slice = self._value(name, leaf.type.inside(repeat.dim))
+            repeat.slices.append(Arg(slice, leaf.name, Enter.EACH))
+            repeat.holds[name] = slice.name
+            leaf = slice
+        return leaf.name
+
+    def _use(self, param: Param, span: Span) -> str:
+        """The value of a parameter declared before: its slice in the repeat that declared it."""
+        for repeat in reversed(self._repeats):
+            if param.name in repeat.holds:
+                return repeat.holds[param.name]
+        if param.name in self._stacked:
+            notes = (Note(param.span, "declared here"),)
+            raise PlanError([Diagnostic("E0209", f"`{param.name}` has one value per repetition", span, "used outside", notes)])
+        return self._leaves[param.name].outputs[0].name
+
+    def _initialised(self) -> Iterator[Param]:
+        explicit, default = self._inits()
+        for param in self._params.values():
+            init = explicit.get(param.name) or (Init(self._roles[param.name]) if param.name in self._roles else default)
+            if init is None:
+                raise _wrong("E0210", f"`{param.name}` has no initial value", param.span, help="add `init ~ normal(0.02)`")
+            yield evolve(param, init=init)
+
+    def _inits(self) -> tuple[dict[str, Init], Init | None]:
+        explicit: dict[str, Init] = {}
+        default: Init | None = None
+        for item in self._model.body:
+            if isinstance(item, syntax.Init):
+                init = self._distribution(item.dist)
+                for name in item.names:
+                    if name.name not in self._params:
+                        known = list(self._params)
+                        raise _wrong("E0201", f"there is no parameter `{name}`", name.span, help=_similar(name.name, known))
+                    explicit[name.name] = init
+                default = default if item.names else init
+        return explicit, default
+
+    def _distribution(self, dist: syntax.Name | syntax.Call) -> Init:
+        match dist:
+            case syntax.Name("ones" | "zeros"):
+                return Init(dist.name)
+            case syntax.Call(syntax.Name("normal"), (std,), ()):
+                return Init("normal", (float(evaluate(std, self._scope)),))
+            case _:
+                raise _wrong("E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`")
+
+    # ---- names
+
+    def _declare(self, name: syntax.Name) -> None:
+        self._declared[name.name] = name
+
+    def _known_dim(self, dim: syntax.Name) -> None:
+        if dim.name not in self._dims:
+            raise _wrong("E0201", f"there is no dim `{dim}`", dim.span, "not a dim", _similar(dim.name, sorted(self._dims)))
+
+    def _value(self, like: str, type: Type) -> Value:
+        value = Value(self._names.fresh(like), type)
+        self._types[value.name] = type
+        return value
+
+
+class _Repeat:
+    """A repeat under construction: the slices of the parameters declared in it."""
+
+    def __init__(self, dim: str, slices: list[Arg]) -> None:
+        self.dim, self.slices = dim, slices
+        self.holds: dict[str, str] = {}
+
+
+def _assigned(item: syntax.Repeat) -> Iterator[syntax.Name]:
+    for statement in item.body:
+        if isinstance(statement, syntax.Bind):
+            yield from statement.names
+        else:
+            yield from _assigned(statement)
+
+
+def _dims(type: Type) -> str:
+    return f"[{', '.join(type.dims)}]"
+
+
+def _similar(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, 1)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _wrong(code: str, message: str, span: Span, label: str = "", help: str = "") -> PlanError:
+    return PlanError([Diagnostic(code, message, span, label, help=help)])

@@ -1,0 +1,135 @@
+"""Says what is wrong with a plan's sharding before anything is built on it: all mistakes at once, with their arithmetic.
+
+Before: `resolve`.  After: every claim names a dim and an axis, and the axis divides the dim, or the dim is one of few
+key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
+"""
+
+from ..diagnostics import Diagnostics, Note
+from ..ir import Claim, Program, Region, Type, walk
+from ..ops.attention import head_dims
+from .propagate import DATA_DIMS
+
+
+def validate(program: Program) -> Program:
+    """The program, unchanged.  Raises PlanError."""
+    found = Diagnostics()
+    for check in (_names, _order, _unused, _weights, _divisible, _within_node, _machines):
+        check(program, found)
+        found.check()
+    return program
+
+
+def _types(program: Program) -> dict[str, Type]:
+    """Of what ops make and parameters are."""
+    made = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
+    return made | {p.name: p.type for p in program.params}
+
+
+def _names(program: Program, found: Diagnostics) -> None:
+    dims, axes = {d.name for d in program.dims}, {a.name for a in program.axes}
+    for claim in program.claims:
+        if claim.dim not in dims:
+            found.error("E0503", f"there is no dim `{claim.dim}`", claim.span, help=f"dims: {_listed(dims)}")
+        if claim.axis not in axes:
+            found.error("E0504", f"there is no axis `{claim.axis}`", claim.span, help=f"axes of `mesh`: {_listed(axes)}")
+
+
+def _order(program: Program, found: Diagnostics) -> None:
+    """Several axes of one dim go in the mesh's order, outer first, and no axis twice."""
+    order = [axis.name for axis in program.axes]
+    for dim in dict.fromkeys(claim.dim for claim in program.claims):
+        claims = [claim for claim in program.claims if claim.dim == dim]
+        places = [order.index(claim.axis) for claim in claims]
+        if places != sorted(set(places)):
+            right = ", ".join(order[i] for i in sorted(set(places)))
+            help = f"write `{dim} over {right}`: several axes go outer first, in the order of `mesh`"
+            found.error("E0507", f"the axes of `{dim}` are out of order", claims[-1].span, help=help)
+
+
+def _unused(program: Program, found: Diagnostics) -> None:
+    used = {dim for type in _types(program).values() for dim in type.dims}
+    repeated = {stmt.dim for stmt in program.region.body if isinstance(stmt, Region)}
+    for claim in program.claims:
+        if claim.dim in repeated:
+            help = f"shard another dim over `{claim.axis}`"
+            found.error("E0513", f"pipeline stages (`{claim.dim}` over an axis) are not supported yet", claim.span, help=help)
+        elif claim.dim not in used:
+            found.error("E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing")
+    claimed = {claim.axis for claim in program.claims}
+    for axis in program.axes:
+        if axis.size > 1 and axis.name not in claimed:
+            help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
+            found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", program.region.span, help=help)
+
+
+def _weights(program: Program, found: Diagnostics) -> None:
+    """No rule shards two dims of one parameter over one axis."""
+    for param in program.params:
+        claims = [c for c in program.claims if c.dim in param.type.dims and c.dim not in DATA_DIMS]
+        for first, second in ((a, b) for i, a in enumerate(claims) for b in claims[i + 1 :] if a.axis == b.axis):
+            found.error(
+                "E0505",
+                f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{first.axis}`",
+                second.span,
+                "claimed again" if first.span != second.span else "both claimed here",
+                notes=[Note(param.span, "of this parameter")],
+                help="shard one of them, or put them over different axes",
+            )
+
+
+def _divisible(program: Program, found: Diagnostics) -> None:
+    few = _few_heads(program)
+    for dim in dict.fromkeys(claim.dim for claim in program.claims):
+        claims = [claim for claim in program.claims if claim.dim == dim]
+        axes = tuple(claim.axis for claim in claims)
+        size, degree = program.size(dim), program.degree(axes)
+        if size % degree == 0 or (dim in few and len(axes) == 1 and degree % size == 0):
+            continue
+        ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
+        help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
+        found.error("E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, help=help)
+
+
+def _few_heads(program: Program) -> set[str]:
+    """Dims that count key/value heads: an axis may be larger."""
+    types = _types(program)
+    inputs = [op.inputs for op in walk(program.region.body) if op.kind == "attention"]
+    return {head_dims(types[q], types[k])[1] for q, k, _ in inputs}
+
+
+def _within_node(program: Program, found: Diagnostics) -> None:
+    """Axes over which weights lie communicate inside every layer: they stay within one machine."""
+    if program.cluster == type(program.cluster)():
+        return
+    for axis, claim in _weight_axes(program).items():
+        order = [a.name for a in program.axes]
+        span = program.degree(tuple(order[order.index(axis) :]))
+        if span > program.cluster.gpus_per_node:
+            found.error(
+                "E0511",
+                f"axis `{axis}` reaches over machines: {span} ranks, {program.cluster.gpus_per_node} GPUs in each",
+                claim.span,
+                "communicates within every layer",
+                help=f"make `{axis}` smaller, or write it last in `mesh`",
+            )
+
+
+def _weight_axes(program: Program) -> dict[str, Claim]:
+    return {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
+
+
+def _machines(program: Program, found: Diagnostics) -> None:
+    cluster = program.cluster
+    ranks = program.degree(tuple(axis.name for axis in program.axes))
+    if cluster != type(cluster)() and cluster.nodes * cluster.gpus_per_node != ranks:
+        found.error(
+            "E0512",
+            f"the mesh has {ranks} ranks, the cluster {cluster.nodes} × {cluster.gpus_per_node} GPUs",
+            cluster.spans.get("nodes", program.region.span),
+            f"{cluster.nodes * cluster.gpus_per_node} GPUs",
+            help="the product of the mesh's axes is the number of GPUs",
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "none"

@@ -1,0 +1,150 @@
+"""Placements and the coercions between them: one table, closed under duality.
+
+Purpose: what each coercion does forward and backward, and which coercions lead from one type to another.
+Non-goals: deciding where coercions go (`passes.insert_collectives`).
+
+The gradient of a value placed `a` is placed `dual(a)`, without exception; so the backward of `a → b` is
+`dual(b) → dual(a)`.  The vocabulary is that of Meta's spmd_types and of JAX's sharding-and-autodiff notes; f and g are
+Megatron-LM's (Shoeybi et al. 2019, figure 3).
+"""
+
+from attrs import frozen
+
+from .ir import INVARIANT, Kind, Op, Placement, Places, Program, Type
+
+I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kind.MAXIMUM  # noqa: E741
+
+DUAL = {I: I, R: P, S: S, P: R}
+
+
+@frozen
+class Coercion:
+    """What a change of placement on a group of ranks does to the local tensors.
+
+    `collective` is what it communicates ("" for nothing); `function` is the runtime's name for the pair of it and its
+    conjugate; `stage` orders several coercions of one value, since slicing early and gathering late moves least.
+    """
+
+    collective: str
+    function: str
+    stage: int
+    known_as: str
+
+
+COERCIONS = {
+    (I, R): Coercion("", "replicate", 1, "Megatron's f"),
+    (P, I): Coercion("all_reduce", "all_reduce", 1, "Megatron's g"),
+    (S, R): Coercion("all_gather", "all_gather", 2, "sequence into tensor parallelism"),
+    (P, S): Coercion("reduce_scatter", "reduce_scatter", 0, "tensor into sequence parallelism"),
+    (S, S): Coercion("all_to_all", "all_to_all", 1, "Ulysses, expert dispatch"),
+    (S, I): Coercion("all_gather", "all_gather_invariant", 2, "out of a sharded region"),
+    (I, S): Coercion("", "shard", 0, "into a sharded region"),
+    (R, S): Coercion("", "take_shard", 0, "masks and positions"),
+    (S, P): Coercion("", "pad_shard", 1, "the conjugate of a slice"),
+    (I, P): Coercion("", "once", 1, "a bias added once"),
+    (R, I): Coercion("", "invariant", 1, "the conjugate of adding once"),
+    (R, P): Coercion("", "once_replicated", 1, "its own conjugate"),
+    (M, R): Coercion("all_reduce", "all_reduce", 1, "the maximum of logits"),
+    (M, I): Coercion("all_reduce", "all_reduce", 1, "the maximum of logits"),
+}
+"""Every coercion; P → R is not among them, since it shares its first half: P → I → R."""
+
+
+def dual(place: Placement) -> Placement:
+    """The placement of the gradient of a value placed so."""
+    return place if place.kind is S else Placement(DUAL[place.kind])
+
+
+def dual_type(type: Type) -> Type:
+    """The type of the gradient of a value of `type`."""
+    return Type(type.dtype, type.dims, tuple((axis, dual(place)) for axis, place in type.places))
+
+
+def conjugate(source: Placement, target: Placement) -> tuple[Placement, Placement]:
+    """The coercion that is the backward of source → target."""
+    return dual(target), dual(source)
+
+
+def coercion(source: Placement, target: Placement) -> Coercion:
+    """The table's entry for source → target."""
+    return COERCIONS[source.kind, target.kind]
+
+
+def coercion_of(op: Op) -> Coercion:
+    """The table's entry for an op `coerce`."""
+    return coercion(*ends(op))
+
+
+def ends(op: Op) -> tuple[Placement, Placement]:
+    """The placements from which and to which an op `coerce` leads."""
+    source, target = op.get("from"), op.get("to")
+    assert isinstance(source, Placement), "coerce: `from` is no placement"
+    assert isinstance(target, Placement), "coerce: `to` is no placement"
+    return source, target
+
+
+@frozen
+class Step:
+    """One coercion over the joint group of `axes`."""
+
+    axes: tuple[str, ...]
+    source: Placement
+    target: Placement
+
+    def applied(self, type: Type, program: Program) -> Type:
+        """The type after this step."""
+        at = dict(type.places) | {axis: self.target for axis in self.axes}
+        return Type(type.dtype, type.dims, program.places(at))
+
+
+class OrderError(Exception):
+    """A dim would be gathered or scattered over an axis that is not its innermost."""
+
+    def __init__(self, dim: str, axes: tuple[str, ...], moved: tuple[str, ...]) -> None:
+        super().__init__(dim, axes, moved)
+        self.dim, self.axes, self.moved = dim, axes, moved
+
+
+def path(program: Program, type: Type, want: Places) -> list[Step]:
+    """The coercions from `type` to the placements `want`, in the order that moves least; one step may cover several axes.
+
+    Raises OrderError where a dim would be gathered or scattered over an axis that is not its innermost.
+    """
+    wanted = dict(want)
+    steps: list[Step] = []
+    for axis in program.axes:
+        source, target = type.at(axis.name), wanted.get(axis.name, INVARIANT)
+        for a, b in _hops(source, target):
+            steps.append(Step((axis.name,), a, b))
+    steps.sort(key=lambda step: coercion(step.source, step.target).stage)
+    merged = _merge(steps)
+    for step in merged:
+        after = step.applied(type, program)
+        _check_innermost(step, type, after)
+        type = after
+    return merged
+
+
+def _hops(source: Placement, target: Placement) -> list[tuple[Placement, Placement]]:
+    if source == target:
+        return []
+    if (source.kind, target.kind) == (P, R):
+        return [(source, INVARIANT), (INVARIANT, target)]
+    return [(source, target)]
+
+
+def _merge(steps: list[Step]) -> list[Step]:
+    """Joins steps that do the same over several axes into one coercion over their joint group."""
+    merged: dict[tuple[Placement, Placement], Step] = {}
+    for step in steps:
+        key = step.source, step.target
+        axes = merged[key].axes if key in merged else ()
+        merged[key] = Step((*axes, *step.axes), *key)
+    return list(merged.values())
+
+
+def _check_innermost(step: Step, before: Type, after: Type) -> None:
+    for place, type in ((step.source, before), (step.target, after)):
+        axes = type.axes_of(place.dim) if place.kind is S else step.axes
+        if axes[-len(step.axes) :] != step.axes:
+            raise OrderError(place.dim, axes, step.axes)

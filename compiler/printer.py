@@ -1,0 +1,87 @@
+"""Writes a program as IR text, which `reader` reads back to an equal program.
+
+Non-goals: plan text (`settings.show` writes the sections that stand before the IR).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
+
+from .ir import Attr, Kind, Op, Placement, Program, Region, Type, Value
+from .settings import show
+from .source import Span
+
+
+def print_ir(program: Program) -> str:
+    """The program as text."""
+    lines = [
+        show(program.cluster),
+        show(program.train),
+        "",
+        f"program {program.name} after {program.stage}",
+        *(f"axis {a.name} = {a.size} of {a.whole}" for a in program.axes),
+        *(f"dim {d.name} = {d.size}" for d in program.dims),
+        *(
+            f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"
+            for c in program.claims
+        ),
+        *(
+            f"param {p.name}: {print_type(p.type)} ~ {p.init.kind}({_join(p.init.args)}) inner {p.inner} {_location(p.span)}"
+            for p in program.params
+        ),
+        *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
+        *_region(program.region, ""),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def print_type(type: Type) -> str:
+    """For instance `bf16[batch@dp, seq, hidden]{tp: P}`."""
+    dims = _join("@".join(filter(None, (dim, "*".join(type.axes_of(dim))))) for dim in type.dims)
+    pending = _join(f"{axis}: {place}" for axis, place in type.places if place.kind is not Kind.SHARDED)
+    return f"{type.dtype}[{dims}]" + (f"{{{pending}}}" if pending else "")
+
+
+def print_op(op: Op) -> str:
+    """One op on one line."""
+    attrs = _join(f"{key}={_attr(value)}" for key, value in op.attrs)
+    return f"{_results(op.outputs)}{op.kind}({_join(op.inputs)})" + (f" <{attrs}>" if attrs else "") + f" {_location(op.span)}"
+
+
+def _region(region: Region, indent: str) -> Iterator[str]:
+    args = _join(f"{_value(a.value)} = {a.enter.value} {a.source}" for a in region.args)
+    head = " ".join(filter(None, (region.kind, region.dim, "reversed" if region.reverse else "", f"({args})")))
+    yield f"{indent}{_results(region.results)}{head} {_location(region.span)} {{"
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from _region(stmt, indent + "  ")
+        else:
+            yield f"{indent}  {print_op(stmt)}"
+    if region.yields:
+        yield f"{indent}  yield {_join(f'{y.leave.value} {y.name}' for y in region.yields)}"
+    yield f"{indent}}}"
+
+
+def _results(values: Sequence[Value]) -> str:
+    return f"{_join(map(_value, values))} = " if values else ""
+
+
+def _value(value: Value) -> str:
+    return f"{value.name}: {print_type(value.type)}"
+
+
+def _attr(value: Attr) -> str:
+    if isinstance(value, tuple):
+        return f"[{_join(word if word.isidentifier() else _quoted(word) for word in value)}]"
+    return _quoted(value) if isinstance(value, str) else str(value) if isinstance(value, Placement) else repr(value)
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'
+
+
+def _location(span: Span) -> str:
+    return f"!{PurePath(span.path).name}:{span.line}"
+
+
+def _join(parts: Iterable[object]) -> str:
+    return ", ".join(map(str, parts))

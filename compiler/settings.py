@@ -1,0 +1,118 @@
+"""The sections of settings as typed values: each class is a section, each field a setting with its type and meaning.
+
+Purpose: what can be set, in one table.  `schema.read` turns syntax into instances, `schema.show` prints them back.
+Non-goals: rules between settings, and what a plan's dims and axes have to do with them (`passes`).
+"""
+
+from typing import ClassVar
+
+from attrs import field, frozen
+
+from .schema import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Settings,
+    call,
+    choice,
+    count,
+    heading,
+    only,
+    pair,
+    read,
+    real,
+    section,
+    sections,
+    share,
+    show,
+    texts,
+    word,
+)
+
+__all__ = ["STDLIB", "Cluster", "Data", "Group", "Optimizer", "Schedule", "Settings", "Train", "read", "show"]
+
+STDLIB = "python_stdlib"
+"""Among a plan's files: the source of Python's standard library on the machine that trains."""
+
+
+@frozen
+class Cluster(Settings):
+    """`cluster { … }`: the machines."""
+
+    SECTION: ClassVar[str] = "cluster"
+    gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm"))
+    gpus_per_node: int = field(default=8, metadata=count("GPUs in one machine", at_least=1))
+    nodes: int = field(default=1, metadata=count("machines", at_least=1))
+
+
+@frozen
+class Schedule(Settings):
+    """`schedule = cosine(…)`: the learning rate over the steps; cosine as in Loshchilov and Hutter 2017."""
+
+    SECTION: ClassVar[str] = "schedule"
+    kind: str = field(default="constant", metadata=heading("constant", "cosine"))
+    warmup: int = field(default=0, metadata=count("steps in which the learning rate rises linearly from 0"))
+    floor: float = field(default=0.0, metadata=only("cosine", real("learning rate at the last step", NOT_NEGATIVE)))
+
+
+@frozen
+class Group(Settings):
+    """`group NAME { … }`: parameters with settings of their own."""
+
+    SECTION: ClassVar[str] = "group"
+    name: str = field(metadata=heading())
+    params: tuple[str, ...] = field(metadata=texts("patterns of parameter names"))
+    weight_decay: float = field(default=0.0, metadata=real("decoupled weight decay", NOT_NEGATIVE))
+    lr_scale: float = field(default=1.0, metadata=real("factor on the learning rate", NOT_NEGATIVE))
+
+
+@frozen
+class Optimizer(Settings):
+    """`optimizer adamw { … }` (Loshchilov and Hutter 2019) or `optimizer sgd { … }`."""
+
+    SECTION: ClassVar[str] = "optimizer"
+    kind: str = field(metadata=heading("adamw", "sgd"))
+    lr: float = field(metadata=real("peak learning rate", POSITIVE))
+    betas: tuple[float, float] = field(
+        default=(0.9, 0.95),
+        metadata=only("adamw", pair("decay of the averages of gradients and their squares", FRACTION)),
+    )
+    eps: float = field(default=1e-8, metadata=only("adamw", real("added to the root of the second average", POSITIVE)))
+    momentum: float = field(default=0.0, metadata=only("sgd", real("decay of the velocity", FRACTION)))
+    weight_decay: float = field(default=0.0, metadata=real("decoupled weight decay", NOT_NEGATIVE))
+    clip: float = field(default=0.0, metadata=real("largest norm of all gradients together, 0 for any", NOT_NEGATIVE))
+    schedule: Schedule = field(default=Schedule(), metadata=call(Schedule))
+    groups: tuple[Group, ...] = field(default=(), metadata=sections(Group))
+
+
+@frozen
+class Data(Settings):
+    """`data text { … }` or `data tokens { … }`: what is trained on."""
+
+    SECTION: ClassVar[str] = "data"
+    kind: str = field(metadata=heading("text", "tokens"))
+    files: tuple[str, ...] = field(metadata=texts("paths, `*` for any part of a name", named=(STDLIB,)))
+    tokenizer: str = field(default="bytes", metadata=only("text", choice("what makes text into tokens", "bytes")))
+    dtype: str = field(default="uint16", metadata=only("tokens", choice("type of a stored token", "uint16", "uint32")))
+    holdout: float = field(default=0.0, metadata=share("part of the files kept for validation"))
+
+
+@frozen
+class Train(Settings):
+    """`train { … }`: the run."""
+
+    SECTION: ClassVar[str] = "train"
+    seq: int = field(metadata=count("tokens in a sequence", at_least=1))
+    global_batch: int = field(metadata=count("sequences in a step, on all ranks together", at_least=1))
+    microbatch: int = field(metadata=count("sequences in a microbatch, on one data-parallel rank", at_least=1))
+    steps: int = field(metadata=count("optimizer steps", at_least=1))
+    optimizer: Optimizer = field(metadata=section(Optimizer))
+    data: Data = field(metadata=section(Data))
+    seed: int = field(default=0, metadata=count("of initial values and of the order of data"))
+    precision: str = field(
+        default="fp32", metadata=choice("in which the model computes; bf16 keeps fp32 masters", "fp32", "bf16", "fp64")
+    )
+    gathered: str = field(
+        default="save",
+        metadata=choice("gathered activations: kept for backward, or gathered again", "save", "regather"),
+    )

@@ -1,0 +1,210 @@
+"""The syntax tree of a plan, on one page.
+
+Purpose: what was written, and where; two nodes are equal if the same was written, wherever that was.
+Non-goals: meaning (names are not resolved, numbers carry their units as written).
+"""
+
+from collections.abc import Iterator
+
+from attrs import field, frozen
+
+from .source import Span
+
+
+def _span() -> Span:
+    return field(eq=False, repr=False)
+
+
+# ---- expressions
+
+
+@frozen
+class Name:
+    """A name, as an expression and wherever else one stands: what is bound, dims, axes, keys, functions."""
+
+    name: str
+    span: Span = _span()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@frozen
+class Number:
+    """`8192`, `3e-4`, `25MiB`, `5%`: a value and the unit behind it, "" for none."""
+
+    value: int | float
+    unit: str
+    span: Span = _span()
+
+
+@frozen
+class String:
+    """`"corpus/*.txt"`, without its quotes and escapes."""
+
+    value: str
+    span: Span = _span()
+
+
+@frozen
+class List:
+    """`[a, b]`."""
+
+    items: tuple["Expr", ...]
+    span: Span = _span()
+
+
+@frozen
+class Call:
+    """`attention(q, k, v, mask=causal)`."""
+
+    name: Name
+    args: tuple["Expr", ...]
+    kwargs: tuple["Setting", ...]
+    span: Span = _span()
+
+
+@frozen
+class Negative:
+    """`-value`."""
+
+    value: "Expr"
+    span: Span = _span()
+
+
+@frozen
+class Binary:
+    """`left op right`, op one of `+ - * / @`.  Long chains nest deep on the left: walk them with a loop."""
+
+    op: str
+    left: "Expr"
+    right: "Expr"
+    span: Span = _span()
+
+
+@frozen
+class ParamUse:
+    """A parameter declared where it is first used: `wq[hidden -> heads, head_dim]`; without arrow `ins` is empty."""
+
+    name: Name
+    ins: tuple[Name, ...]
+    outs: tuple[Name, ...]
+    span: Span = _span()
+
+
+Expr = Name | Number | String | List | Call | Negative | Binary | ParamUse
+
+
+# ---- sections
+
+
+@frozen
+class Setting:
+    """`key = value`, in a section or among the arguments of a call."""
+
+    key: Name
+    value: Expr
+    span: Span = _span()
+
+
+@frozen
+class Rule:
+    """`batch over replica, dp`: the dims lie over the axes, outer axis first."""
+
+    dims: tuple[Name, ...]
+    axes: tuple[Name, ...]
+    span: Span = _span()
+
+
+@frozen
+class Section:
+    """`train { … }`, `optimizer adamw { … }`: a kind, perhaps a name, and entries."""
+
+    kind: Name
+    name: Name | None
+    entries: tuple["Entry", ...]
+    span: Span = _span()
+
+    @property
+    def head(self) -> Span:
+        """The span of kind and name, without the entries."""
+        return self.kind.span.to(self.name.span) if self.name else self.kind.span
+
+
+Entry = Setting | Rule | Section
+
+
+# ---- the model
+
+
+@frozen
+class Bind:
+    """`q, k = expr`."""
+
+    names: tuple[Name, ...]
+    expr: Expr
+    span: Span = _span()
+
+
+@frozen
+class Repeat:
+    """`repeat layers { … }`: the body once for each index of a dim."""
+
+    dim: Name
+    body: tuple["Statement", ...]
+    span: Span = _span()
+
+
+Statement = Bind | Repeat
+
+
+@frozen
+class Init:
+    """`init wo ~ normal(0.01)`: how parameters begin; without names, all that have no other rule."""
+
+    names: tuple[Name, ...]
+    dist: Name | Call
+    span: Span = _span()
+
+
+@frozen
+class Input:
+    """`tokens[batch, seq]`: what the model is given."""
+
+    name: Name
+    dims: tuple[Name, ...]
+    span: Span = _span()
+
+
+@frozen
+class Model:
+    """`model llama(tokens[batch, seq], …) { … }`: sections `dims` and `const`, inits and statements, as written."""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    body: tuple[Section | Init | Statement, ...]
+    span: Span = _span()
+
+
+# ---- the plan
+
+
+@frozen
+class Use:
+    """`use "models/llama.scale" { dims { … } }`: another file's items, with sections merged over its own."""
+
+    path: String
+    sections: tuple[Section, ...]
+    span: Span = _span()
+
+
+@frozen
+class Plan:
+    """A file."""
+
+    items: tuple[Use | Model | Section, ...]
+    span: Span = _span()
+
+    def sections(self) -> Iterator[Section]:
+        """The top-level sections, in order."""
+        return (item for item in self.items if isinstance(item, Section))

@@ -1,0 +1,1 @@
+"""Grammars of the plan language and of the IR text, read through `importlib.resources`."""

@@ -1,0 +1,1 @@
+"""Plans that ship with scalec, and in `models/` the models they share."""

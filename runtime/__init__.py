@@ -1,0 +1,97 @@
+"""What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
+
+Folder in reading order: mesh, collectives, functional; parameters, optimizers, buckets, state; data, schedule, plan,
+checkpoint, launch, log, loop.
+
+Non-goals: nothing here knows plans' text, the IR or the compiler.
+"""
+
+from .collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_reduce,
+    all_reduce_,
+    all_to_all,
+    invariant,
+    once,
+    once_replicated,
+    pad_shard,
+    reduce_scatter,
+    regather,
+    replicate,
+    shard,
+    take_shard,
+)
+from .data import Batch, Input, Loader, Text, Tokens
+from .errors import RunError
+from .functional import (
+    attention,
+    clip_scale,
+    count_valid,
+    cross_entropy,
+    embedding,
+    max_logit,
+    rms_norm,
+    rope,
+    rope_table,
+    softmax_parts,
+    sum_squares,
+    token_loss,
+)
+from .loop import train
+from .mesh import Axis, Mesh
+from .optimizers import SGD, AdamW, Group
+from .parameters import normal, ones, weight, zeros
+from .plan import Metrics, Plan
+from .schedule import Constant, Cosine
+from .state import State
+
+__all__ = [
+    "SGD",
+    "AdamW",
+    "Axis",
+    "Batch",
+    "Constant",
+    "Cosine",
+    "Group",
+    "Input",
+    "Loader",
+    "Mesh",
+    "Metrics",
+    "Plan",
+    "RunError",
+    "State",
+    "Text",
+    "Tokens",
+    "all_gather",
+    "all_gather_invariant",
+    "all_reduce",
+    "all_reduce_",
+    "all_to_all",
+    "attention",
+    "clip_scale",
+    "count_valid",
+    "cross_entropy",
+    "embedding",
+    "invariant",
+    "max_logit",
+    "normal",
+    "once",
+    "once_replicated",
+    "ones",
+    "pad_shard",
+    "reduce_scatter",
+    "regather",
+    "replicate",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "shard",
+    "softmax_parts",
+    "sum_squares",
+    "take_shard",
+    "token_loss",
+    "train",
+    "weight",
+    "zeros",
+]

@@ -1,0 +1,73 @@
+"""Checkpoints: the state of a step in a folder of its own, whole or not there at all.
+
+Written by torch.distributed.checkpoint from global shapes, so that any mesh can load what any other saved.
+
+Non-goals: no asynchronous saving; nothing but the state (the order of data follows from seed and step).
+"""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from .state import State
+
+KEEP = 2
+
+
+def save(folder: Path, step: int, state: State) -> Path:
+    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts finished steps."""
+    whole = folder / f"step-{step:06d}"
+    part = whole.with_suffix(".tmp")
+    if _is_first():
+        shutil.rmtree(part, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    barrier()
+    _dcp().save(state.state_dict(), checkpoint_id=part)
+    barrier()
+    if _is_first():
+        shutil.rmtree(whole, ignore_errors=True)
+        part.rename(whole)
+        for old in _all(folder)[:-KEEP]:
+            shutil.rmtree(old)
+    return whole
+
+
+def load(path: Path, state: State) -> None:
+    """Fills the state from a checkpoint written on any mesh.  Collective."""
+    values = state.state_dict()
+    _dcp().load(values, checkpoint_id=path)
+    state.load_state_dict(values)
+
+
+def newest(folder: Path) -> Path | None:
+    """The last whole checkpoint in a folder."""
+    return next(reversed(_all(folder)), None)
+
+
+def barrier() -> None:
+    """Waits for all ranks, where there are several."""
+    if dist.is_initialized():
+        cast(Any, dist).barrier()
+
+
+def _dcp() -> Any:
+    import torch.distributed.checkpoint as dcp  # slow to import, needed only to save and load
+
+    return dcp
+
+
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _all(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=finished_steps)
+
+
+def finished_steps(path: Path) -> int:
+    """How many steps a checkpoint has behind it."""
+    return int(path.name.removeprefix("step-"))

@@ -1,0 +1,239 @@
+"""Coercions between placements: each is a collective (or none) forward and its conjugate backward.
+
+I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b` is `dual(b) → dual(a)`, where
+dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce` are f and g of Megatron-LM,
+arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
+
+Non-goals: no placements are tracked or checked here; the compiler has proved them.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Concatenate, Literal, ParamSpec, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+
+from .mesh import Axis
+
+Dims = ParamSpec("Dims")
+
+# The functional ops, not torch.distributed's own: same host cost, and torch.compile sees them.
+_functional = torch.ops._c10d_functional
+_wait: Callable[[Tensor], Tensor] = _functional.wait_tensor.default
+_all_reduce: Callable[[Tensor, str, str], Tensor] = _functional.all_reduce.default
+_all_gather: Callable[[Tensor, int, str], Tensor] = _functional.all_gather_into_tensor.default
+_reduce_scatter: Callable[[Tensor, str, int, str], Tensor] = _functional.reduce_scatter_tensor.default
+_all_to_all: Callable[[Tensor, list[int], list[int], str], Tensor] = _functional.all_to_all_single.default
+
+
+def _same(x: Tensor, axis: Axis) -> Tensor:
+    return x
+
+
+def _sum(x: Tensor, axis: Axis) -> Tensor:
+    return _wait(_all_reduce(x, "sum", axis.group_name))
+
+
+def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    if dim == 0:
+        return _wait(_all_gather(x.contiguous(), axis.size, axis.group_name))
+    return _gather(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+
+
+def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    if dim == 0:
+        return _wait(_reduce_scatter(x.contiguous(), "sum", axis.size, axis.group_name))
+    return _scatter(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+
+
+def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+    pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
+    one_each = [1] * axis.size
+    pieces = _wait(_all_to_all(pieces, one_each, one_each, axis.group_name))
+    return pieces.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
+
+
+def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+    return _exchange(x, axis, dim_to, dim_from)
+
+
+def _slice(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    size = x.shape[dim] // axis.size
+    # A copy: a view that autograd saves would keep the whole of x alive.
+    return x.narrow(dim, axis.rank * size, size).clone(memory_format=torch.contiguous_format)
+
+
+def _pad(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    size = x.shape[dim]
+    shape = list(x.shape)
+    shape[dim] = size * axis.size
+    padded = x.new_zeros(shape)
+    padded.narrow(dim, axis.rank * size, size).copy_(x)
+    return padded
+
+
+def _first(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.rank == 0 else torch.zeros_like(x)
+
+
+def _conjugate(
+    name: str,
+    forward: Callable[Concatenate[Tensor, Axis, Dims], Tensor],
+    backward: Callable[Concatenate[Tensor, Axis, Dims], Tensor],
+) -> Callable[Concatenate[Tensor, Axis, Dims], Tensor]:
+    """A coercion that runs `forward` on a value and `backward` on its gradient; `name` shows in profiles."""
+
+    def run(ctx: Any, x: Tensor, axis: Axis, *dims: Any) -> Tensor:
+        ctx.axis, ctx.dims = axis, dims
+        return cast(Any, forward)(x, axis, *dims)
+
+    def run_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return cast(Any, backward)(gradient, ctx.axis, *ctx.dims), None, *(None for _ in ctx.dims)
+
+    function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
+
+    def coerce(x: Tensor, axis: Axis, *dims: Dims.args, **_: Dims.kwargs) -> Tensor:
+        return x if axis.size == 1 else function.apply(x, axis, *dims)
+
+    return coerce
+
+
+_replicate = _conjugate("Replicate", _same, _sum)
+_all_reduce_sum = _conjugate("AllReduce", _sum, _same)
+_all_gather_scatter = _conjugate("AllGather", _gather, _scatter)
+_reduce_scatter_gather = _conjugate("ReduceScatter", _scatter, _gather)
+_all_gather_slice = _conjugate("AllGatherInvariant", _gather, _slice)
+_shard = _conjugate("Shard", _slice, _gather)
+_take_shard = _conjugate("TakeShard", _slice, _pad)
+_pad_shard = _conjugate("PadShard", _pad, _slice)
+_swap_shards = _conjugate("AllToAll", _exchange, _exchange_back)
+_once = _conjugate("Once", _first, _same)
+_invariant = _conjugate("Invariant", _same, _first)
+_once_replicated = _conjugate("OnceReplicated", _first, _first)
+
+
+def replicate(x: Tensor, axis: Axis) -> Tensor:
+    """I → R: nothing forward, all-reduce backward."""
+    return _replicate(x, axis)
+
+
+def all_reduce(x: Tensor, axis: Axis, op: Literal["sum", "max"] = "sum") -> Tensor:
+    """P → I: all-reduce forward, nothing backward; with `max`, max-partial → I, which has no gradient."""
+    if op == "sum":
+        return _all_reduce_sum(x, axis)
+    x = x.detach()
+    return x if axis.size == 1 else _wait(_all_reduce(x, "max", axis.group_name))
+
+
+def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """S(dim) → R: all-gather forward, reduce-scatter backward."""
+    return _all_gather_scatter(x, axis, dim)
+
+
+def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """P → S(dim): reduce-scatter forward, all-gather backward."""
+    return _reduce_scatter_gather(x, axis, dim)
+
+
+def all_gather_invariant(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """S(dim) → I: all-gather forward, this rank's slice backward."""
+    return _all_gather_slice(x, axis, dim)
+
+
+def shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """I → S(dim): this rank's slice forward, all-gather backward."""
+    return _shard(x, axis, dim)
+
+
+def take_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """R → S(dim): this rank's slice forward, padding with zeros backward."""
+    return _take_shard(x, axis, dim)
+
+
+def pad_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """S(dim) → P: padding with zeros forward, this rank's slice backward."""
+    return _pad_shard(x, axis, dim)
+
+
+def all_to_all(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+    """S(dim_from) → S(dim_to): all-to-all, and the reverse backward."""
+    return _swap_shards(x, axis, dim_from, dim_to)
+
+
+def once(x: Tensor, axis: Axis) -> Tensor:
+    """I → P: zero but on rank 0 forward, nothing backward."""
+    return _once(x, axis)
+
+
+def invariant(x: Tensor, axis: Axis) -> Tensor:
+    """R → I: nothing forward, zero but on rank 0 backward."""
+    return _invariant(x, axis)
+
+
+def once_replicated(x: Tensor, axis: Axis) -> Tensor:
+    """R → P: zero but on rank 0, forward and backward."""
+    return _once_replicated(x, axis)
+
+
+def all_reduce_(x: Tensor, axis: Axis) -> Tensor:
+    """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x."""
+    if axis.group is not None:
+        cast(Any, dist).all_reduce(x, group=axis.group)
+    return x
+
+
+class _Gathered:
+    """The gathered tensor as backward sees it: gathered again for its first consumer, freed after its last."""
+
+    def __init__(self, x: Tensor, axis: Axis, dim: int) -> None:
+        self.local, self.axis, self.dim = x.detach(), axis, dim
+        self.consumers = 0
+        self.waiting = 0
+        self.full: Tensor | None = None
+
+    def saved(self) -> None:
+        self.consumers += 1
+        self.waiting += 1
+
+    def take(self) -> Tensor:
+        full = _gather(self.local, self.axis, self.dim) if self.full is None else self.full
+        self.waiting -= 1
+        self.full = full if self.waiting else None
+        self.waiting = self.waiting or self.consumers  # a second backward through a retained graph
+        return full
+
+
+_View = tuple[_Gathered, tuple[int, ...], tuple[int, ...], int]
+
+
+@contextmanager
+def regather(x: Tensor, axis: Axis, dim: int) -> Generator[Tensor]:
+    """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
+
+    Backward gathers once more, when the first consumer needs it, and frees after the last.
+    """
+    full = all_gather(x, axis, dim)
+    if axis.size == 1:
+        yield full
+        return
+    storage = full.untyped_storage().data_ptr()
+    gathered = _Gathered(x, axis, dim)
+
+    def pack(saved: Tensor) -> Tensor | _View:
+        if saved.untyped_storage().data_ptr() != storage:
+            return saved
+        gathered.saved()
+        return gathered, tuple(saved.shape), saved.stride(), int(saved.storage_offset())
+
+    def unpack(packed: Tensor | _View) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        handle, shape, stride, offset = packed
+        return handle.take().as_strided(shape, stride, offset)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield full

@@ -1,0 +1,229 @@
+"""Training data: files as one stream of tokens, cut into windows, dealt out in an order that only the seed decides.
+
+Each rank reads only the rows that are its own, straight from the mapped files.
+
+Non-goals: no tokenizers (bytes, or files of token ids), no packing of documents, no prefetching.
+"""
+
+import hashlib
+import os
+import sysconfig
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from glob import glob
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .errors import RunError
+from .mesh import Mesh
+
+_BITS = 64
+_MASK = (1 << _BITS) - 1
+
+
+class Corpus(Protocol):
+    """What a plan says of its data: `files` are glob patterns, or `python_stdlib`; `dtype` is that of one token."""
+
+    @property
+    def files(self) -> tuple[str, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def holdout(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """Files of text, a token a byte; the share `holdout` of them is kept for validation."""
+
+    files: tuple[str, ...]
+    holdout: float = 0.05
+    dtype: torch.dtype = torch.uint8
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Files of nothing but token ids of one integer dtype; the share `holdout` of them is kept for validation."""
+
+    files: tuple[str, ...]
+    holdout: float = 0.05
+    dtype: torch.dtype = torch.uint16
+
+
+def find_files(patterns: tuple[str, ...]) -> list[str]:
+    """The files that the patterns match, sorted, without empty ones.  RunError if a pattern matches none."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = _standard_library() if pattern == "python_stdlib" else glob(pattern, recursive=True)
+        files = {path for path in matches if os.path.isfile(path) and os.path.getsize(path) > 0}
+        if not files:
+            raise RunError(f"no data: `{pattern}` matches no file that holds anything")
+        found |= files
+    return sorted(found)
+
+
+def _standard_library() -> list[str]:
+    """The sources of this interpreter's standard library, without installed packages and tests."""
+    root = sysconfig.get_path("stdlib")
+    skip = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+    files = glob(os.path.join(root, "**", "*.py"), recursive=True)
+    return [path for path in files if skip.isdisjoint(os.path.relpath(path, root).split(os.sep))]
+
+
+def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]:
+    """(training files, validation files), chosen by a hash of each path below the files' common folder.
+
+    At least one file is held out, if there are two and holdout is not 0.
+    """
+    if len(files) < 2 or holdout == 0:
+        return files, []
+    root = os.path.commonpath(files)
+    shuffled = sorted(files, key=lambda path: hashlib.sha256(os.path.relpath(path, root).encode()).digest())
+    held = set(shuffled[: max(1, round(holdout * len(files)))])
+    return [path for path in files if path not in held], sorted(held)
+
+
+class Stream:
+    """Token files one after another, mapped into memory, cut into windows of seq + 1 tokens that do not overlap."""
+
+    def __init__(self, files: list[str], dtype: torch.dtype, seq: int) -> None:
+        self._parts = [_mapped(path, dtype) for path in files]
+        self._starts = list(accumulate((len(part) for part in self._parts), initial=0))
+        self._width = seq + 1
+        self.windows = self._starts[-1] // self._width
+        if self.windows == 0:
+            raise RunError(
+                f"too little data: {self._starts[-1]} tokens in {len(files)} files are less than seq + 1 = {seq + 1}"
+            )
+
+    def window(self, number: int) -> Tensor:
+        """Window `number` < `windows`: [seq + 1], int64."""
+        start = number * self._width
+        stop = start + self._width
+        index = bisect_right(self._starts, start) - 1
+        pieces: list[Tensor] = []
+        while start < stop:
+            piece = self._parts[index][start - self._starts[index] : stop - self._starts[index]]
+            pieces.append(piece.long())
+            start += len(piece)
+            index += 1
+        return torch.cat(pieces)
+
+
+def _mapped(path: str, dtype: torch.dtype) -> Tensor:
+    size = os.path.getsize(path) // dtype.itemsize
+    return torch.from_file(path, shared=False, size=size, dtype=dtype)
+
+
+def shuffled(position: int, windows: int, key: int) -> int:
+    """Where `position` < `windows` goes under the permutation of this key: a Feistel cipher that walks its cycles.
+
+    (Black and Rogaway, CT-RSA 2002.)  No table is kept, whatever the number of windows.
+    """
+    half = max(1, ((windows - 1).bit_length() + 1) // 2)
+    while True:
+        position = _feistel(position, half, key)
+        if position < windows:
+            return position
+
+
+def _feistel(value: int, half: int, key: int) -> int:
+    """A permutation of the numbers of 2 · half bits."""
+    left, right = value >> half, value & ((1 << half) - 1)
+    for round_ in range(4):
+        mixed = _mix(_mix(key + round_) ^ right) & ((1 << half) - 1)
+        left, right = right, left ^ mixed
+    return left << half | right
+
+
+def _mix(z: int) -> int:
+    """The finaliser of splitmix64 on a Python int."""
+    z &= _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return z ^ z >> 31
+
+
+@dataclass(frozen=True)
+class Input:
+    """How a rank holds an input of a microbatch: the order of `batch` and `seq`, and the axes that split each."""
+
+    dims: tuple[str, str]
+    split: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's part of a step: tokens and labels, int64, [microbatches, …], each in its input's layout."""
+
+    tokens: Tensor
+    labels: Tensor
+
+    def microbatches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(tokens, labels) of each microbatch."""
+        return zip(self.tokens.unbind(), self.labels.unbind(), strict=True)
+
+
+class Loader:
+    """Deals out a stream's windows: sample number step · global_batch + row, shuffled anew in each pass over the data.
+
+    Row m · (D · b) + r · b + j is row j of microbatch m on data-parallel rank r of D.  vocab bounds the token ids.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        inputs: Mapping[str, Input],
+        mesh: Mesh,
+        global_batch: int,
+        microbatches: int,
+        vocab: int,
+        seed: int,
+    ) -> None:
+        self._stream, self._inputs, self._mesh = stream, inputs, mesh
+        self._global_batch, self._microbatches = global_batch, microbatches
+        self._vocab, self._seed = vocab, seed
+        axes = inputs["tokens"].split.get("batch", ())
+        assert axes == inputs["labels"].split.get("batch", ()), "loader: tokens and labels differ in rows"
+        self._ranks, self._rank = mesh.size(*axes), mesh.rank(*axes)
+        self._rows = global_batch // (microbatches * self._ranks)
+        assert self._rows * microbatches * self._ranks == global_batch, "loader: global_batch is not divisible"
+
+    def batch(self, step: int) -> Batch:
+        """This rank's rows of step `step` (from 0).  RunError if a token id is not below vocab."""
+        first = step * self._global_batch
+        windows = torch.stack([self._window(first + row) for row in self._own_rows()])
+        if int(windows.max()) >= self._vocab or int(windows.min()) < 0:
+            ids = f"{int(windows.min())} to {int(windows.max())}"
+            raise RunError(f"the data holds token ids {ids}, and the plan's vocab is {self._vocab}")
+        windows = windows.view(self._microbatches, self._rows, -1)
+        return Batch(self._local(windows[..., :-1], "tokens"), self._local(windows[..., 1:], "labels"))
+
+    @property
+    def batches(self) -> int:
+        """How many batches one pass over the data makes; the last may run into the next pass."""
+        return -(-self._stream.windows // self._global_batch)
+
+    def _own_rows(self) -> list[int]:
+        """This rank's rows of the global batch, microbatch by microbatch."""
+        starts = [(m * self._ranks + self._rank) * self._rows for m in range(self._microbatches)]
+        return [start + row for start in starts for row in range(self._rows)]
+
+    def _window(self, sample: int) -> Tensor:
+        epoch, position = divmod(sample, self._stream.windows)
+        digest = hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()
+        return self._stream.window(shuffled(position, self._stream.windows, int.from_bytes(digest[:8], "big")))
+
+    def _local(self, rows: Tensor, name: str) -> Tensor:
+        """[microbatches, b, seq] in the layout of the input, on the device."""
+        layout = self._inputs[name]
+        axes = layout.split.get("seq", ())
+        rows = rows.chunk(self._mesh.size(*axes), dim=-1)[self._mesh.rank(*axes)]
+        rows = rows.movedim(-1, 1 + layout.dims.index("seq")).contiguous()
+        if self._mesh.device.type == "cuda":
+            rows = rows.pin_memory()
+        return rows.to(self._mesh.device, non_blocking=True)

@@ -1,0 +1,130 @@
+"""From a started process to a mesh: options, the checks that must come before ranks wait for each other, the group.
+
+Non-goals: starting the processes (torchrun's task).
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from .errors import RunError
+from .mesh import Mesh
+from .plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a person changes between runs."""
+
+    steps: int
+    lr: float
+    data: tuple[str, ...]
+    seed: int
+    resume: bool
+    run: Path
+    log_every: int
+    eval_every: int
+    save_every: int
+    device: str
+
+
+def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
+    """Options from the command line, with the plan's own values as defaults."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(
+        description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
+    add("--lr", type=float, default=plan.lr, help="peak learning rate (default %(default)s)")
+    add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help="files to train on (default %(default)s)")
+    add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
+    add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    add("--run", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
+    add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
+    add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
+    add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
+    add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
+    values: dict[str, Any] = vars(parser.parse_args(arguments))
+    values["data"] = tuple(values["data"])
+    return Options(**values)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def torchrun(plan: Plan) -> str:
+    """The command that starts the program on the plan's mesh."""
+    ranks = prod(plan.mesh.values())
+    if ranks == 1:
+        return f"python {sys.argv[0]}"
+    nodes = f"--nnodes={plan.nodes} " if plan.nodes > 1 else ""
+    return f"torchrun {nodes}--nproc-per-node={ranks // plan.nodes} {sys.argv[0]}"
+
+
+def check(plan: Plan, options: Options) -> None:
+    """RunError if the processes or GPUs do not fit the plan."""
+    ranks, world = prod(plan.mesh.values()), _environment("WORLD_SIZE", 1)
+    if world != ranks:
+        axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+        raise RunError(f"the plan's mesh, {axes}, takes {ranks} ranks, not {world}; start it with: {torchrun(plan)}")
+    local, gpus = _environment("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    if options.device == "cuda" and gpus < local:
+        raise RunError(f"{local} ranks on this node, but {gpus} GPUs; with --device cpu it runs without")
+
+
+def _environment(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0 of the job."""
+    return _environment("RANK", 0) == 0
+
+
+def connect(plan: Plan, device_type: str) -> Mesh:
+    """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
+    local = _environment("LOCAL_RANK", 0)
+    device = torch.device(device_type, local) if device_type == "cuda" else torch.device(device_type)
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // _environment("LOCAL_WORLD_SIZE", 1)))
+    if _environment("WORLD_SIZE", 1) > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
+    return Mesh(plan.mesh, device)
+
+
+@contextmanager
+def ending() -> Generator[None]:
+    """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
+    try:
+        yield
+    except RunError as error:
+        _leave(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except BaseException:  # torch's CheckpointException is no Exception
+        _leave(traceback.format_exc(), 1)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,83 @@
+"""The record of a run: lines on the terminal, and the same as JSON lines in the run folder, from rank 0.
+
+Reading a metric waits for the device, so that only logged steps do.
+
+Non-goals: no dashboards, no profiles.
+"""
+
+import json
+import time
+from math import isfinite
+from pathlib import Path
+
+from .errors import RunError
+from .plan import Metrics
+
+
+class Log:
+    """Writes to the terminal and to `folder`/log.jsonl; with folder None (other ranks) it does nothing."""
+
+    def __init__(self, folder: Path | None, first: int, steps: int, tokens_per_step: int) -> None:
+        self._folder, self._first, self._steps, self._tokens = folder, first, steps, tokens_per_step
+        self._began = time.monotonic()
+        self._last: dict[str, float] = {}
+        self.mark(first)
+
+    def mark(self, step: int) -> None:
+        """Throughput counts from here: what came before (validation, saving) is no training time."""
+        self._marked, self._marked_step = time.monotonic(), step
+
+    def step(self, step: int, metrics: Metrics, lr: float) -> None:
+        """One finished step.  RunError if its loss or gradient norm is not finite."""
+        if self._folder is None:
+            return
+        loss, tokens = float(metrics.loss), int(metrics.tokens)
+        norm = 0.0 if metrics.norm is None else float(metrics.norm)
+        if tokens and not (isfinite(loss) and isfinite(norm)):
+            raise RunError(f"step {step}: loss {loss}, gradient norm {norm}; try a lower --lr")
+        speed = self._tokens * (step - self._marked_step) / (time.monotonic() - self._marked)
+        self.mark(step)
+        self._say(
+            f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  norm {norm:.3f}  lr {lr:.2e}"
+            f"  {speed:,.0f} tokens/s  {self._left(step)} left"
+        )
+        self._write({"step": step, "loss": loss, "norm": norm, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
+
+    def validation(self, step: int, metrics: Metrics) -> None:
+        """The loss on held-out data after `step` steps."""
+        if self._folder is None:
+            return
+        loss = float(metrics.loss)
+        self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
+        self._write({"step": step, "validation": loss})
+
+    def say(self, line: str) -> None:
+        """A line on the terminal."""
+        if self._folder is not None:
+            self._say(line)
+
+    def summary(self, saved: Path, command: str) -> None:
+        """What was reached, where it lies, and what to try next."""
+        results = ", ".join(f"{name} {self._last[name]:.4f}" for name in ("loss", "validation") if name in self._last)
+        self.say(f"\nfinished {self._steps} steps in {_duration(time.monotonic() - self._began)}: {results}")
+        self.say(f"  log         {self._folder}/log.jsonl\n  checkpoint  {saved}")
+        self.say(f"  train on    {command} --resume --steps {2 * self._steps}\n  all options {command} --help")
+
+    def _left(self, step: int) -> str:
+        spent = time.monotonic() - self._began
+        return _duration(spent / (step - self._first) * (self._steps - step))
+
+    def _say(self, line: str) -> None:
+        print(line, flush=True)
+
+    def _write(self, record: dict[str, float]) -> None:
+        assert self._folder is not None, "log: only rank 0 writes"
+        self._last |= record
+        with open(self._folder / "log.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {seconds:02}s" if minutes else f"{seconds}s"

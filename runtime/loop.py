@@ -1,0 +1,161 @@
+"""The training loop: batches in, lines out, checkpoints now and then.
+
+Non-goals: the step itself (the emitted program's), and what it communicates.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from . import checkpoint
+from .data import Batch, Loader, Stream, find_files, split_files
+from .errors import RunError
+from .launch import Options, check, connect, ending, is_first, parse, torchrun
+from .log import Log
+from .mesh import Mesh
+from .plan import Metrics, Plan
+from .state import State
+
+Build = Callable[[Mesh], tuple[nn.Module, State]]
+TrainStep = Callable[[nn.Module, State, Batch, float], Metrics]
+EvalStep = Callable[[nn.Module, Mesh, Batch], Metrics]
+
+_EVAL_BATCHES = 8
+
+
+def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
+    """Runs the program from the command line: checks, connects, trains, validates, saves.
+
+    Exit status 0, 1 where the run failed, 2 where it could not start.
+    """
+    options = parse(plan)
+    try:
+        check(plan, options)
+        start = _prepare(plan, options)
+    except RunError as error:
+        if is_first():
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    with ending():
+        _Run(plan, options, start, build, train_step, eval_step).go()
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a run begins from: its data, and a checkpoint if it goes on from one."""
+
+    training: Stream
+    validation: Stream | None
+    resume: Path | None
+    first: int
+
+
+def _prepare(plan: Plan, options: Options) -> _Start:
+    """Opens the data and finds the checkpoint.  RunError if either is not there or not enough."""
+    training, held = split_files(find_files(options.data), plan.data.holdout)
+    resume = checkpoint.newest(_checkpoints(options)) if options.resume else None
+    if options.resume and resume is None:
+        raise RunError(f"nothing to resume: no checkpoint in {_checkpoints(options)}")
+    first = checkpoint.finished_steps(resume) if resume else 0
+    if first >= options.steps:
+        raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
+    return _Start(
+        Stream(training, plan.data.dtype, plan.seq),
+        Stream(held, plan.data.dtype, plan.seq) if held else None,
+        resume,
+        first,
+    )
+
+
+def _checkpoints(options: Options) -> Path:
+    return options.run / "checkpoints"
+
+
+class _Run:
+    """One run of the program on this rank, from the first step to the last."""
+
+    def __init__(
+        self, plan: Plan, options: Options, start: _Start, build: Build, train_step: TrainStep, eval_step: EvalStep
+    ) -> None:
+        self.plan, self.options, self.start = plan, options, start
+        self.train_step, self.eval_step = train_step, eval_step
+        self.mesh = connect(plan, options.device)
+        self.model, self.state = build(self.mesh)
+        self.loader = self._loader(start.training)
+        self.held = self._loader(start.validation) if start.validation else None
+        self.log = self._log()
+        self.saved = _checkpoints(options)
+
+    def _loader(self, stream: Stream) -> Loader:
+        plan = self.plan
+        return Loader(
+            stream, plan.inputs, self.mesh, plan.global_batch, plan.microbatches, plan.vocab, self.options.seed
+        )
+
+    def _log(self) -> Log:
+        folder = self.options.run if is_first() else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self.options.resume:
+                _set_aside(folder)
+        return Log(folder, self.start.first, self.options.steps, self.plan.global_batch * self.plan.seq)
+
+    def go(self) -> None:
+        """Trains up to the last step."""
+        self._begin()
+        for step in range(self.start.first, self.options.steps):
+            lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
+            metrics = self.train_step(self.model, self.state, self.loader.batch(step), lr)
+            self._after(step + 1, metrics, lr)
+        self.log.summary(self.saved, torchrun(self.plan))
+
+    def _begin(self) -> None:
+        if self.start.resume is None:
+            self.state.initialise(self.options.seed)
+        else:
+            checkpoint.load(self.start.resume, self.state)
+            self.log.say(f"resuming from {self.start.resume}")
+        axes = " x ".join(f"{name} {size}" for name, size in self.plan.mesh.items())
+        self.log.say(
+            f"{self.plan.name} on {self.mesh.device.type}, mesh {axes}: steps {self.start.first} to"
+            f" {self.options.steps} of {self.plan.global_batch} x {self.plan.seq} tokens"
+        )
+        self.log.mark(self.start.first)
+
+    def _after(self, done: int, metrics: Metrics, lr: float) -> None:
+        """What is due after `done` steps; everything is due after the last."""
+
+        def due(every: int) -> bool:
+            return done % every == 0 or done == self.options.steps
+
+        if due(self.options.log_every):
+            self.log.step(done, metrics, lr)
+        if self.held and due(self.options.eval_every):
+            self.log.validation(done, self._validate(self.held))
+            self.log.mark(done)
+        if due(self.options.save_every):
+            self.saved = checkpoint.save(_checkpoints(self.options), done, self.state)
+            self.log.mark(done)
+
+    @torch.no_grad()
+    def _validate(self, held: Loader) -> Metrics:
+        """Mean loss of a token over the first batches of the held-out data, the same ones each time."""
+        parts = [self.eval_step(self.model, self.mesh, held.batch(i)) for i in range(min(_EVAL_BATCHES, held.batches))]
+        tokens = torch.stack([part.tokens for part in parts])
+        losses = torch.stack([part.loss for part in parts])
+        return Metrics(loss=(losses * tokens).sum() / tokens.sum(), tokens=tokens.sum())
+
+
+def _set_aside(folder: Path) -> None:
+    """Moves an earlier run's record and checkpoints into a folder of their own, so that they are not taken for ours."""
+    earlier = [path for path in (folder / "log.jsonl", folder / "checkpoints") if path.exists()]
+    if earlier:
+        number = next(n for n in range(1, 1 << 30) if not (folder / f"earlier-{n}").exists())
+        target = folder / f"earlier-{number}"
+        target.mkdir()
+        for path in earlier:
+            path.rename(target / path.name)

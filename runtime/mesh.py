@@ -1,0 +1,83 @@
+"""The mesh of ranks: named axes, their process groups, this rank's place on them.
+
+Non-goals: no placements of values (the compiler knows them), no launching.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Axis:
+    """One mesh axis, or several as one, as this rank sees it; `group` is None where `size` is 1."""
+
+    name: str
+    size: int
+    rank: int
+    group: ProcessGroup | None
+    group_name: str
+
+
+class Mesh:
+    """Named axes over all ranks, row-major, outermost first.
+
+    A mesh of one rank needs no process group; any other needs an initialised one of as many ranks.
+    """
+
+    def __init__(self, axes: Mapping[str, int], device: torch.device | str = "cpu") -> None:
+        self.axes = dict(axes)
+        self.device = torch.device(device)
+        self.device_mesh = self._device_mesh()
+        coordinate = self.device_mesh.get_coordinate() if self.device_mesh else [0] * len(self.axes)
+        assert coordinate is not None, f"mesh {self.axes}: this rank has no place on it"
+        self._coordinate = dict(zip(self.axes, coordinate, strict=True))
+        self._cache: dict[tuple[str, ...], Axis] = {}
+
+    def _device_mesh(self) -> DeviceMesh | None:
+        if self.size(*self.axes) == 1:
+            return None
+        return init_device_mesh(self.device.type, tuple(self.axes.values()), mesh_dim_names=tuple(self.axes))
+
+    def size(self, *names: str) -> int:
+        """The number of ranks along the named axes together."""
+        return prod(self.axes[name] for name in names)
+
+    def rank(self, *names: str) -> int:
+        """This rank's index along the named axes together, the first of them outermost."""
+        index = 0
+        for name in names:
+            index = index * self.axes[name] + self._coordinate[name]
+        return index
+
+    def axis(self, *names: str) -> Axis:
+        """The named axes as one, in mesh order.  Collective on first use: all ranks ask in the same order."""
+        names = tuple(name for name in self.axes if name in names)
+        if names not in self._cache:
+            group = self._group([name for name in names if self.axes[name] > 1])
+            group_name = group.group_name if group else ""
+            self._cache[names] = Axis("*".join(names), self.size(*names), self.rank(*names), group, group_name)
+        return self._cache[names]
+
+    def _group(self, names: list[str]) -> ProcessGroup | None:
+        if not names or self.device_mesh is None:
+            return None
+        if len(names) == 1:
+            return self.device_mesh.get_group(names[0])
+        if self.size(*names) == self.size(*self.axes):
+            return dist.group.WORLD
+        return cast(Any, dist).new_group(self._peers(names), use_local_synchronization=True)
+
+    def _peers(self, names: list[str]) -> list[int]:
+        """Global ranks that differ from this one on the named axes only, row-major over them."""
+        peers = [0]
+        for name, size in self.axes.items():
+            steps = range(size) if name in names else [self._coordinate[name]]
+            peers = [peer * size + step for peer in peers for step in steps]
+        return peers

@@ -1,0 +1,40 @@
+"""What an emitted program says of its run, and what its step reports back.
+
+Non-goals: nothing about the model; that is the program itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .data import Corpus, Input
+from .schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The settings of a run; options of the command line replace `data.files`, `steps`, `lr` and `seed`."""
+
+    name: str
+    mesh: Mapping[str, int]  # outermost first
+    data: Corpus
+    inputs: Mapping[str, Input]  # of "tokens" and "labels"
+    vocab: int
+    seq: int  # tokens of a sequence
+    global_batch: int  # sequences of a step, over all ranks and microbatches
+    microbatches: int
+    steps: int
+    seed: int
+    lr: float  # the schedule's peak
+    schedule: Schedule
+    nodes: int = 1
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Of one step, 0-dim tensors equal on all ranks: mean loss of a valid token, their number, gradient norm if any."""
+
+    loss: Tensor
+    tokens: Tensor
+    norm: Tensor | None = None

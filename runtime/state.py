@@ -1,0 +1,151 @@
+"""The state engine: what a training step carries over, in flat buckets, behind one interface.
+
+Non-goals: no communication (the program reduces the flat gradients in sight), no files (checkpoint.py).
+"""
+
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from .buckets import Bucket
+from .mesh import Mesh
+from .optimizers import Group, OptimizerSpec, step
+from .parameters import Spec, Weight
+
+
+class State:
+    """A model's parameters, gradients and optimizer state.
+
+    Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
+    `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
+    two agree.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        buckets: dict[str, tuple[Group, ...]],
+        optimizer: OptimizerSpec,
+        dtype: torch.dtype = torch.float32,
+        master: torch.dtype = torch.float32,
+    ) -> None:
+        self.mesh = mesh
+        members = _members(_specs(model), buckets)
+        self._buckets = {name: Bucket(groups, mesh, dtype, master, optimizer.slots) for name, groups in members.items()}
+        _install(model, {name: p for bucket in self._buckets.values() for name, p in bucket.parameters()})
+        updates = [update for bucket in self._buckets.values() for update in bucket.updates()]
+        self._optimizer = optimizer.build([(group, parameter) for group, parameter, _ in updates])
+        # One count for each torch parameter, all equal.  State stands before the first step, which may be skipped.
+        self._steps = torch.zeros(len(updates), device=mesh.device)
+        for count, (_, parameter, slots) in zip(self._steps.unbind(), updates, strict=True):
+            self._optimizer.state[parameter] = {"step": count, **slots}
+
+    def initialise(self, seed: int) -> None:
+        """Initial values of every parameter, a function of seed, name and global index."""
+        for bucket in self._buckets.values():
+            bucket.initialise(seed)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Each bucket's flat gradient, by name: this rank's sum since the last update."""
+        return {name: bucket.gradient for name, bucket in self._buckets.items()}
+
+    def zero(self) -> None:
+        """Zeroes every gradient."""
+        for bucket in self._buckets.values():
+            bucket.gradient.zero_()
+
+    def update(self, lr: float, scale: Tensor, skip: Tensor) -> None:
+        """One optimizer step on the gradients times `scale` (0-dim), then zeroes them.
+
+        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.
+        """
+        for bucket in self._buckets.values():
+            bucket.gradient.mul_(scale)
+        step(self._optimizer, lr, skip)
+        for bucket in self._buckets.values():
+            bucket.refresh()
+        self.zero()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters (masters) by name, `optimizer/SLOT/NAME` and `optimizer/step`, as views.
+
+        DTensors of global shape; plain tensors on a mesh of one rank.
+        """
+        own = {
+            key: _as_global(local, spec, self.mesh)
+            for bucket in self._buckets.values()
+            for key, spec, local in bucket.record()
+        }
+        return {**own, "optimizer/step": self._steps[0]}
+
+    def load_state_dict(self, values: dict[str, Tensor]) -> None:
+        """Takes over values of the form of `state_dict`, which may be its own views, written to."""
+        for key, own in self.state_dict().items():
+            _local(own).copy_(_local(values[key]))
+        self._steps.fill_(values["optimizer/step"])
+        for bucket in self._buckets.values():
+            bucket.refresh()
+
+
+def _specs(model: nn.Module) -> dict[str, Spec]:
+    """Each parameter's spec by its name; one that two modules share has its first name."""
+    specs: dict[str, Spec] = {}
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, Weight), f"state: `{name}` was not made by weight()"
+        specs[name] = parameter.spec
+    return specs
+
+
+def _members(
+    specs: dict[str, Spec], buckets: dict[str, tuple[Group, ...]]
+) -> dict[str, list[tuple[Group, dict[str, Spec]]]]:
+    """Each bucket's groups with their parameters; asserts that these share out all parameters."""
+    left = dict(specs)
+    members = {bucket: [(group, _claim(group, left)) for group in groups] for bucket, groups in buckets.items()}
+    assert not left, f"state: in no bucket: {', '.join(left)}"
+    return members
+
+
+def _claim(group: Group, left: dict[str, Spec]) -> dict[str, Spec]:
+    """Takes out of `left` what a group's patterns match; asserts that each still matches something."""
+    claimed: dict[str, Spec] = {}
+    for pattern in group.patterns:
+        names = [name for name in left if _matches(name, pattern)]
+        assert names, f"state: `{pattern}` matches no parameter that is not in a bucket already"
+        claimed |= {name: left.pop(name) for name in names}
+    return claimed
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether each dotted part matches: `layers.*.wq` stands for `layers.3.wq` but not for `layers.3.attention.wq`."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:
+    """Puts the made parameters in the place of the declared ones, wherever a module refers to them."""
+    by_declared = {id(declared): made[name] for name, declared in model.named_parameters()}
+    for name, declared in list(model.named_parameters(remove_duplicate=False)):
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, by_declared[id(declared)])
+
+
+def _as_global(local: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
+    """The parameter of which `local` is this rank's part, without a copy."""
+    if mesh.device_mesh is None:
+        return local
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import, needed only to save and load
+
+    dim_of = {axis: dim for dim, axes in spec.split.items() for axis in axes}
+    placements = [Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in mesh.axes]
+    stride = torch.empty(spec.shape, device="meta").stride()
+    return DTensor.from_local(
+        local, mesh.device_mesh, placements, run_check=False, shape=torch.Size(spec.shape), stride=stride
+    )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

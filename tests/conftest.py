@@ -1,0 +1,52 @@
+"""What every test runs under, and the `golden` fixture.  Helpers for forked ranks are in `ranks.py`."""
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Both are read when torch is imported.  Without the first, gloo lets collectives of unequal sizes or dtypes pass.
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+os.environ["OMP_NUM_THREADS"] = "1"
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--update-golden`."""
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what is marked `gpu` on a machine without one."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` demands that `text` equals the file `tests/golden/<name>`."""
+    update = bool(request.config.getoption("--update-golden"))
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
+        elif not path.exists():
+            pytest.fail(f"golden/{name} does not exist: `pytest --update-golden` writes it", pytrace=False)
+        elif (expected := path.read_bytes().decode()) != text:
+            pytest.fail(_difference(name, expected, text), pytrace=False)
+
+    return compare
+
+
+def _difference(name: str, expected: str, text: str) -> str:
+    lines = difflib.unified_diff(expected.splitlines(True), text.splitlines(True), f"golden/{name}", "now")
+    return f"golden/{name} differs: `pytest --update-golden` accepts the new text\n{''.join(lines)}"

@@ -1,0 +1,97 @@
+"""Runs a function on forked gloo ranks.  Forking after torch is imported starts four of them in a tenth of a second."""
+
+import io
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # else gloo accepts unequal sizes and dtypes in silence
+
+
+def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+    """`function(*args)` on each of `world` ranks with a gloo group; their results, by rank.
+
+    A rank that raises fails the test with its traceback; then, and after `timeout` seconds, all are killed.
+    """
+    context = multiprocessing.get_context("fork")
+    port = _free_port()
+    pipes = [context.Pipe(duplex=False) for _ in range(world)]
+    ranks = [
+        context.Process(target=_main, args=(sender, rank, world, port, function, args), daemon=True)
+        for rank, (_, sender) in enumerate(pipes)
+    ]
+    for rank in ranks:
+        rank.start()
+    for _, sender in pipes:
+        sender.close()
+    try:
+        return _collect([receiver for receiver, _ in pipes], timeout)
+    finally:
+        _end(ranks)
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def _main(
+    sender: Connection, rank: int, world: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+        sender.send_bytes(_packed(True, function(*args)))
+        dist.barrier()  # so that no rank tears down a connection that another still reads
+    except BaseException:
+        sender.send_bytes(_packed(False, traceback.format_exc()))
+    finally:
+        os._exit(0)  # the parent's atexit handlers are not ours
+
+
+def _packed(succeeded: bool, result: Any) -> bytes:
+    """By value: tensors sent as they are would share memory with a process that is about to end."""
+    buffer = io.BytesIO()
+    torch.save((succeeded, result), buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> tuple[bool, Any]:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _collect(receivers: list[Connection], timeout: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < len(receivers):
+        left = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
+        if not wait(left, timeout):
+            pytest.fail(f"ranks {[r for r in range(len(receivers)) if r not in results]}: nothing within {timeout} s")
+        for rank, receiver in enumerate(receivers):
+            if rank in results or not receiver.poll():
+                continue
+            try:
+                succeeded, result = _unpacked(receiver.recv_bytes())
+            except EOFError:
+                pytest.fail(f"rank {rank} died without a word")
+            if not succeeded:
+                pytest.fail(f"rank {rank}:\n{result}", pytrace=False)
+            results[rank] = result
+    return [results[rank] for rank in range(len(receivers))]
+
+
+def _end(ranks: Sequence[BaseProcess]) -> None:
+    for rank in ranks:
+        rank.join(0.5)
+        rank.kill()
+        rank.join()

@@ -1,0 +1,175 @@
+"""The ops of emitted programs against plain torch."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ranks import run_ranks
+from scalec.runtime import (
+    Mesh,
+    all_reduce,
+    attention,
+    clip_scale,
+    count_valid,
+    cross_entropy,
+    embedding,
+    max_logit,
+    replicate,
+    rms_norm,
+    rope,
+    rope_table,
+    softmax_parts,
+    sum_squares,
+    token_loss,
+)
+
+VOCAB, HIDDEN = 12, 8
+EXACT = {"atol": 1e-12, "rtol": 1e-12}
+
+
+def _labels() -> Tensor:
+    """[5, 3] with ignored ones, and none in the last third of the vocabulary: that rank holds no target."""
+    labels = torch.randint(0, 8, (5, 3), generator=torch.Generator().manual_seed(1))
+    labels[0, 0], labels[4, 1] = -1, -100
+    return labels
+
+
+def _logits(dtype: torch.dtype = torch.float64) -> Tensor:
+    return (30 * torch.randn(5, 3, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(2))).to(dtype)
+
+
+def _expected(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = logits.detach().clone().requires_grad_()
+    flat = labels.masked_fill(labels < 0, -100).flatten()
+    loss = F.cross_entropy(logits.flatten(0, 1), flat, ignore_index=-100, reduction="sum")
+    (gradient,) = torch.autograd.grad(3 * loss, logits)
+    return loss.detach(), gradient
+
+
+def _vocabulary_parallel() -> None:
+    axis = Mesh({"tp": torch.distributed.get_world_size()}).axis("tp")
+    whole, labels = _logits(), _labels()
+    logits = whole.chunk(axis.size, -1)[axis.rank].clone().requires_grad_()
+    m = all_reduce(max_logit(logits), axis, op="max")
+    z, t = softmax_parts(logits, m, labels, axis)
+    loss = token_loss(m, all_reduce(z, axis), all_reduce(t, axis), labels)
+    (3 * loss).backward()
+    value, gradient = _expected(whole, labels)
+    torch.testing.assert_close(loss.detach(), value, **EXACT)
+    torch.testing.assert_close(logits.grad, gradient.chunk(axis.size, -1)[axis.rank], **EXACT)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_vocabulary_parallel_loss_is_cross_entropy(world: int) -> None:
+    run_ranks(world, _vocabulary_parallel)
+
+
+def test_cross_entropy_in_float64() -> None:
+    logits = _logits().requires_grad_()
+    loss = cross_entropy(logits, _labels())
+    (3 * loss).backward()
+    value, gradient = _expected(logits, _labels())
+    torch.testing.assert_close(loss.detach(), value, **EXACT)
+    torch.testing.assert_close(logits.grad, gradient, **EXACT)
+
+
+def test_cross_entropy_of_bfloat16_is_summed_in_float32() -> None:
+    logits = _logits(torch.bfloat16).requires_grad_()
+    loss = cross_entropy(logits, _labels())
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert logits.grad is not None
+    assert logits.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(loss.detach(), _expected(logits.float(), _labels())[0])
+
+
+def test_a_step_without_valid_tokens_has_loss_and_gradient_zero() -> None:
+    logits = _logits().requires_grad_()
+    labels = torch.full((5, 3), -1)
+    loss = cross_entropy(logits, labels)
+    loss.backward()
+    assert count_valid(labels).item() == 0
+    assert count_valid(_labels()).item() == 13
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+def _vocabulary_parallel_embedding() -> None:
+    axis = Mesh({"tp": 2}).axis("tp")
+    table = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    tokens = torch.tensor([[0, 5], [6, 11], [5, 5]])
+    whole = table.clone().requires_grad_()
+    F.embedding(tokens, whole).square().sum().backward()
+    part = table.chunk(2)[axis.rank].clone().requires_grad_()
+    out = all_reduce(embedding(tokens, part, axis), axis)
+    assert torch.equal(out, F.embedding(tokens, table))
+    out.square().sum().backward()
+    assert torch.equal(part.grad, whole.grad.chunk(2)[axis.rank])
+
+
+def test_vocabulary_parallel_embedding() -> None:
+    run_ranks(2, _vocabulary_parallel_embedding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rms_norm_computes_inside_in_float32_at_least(dtype: torch.dtype) -> None:
+    x, weight = (10 * torch.randn(7, HIDDEN)).to(dtype), torch.randn(HIDDEN).to(dtype)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert rms_norm(x, weight, eps=1e-5).dtype == dtype
+    tolerance = {"atol": 0, "rtol": 2**-8} if dtype == torch.bfloat16 else EXACT
+    torch.testing.assert_close(rms_norm(x, weight, eps=1e-5).double(), expected, **tolerance)
+
+
+def test_rope_rotates_halves_by_position() -> None:
+    table = rope_table(6, HIDDEN, theta=100.0, between=2, mesh=Mesh({}), dtype=torch.float64)
+    x = torch.randn(6, 2, 3, HIDDEN, dtype=torch.float64)
+    pairs = torch.complex(x[..., : HIDDEN // 2], x[..., HIDDEN // 2 :])
+    angles = torch.tensor([[s * 100.0 ** (-2 * i / HIDDEN) for i in range(HIDDEN // 2)] for s in range(6)])
+    turned = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())[:, None, None]
+    torch.testing.assert_close(rope(x, table), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=0)
+    batch_first = rope_table(6, HIDDEN, theta=100.0, between=1, mesh=Mesh({}), dtype=torch.float64)
+    assert torch.equal(rope(x.transpose(0, 1), batch_first), rope(x, table).transpose(0, 1))
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[s, b, n, d]; query head i attends to head i // (n / k)."""
+    k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
+    scores = torch.einsum("sbnd,tbnd->bnst", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(torch.ones(q.shape[0], q.shape[0]).triu(1).bool(), -torch.inf)
+    return torch.einsum("bnst,tbnd->sbnd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_attention_is_causal_and_groups_queries(kv_heads: int) -> None:
+    q = torch.randn(5, 2, 4, 8, dtype=torch.float64)
+    k, v = (torch.randn(5, 2, kv_heads, 8, dtype=torch.float64) for _ in range(2))
+    expected = _plain_attention(q, k, v)
+    torch.testing.assert_close(attention(q, k, v, seq=0), expected, **EXACT)
+    swapped = attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), seq=1)
+    torch.testing.assert_close(swapped.transpose(0, 1), expected, **EXACT)
+
+
+def test_sum_of_squares_and_clipping_are_those_of_torch() -> None:
+    a, b = (torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2))
+    a.grad, b.grad = torch.tensor([3.0, 0, 1]).double(), torch.tensor([0, -4.0, 2]).double()
+    gradients = [a.grad.clone(), b.grad.clone()]
+    norm = sum_squares(*gradients).sqrt()
+    assert norm.item() == pytest.approx(torch.nn.utils.clip_grad_norm_([a, b], 2.0).item(), rel=1e-15)
+    torch.testing.assert_close(gradients[0] * clip_scale(norm, 2.0), a.grad, **EXACT)
+    assert clip_scale(norm, 100.0).item() == 1
+    assert sum_squares(torch.full((1 << 12,), 3e2, dtype=torch.bfloat16)).item() == 9e4 * (1 << 12)
+
+
+def _mlp() -> None:
+    axis = Mesh({"tp": 2}).axis("tp")
+    x = torch.ones(2, 2, requires_grad=True)
+    all_reduce(replicate(x, axis) * (axis.rank + 1), axis).sum().backward()
+    assert x.grad is not None
+    assert x.grad.unique().tolist() == [3.0]
+
+
+def test_f_and_g_of_megatron_sum_over_ranks() -> None:
+    run_ranks(2, _mlp)
