@@ -76,7 +76,7 @@ CODES = {
     "E0607": "token ids and numbers confused",
     "E0608": "not one of the choices",
 }
-"""Every code and what it stands for.  01 syntax, 02 names, 03 dims and arithmetic, 04 settings, 05 mesh and shard, 06 ops."""
+"""Every code and what it stands for."""
 
 
 @frozen
@@ -137,9 +137,6 @@ class Diagnostics:
     def add(self, error: PlanError) -> None:
         """Adds the mistakes of an error that was caught so as to go on looking."""
         self._found.extend(error.diagnostics)
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
 
     def check(self) -> None:
         """Raises PlanError with all that was found, if anything was."""

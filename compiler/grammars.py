@@ -8,24 +8,26 @@ import os
 from pathlib import Path
 from typing import Any
 
-import scalec.grammar
 from lark import Lark, Transformer
+
+import scalec.grammar
 
 
 def parser(name: str, builder: Transformer[Any, Any]) -> Lark:
     """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up."""
-    return Lark.open(
-        str(Path(scalec.grammar.__path__[0], f"{name}.lark")),
-        parser="lalr",
-        strict=True,
-        maybe_placeholders=False,
-        transformer=builder,
-        cache=_cache_file(name),
-    )
+    with Path(scalec.grammar.__path__[0], f"{name}.lark").open(encoding="utf-8") as file:
+        return Lark(
+            file,  # and not its text, since its imports are relative to it
+            parser="lalr",
+            strict=True,
+            maybe_placeholders=False,
+            transformer=builder,
+            cache=_cache_file(name),
+        )
 
 
 def _cache_file(name: str) -> str | bool:
-    """Where the table is kept: in a folder that nobody else can write to, since loading it can run code; else nowhere."""
+    """Where the table is kept: only in a folder that nobody else can write to, since loading it can run code."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = base / "scalec"

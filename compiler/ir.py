@@ -219,10 +219,14 @@ class Init:
 
 @frozen
 class Param:
-    """A parameter: its state of record, the trailing `inner` dims that a matrix product contracts, its first value."""
+    """A parameter: its state of record, how it begins, and two counts of its dims.
+
+    The first `stacked` dims are those of repeats, the last `inner` ones those that a matrix product contracts.
+    """
 
     name: str
     type: Type
+    stacked: int
     inner: int
     init: Init
     span: Span = _span()

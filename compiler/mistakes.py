@@ -4,7 +4,7 @@ Non-goals: recovery; the first error ends the parse.
 """
 
 from collections.abc import Set
-from typing import Any
+from typing import Any, cast
 
 from lark import Token
 from lark.exceptions import UnexpectedInput, UnexpectedToken
@@ -14,7 +14,7 @@ from .source import Source, Span
 from .syntax import Name
 
 MOST = 4
-"""How many alternatives a message names; beyond that it only says what was found."""
+"""How many alternatives a message names."""
 
 _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 _VALUE = frozenset({"NAME", "NUMBER", "STRING", "LSQB", "LPAR", "MINUS"})
@@ -52,9 +52,9 @@ def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
     """The diagnostic for a text that the grammar does not accept."""
     if not isinstance(error, UnexpectedToken):
         return _strange_character(error, source)
-    if error.token.type == "$END":
-        return _end(error, source)
-    return _unexpected(error, source)
+    token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
+    word = _end if token.type == "$END" else _unexpected
+    return word(error, token, source)
 
 
 def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
@@ -64,38 +64,34 @@ def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
     return _error(f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), _STRANGE.get(character, ""))
 
 
-def _end(error: UnexpectedToken, source: Source) -> Diagnostic:
-    end = len(source.text.rstrip())
-    return _error(f"expected {_expected(error)}, found the end of the file", source.span(max(0, end - 1), end), "")
+def _end(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
+    last = source.span(token.start_pos or 0, token.end_pos or 0)  # lark places the end where the last token is
+    return Diagnostic("E0104", f"expected {_expected(error)}, found the end of the file", last, "after this")
 
 
-def _unexpected(error: UnexpectedToken, source: Source) -> Diagnostic:
-    token = error.token
+def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
     start = token.start_pos or 0
     span = source.span(start, start + len(token))
     before = _before(error)
-    if forgotten := _forgotten_value(token, before, span):
+    if forgotten := _forgotten_value(token, before, source):
         return forgotten
     return _error(f"expected {_expected(error)}, found `{_short(token)}`", span, _help(token, before, _accepts(error)))
 
 
-def _before(error: UnexpectedToken) -> list[Any]:
+def _before(error: UnexpectedInput) -> list[Any]:
     """Tokens and nodes that the parser had put together, the nearest last."""
-    return list(error.interactive_parser.parser_state.value_stack) if error.interactive_parser else []
+    return _parser(error).parser_state.value_stack
 
 
-def _forgotten_value(token: Token, before: list[Any], span: Span) -> Diagnostic | None:
+def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnostic | None:
     """`seq =`, and on the next line `steps = 10`: the second `=` is where the parser notices."""
     match before:
         case [*_, Name(), Token(type="EQUAL") as equal, Name() as value] if token.type == "EQUAL":
             if value.span.line == equal.line:
                 return None
-            at = Span(
-                span.path, equal.line or 0, equal.column or 0, equal.end_line or 0, equal.end_column or 0, span.text
-            )
-            return Diagnostic(
-                "E0104", f"expected a value, found `{value} =`", at, notes=(Note(value.span, "found here"),)
-            )
+            at = source.span(equal.start_pos or 0, equal.end_pos or 0)
+            notes = (Note(value.span, "found here"),)
+            return Diagnostic("E0104", f"expected a value, found `{value} =`", at, notes=notes)
         case _:
             return None
 
@@ -127,8 +123,13 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
 
 
 def _accepts(error: UnexpectedInput) -> Set[str]:
+    return _parser(error).accepts()
+
+
+def _parser(error: UnexpectedInput) -> Any:
     parser: Any = getattr(error, "interactive_parser", None)
-    return parser.accepts() if parser else frozenset()
+    assert parser, "mistakes: an error without the parser's state"
+    return parser
 
 
 def _expected(error: UnexpectedInput) -> str:

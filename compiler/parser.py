@@ -129,7 +129,7 @@ class _Builder(Transformer[Token, Plan]):
 
     def param(self, parts: Parts) -> ParamUse:
         name, _, *dims, _ = parts
-        *ins, outs = [part for part in dims if isinstance(part, tuple)]
+        *ins, outs = _nodes(dims)
         return ParamUse(name, ins[0] if ins else (), outs, self._span(parts))
 
     def names(self, parts: Parts) -> tuple[Name, ...]:
@@ -169,8 +169,8 @@ class _Builder(Transformer[Token, Plan]):
     def _place(self, part: Any) -> Span:
         if not isinstance(part, Token):
             return part.span
-        assert part.line and part.column and part.end_line and part.end_column, "parser: a token without a place"
-        return Span(self._source.path, part.line, part.column, part.end_line, part.end_column, self._source.text)
+        line, column, end_line, end_column = part.line or 0, part.column or 0, part.end_line or 0, part.end_column or 0
+        return Span(self._source.path, line, column, end_line, end_column, self._source.text)
 
 
 def _only(kind: type[T], parts: Parts) -> tuple[T, ...]:

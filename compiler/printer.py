@@ -25,7 +25,7 @@ def print_ir(program: Program) -> str:
             for c in program.claims
         ),
         *(
-            f"param {p.name}: {print_type(p.type)} ~ {p.init.kind}({_join(p.init.args)}) inner {p.inner} {_location(p.span)}"
+            f"param {p.name}: {print_type(p.type)} ~ {p.init.kind}({_join(p.init.args)}) stacked {p.stacked} inner {p.inner} {_location(p.span)}"
             for p in program.params
         ),
         *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
@@ -48,16 +48,24 @@ def print_op(op: Op) -> str:
 
 
 def _region(region: Region, indent: str) -> Iterator[str]:
-    args = _join(f"{_value(a.value)} = {a.enter.value} {a.source}" for a in region.args)
-    head = " ".join(filter(None, (region.kind, region.dim, "reversed" if region.reverse else "", f"({args})")))
-    yield f"{indent}{_results(region.results)}{head} {_location(region.span)} {{"
+    for value in region.results[:-1]:
+        yield f"{indent}{_value(value)},"
+    results = _results(region.results[-1:])
+    head = " ".join(filter(None, (region.kind, region.dim, "reversed" if region.reverse else "")))
+    if region.args:
+        yield f"{indent}{results}{head} ("
+        ends = [","] * (len(region.args) - 1) + [f") {_location(region.span)} {{"]
+        for arg, end in zip(region.args, ends, strict=True):
+            yield f"{indent}    {_value(arg.value)} = {arg.enter.value} {arg.source}{end}"
+    else:
+        yield f"{indent}{results}{head} () {_location(region.span)} {{"
     for stmt in region.body:
         if isinstance(stmt, Region):
             yield from _region(stmt, indent + "  ")
         else:
             yield f"{indent}  {print_op(stmt)}"
     if region.yields:
-        yield f"{indent}  yield {_join(f'{y.leave.value} {y.name}' for y in region.yields)}"
+        yield f"{indent}  yield {_join(f'{end.leave.value} {end.name}' for end in region.yields)}"
     yield f"{indent}}}"
 
 

@@ -45,7 +45,7 @@ def is_ir(text: str) -> bool:
 def read_ir(source: Source) -> Program:
     """The program that `source` shows.  Raises PlanError where it is not IR text."""
     head, separator, rest = source.text.partition("\nprogram ")
-    sections = {section.kind: section for section in parse_plan(Source(source.path, head)).sections()}
+    sections = {section.kind.name: section for section in parse_plan(Source(source.path, head)).sections()}
     found = Diagnostics()
     cluster = settings.read(settings.Cluster, sections["cluster"], found)
     train = settings.read(settings.Train, sections["train"], found)
@@ -93,9 +93,9 @@ class _Builder(Transformer[Token, Program]):
         return Claim(int(rank), str(dim), str(axis), how == "over", span=loc)
 
     def param(self, value: Value, kind: Token, *rest: Any) -> Param:
-        *args, inner, span = rest
+        *args, stacked, inner, span = rest
         numbers = tuple(map(float, args))
-        return Param(value.name, value.type, int(inner), Init(str(kind), numbers), span=span)
+        return Param(value.name, value.type, int(stacked), int(inner), Init(str(kind), numbers), span=span)
 
     def bucket(self, value: Value, params: tuple[str, ...]) -> Bucket:
         return Bucket(value.name, params, value.type)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
-from .schema import (
+from .fields import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
@@ -19,15 +19,14 @@ from .schema import (
     heading,
     only,
     pair,
-    read,
     real,
     section,
     sections,
     share,
-    show,
     texts,
     word,
 )
+from .schema import read, show
 
 __all__ = ["STDLIB", "Cluster", "Data", "Group", "Optimizer", "Schedule", "Settings", "Train", "read", "show"]
 

@@ -7,6 +7,9 @@ Non-goals: no asynchronous saving; nothing but the state (the order of data foll
 
 import re
 import shutil
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +28,8 @@ def save(folder: Path, step: int, state: State) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     barrier()
-    _dcp().save(state.state_dict(), checkpoint_id=part)
+    with _dcp() as dcp:
+        dcp.save(state.state_dict(), checkpoint_id=part)
     barrier()
     if _is_first():
         shutil.rmtree(whole, ignore_errors=True)
@@ -38,7 +42,8 @@ def save(folder: Path, step: int, state: State) -> Path:
 def load(path: Path, state: State) -> None:
     """Fills the state from a checkpoint written on any mesh.  Collective."""
     values = state.state_dict()
-    _dcp().load(values, checkpoint_id=path)
+    with _dcp() as dcp:
+        dcp.load(values, checkpoint_id=path)
     state.load_state_dict(values)
 
 
@@ -53,10 +58,14 @@ def barrier() -> None:
         cast(Any, dist).barrier()
 
 
-def _dcp() -> Any:
+@contextmanager
+def _dcp() -> Generator[Any]:
+    """torch.distributed.checkpoint, without its warning that a single process is a single process."""
     import torch.distributed.checkpoint as dcp  # slow to import, needed only to save and load
 
-    return dcp
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield dcp
 
 
 def _is_first() -> bool:

@@ -42,7 +42,11 @@ class Text:
 
     files: tuple[str, ...]
     holdout: float = 0.05
-    dtype: torch.dtype = torch.uint8
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of a byte."""
+        return torch.uint8
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class Tokens:
     """Files of nothing but token ids of one integer dtype; the share `holdout` of them is kept for validation."""
 
     files: tuple[str, ...]
-    holdout: float = 0.05
     dtype: torch.dtype = torch.uint16
+    holdout: float = 0.05
 
 
 def find_files(patterns: tuple[str, ...]) -> list[str]:

@@ -67,9 +67,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seq: int) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored."""
-    m = max_logit(logits)
-    z, t = softmax_parts(logits, m, labels)
-    return token_loss(m, z, t, labels)
+    z, t = softmax_parts(logits, max_logit(logits), labels)
+    return token_loss(z, t, labels)
 
 
 def max_logit(logits: Tensor) -> Tensor:
@@ -78,7 +77,7 @@ def max_logit(logits: Tensor) -> Tensor:
 
 
 def softmax_parts(logits: Tensor, m: Tensor, labels: Tensor, axis: Axis | None = None) -> tuple[Tensor, Tensor]:
-    """z = Σ exp(logit − m) and t = the label's logit or 0, both [...]; P over the axis that shards v.
+    """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P over the axis of v.
 
     m is taken as constant: its gradients through z and through `token_loss` cancel.
     """
@@ -95,7 +94,7 @@ class _SoftmaxParts(Function):
         index = labels.unsqueeze(-1).masked_fill(outside, 0)
         ctx.save_for_backward(logits, m, index, outside)
         z = (logits - m.unsqueeze(-1)).exp_().sum(-1)
-        t = logits.gather(-1, index).to(m.dtype).masked_fill(outside, 0).squeeze(-1)
+        t = (logits.gather(-1, index) - m.unsqueeze(-1)).masked_fill(outside, 0).squeeze(-1)
         return z, t
 
     @staticmethod
@@ -107,9 +106,9 @@ class _SoftmaxParts(Function):
         return gradient.to(logits.dtype), None, None
 
 
-def token_loss(m: Tensor, z: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-    """Σ log z + m − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient."""
-    return (z.log() + m - t).masked_fill(labels < 0, 0).sum()
+def token_loss(z: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    """Σ log z − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient."""
+    return (z.log() - t).masked_fill(labels < 0, 0).sum()
 
 
 def count_valid(labels: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def _update(model: nn.Module, state: State, step: int, dtype: torch.dtype = torc
 def _plain(parameters: dict[str, Tensor], optimizer: AdamW | SGD) -> dict[str, Tensor]:
     """Three steps of torch's optimizer, not fused, on separate parameters."""
     model = _Model(Mesh({}))
-    own = {name: nn.Parameter(value.clone()) for name, value in parameters.items()}
+    own: dict[str, Tensor] = {name: nn.Parameter(value.clone()) for name, value in parameters.items()}
     groups = [
         {"params": [p], "scale": 0.5 if name == "out" else 1.0, "weight_decay": 0.1 if name.endswith(".w") else 0.0}
         for name, p in own.items()
@@ -107,6 +107,11 @@ def test_a_skipped_step_changes_nothing_but_the_gradients(optimizer: AdamW | SGD
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.flatten()
+
+
 def test_parameters_and_gradients_are_views_of_flat_buckets() -> None:
     model, state = _made(AdamW())
     gradients = state.gradients()
@@ -114,7 +119,7 @@ def test_parameters_and_gradients_are_views_of_flat_buckets() -> None:
     model(_input(0)).backward()
     parameters = dict(model.named_parameters())
     in_order = ["out", "layers.0.w", "layers.1.w"]
-    assert torch.equal(torch.cat([parameters[name].grad.flatten() for name in in_order]), gradients["rest"])
+    assert torch.equal(torch.cat([_gradient(parameters[name]) for name in in_order]), gradients["rest"])
     assert gradients["rest"].any()
     state.zero()
     assert not gradients["rest"].any()

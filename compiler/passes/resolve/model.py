@@ -16,7 +16,7 @@ from ...source import Span
 from .arithmetic import Scalar, evaluate
 
 STEMS = {"contract": "y", "attention": "o", "rmsnorm": "n", "silu": "g", "mul": "g", "add": "y", "embedding": "e", "rope": "r"}
-"""What results without a name in the plan are called."""
+"""What results without a name in the plan are called, after the underscore that marks them."""
 
 @frozen
 class Built:
@@ -238,7 +238,7 @@ class _Builder:
             (type,) = OPS[kind].infer(self._frame, [self._types[name] for name in inputs], op)
         except TypingError as error:
             raise _wrong("E0307", str(error), span, "these dims do not fit") from None
-        value = self._value(like or STEMS.get(kind, kind), type)
+        value = self._value(like or f"_{STEMS.get(kind, kind)}", type)
         self._out.append(evolve(op, outputs=(value,)))
         return value.name
 
@@ -260,7 +260,7 @@ class _Builder:
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             raise _wrong("E0308", f"`{name}` has dim `{twice[-1]}` twice", twice[-1].span, "again")
         self._names.fresh(name)
-        param = Param(name, Type(self._stored, dims), len(use.ins), Init(""), span=use.span)
+        param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self._params[name] = param
         leaf = self._value(name, evolve(param.type, dtype=self._dtype))
         self._leaves[name] = Op("leaf", (name,), (leaf,), (), span=use.span)

@@ -1,0 +1,102 @@
+"""What a program's step communicates and how many parameters it has, read off the IR.
+
+Purpose: one list of collectives, for the user, for `plan.json` and for the test that holds a recorded run against it.
+Non-goals: time and memory.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Literal
+
+from attrs import frozen
+
+from .ir import ITEM_BYTES, Kind, Op, Program, Region, Value
+from .placements import coercion_of, ends
+
+Where = Literal["forward", "backward", "step"]
+
+
+@frozen
+class Collective:
+    """A collective of the step as one rank sees it; it is done `count` times in a step.
+
+    op       all_reduce, all_gather, reduce_scatter or all_to_all
+    maximum  whether an all_reduce takes the maximum, not the sum
+    axes     the mesh axes of the group of `ranks` ranks
+    shape    of the local tensor that goes in
+    value    the name of what comes out
+    line     the plan's line that asks for it, as `name.scale:7`
+    """
+
+    op: str
+    maximum: bool
+    axes: tuple[str, ...]
+    ranks: int
+    dtype: str
+    shape: tuple[int, ...]
+    count: int
+    where: Where
+    value: str
+    line: str
+
+    @property
+    def elements(self) -> int:
+        """The number of elements that go in."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The size in bytes of what goes in."""
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+def collectives(program: Program) -> tuple[Collective, ...]:
+    """Everything that a rank communicates in one step, in the order of the IR; `program` has been differentiated."""
+    assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
+    return tuple(_Account(program).within(program.region, 1, "step"))
+
+
+def parameter_count(program: Program) -> int:
+    """The number of parameters of the model, over all ranks."""
+    return sum(prod(program.size(dim) for dim in param.type.dims) for param in program.params)
+
+
+class _Account:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._types = {p.name: p.type for p in program.params} | {v.name: v.type for v in _values(program.region)}
+
+    def within(self, region: Region, count: int, where: Where) -> Iterator[Collective]:
+        """The collectives of a region whose body runs `count` times in a step."""
+        for stmt in region.body:
+            if isinstance(stmt, Region):
+                times = self._program.size(stmt.dim) if stmt.dim else 1
+                yield from self.within(stmt, count * times, _BLOCKS.get(stmt.kind, where))
+            elif stmt.kind == "coerce" and coercion_of(stmt).collective:
+                yield self._collective(stmt, count, where)
+
+    def _collective(self, op: Op, count: int, where: Where) -> Collective:
+        axes, source = op.names("axes"), self._types[op.inputs[0]]
+        return Collective(
+            op=coercion_of(op).collective,
+            maximum=ends(op)[0].kind is Kind.MAXIMUM,
+            axes=axes,
+            ranks=self._program.degree(axes),
+            dtype=source.dtype,
+            shape=self._program.local_shape(source),
+            count=count,
+            where=where,
+            value=op.outputs[0].name,
+            line=str(op.span),
+        )
+
+
+_BLOCKS: dict[str, Where] = {"forward": "forward", "backward": "backward"}
+
+
+def _values(region: Region) -> Iterator[Value]:
+    """Every value that is bound in `region`, at any depth."""
+    yield from (arg.value for arg in region.args)
+    yield from region.results
+    for stmt in region.body:
+        yield from _values(stmt) if isinstance(stmt, Region) else stmt.outputs

@@ -1,0 +1,137 @@
+"""One op as one Python expression.
+
+Purpose: the table from op kinds to the calls of emitted programs.  Non-goals: lines, names, comments.
+"""
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from ..ir import Kind, Op, Program, Type
+from ..ops import OPS
+from ..placements import coercion_of, ends
+
+ATOM, PRODUCT, SUM = 3, 2, 1
+"""How tightly an expression binds."""
+
+
+@frozen
+class Expr:
+    """Python text, how tightly it binds, the values it reads, and the ops in it."""
+
+    text: str
+    binds: int
+    reads: tuple[str, ...]
+    ops: tuple[Op, ...] = ()
+
+    def within(self, binds: int) -> str:
+        """The text as an operand of an operator that binds so tightly."""
+        return self.text if self.binds >= binds else f"({self.text})"
+
+
+@frozen
+class Context:
+    """What an expression needs of its surroundings."""
+
+    program: Program
+    types: Callable[[str], Type]
+    axis: Callable[[tuple[str, ...]], str]  # the group over these axes
+    rotary: Callable[[Op], str]  # the table of rotary positions that an op `rope` turns by
+    is_matrix: Callable[[str], bool]  # whether a value is a parameter stored as a matrix
+
+
+def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
+    """The expression that computes `op` from the expressions of its operands."""
+    text, binds = WRITERS.get(op.kind, _call)(op, operands, context)
+    return Expr(text, binds, tuple(n for e in operands for n in e.reads), (*(o for e in operands for o in e.ops), op))
+
+
+Written = tuple[str, int]
+
+
+def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    function = OPS[op.kind].function
+    assert function, f"emit: {op.kind} has no runtime function"
+    return f"{function}({', '.join(e.text for e in operands)})", ATOM
+
+
+def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return " + ".join(e.within(SUM) for e in operands), SUM
+
+
+def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"{operands[0].within(PRODUCT)} * {operands[1].within(ATOM)}", PRODUCT
+
+
+def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """`linear`, with a left side of several contracted dims flattened and a result of several new dims unflattened."""
+    inner = len(op.names("over"))
+    weight = context.types(op.inputs[1])
+    left = f"{operands[0].within(ATOM)}.flatten(-{inner})" if inner > 1 else operands[0].text
+    view = "" if context.is_matrix(op.inputs[1]) else matrix_view(weight, inner)
+    right = operands[1].within(ATOM) + view if view else operands[1].text
+    outer = [context.program.local_size(weight, dim) for dim in weight.dims[: len(weight.dims) - inner]]
+    unflatten = f".unflatten(-1, ({', '.join(map(str, outer))}))" if len(outer) > 1 else ""
+    return f"linear({left}, {right}){unflatten}", ATOM
+
+
+def matrix_view(type: Type, inner: int) -> str:
+    """How a value of several outer or inner dims becomes a matrix."""
+    outer = len(type.dims) - inner
+    return (f".flatten(-{inner})" if inner > 1 else "") + (f".flatten(0, {outer - 1})" if outer > 1 else "")
+
+
+def _rmsnorm(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"rms_norm({operands[0].text}, {operands[1].text}, eps={op.get('eps')!r})", ATOM
+
+
+def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"rope({operands[0].text}, {context.rotary(op)})", ATOM
+
+
+def _attention(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    q, k, v = (e.text for e in operands)
+    return f"attention({q}, {k}, {v}, seq={context.types(op.inputs[0]).dims.index('seq')})", ATOM
+
+
+def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    table = context.types(op.inputs[1])
+    return _over_classes("embedding", operands, table.axes_of(table.dims[0]), context)
+
+
+def _softmax_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    logits = context.types(op.inputs[0])
+    return _over_classes("softmax_parts", operands, logits.axes_of(logits.dims[-1]), context)
+
+
+def _over_classes(function: str, operands: Sequence[Expr], axes: tuple[str, ...], context: Context) -> Written:
+    """A call that is told which part of the vocabulary this rank holds."""
+    arguments = [e.text for e in operands] + ([context.axis(axes)] if axes else [])
+    return f"{function}({', '.join(arguments)})", ATOM
+
+
+def _coerce(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    source, target = ends(op)
+    type = context.types(op.inputs[0])
+    arguments = [operands[0].text, context.axis(op.names("axes"))]
+    if source.kind is Kind.SHARDED and target.kind is Kind.SHARDED:
+        arguments += [f"dim_from={type.dims.index(source.dim)}", f"dim_to={type.dims.index(target.dim)}"]
+    elif dim := source.dim or target.dim:
+        arguments.append(f"dim={type.dims.index(dim)}")
+    elif source.kind is Kind.MAXIMUM:
+        arguments.append('op="max"')
+    return f"{coercion_of(op).function}({', '.join(arguments)})", ATOM
+
+
+WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
+    "add": _add,
+    "attention": _attention,
+    "coerce": _coerce,
+    "contract": _contract,
+    "embedding": _embedding,
+    "mul": _mul,
+    "rmsnorm": _rmsnorm,
+    "rope": _rope,
+    "softmax_parts": _softmax_parts,
+}
+"""How ops are written that are more than a call of their operands."""

@@ -1,0 +1,406 @@
+"""The forward of a step as `nn.Module` classes: one for the model, one for each repeat.
+
+Purpose: one line per named value and coercion; what the plan did not name stands inside the line that uses it.
+Non-goals: the step around forward (`step`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from attrs import Factory, define, evolve, frozen
+
+from ..ir import Arg, Enter, Kind, Op, Param, Program, Region, Stmt, Type, walk
+from ..placements import coercion, coercion_of, conjugate, ends
+from .expressions import ATOM, Context, Expr, express
+from .words import axes_word, class_name, identifier, literal, matrix_shape, place, shape
+
+WIDTH = 120
+INLINE = 88
+"""The longest expression that still takes in another one."""
+
+
+@frozen
+class Table:
+    """Rotary positions that a model computes once."""
+
+    seq: int
+    dim: int
+    theta: float
+    between: int
+
+
+@define
+class Module:
+    """A class under construction."""
+
+    name: str
+    doc: str
+    axes: dict[tuple[str, ...], str] = Factory(dict)  # groups over axes, by attribute
+    weights: dict[str, Param] = Factory(dict)  # by attribute, as one repetition holds it
+    children: dict[str, tuple["Module", int]] = Factory(dict)
+    tables: dict[Table, str] = Factory(dict)
+    arguments: list[str] = Factory(list)
+    lines: list[str] = Factory(list)
+    result: str = ""
+
+    def attributes(self) -> set[str]:
+        """All names taken so far."""
+        return {*self.axes.values(), *self.weights, *self.children, *self.tables.values()}
+
+
+@frozen
+class Model:
+    """All classes, innermost first, the model last; and each parameter's name pattern in its state."""
+
+    classes: tuple[Module, ...]
+    patterns: dict[str, str]
+
+
+class Modules:
+    """Makes the classes of a program's forward block."""
+
+    def __init__(self, program: Program, forward: Region, inputs: tuple[Arg, ...], leaves: dict[str, str]) -> None:
+        self.program = program
+        self.types = _types(program, forward, inputs)
+        self.params = {p.name: p for p in program.params}
+        self.leaves = leaves  # leaf value → parameter
+        self._forward, self._inputs = forward, inputs
+        self._classes: list[Module] = []
+        self._patterns: dict[str, str] = {}
+        self.gathered_again = _gathered_again(program)
+
+    def build(self, result: str) -> Model:
+        """The classes; `result` is the value that the model returns."""
+        given = ", ".join(f"{a.value.name}: {shape(a.value.type, self.program)}" for a in self._inputs)
+        doc = f"The sum of token losses of this rank's part of a microbatch.  {given}"
+        module = Module(class_name(self.program.name), doc)
+        body = Body(self, module, self._forward.body, (result,), "")
+        for arg in self._inputs:
+            body.bind_argument(arg.value.name)
+        body.write()
+        self._classes.append(module)
+        return Model(tuple(self._classes), self._patterns)
+
+    def child(self, region: Region, parent: Module, prefix: str, captured: list[str], tables: list[Table]) -> tuple[Module, str]:
+        """The class of a repeat's body, and the attribute under which `parent` holds its modules."""
+        attribute = identifier(region.dim, parent.attributes())
+        taken = {c.name for c in self._classes} | {class_name(self.program.name)}
+        name = identifier(class_name(region.dim), taken)
+        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+        doc = ", ".join(f"{identifier(a.value.name, set())}: {shape(a.value.type, self.program)}" for a in carried)
+        module = Module(name, f"One of {self.program.size(region.dim)} {region.dim}.  {doc}")
+        ends_ = tuple(end.name for end, _ in zip(region.yields, carried, strict=False))
+        body = Body(self, module, region.body, ends_, f"{prefix}{attribute}.*.")
+        for arg in carried:
+            body.bind_argument(arg.value.name)
+        for value in captured:
+            body.bind_argument(value)
+        for arg in region.args:
+            if arg.enter is Enter.EACH:
+                body.bind_slice(arg)
+        for table in tables:
+            body.bind_table(table)
+        body.write()
+        self._classes.append(module)
+        parent.children[attribute] = (module, self.program.size(region.dim))
+        return module, attribute
+
+    def declare(self, module: Module, prefix: str, param: Param) -> str:
+        """The attribute under which `module` holds a parameter."""
+        attribute = identifier(param.name, module.attributes())
+        module.weights[attribute] = param
+        self._patterns[param.name] = prefix + attribute
+        return attribute
+
+
+class Body:
+    """Writes the lines of one `forward`."""
+
+    def __init__(self, modules: Modules, module: Module, body: tuple[Stmt, ...], ends_: tuple[str, ...], prefix: str) -> None:
+        self._all, self._module, self._body, self._ends, self._prefix = modules, module, body, ends_, prefix
+        self._uses = Counter(_reads(body)) + Counter(ends_)
+        self._left = Counter(self._uses)
+        self._consumer = {name: op.kind for op in body if isinstance(op, Op) for name in op.inputs}
+        self._exprs: dict[str, Expr] = {}
+        self._holder: dict[str, str] = {}  # Python name → the value it holds
+        self._slices: dict[str, str] = {}  # value → parameter of this module
+        self._tables: dict[Table, str] = {}
+        self._blocks: list[str] = []  # values whose `with regather` block is open
+        self._context = Context(modules.program, modules.types.__getitem__, self._axis, self._rotary, self._is_matrix)
+
+    # ---- what the surroundings give
+
+    def bind_argument(self, value: str) -> None:
+        """An argument of `forward`."""
+        self._module.arguments.append(self._hold(value))
+
+    def bind_slice(self, arg: Arg) -> None:
+        """A parameter of which every repetition has one."""
+        source = arg.source if arg.source in self._all.leaves else None
+        assert source, "emit: a repeat slices what is no parameter"
+        self._all.leaves[arg.value.name] = self._all.leaves[source]
+        self._slices[arg.value.name] = self._all.leaves[source]
+
+    def bind_table(self, table: Table) -> None:
+        """A table of rotary positions that the caller passes on."""
+        name = "rotary" if not self._tables else f"rotary_{len(self._tables) + 1}"
+        self._tables[table] = name
+        self._module.arguments.append(name)
+
+    # ---- lines
+
+    def write(self) -> None:
+        """Writes every statement, and returns."""
+        for stmt in self._body:
+            if isinstance(stmt, Region):
+                self._repeat(stmt)
+            else:
+                self._op(stmt)
+        names = [self._operand(name).text for name in self._ends]
+        self._blocks.clear()
+        self._module.result = ", ".join(names)
+
+    def _op(self, op: Op) -> None:
+        if op.kind == "coerce" and self._silent(op):
+            (value,) = op.outputs
+            self._exprs[value.name] = evolve(self._operand(op.inputs[0]), ops=(*self._operand(op.inputs[0]).ops, op))
+            self._left[op.inputs[0]] += self._uses[value.name] - 1
+            return
+        expr = express(op, [self._operand(name) for name in op.inputs], self._context)
+        while len(expr.text) > INLINE and (longest := self._longest(op)):
+            self._line(longest, self._exprs.pop(longest))
+            expr = express(op, [self._operand(name) for name in op.inputs], self._context)
+        if len(op.outputs) == 1 and self._inlines(op):
+            self._exprs[op.outputs[0].name] = expr
+        elif op.kind == "coerce" and op.outputs[0].name in self._all.gathered_again:
+            self._block(op, expr)
+        else:
+            self._assign(op, expr)
+
+    def _silent(self, op: Op) -> bool:
+        """Whether a coercion neither communicates nor has a gradient: then nothing happens at run time."""
+        source, _ = ends(op)
+        return not coercion(*ends(op)).collective and (source.kind is Kind.MAXIMUM or not self._all.types[op.inputs[0]].differentiable)
+
+    def _inlines(self, op: Op) -> bool:
+        (value,) = op.outputs
+        consumer = self._consumer.get(value.name)
+        if self._uses[value.name] != 1 or consumer is None or not value.name.startswith("_"):
+            return False
+        return consumer == "add" if op.kind == "coerce" else consumer != "coerce"
+
+    def _longest(self, op: Op) -> str:
+        """The operand of `op` with the longest text of its own; "" if all are names."""
+        own = [name for name in op.inputs if name in self._exprs and self._exprs[name].ops and len(self._exprs[name].text) > 12]
+        return max(own, key=lambda name: len(self._exprs[name].text), default="")
+
+    def _assign(self, op: Op, expr: Expr) -> None:
+        self._read(expr)
+        targets = ", ".join(self._hold(value.name) for value in op.outputs)
+        self._append(f"{targets} = {expr.text}", self._comment(expr))
+        self._close_blocks()
+
+    def _line(self, value: str, expr: Expr) -> None:
+        """A line of its own for a value that was to stand inside another."""
+        self._read(expr)
+        self._append(f"{self._hold(value)} = {expr.text}", self._comment(expr))
+        self._close_blocks()
+
+    def _block(self, op: Op, expr: Expr) -> None:
+        """Gathered for this block alone; backward gathers again."""
+        (value,) = op.outputs
+        operand = expr.text.removeprefix("all_gather")
+        self._read(expr)
+        target = self._hold(value.name)
+        self._append(f"with regather{operand} as {target}:", self._comment(expr))
+        self._blocks.append(value.name)
+
+    def _close_blocks(self) -> None:
+        while self._blocks and not self._left[self._blocks[-1]]:
+            self._blocks.pop()
+
+    def _append(self, code: str, comment: str = "") -> None:
+        indent = "    " * (2 + len(self._blocks))
+        line = f"{indent}{code}  # {comment}" if comment else indent + code
+        if len(line) > WIDTH and comment:
+            self._module.lines += [f"{indent}# {comment}", indent + code]
+        else:
+            self._module.lines.append(line)
+
+    def _repeat(self, region: Region) -> None:
+        program = self._all.program
+        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+        captured = [name for name in _captured(region) if name not in self._all.leaves]
+        weights = [name for name in _captured(region) if name in self._all.leaves]
+        tables = list(dict.fromkeys(table_of(op, self._all.types, program) for op in walk(region.body) if op.kind == "rope"))
+        module, attribute = self._all.child(region, self._module, self._prefix, [*captured, *weights], tables)
+        variables = [self._loop_variable(arg) for arg in carried]
+        passed = [*variables, *(self._operand(name).text for name in (*captured, *weights)), *map(self._table, tables)]
+        for name in (*captured, *weights):
+            self._left[name] -= 1
+        item = identifier(class_name(region.dim).lower(), set(self._holder))
+        self._append(f"for {item} in self.{attribute}:")
+        self._append(f"    {', '.join(variables)} = {item}({', '.join(passed)})", place(region.span))
+        for variable, result in zip(variables, region.results, strict=False):
+            self._holder[variable] = result.name
+            self._exprs[result.name] = Expr(variable, ATOM, (result.name,))
+        assert module.arguments, "emit: a repeat without arguments"
+
+    def _loop_variable(self, arg: Arg) -> str:
+        """The Python name that is carried through the loop."""
+        source = self._operand(arg.source)
+        self._left[arg.source] -= 1
+        if source.text.isidentifier() and not self._left[arg.source] and not source.ops:
+            return source.text
+        name = self._hold(arg.value.name)
+        self._append(f"{name} = {source.text}", self._comment(source) if source.ops else "")
+        return name
+
+    # ---- values
+
+    def _operand(self, name: str) -> Expr:
+        if name in self._exprs:
+            return self._exprs[name]
+        if name in self._slices or name in self._all.leaves:
+            return Expr(f"self.{self._attribute(name)}", ATOM, ())
+        raise AssertionError(f"emit: {name} is read before it is written")
+
+    def _attribute(self, name: str) -> str:
+        param = self._all.params[self._all.leaves[name]]
+        for attribute, held in self._module.weights.items():
+            if held is param:
+                return attribute
+        return self._all.declare(self._module, self._prefix, param)
+
+    def _hold(self, value: str) -> str:
+        """A Python name for `value`: its own, if what held it is not read any more."""
+        free = {name for name, held in self._holder.items() if not self._left[held]}
+        name = identifier(value, set(self._holder) - free)
+        self._holder[name] = value
+        self._exprs[value] = Expr(name, ATOM, (value,))
+        return name
+
+    def _read(self, expr: Expr) -> None:
+        for name in expr.reads:
+            self._left[name] -= 1
+
+    def _axis(self, axes: tuple[str, ...]) -> str:
+        if axes not in self._module.axes:
+            self._module.axes[axes] = identifier(axes_word(axes, self._all.program), self._module.attributes())
+        return f"self.{self._module.axes[axes]}"
+
+    def _rotary(self, op: Op) -> str:
+        return self._table(table_of(op, self._all.types, self._all.program))
+
+    def _table(self, table: Table) -> str:
+        if table in self._tables:
+            return self._tables[table]
+        if table not in self._module.tables:
+            count = len(self._module.tables)
+            self._module.tables[table] = f"rotary_{count + 1}" if count else "rotary"
+        return f"self.{self._module.tables[table]}"
+
+    def _is_matrix(self, name: str) -> bool:
+        return name in self._all.leaves and stored_as_matrix(self._all.params[self._all.leaves[name]])
+
+    def _comment(self, expr: Expr) -> str:
+        op = expr.ops[-1]
+        parts = [shape(value.type, self._all.program) for value in op.outputs[:1]]
+        parts += [self._note(part) for part in expr.ops if part.kind == "coerce" and not self._silent(part)]
+        return "  ".join([*parts, place(op.span)])
+
+    def _note(self, op: Op) -> str:
+        """What a coercion does, forward and backward."""
+        source, target = ends(op)
+        if source.kind is Kind.MAXIMUM:
+            return f"{source}→{target}  no gradient"
+        back = coercion(*conjugate(source, target)).collective or "none"
+        again = "all_gather again, " if op.outputs[0].name in self._all.gathered_again else ""
+        return f"{source}→{target}  bwd: {again}{back}"
+
+
+def stored_as_matrix(param: Param) -> bool:
+    """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is joined with."""
+    dims = param.type.dims
+    leading = (dims[param.stacked], dims[-param.inner])
+    return bool(param.inner) and all(place.dim in leading for _, place in param.type.places)
+
+
+def table_of(op: Op, types: dict[str, Type], program: Program) -> Table:
+    """The table of rotary positions that an op `rope` needs."""
+    type = types[op.inputs[0]]
+    between = len(type.dims) - type.dims.index("seq") - 2
+    theta = op.get("theta")
+    assert isinstance(theta, float), "emit: rope without theta"
+    return Table(program.local_size(type, "seq"), program.local_size(type, type.dims[-1]), theta, between)
+
+
+def _reads(body: tuple[Stmt, ...]) -> Iterator[str]:
+    """Every reading of a value by the statements of a body."""
+    for stmt in body:
+        if isinstance(stmt, Op):
+            yield from stmt.inputs
+        else:
+            yield from (arg.source for arg in stmt.args if arg.enter is Enter.CARRY)
+            yield from _captured(stmt)
+
+
+def _captured(region: Region) -> list[str]:
+    """Values from outside that a repeat's body reads, other than by its arguments."""
+    inside = {arg.value.name for arg in region.args}
+    found: dict[str, None] = {}
+    for stmt in region.body:
+        reads = stmt.inputs if isinstance(stmt, Op) else [*(a.source for a in stmt.args), *_captured(stmt)]
+        found |= dict.fromkeys(name for name in reads if name not in inside)
+        inside |= {v.name for v in (stmt.outputs if isinstance(stmt, Op) else stmt.results)}
+    return list(found)
+
+
+def _types(program: Program, forward: Region, inputs: tuple[Arg, ...]) -> dict[str, Type]:
+    types = {p.name: p.type for p in program.params} | {arg.value.name: arg.value.type for arg in inputs}
+    types |= {v.name: v.type for op in walk(program.region.body) for v in op.outputs}
+    pending = [forward]
+    while pending:
+        region = pending.pop()
+        types |= {arg.value.name: arg.value.type for arg in region.args} | {v.name: v.type for v in region.results}
+        pending += [stmt for stmt in region.body if isinstance(stmt, Region)]
+    return types
+
+
+def _gathered_again(program: Program) -> set[str]:
+    """Gathered values that backward gathers again instead of keeping them."""
+    if program.train.gathered != "regather":
+        return set()
+    gathers = [op for op in walk(program.region.body) if op.kind == "coerce" and coercion_of(op).function == "all_gather"]
+    return {op.outputs[0].name for op in gathers}
+
+
+def weight_line(attribute: str, param: Param, program: Program) -> str:
+    """The declaration of a parameter in its module, as one repetition holds it."""
+    type = param.type
+    for dim in type.dims[: param.stacked]:
+        type = type.inside(dim)
+    groups = _groups(param, type)
+    sizes = [_product(program.size(dim) for dim in group) for group in groups]
+    split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
+    arguments = ["mesh", *map(str, sizes)]
+    if split:
+        arguments.append("split={" + ", ".join(f"{i}: {literal(axes)}" for i, axes in split.items()) + "}")
+    arguments.append(f"init={param.init.kind}({', '.join(map(repr, param.init.args))})")
+    joined = param.inner if stored_as_matrix(param) else 0
+    return f"self.{attribute} = weight({', '.join(arguments)})  # {matrix_shape(type, joined, program)}"
+
+
+def _groups(param: Param, type: Type) -> list[tuple[str, ...]]:
+    """The dims of each stored dim."""
+    if not stored_as_matrix(param):
+        return [(dim,) for dim in type.dims]
+    cut = len(type.dims) - param.inner
+    return [type.dims[:cut], type.dims[cut:]]
+
+
+def _product(sizes: Iterator[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product

@@ -1,0 +1,77 @@
+"""Writes a compiled plan's files, and nothing else's.
+
+Purpose: files appear whole or not at all, only in the folder asked for, and only where nothing or an earlier output of
+scalec stands.  Non-goals: what the files say.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import cast
+
+MARK = "Written by scalec"
+"""Stands in the opening lines of every program that scalec writes."""
+
+
+class OutputError(Exception):
+    """The output cannot be written, or would destroy what scalec did not write; no file has been left half written."""
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Writes `files`, name → text, into `folder`; those that already say the same are left alone.
+
+    Everything is checked before anything is written.  Raises OutputError.
+    """
+    try:
+        _check_folder(folder)
+        for name in files:
+            _check_file(folder / name)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            _replace(folder / name, text.encode())
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OutputError(f"cannot write `{folder}`: {reason}; choose another folder with -o") from error
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_symlink():
+        raise OutputError(f"`{folder}` is a symbolic link: name the folder it leads to with -o")
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"`{folder}` is not a folder: choose another with -o")
+
+
+def _check_file(path: Path) -> None:
+    if path.is_symlink():
+        raise OutputError(f"`{path}` is a symbolic link: remove it, or choose another folder with -o")
+    if path.exists() and not (path.is_file() and _is_ours(path)):
+        raise OutputError(f"`{path}` was not written by scalec: move it away, or choose another folder with -o")
+
+
+def _is_ours(path: Path) -> bool:
+    if path.suffix == ".json":
+        return _written_by(path).startswith("scalec ")
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(1000)
+
+
+def _written_by(path: Path) -> str:
+    """What a JSON file says under `written_by`."""
+    try:
+        content: object = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):  # not JSON, or not text at all
+        return ""
+    return str(cast("dict[str, object]", content).get("written_by", "")) if isinstance(content, dict) else ""
+
+
+def _replace(path: Path, content: bytes) -> None:
+    if path.exists() and path.read_bytes() == content:
+        return
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        with draft.open("xb") as file:
+            file.write(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,230 @@
+"""The whole emitted program: header, classes, buckets, step, plan.
+
+Purpose: fills `codegen_templates/train.py.j2`; the same program gives the same bytes.
+Non-goals: checking what was written (`readback`).
+"""
+
+import re
+from fnmatch import fnmatchcase
+
+import jinja2
+import scalec.codegen_templates
+from attrs import frozen
+from jinja2 import FileSystemLoader
+
+from .. import __version__
+from ..ir import Arg, Op, Param, Program, Region, walk
+from ..settings import Group
+from ..source import Source
+from .modules import Model, Module, Modules, weight_line
+from .step import step_lines
+from .words import DTYPES, file_word, letter, literal
+
+
+def train_py(program: Program, source: Source) -> str:
+    """The text of `train.py`."""
+    microbatches = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward = microbatches.body[0]
+    assert isinstance(forward, Region), "emit: no forward block"
+    modules = Modules(program, forward, microbatches.args, leaves(program))
+    model = modules.build(microbatches.yields[0].name)
+    environment = jinja2.Environment(
+        loader=FileSystemLoader(scalec.codegen_templates.__path__[0]), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined, autoescape=False,
+    )  # fmt: skip
+    body = environment.get_template("train.py.j2").render(
+        version=__version__,
+        file=file_word(source.path),
+        program=program,
+        ranks=_ranks(program),
+        mesh=" × ".join(f"{axis.name} {axis.size}" for axis in program.axes) or "one rank",
+        launch=_launch(program),
+        legend=_wrapped(_legend(program), 116),
+        classes=[_Class(module, program) for module in model.classes],
+        model_class=model.classes[-1].name,
+        buckets=_buckets(program, model),
+        optimizer=_optimizer(program),
+        dtypes=_dtypes(program),
+        step=step_lines(program),
+        plan=_plan(program, microbatches.args),
+    )
+    return body.replace("@IMPORTS@", _imports(body))
+
+
+def leaves(program: Program) -> dict[str, str]:
+    """The values that are a parameter as the model uses it, and whose they are."""
+    of = {p.name: p.name for p in program.params}
+    for op in program.region.body:
+        if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in of:
+            of[op.outputs[0].name] = of[op.inputs[0]]
+    return of
+
+
+def _ranks(program: Program) -> int:
+    return program.degree(tuple(axis.name for axis in program.axes))
+
+
+def _launch(program: Program) -> str:
+    nodes = program.cluster.nodes
+    return f"--nproc-per-node={_ranks(program)}" if nodes == 1 else f"--nnodes={nodes} --nproc-per-node={program.cluster.gpus_per_node}"
+
+
+def _legend(program: Program) -> str:
+    """What the letters of shape comments mean, and this program's sizes."""
+    used = {dim for op in walk(program.region.body) for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
+    names = [dim for dim in program.dims if dim.name in used and dim.name not in ("microbatches",)]
+    sizes = {"batch": f"{program.train.microbatch} per rank"}
+    words = [f"{letter(d.name)} {d.name} {sizes.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}" for d in names]
+    return (
+        f"Shapes in comments are one rank's: {', '.join(words)}; s/tp is the part of s that a rank of axis tp holds.  "
+        "On an axis a value is I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, "
+        "and bwd what backward does for it."
+    )
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines: list[str] = []
+    for word in re.findall(r"\S+\s*", text):
+        if lines and len(lines[-1]) + len(word.rstrip()) <= width:
+            lines[-1] += word
+        else:
+            lines.append(word)
+    return [line.rstrip() for line in lines]
+
+
+class _Class:
+    """A class as the template takes it."""
+
+    def __init__(self, module: Module, program: Program) -> None:
+        self.name = module.name
+        self.doc = module.doc
+        self.fields = [
+            *(f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items()),
+            *(weight_line(name, param, program) for name, param in module.weights.items()),
+            *(f"self.{name} = nn.ModuleList({child.name}(mesh) for _ in range({n}))" for name, (child, n) in module.children.items()),
+            *(line for table, name in module.tables.items() for line in _table_lines(name, table, program)),
+        ]
+        self.signature = ", ".join(["self", *(f"{name}: Tensor" for name in module.arguments)])
+        results = module.result.count(",") + 1
+        self.returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        self.lines = [*module.lines, f"        return {module.result}"]
+
+
+def _table_lines(name: str, table: object, program: Program) -> list[str]:
+    seq, dim, theta, between = (getattr(table, key) for key in ("seq", "dim", "theta", "between"))
+    dtype = DTYPES[_compute(program)]
+    return [
+        f"rotary = rope_table({seq}, {dim}, theta={theta!r}, between={between}, mesh=mesh, dtype={dtype})",
+        f"self.register_buffer({literal(name)}, rotary, persistent=False)",
+    ]
+
+
+def _compute(program: Program) -> str:
+    """The element type of activations."""
+    return {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}[program.train.precision]
+
+
+def _dtypes(program: Program) -> str:
+    stored = program.params[0].type.dtype
+    return f"dtype={DTYPES[_compute(program)]}, master={DTYPES[stored]}"
+
+
+@frozen
+class _Bucket:
+    name: str
+    groups: list[str]
+
+
+def _buckets(program: Program, model: Model) -> list[_Bucket]:
+    """Each bucket's groups of parameters that share optimizer settings."""
+    settings = program.train.optimizer
+    rest = Group("", (), settings.weight_decay)
+    buckets: list[_Bucket] = []
+    for bucket in program.buckets:
+        groups: dict[Group, list[str]] = {}
+        for name in bucket.params:
+            group = next((g for g in settings.groups if any(fnmatchcase(name, p) for p in g.params)), rest)
+            groups.setdefault(group, []).append(model.patterns[name])
+        buckets.append(_Bucket(bucket.name, [_group(group, names) for group, names in groups.items()]))
+    return buckets
+
+
+def _group(group: Group, patterns: list[str]) -> str:
+    arguments = [*map(literal, patterns), f"weight_decay={group.weight_decay!r}"]
+    if group.lr_scale != 1:
+        arguments.append(f"lr_scale={group.lr_scale!r}")
+    return _call("Group", arguments, 12)
+
+
+def _call(function: str, arguments: list[str], indent: int) -> str:
+    """A call on one line if it fits, else an argument a line, as formatters write it."""
+    line = f"{function}({', '.join(arguments)})"
+    if indent + len(line) + 1 <= 120:
+        return line
+    pad = " " * (indent + 4)
+    return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
+
+
+def _optimizer(program: Program) -> str:
+    settings = program.train.optimizer
+    if settings.kind == "adamw":
+        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={settings.eps!r})"
+    return f"SGD(momentum={settings.momentum!r})"
+
+
+def _plan(program: Program, inputs: tuple[Arg, ...]) -> list[str]:
+    """The lines of the settings that a person may change between runs, and of what the loop must know."""
+    train, data = program.train, program.train.data
+    schedule = train.optimizer.schedule
+    arguments = [f"warmup={schedule.warmup}"] + ([f"floor={schedule.floor!r}"] if schedule.kind == "cosine" else [])
+    corpus = [literal(tuple(data.files)), f"holdout={data.holdout!r}"]
+    if data.kind == "tokens":
+        corpus.append(f"dtype=torch.{data.dtype}")
+    return [
+        f"name={literal(program.name)},",
+        f"mesh={{{', '.join(f'{literal(a.name)}: {a.size}' for a in program.axes)}}},",
+        f"data={'Text' if data.kind == 'text' else 'Tokens'}({', '.join(corpus)}),",
+        "inputs={",
+        *(f"    {literal(arg.value.name)}: {_input(arg)}," for arg in inputs),
+        "},",
+        f"vocab={_vocabulary(program)},",
+        f"seq={train.seq},",
+        f"global_batch={train.global_batch},",
+        f"microbatches={program.size('microbatches')},",
+        f"steps={train.steps},",
+        f"seed={train.seed},",
+        f"lr={train.optimizer.lr!r},",
+        f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
+        *([f"nodes={program.cluster.nodes},"] if program.cluster.nodes > 1 else []),
+    ]
+
+
+def _input(arg: Arg) -> str:
+    type = arg.value.type
+    split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
+    return f"Input({literal(type.dims)}, {{{', '.join(f'{literal(d)}: {literal(axes)}' for d, axes in split.items())}}})"
+
+
+def _vocabulary(program: Program) -> int:
+    """The smallest table that tokens are looked up in: every id must be below it."""
+    tables = [op.inputs[1] for op in walk(program.region.body) if op.kind == "embedding"]
+    of = leaves(program)
+    params: dict[str, Param] = {p.name: p for p in program.params}
+    return min((program.size(params[of[table]].type.dims[0]) for table in tables if table in of), default=2**31)
+
+
+RUNTIME = (
+    *("AdamW", "Batch", "Constant", "Cosine", "Group", "Input", "Mesh", "Metrics", "Plan", "SGD", "State", "Text", "Tokens"),
+    *("all_gather", "all_gather_invariant", "all_reduce", "all_reduce_", "all_to_all", "attention", "clip_scale"),
+    *("count_valid", "cross_entropy", "embedding", "invariant", "max_logit", "normal", "once", "once_replicated", "ones"),
+    *("pad_shard", "reduce_scatter", "regather", "replicate", "rms_norm", "rope", "rope_table", "shard", "softmax_parts"),
+    *("sum_squares", "take_shard", "token_loss", "train", "weight", "zeros"),
+)
+"""What `scalec.runtime` offers emitted programs."""
+
+
+def _imports(body: str) -> str:
+    """The names of the runtime that the text calls or annotates with, one a line."""
+    code = re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2])
+    used = [name for name in RUNTIME if re.search(rf"(?<![\w.]){name}\b(?!\s*=[^=])", code)]
+    return "\n".join(f"        {name}," for name in used)

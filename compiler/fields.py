@@ -1,0 +1,303 @@
+"""What a field of a class of `settings` can be, and how its values are written.
+
+Purpose: each kind of value with its reading, its range and its showing in one place.
+Non-goals: whole sections (`schema`), and any particular setting (`settings`).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import attrs
+from attrs import frozen
+
+from . import syntax
+from .diagnostics import Diagnostic, PlanError, listing
+from .source import Span
+
+
+@frozen
+class Settings:
+    """Base of all sections; `spans` says where each setting was set, or the section's head if it was not."""
+
+    SECTION: ClassVar[str]
+    spans: Mapping[str, Span] = attrs.field(factory=dict[str, Span], kw_only=True, eq=False, repr=False)
+
+
+# ---- what a field can be
+
+
+@frozen
+class Value:
+    """A setting: how its value is read, with PlanError for what does not fit, and how it is shown."""
+
+    doc: str
+    read: Callable[[syntax.Setting], Any]
+    show: Callable[[Any], str]
+
+
+@frozen
+class Part:
+    """A section within the section, any number of them, or one that is written as a call."""
+
+    of: type[Settings]
+    form: Literal["section", "sections", "call"]
+
+    @property
+    def example(self) -> str:
+        """How such a section begins."""
+        heading = heading_of(self.of)
+        return " ".join(filter(None, (self.of.SECTION, heading and heading.example, "{ … }")))
+
+
+@frozen
+class Heading:
+    """The name behind the section's kind, `adamw` of `optimizer adamw`, and the field that holds it."""
+
+    field: str
+    choices: tuple[str, ...]
+    """Empty if it may be any name."""
+
+    @property
+    def example(self) -> str:
+        """A name that could stand there."""
+        return self.choices[0] if self.choices else "NAME"
+
+
+@frozen
+class Field:
+    """A field as `schema` sees it."""
+
+    name: str
+    what: Value | Part
+    variant: str
+    """The heading that alone has it, "" if all have."""
+    required: bool
+
+    @property
+    def key(self) -> str:
+        """What a plan calls it: `group` what the instance has as `groups`."""
+        return self.what.of.SECTION if isinstance(self.what, Part) else self.name
+
+    def belongs(self, heading: str) -> bool:
+        """Whether sections of this heading have it."""
+        return self.variant in ("", heading)
+
+
+Metadata = dict[str, Any]
+WHAT, VARIANT, CHOICES = "what", "variant", "choices"
+
+
+def fields_of(cls: type[Settings]) -> list[Field]:
+    """The fields of a class but for its heading, as declared."""
+    return [
+        Field(field.name, field.metadata[WHAT], field.metadata.get(VARIANT, ""), field.default is attrs.NOTHING)
+        for field in attrs.fields(cls)
+        if WHAT in field.metadata
+    ]
+
+
+def heading_of(cls: type[Settings]) -> Heading | None:
+    """The heading of a class, if its sections have one."""
+    headings = (
+        Heading(field.name, field.metadata[CHOICES]) for field in attrs.fields(cls) if CHOICES in field.metadata
+    )
+    return next(headings, None)
+
+
+def heading(*choices: str) -> Metadata:
+    """The name of the section; without choices, any."""
+    return {CHOICES: choices}
+
+
+def section(of: type[Settings]) -> Metadata:
+    """One section in it."""
+    return {WHAT: Part(of, "section")}
+
+
+def sections(of: type[Settings]) -> Metadata:
+    """Any number of sections in it."""
+    return {WHAT: Part(of, "sections")}
+
+
+def call(of: type[Settings]) -> Metadata:
+    """A section written as a call: `schedule = cosine(warmup=20)`."""
+    return {WHAT: Part(of, "call")}
+
+
+def only(variant: str, metadata: Metadata) -> Metadata:
+    """A field that only sections of this heading have."""
+    return {**metadata, VARIANT: variant}
+
+
+# ---- how values are written
+
+
+@frozen
+class Bound:
+    """A range of numbers and its name."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+POSITIVE = Bound("above 0", lambda number: number > 0)
+NOT_NEGATIVE = Bound("at least 0", lambda number: number >= 0)
+INT64 = Bound("below 2^63", lambda number: number < 2**63)
+FRACTION = Bound("at least 0 and below 1", lambda number: 0 <= number < 1)
+
+
+def count(doc: str, at_least: int = 0) -> Metadata:
+    """An integer."""
+    bound = Bound(f"at least {at_least}", lambda number: number >= at_least)
+
+    def read(setting: syntax.Setting) -> int:
+        number = _number(setting, setting.value, "an integer")
+        if isinstance(number, float):
+            raise unfit(setting, setting.value, "an integer")
+        _within(INT64, number, setting, setting.value)
+        _within(bound, number, setting, setting.value)
+        return number
+
+    return {WHAT: Value(doc, read, str)}
+
+
+def real(doc: str, bound: Bound) -> Metadata:
+    """A number."""
+    return {WHAT: Value(doc, lambda setting: _real(setting, setting.value, bound), repr)}
+
+
+def pair(doc: str, bound: Bound) -> Metadata:
+    """Two numbers: `[0.9, 0.95]`."""
+
+    def read(setting: syntax.Setting) -> tuple[float, float]:
+        match setting.value:
+            case syntax.List(items=(first, second)):
+                return _real(setting, first, bound), _real(setting, second, bound)
+            case other:
+                raise unfit(setting, other, "two numbers, as in `[0.9, 0.95]`")
+
+    return {WHAT: Value(doc, read, lambda numbers: f"[{numbers[0]!r}, {numbers[1]!r}]")}
+
+
+def share(doc: str) -> Metadata:
+    """A part of the whole: `5%` or `0.05`."""
+
+    def read(setting: syntax.Setting) -> float:
+        match setting.value:
+            case syntax.Number(value=value, unit="%"):
+                return _within(FRACTION, value / 100, setting, setting.value)
+            case other:
+                return _real(setting, other, FRACTION)
+
+    return {WHAT: Value(doc, read, repr)}
+
+
+def choice(doc: str, *choices: str) -> Metadata:
+    """One of a few words."""
+
+    def read(setting: syntax.Setting) -> str:
+        match setting.value:
+            case syntax.Name(name=name) if name in choices:
+                return name
+            case syntax.Name(name=name):
+                help = f"it is one of {listing(choices)}"
+                raise _error("E0404", f"`{setting.key}` cannot be `{name}`", setting.value.span, help)
+            case other:
+                raise unfit(setting, other, f"one of {listing(choices)}")
+
+    return {WHAT: Value(doc, read, str)}
+
+
+def word(doc: str) -> Metadata:
+    """A name, in quotes where it is not made of letters, digits and underscores."""
+
+    def read(setting: syntax.Setting) -> str:
+        match setting.value:
+            case syntax.Name(name=text) | syntax.String(value=text):
+                return text
+            case other:
+                raise unfit(setting, other, "a name")
+
+    def shown(text: str) -> str:
+        return text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text)
+
+    return {WHAT: Value(doc, read, shown)}
+
+
+def texts(doc: str, named: tuple[str, ...] = ()) -> Metadata:
+    """A list of strings, and of names that stand for something."""
+
+    def item(setting: syntax.Setting, expr: syntax.Expr) -> str:
+        match expr:
+            case syntax.Name(name=text) if text in named:
+                return text
+            case syntax.String(value=text) if text in named:
+                help = f'write `{text}`, or `"./{text}"` for a file of this name'
+                raise _error("E0404", f"`{text}` stands without quotes", expr.span, help)
+            case syntax.String(value=text):
+                return text
+            case other:
+                raise unfit(setting, other, "strings" + "".join(f" or `{name}`" for name in named))
+
+    def read(setting: syntax.Setting) -> tuple[str, ...]:
+        match setting.value:
+            case syntax.List(items=(_, *_) as items):
+                return tuple(item(setting, expr) for expr in items)
+            case syntax.List() as empty:
+                raise _error("E0405", f"`{setting.key}` is empty", empty.span)
+            case other:
+                raise unfit(setting, other, 'a list, as in `["corpus/*.txt"]`')
+
+    def shown(items: tuple[str, ...]) -> str:
+        return f"[{', '.join(text if text in named else _quoted(text) for text in items)}]"
+
+    return {WHAT: Value(doc, read, shown)}
+
+
+def _real(setting: syntax.Setting, expr: syntax.Expr, bound: Bound) -> float:
+    return float(_within(bound, _number(setting, expr, "a number"), setting, expr))
+
+
+def _number(setting: syntax.Setting, expr: syntax.Expr, what: str) -> int | float:
+    match expr:
+        case syntax.Number(value=value, unit=""):
+            return value
+        case syntax.Negative(value=syntax.Number(value=value, unit="")):
+            return -value
+        case other:
+            raise unfit(setting, other, what)
+
+
+def _within(bound: Bound, number: float, setting: syntax.Setting, expr: syntax.Expr) -> float:
+    if not bound.holds(number):
+        raise _error("E0405", f"`{setting.key}` must be {bound.text}", expr.span)
+    return number
+
+
+def _quoted(text: str) -> str:
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
+    return f'"{"".join(escapes.get(character, character) for character in text)}"'
+
+
+_NOUNS: dict[type, str] = {
+    syntax.Name: "a name",
+    syntax.String: "a string",
+    syntax.List: "a list",
+    syntax.Call: "a call",
+    syntax.ParamUse: "a parameter",
+}
+
+
+def unfit(setting: syntax.Setting, expr: syntax.Expr, what: str) -> PlanError:
+    """The error for a value of the wrong type; `what` is the right one."""
+    match expr:
+        case syntax.Number(value=value, unit=unit):
+            found = f"`{value}{unit}`"
+        case _:
+            found = _NOUNS.get(type(expr), "an expression")
+    return _error("E0404", f"`{setting.key}` takes {what}, not {found}", expr.span)
+
+
+def _error(code: str, message: str, span: Span, help: str = "") -> PlanError:
+    return PlanError([Diagnostic(code, message, span, help=help)])

@@ -1,0 +1,94 @@
+"""What the user is told of a compiled plan: its size, what it communicates, and the command that starts it.
+
+Non-goals: reading the IR (`account`), writing files (`emit.output`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shlex import quote
+
+from attrs import frozen
+
+from .account import Collective, collectives, parameter_count
+from .ir import Program
+
+
+@frozen
+class Launch:
+    """How many machines a program runs on, and ranks on each."""
+
+    nodes: int
+    ranks_per_node: int
+
+    def options(self) -> tuple[str, ...]:
+        """torchrun's options; of several machines, `$HEAD` is the one where the others meet."""
+        ranks = f"--nproc-per-node={self.ranks_per_node}"
+        if self.nodes == 1:
+            return "--standalone", ranks
+        return f"--nnodes={self.nodes}", ranks, "--rdzv-backend=c10d", "--rdzv-endpoint=$HEAD:29500"
+
+    def command(self, script: Path) -> str:
+        """The line for a shell that starts `script`."""
+        return " ".join(("torchrun", *self.options(), quote(str(script))))
+
+
+def launch(program: Program) -> Launch:
+    """How `program` is started."""
+    nodes = program.cluster.nodes
+    return Launch(nodes, ranks(program) // nodes)
+
+
+def ranks(program: Program) -> int:
+    """The number of ranks of the whole mesh."""
+    return program.degree(tuple(axis.name for axis in program.axes))
+
+
+def headline(program: Program) -> str:
+    """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`."""
+    sizes: dict[str, int] = {}
+    for axis in program.axes:
+        sizes[axis.whole] = sizes.get(axis.whole, 1) * axis.size
+    mesh = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    where = f"{ranks(program):,} ranks, {mesh}" if ranks(program) > 1 else "one rank"
+    return f"{program.name}: {parameter_count(program):,} parameters on {where}"
+
+
+def communication(program: Program) -> str:
+    """A table of the collectives of one step by kind and axes, with calls and bytes of one rank."""
+    totals: dict[tuple[str, str, int], list[int]] = {}
+    for each in collectives(program):
+        kind = f"{each.op} (max)" if each.maximum else each.op
+        total = totals.setdefault((kind, _axes(program, each), each.ranks), [0, 0])
+        total[0] += each.count
+        total[1] += each.count * each.bytes
+    if not totals:
+        return "no communication"
+    rows = [(kind, axes, f"{ranks:,}", f"{n:,}", _amount(size)) for (kind, axes, ranks), (n, size) in totals.items()]
+    return "\n".join(_table([("per rank and step", "axis", "ranks", "calls", "input"), *sorted(rows)]))
+
+
+def _axes(program: Program, collective: Collective) -> str:
+    """The axes of the mesh as the plan names them, wherever all factors of an axis take part."""
+    names: list[str] = []
+    for whole in dict.fromkeys(program.axis(name).whole for name in collective.axes):
+        factors = [axis.name for axis in program.axes if axis.whole == whole]
+        taking = [name for name in factors if name in collective.axes]
+        names += [whole] if taking == factors else taking
+    return " x ".join(names)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with the first two columns flush left and the others, which are numbers, flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        yield "  ".join(cells)
+
+
+def _amount(size: float) -> str:
+    """A number of bytes, for instance `1.5 MiB`."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:,.4g} {units[0]}"

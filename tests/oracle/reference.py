@@ -1,0 +1,190 @@
+"""A Llama-like model and its training in one process, plain torch, float64: what emitted programs are held against.
+
+Written from the formulas alone: nothing of scalec is imported here, and no fused or distributed op of torch is used.
+Parameters are a dictionary; matrices are [out, in], heads outermost in their dim.
+
+Non-goals: speed, and anything the plans of these tests do not use.
+"""
+
+from dataclasses import dataclass
+from math import cos, pi
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and variants of the model."""
+
+    vocab: int = 32
+    hidden: int = 16
+    heads: int = 4
+    kv_heads: int = 2
+    ffn: int = 24
+    layers: int = 2
+    eps: float = 1e-5
+    theta: float = 10000.0
+    tied: bool = False  # the output projection is the embedding table
+    parallel: bool = False  # attention and MLP beside each other, after one norm (GPT-J)
+
+
+@dataclass(frozen=True)
+class Training:
+    """The optimizer; `decay` and `scale` are looked up by the last part of a parameter's name."""
+
+    kind: str = "sgd"
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decay: tuple[tuple[str, float], ...] = ()
+    scale: tuple[tuple[str, float], ...] = ()
+    clip: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step made: mean loss, gradients before clipping, their norm, parameters after the update."""
+
+    loss: float
+    norm: float
+    gradients: Tensors
+    parameters: Tensors
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter."""
+    c, kv = config, config.kv_heads * config.hidden // config.heads
+    layer = {
+        "norm1": (c.hidden,),
+        "wq": (c.hidden, c.hidden),
+        "wk": (kv, c.hidden),
+        "wv": (kv, c.hidden),
+        "wo": (c.hidden, c.hidden),
+        **({} if c.parallel else {"norm2": (c.hidden,)}),
+        "w_gate": (c.ffn, c.hidden),
+        "w_up": (c.ffn, c.hidden),
+        "w_down": (c.hidden, c.ffn),
+    }
+    layers = {f"layers.{i}.{name}": shape for i in range(c.layers) for name, shape in layer.items()}
+    head: dict[str, tuple[int, ...]] = {} if c.tied else {"head": (c.vocab, c.hidden)}
+    return {"wte": (c.vocab, c.hidden), **layers, "norm": (c.hidden,), **head}
+
+
+def initial(config: Config) -> Tensors:
+    """Parameters of a size at which every one of them matters; no two norm weights are alike."""
+    generator = torch.Generator().manual_seed(7)
+
+    def drawn(shape: tuple[int, ...]) -> Tensor:
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return values / shape[1] ** 0.5 if len(shape) == 2 else 1 + 0.2 * values
+
+    return {name: drawn(shape) for name, shape in shapes(config).items()}
+
+
+def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
+    """The sum of token losses over labels ≥ 0; tokens and labels are [rows, seq]."""
+    x = p["wte"][tokens]
+    for i in range(config.layers):
+        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x)
+    logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"].T
+    picked = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return ((logits.logsumexp(-1) - picked) * (labels >= 0)).sum()
+
+
+def _layer(c: Config, p: Tensors, x: Tensor) -> Tensor:
+    a = _norm(x, p["norm1"], c.eps)
+    if c.parallel:
+        return x + _attention(c, p, a) + _mlp(p, a)
+    x = x + _attention(c, p, a)
+    return x + _mlp(p, _norm(x, p["norm2"], c.eps))
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def _mlp(p: Tensors, x: Tensor) -> Tensor:
+    gate = x @ p["w_gate"].T
+    return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
+
+
+def _attention(c: Config, p: Tensors, x: Tensor) -> Tensor:
+    """Causal; head i of q attends to head i // (heads / kv_heads) of k and v."""
+    rows, seq, _ = x.shape
+    q = _rotated((x @ p["wq"].T).view(rows, seq, c.heads, -1), c.theta)
+    k = _rotated((x @ p["wk"].T).view(rows, seq, c.kv_heads, -1), c.theta)
+    v = (x @ p["wv"].T).view(rows, seq, c.kv_heads, -1)
+    of = torch.arange(c.heads) // (c.heads // c.kv_heads)
+    scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / q.shape[-1] ** 0.5
+    future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).reshape(rows, seq, -1) @ p["wo"].T
+
+
+def _rotated(x: Tensor, theta: float) -> Tensor:
+    """Rotates (x[i], x[i + d/2]) by position · theta^(−2i/d)."""
+    _, seq, _, dim = x.shape
+    angle = torch.outer(torch.arange(seq).double(), theta ** (-torch.arange(0, dim, 2).double() / dim))
+    cosine, sine = angle.cos()[:, None], angle.sin()[:, None]
+    first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+
+def run(config: Config, training: Training, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float) -> list[Step]:
+    """Trains on (tokens, labels) of each step, [rows, seq]; a step without a valid label changes nothing."""
+    parameters, optimizer, steps = start, _Optimizer(training, start), list[Step]()
+    for tokens, labels in batches:
+        leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+        mean = loss(config, leaves, tokens, labels) / max(1, int((labels >= 0).sum()))
+        mean.backward()
+        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        norm = sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5
+        if (labels >= 0).any():
+            factor = min(1.0, training.clip / (norm + 1e-6)) if training.clip else 1.0
+            parameters = optimizer.step(parameters, {name: g * factor for name, g in gradients.items()}, lr)
+        steps.append(Step(float(mean), norm, gradients, parameters))
+    return steps
+
+
+class _Optimizer:
+    """SGD with momentum, or AdamW (Loshchilov and Hutter 2019, algorithm 2), a parameter at a time."""
+
+    def __init__(self, training: Training, parameters: Tensors) -> None:
+        self._training, self._count = training, 0
+        self._first = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        self._second = {name: torch.zeros_like(value) for name, value in parameters.items()}
+
+    def step(self, parameters: Tensors, gradients: Tensors, lr: float) -> Tensors:
+        """The parameters after one more update."""
+        self._count += 1
+        update = {"sgd": self._sgd, "adamw": self._adamw}[self._training.kind]
+        return {name: update(name, value, gradients[name], lr) for name, value in parameters.items()}
+
+    def _sgd(self, name: str, value: Tensor, gradient: Tensor, lr: float) -> Tensor:
+        lr, decay = self._settings(name, lr)
+        self._first[name] = self._training.momentum * self._first[name] + gradient + decay * value
+        return value - lr * self._first[name]
+
+    def _adamw(self, name: str, value: Tensor, gradient: Tensor, lr: float) -> Tensor:
+        lr, decay = self._settings(name, lr)
+        b1, b2 = self._training.betas
+        self._first[name] = b1 * self._first[name] + (1 - b1) * gradient
+        self._second[name] = b2 * self._second[name] + (1 - b2) * gradient.pow(2)
+        mean, square = self._first[name] / (1 - b1**self._count), self._second[name] / (1 - b2**self._count)
+        return value - lr * decay * value - lr * mean / (square.sqrt() + self._training.eps)
+
+    def _settings(self, name: str, lr: float) -> tuple[float, float]:
+        """Learning rate and weight decay of this parameter."""
+        last, t = name.rpartition(".")[2], self._training
+        return lr * dict(t.scale).get(last, 1.0), dict(t.decay).get(last, t.weight_decay)
+
+
+def cosine(step: int, steps: int, peak: float, warmup: int, floor: float) -> float:
+    """Linear to `peak` over `warmup` steps, then half a cosine, which ends in `floor`, a learning rate."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return floor + (peak - floor) * (1 + cos(pi * (step - warmup) / (steps - warmup))) / 2

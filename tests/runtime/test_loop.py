@@ -1,0 +1,241 @@
+"""Whole runs of a small hand-written program: what is printed, logged and saved, and how runs end."""
+
+import importlib
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scalec.runtime import (
+    AdamW,
+    Batch,
+    Cosine,
+    Group,
+    Input,
+    Mesh,
+    Metrics,
+    Plan,
+    State,
+    Text,
+    all_reduce_,
+    clip_scale,
+    count_valid,
+    cross_entropy,
+    embedding,
+    normal,
+    sum_squares,
+    train,
+    weight,
+)
+
+ROWS = Input(("batch", "seq"), {"batch": ("dp",)})
+PLAN = Plan(
+    name="bigram",
+    mesh={"dp": 2},
+    data=Text(("text/*.txt",), holdout=0.5),
+    inputs={"tokens": ROWS, "labels": ROWS},
+    vocab=256,
+    seq=8,
+    global_batch=4,
+    microbatches=1,
+    steps=4,
+    seed=0,
+    lr=0.1,
+    schedule=Cosine(warmup=1, floor=0.1),
+)
+ALONE = replace(PLAN, mesh={"dp": 1})
+
+
+class _Bigram(nn.Module):
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.table = weight(mesh, 256, 256, init=normal(0.02))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(embedding(tokens, self.table), labels)
+
+
+def _build(mesh: Mesh) -> tuple[nn.Module, State]:
+    model = _Bigram(mesh)
+    return model, State(model, mesh, {"dp": (Group("table"),)}, AdamW())
+
+
+def _train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+    dp = state.mesh.axis("dp")
+    count = all_reduce_(count_valid(batch.labels), dp)
+    loss = torch.zeros(())
+    for tokens, labels in batch.microbatches():
+        part = model(tokens, labels)
+        (part / count).backward()
+        loss += part.detach()
+    norm = sum_squares(all_reduce_(state.gradients()["dp"], dp)).sqrt()
+    state.update(lr, clip_scale(norm, 1.0), skip=count == 0)
+    return Metrics(loss=all_reduce_(loss, dp) / count, norm=norm, tokens=count)
+
+
+def _eval_step(model: nn.Module, mesh: Mesh, batch: Batch) -> Metrics:
+    dp = mesh.axis("dp")
+    count = all_reduce_(count_valid(batch.labels), dp)
+    return Metrics(loss=all_reduce_(model(*next(batch.microbatches())), dp) / count, tokens=count)
+
+
+def _failing_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+    if state.mesh.axis("dp").rank == 1:
+        raise ValueError("a rank has a bad day")
+    return _train_step(model, state, batch, lr)
+
+
+def _diverging_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+    return replace(_train_step(model, state, batch, lr), norm=torch.tensor(torch.inf))
+
+
+@dataclass(frozen=True)
+class _Ended:
+    status: int
+    out: str
+    err: str
+
+
+def _program(plan: Plan, step: Callable[..., Metrics], folder: Path, environment: dict[str, str], options: str) -> None:
+    """In a forked process: the program as a launcher starts it."""
+    for number, stream in enumerate(("out", "err"), start=1):
+        os.dup2(os.open(folder / f"{stream}{environment['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.chdir(folder)
+    os.environ.update(environment)
+    sys.argv = ["train.py", *options.split()]
+    status = 0
+    try:
+        train(plan, _build, step, _eval_step)
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 99
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _run(
+    folder: Path, plan: Plan, options: str = "", step: Callable[..., Metrics] = _train_step, world: int | None = None
+) -> list[_Ended]:
+    """How each rank ended."""
+    world = world or plan.mesh["dp"]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    counts = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    ranks = [
+        multiprocessing.get_context("fork").Process(
+            target=_program,
+            args=(plan, step, folder, {**address, **counts, "RANK": str(rank), "LOCAL_RANK": str(rank)}, options),
+        )
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(30)
+        rank.kill()
+        rank.join()
+    texts = [((folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text()) for rank in range(world)]
+    return [_Ended(rank.exitcode or 0, out, err) for rank, (out, err) in zip(ranks, texts, strict=True)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with two text files."""
+    (tmp_path / "text").mkdir()
+    for name, word in (("a", "abcdefgh "), ("b", "acegbdfh ")):
+        (tmp_path / "text" / f"{name}.txt").write_text(word * 40)
+    return tmp_path
+
+
+def _records(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "runs/bigram/log.jsonl").read_text().splitlines()]
+
+
+def _weights(folder: Path, step: int) -> Tensor:
+    values = {"table": torch.zeros(256, 256), "optimizer/exp_avg_sq/table": torch.zeros(256, 256)}
+    load: Callable[..., None] = importlib.import_module("torch.distributed.checkpoint").load
+    load(values, checkpoint_id=folder / f"runs/bigram/checkpoints/step-{step:06d}", no_dist=True)
+    return torch.stack(list(values.values()))
+
+
+def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
+    first, second = _run(folder, PLAN, "--log-every 2 --eval-every 3 --steps 5")
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert second.out == ""
+    assert "step 2/5  loss " in first.out
+    assert "tokens/s" in first.out
+    assert "train on    torchrun --nproc-per-node=2 train.py --resume --steps 10" in first.out
+    records = _records(folder)
+    assert [record["step"] for record in records if "loss" in record] == [2, 4, 5]
+    assert [record["step"] for record in records if "validation" in record] == [3, 5]
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert 5.6 > losses[0] > losses[1] > losses[2]
+    assert (folder / "runs/bigram/checkpoints/step-000005").is_dir()
+
+
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
+    assert _run(folder, ALONE, "--save-every 2")[0].status == 0
+    whole = _weights(folder, 4)
+    (folder / "runs/bigram/checkpoints/step-000004").rename(folder / "kept")  # as if killed between 2 and 4
+    (resumed,) = _run(folder, ALONE, "--resume")
+    assert "resuming from runs/bigram/checkpoints/step-000002" in resumed.out
+    assert torch.equal(_weights(folder, 4), whole)
+
+
+def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
+    _run(folder, ALONE)
+    _run(folder, ALONE, "--steps 2")
+    run = folder / "runs/bigram"
+    assert (run / "earlier-1/checkpoints/step-000004").is_dir()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "line"),
+    [
+        (
+            ALONE,
+            "",
+            "the plan's mesh, dp 1, takes 1 ranks, not 2; start it with: python train.py",
+        ),
+        (PLAN, "--data nothing/*.txt", "no data: `nothing/*.txt` matches no file that holds anything"),
+        (PLAN, "--resume", "nothing to resume: no checkpoint in runs/bigram/checkpoints"),
+        (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 files are less than seq + 1 = 1000"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Plan, options: str, line: str) -> None:
+    first, second = _run(folder, plan, options, world=2)
+    assert (first.status, second.status) == (2, 2)
+    assert first.err == f"error: {line}\n"
+    assert second.err == second.out == first.out == ""
+
+
+def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
+    began = time.monotonic()
+    first, second = _run(folder, PLAN, step=_failing_step)
+    assert first.status == second.status == 1
+    assert "a rank has a bad day" in second.err
+    assert time.monotonic() - began < 15
+
+
+def test_a_loss_or_norm_that_is_not_finite_stops_the_run(folder: Path) -> None:
+    (ended,) = _run(folder, ALONE, "--log-every 1", step=_diverging_step)
+    assert ended.status == 1
+    assert ended.err.startswith("error: step 1: loss 5.")
+    assert "norm inf" in ended.err
+    assert not (folder / "runs/bigram/checkpoints").exists()
