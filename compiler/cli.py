@@ -111,10 +111,27 @@ def _load(plan: Path, stage: str | None = None) -> "tuple[Source, Program]":
     """The text of a plan or of IR, and its program after the pass `stage`, by default the last."""
     from .limits import load
     from .passes import STAGES, compile_plan, lower
-    from .reader import is_ir, read_ir
+    from .reader import is_ir
 
     source, stage = load(plan), stage or STAGES[-1]
-    return source, lower(read_ir(source), stage) if is_ir(source.text) else compile_plan(source, stage)
+    return source, lower(_read_ir(source), stage) if is_ir(source.text) else compile_plan(source, stage)
+
+
+def _read_ir(source: "Source") -> "Program":
+    """The program that IR text shows; text edited by hand may show an illegal one, which is no bug of scalec."""
+    from .diagnostics import Diagnostic, Note, PlanError
+    from .passes import STAGES
+    from .reader import read_ir
+    from .wellformed import check
+
+    program = read_ir(source)
+    try:
+        assert program.stage in STAGES, f"there is no pass `{program.stage}`"
+        check(program)
+    except AssertionError as error:
+        note = Note(None, str(error))
+        raise PlanError([Diagnostic("E0190", "this IR is not legal", source.whole(), notes=(note,))]) from None
+    return program
 
 
 def _write(program: "Program", source: "Source", options: Namespace) -> Path:
@@ -155,7 +172,7 @@ def _culprit(error: Exception) -> str:
     """The pass in which an error arose, or else the module."""
     from traceback import walk_tb
 
-    modules = [str(frame.f_globals["__name__"]) for frame, _ in walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
     ours = [name.removeprefix(f"{__package__}.") for name in modules if name.startswith(f"{__package__}.")]
     passes = [name.split(".")[1] for name in ours if name.startswith("passes.")]
     return f"pass `{passes[-1]}`" if passes else f"module `{ours[-1]}`"
@@ -165,7 +182,7 @@ def _culprit(error: Exception) -> str:
 
 
 @frozen
-class _Command:
+class Command:
     """A command: what it is called and does, in one line and in full, and an example."""
 
     name: str
@@ -176,7 +193,7 @@ class _Command:
 
 
 COMMANDS = (
-    _Command(
+    Command(
         "compile",
         _compile,
         "compile a plan to a training program",
@@ -185,7 +202,7 @@ COMMANDS = (
         "write are never overwritten.",
         "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
     ),
-    _Command(
+    Command(
         "run",
         _run,
         "compile a plan and train it on this machine",
@@ -193,7 +210,7 @@ COMMANDS = (
         "What stands behind `--` goes to train.py; `-- --help` says what it takes.",
         "scalec run plans/tiny_llama.scale -- --steps 100 --lr 1e-3",
     ),
-    _Command(
+    Command(
         "ir",
         _ir,
         "show the program between two passes",
@@ -201,7 +218,7 @@ COMMANDS = (
         "stored, edited and compiled in place of the plan.",
         "scalec ir plans/tiny_llama.scale --after insert_collectives",
     ),
-    _Command(
+    Command(
         "check",
         _check,
         "say whether a plan is right",

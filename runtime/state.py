@@ -3,6 +3,7 @@
 Non-goals: no communication (the program reduces the flat gradients in sight), no files (checkpoint.py).
 """
 
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -26,7 +27,7 @@ class State:
         self,
         model: nn.Module,
         mesh: Mesh,
-        buckets: dict[str, tuple[Group, ...]],
+        buckets: Mapping[str, Sequence[Group]],
         optimizer: OptimizerSpec,
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
@@ -99,7 +100,7 @@ def _specs(model: nn.Module) -> dict[str, Spec]:
 
 
 def _members(
-    specs: dict[str, Spec], buckets: dict[str, tuple[Group, ...]]
+    specs: dict[str, Spec], buckets: Mapping[str, Sequence[Group]]
 ) -> dict[str, list[tuple[Group, dict[str, Spec]]]]:
     """Each bucket's groups with their parameters; asserts that these share out all parameters."""
     left = dict(specs)

@@ -7,12 +7,12 @@ Non-goals: the step around forward (`step`).
 from collections import Counter
 from collections.abc import Iterator
 
-from attrs import Factory, define, evolve, frozen
+from attrs import Factory, define, frozen
 
 from ..ir import Arg, Enter, Kind, Op, Param, Program, Region, Stmt, Type, walk
 from ..placements import coercion, coercion_of, conjugate, ends
 from .expressions import ATOM, Context, Expr, express
-from .words import axes_word, class_name, identifier, literal, matrix_shape, place, shape
+from .words import axes_word, class_name, identifier, literal, matrix_shape, place, shape, singular
 
 WIDTH = 120
 INLINE = 88
@@ -85,7 +85,7 @@ class Modules:
         """The class of a repeat's body, and the attribute under which `parent` holds its modules."""
         attribute = identifier(region.dim, parent.attributes())
         taken = {c.name for c in self._classes} | {class_name(self.program.name)}
-        name = identifier(class_name(region.dim), taken)
+        name = identifier(class_name(singular(region.dim)), taken)
         carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
         doc = ", ".join(f"{identifier(a.value.name, set())}: {shape(a.value.type, self.program)}" for a in carried)
         module = Module(name, f"One of {self.program.size(region.dim)} {region.dim}.  {doc}")
@@ -161,11 +161,6 @@ class Body:
         self._module.result = ", ".join(names)
 
     def _op(self, op: Op) -> None:
-        if op.kind == "coerce" and self._silent(op):
-            (value,) = op.outputs
-            self._exprs[value.name] = evolve(self._operand(op.inputs[0]), ops=(*self._operand(op.inputs[0]).ops, op))
-            self._left[op.inputs[0]] += self._uses[value.name] - 1
-            return
         expr = express(op, [self._operand(name) for name in op.inputs], self._context)
         while len(expr.text) > INLINE and (longest := self._longest(op)):
             self._line(longest, self._exprs.pop(longest))
@@ -176,11 +171,6 @@ class Body:
             self._block(op, expr)
         else:
             self._assign(op, expr)
-
-    def _silent(self, op: Op) -> bool:
-        """Whether a coercion neither communicates nor has a gradient: then nothing happens at run time."""
-        source, _ = ends(op)
-        return not coercion(*ends(op)).collective and (source.kind is Kind.MAXIMUM or not self._all.types[op.inputs[0]].differentiable)
 
     def _inlines(self, op: Op) -> bool:
         (value,) = op.outputs
@@ -238,7 +228,7 @@ class Body:
         passed = [*variables, *(self._operand(name).text for name in (*captured, *weights)), *map(self._table, tables)]
         for name in (*captured, *weights):
             self._left[name] -= 1
-        item = identifier(class_name(region.dim).lower(), set(self._holder))
+        item = identifier(singular(region.dim), set(self._holder))
         self._append(f"for {item} in self.{attribute}:")
         self._append(f"    {', '.join(variables)} = {item}({', '.join(passed)})", place(region.span))
         for variable, result in zip(variables, region.results, strict=False):
@@ -306,7 +296,7 @@ class Body:
     def _comment(self, expr: Expr) -> str:
         op = expr.ops[-1]
         parts = [shape(value.type, self._all.program) for value in op.outputs[:1]]
-        parts += [self._note(part) for part in expr.ops if part.kind == "coerce" and not self._silent(part)]
+        parts += [self._note(part) for part in expr.ops if part.kind == "coerce"]
         return "  ".join([*parts, place(op.span)])
 
     def _note(self, op: Op) -> str:

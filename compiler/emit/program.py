@@ -18,7 +18,7 @@ from ..settings import Group
 from ..source import Source
 from .modules import Model, Module, Modules, weight_line
 from .step import step_lines
-from .words import DTYPES, file_word, letter, literal
+from .words import DTYPES, RUNTIME, file_word, letter, literal
 
 
 def train_py(program: Program, source: Source) -> str:
@@ -211,16 +211,6 @@ def _vocabulary(program: Program) -> int:
     of = leaves(program)
     params: dict[str, Param] = {p.name: p for p in program.params}
     return min((program.size(params[of[table]].type.dims[0]) for table in tables if table in of), default=2**31)
-
-
-RUNTIME = (
-    *("AdamW", "Batch", "Constant", "Cosine", "Group", "Input", "Mesh", "Metrics", "Plan", "SGD", "State", "Text", "Tokens"),
-    *("all_gather", "all_gather_invariant", "all_reduce", "all_reduce_", "all_to_all", "attention", "clip_scale"),
-    *("count_valid", "cross_entropy", "embedding", "invariant", "max_logit", "normal", "once", "once_replicated", "ones"),
-    *("pad_shard", "reduce_scatter", "regather", "replicate", "rms_norm", "rope", "rope_table", "shard", "softmax_parts"),
-    *("sum_squares", "take_shard", "token_loss", "train", "weight", "zeros"),
-)
-"""What `scalec.runtime` offers emitted programs."""
 
 
 def _imports(body: str) -> str:

@@ -40,16 +40,14 @@ class _Lines:
                 self._types |= {value.name: value.type for value in stmt.outputs}
                 getattr(self, f"_{stmt.kind}")(stmt)
         loss, norm, count = (self._text[end.name] for end in self._program.region.yields[:3])
-        train = [*self._preamble(self._groups), *self._lines, f"return Metrics(loss={loss}, norm={norm}, tokens={count})"]
+        preamble = ["mesh = state.mesh", *self._preamble(self._groups)] if self._groups else []
+        train = [*preamble, *self._lines, f"return Metrics(loss={loss}, norm={norm}, tokens={count})"]
         used = {axes: name for axes, name in self._groups.items() if any(f", {name})" in line for line in self._evaluate)}
         evaluate = [*self._preamble(used), *self._evaluate, f"return Metrics(loss={loss}, tokens={count})"]
         return StepLines(tuple(train), tuple(evaluate))
 
     def _preamble(self, groups: dict[tuple[str, ...], str]) -> list[str]:
-        if not groups:
-            return []
-        calls = ", ".join(f"mesh.axis({', '.join(map(literal, axes))})" for axes in groups)
-        return [f"{', '.join(groups.values())} = {calls}"]
+        return [f"{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in groups.items()]
 
     def _group(self, axes: tuple[str, ...]) -> str:
         return self._groups.setdefault(axes, axes_word(axes, self._program))
@@ -93,7 +91,7 @@ class _Lines:
     def _microbatches(self, region: Region) -> None:
         loss = region.results[0]
         self._text |= {value.name: value.name for value in region.results}
-        zero = f"loss = torch.zeros_like(share)"  # noqa: F541
+        zero = "loss = torch.zeros_like(share)"
         names = ", ".join(arg.value.name for arg in region.args)
         self._lines += [
             zero,
@@ -119,8 +117,9 @@ class _Lines:
         self._text[op.outputs[0].name] = f"sum_squares({', '.join(self._text[name] for name in op.inputs)})"
 
     def _grad_norm(self, op: Op) -> None:
-        parts = [self._text[name] for name in op.inputs]
-        total = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+        names = [f"squares_{i}" if i > 1 else "squares" for i in range(1, len(op.inputs) + 1)]
+        self._lines += [f"{name} = {self._text[part]}" for name, part in zip(names, op.inputs, strict=True)]
+        total = names[0] if len(names) == 1 else f"({' + '.join(names)})"
         self._lines.append(f"norm = {total}.sqrt()")
         self._text[op.outputs[0].name] = "norm"
 

@@ -25,9 +25,20 @@ LETTERS = {
 
 DTYPES = {"f32": "torch.float32", "f64": "torch.float64", "bf16": "torch.bfloat16"}
 
+RUNTIME = (
+    *("SGD", "AdamW", "Batch", "Constant", "Cosine", "Group", "Input", "Mesh", "Metrics", "Plan", "State", "Text", "Tokens"),
+    *("all_gather", "all_gather_invariant", "all_reduce", "all_reduce_", "all_to_all", "attention", "clip_scale"),
+    *("count_valid", "cross_entropy", "embedding", "invariant", "max_logit", "normal", "once", "once_replicated", "ones"),
+    *("pad_shard", "reduce_scatter", "regather", "replicate", "rms_norm", "rope", "rope_table", "shard", "softmax_parts"),
+    *("sum_squares", "take_shard", "token_loss", "train", "weight", "zeros"),
+)
+"""What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
+
 TAKEN = {
+    *RUNTIME,
     *keyword.kwlist,
     *keyword.softkwlist,
+    *("linear", "silu", "part"),
     *("self", "mesh", "torch", "nn", "Tensor", "state", "model", "batch", "lr", "rotary", "os", "range", "super", "dict"),
     *("tuple", "print", "forward", "training", "children", "parameters", "modules", "buffers", "apply", "train", "eval"),
     *("to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda", "compile", "share_memory", "state_dict", "zero_grad"),
@@ -39,17 +50,22 @@ TAKEN = {
 def identifier(name: str, taken: set[str]) -> str:
     """`name` without its number and underscore, changed where it is taken."""
     stem = name.split(".")[0].lstrip("_") or "value"
-    candidate = f"{stem}_" if stem in TAKEN or stem in taken else stem
-    number = 2
+    stem = f"{stem}_" if stem in TAKEN else stem
+    candidate, number = stem, 2
     while candidate in taken:
         candidate, number = f"{stem}_{number}", number + 1
     return candidate
 
 
 def class_name(name: str) -> str:
-    """`decoder_layers` → `DecoderLayer`."""
+    """`tiny_llama` → `TinyLlama`."""
     words = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    return words[:-1] if words.endswith("s") and not words.endswith("ss") and len(words) > 1 else words
+    return f"{words}Module" if words in TAKEN else words
+
+
+def singular(name: str) -> str:
+    """`layers` → `layer`."""
+    return name[:-1] if name.endswith("s") and not name.endswith("ss") and len(name) > 1 else name
 
 
 def literal(value: object) -> str:

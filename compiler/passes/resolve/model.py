@@ -213,7 +213,7 @@ class _Builder:
             raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing")
         for operand in entry.operands:
             self._begin(given[operand.name], operand.init)
-        operands = tuple(self._tensor(given[operand.name]) for operand in entry.operands)
+        operands = tuple(self._tensor(given[operand.name], _like(operand.name)) for operand in entry.operands)
         for operand, value in zip(entry.operands, operands, strict=True):
             if (operand.dtype == "int") != (self._types[value].dtype == "i64"):
                 kind = "token ids" if operand.dtype == "int" else "numbers, not token ids,"
@@ -334,6 +334,11 @@ class _Repeat:
     def __init__(self, dim: str, slices: list[Arg]) -> None:
         self.dim, self.slices = dim, slices
         self.holds: dict[str, str] = {}
+
+
+def _like(operand: str) -> str:
+    """What an operand without a name of its own is called: `_q`; a plain x goes by the op that makes it."""
+    return "" if operand == "x" else f"_{operand}"
 
 
 def _assigned(item: syntax.Repeat) -> Iterator[syntax.Name]:

@@ -1,0 +1,51 @@
+"""`plan.json`: the resolved plan, what a step communicates, and what was shown about the program.
+
+Non-goals: anything that the program needs in order to run.
+"""
+
+import json
+from typing import Any
+
+from attrs import asdict
+
+from .. import __version__
+from ..account import Collective, collectives, parameter_count
+from ..ir import Program
+from ..source import Source
+from .words import file_word
+
+
+def plan_json(program: Program, source: Source, matched: int) -> str:
+    """The text; `matched` is the number of ops that `readback` matched."""
+    content = {
+        "written_by": f"scalec {__version__}",
+        "name": program.name,
+        "plan": file_word(source.path),
+        "mesh": {axis.name: axis.size for axis in program.axes},
+        "dims": {dim.name: dim.size for dim in program.dims},
+        "shard": [f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}" for c in program.claims],
+        "parameters": {
+            "count": parameter_count(program),
+            "shapes": {p.name: _shape(p.type.dims, program) for p in program.params},
+        },
+        "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
+        "collectives": [_collective(each) for each in collectives(program)],
+        "certificate": {
+            "placements": "every op type-checked after every pass",
+            "emission": f"train.py read back, {matched} ops matched to the IR",
+            "values": "not evaluated on this compile",
+        },
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _shape(dims: tuple[str, ...], program: Program) -> dict[str, int]:
+    return {dim: program.size(dim) for dim in dims}
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    return asdict(settings, filter=lambda attribute, _: attribute.name != "spans")
+
+
+def _collective(each: Collective) -> dict[str, Any]:
+    return asdict(each) | {"bytes": each.bytes}

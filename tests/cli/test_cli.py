@@ -1,0 +1,292 @@
+"""The commands as a user meets them: what they print, and their exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler import cli, passes
+from scalec.compiler.passes import STAGES
+
+PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 8  hidden = 4 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+mesh { dp = 2  tp = 2 }
+shard {
+  batch over dp
+  vocab over tp
+}
+train {
+  seq = 16  global_batch = 8  microbatch = 2  steps = 1
+  optimizer sgd { lr = 0.1 }
+  data text { files = ["a"] }
+}
+"""
+
+MACHINES = "cluster { gpus_per_node = 2  nodes = 2 }\n"
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.scale").write_text(PLAN)
+    return tmp_path
+
+
+@pytest.fixture
+def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`scalec(*words)` runs the command line: its exit status, standard output and standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(words)
+        except SystemExit as end:  # as argparse ends
+            status = int(end.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+# ---- check
+
+
+def test_check(scalec: Run) -> None:
+    assert scalec("check", "tiny.scale") == (0, "ok  tiny: 64 parameters on 4 ranks, dp 2 x tp 2\n", "")
+
+
+def test_one_rank(scalec: Run) -> None:
+    Path("tiny.scale").write_text(PLAN.replace("dp = 2  tp = 2", "dp = 1  tp = 1"))
+    assert scalec("check", "tiny.scale")[1] == "ok  tiny: 64 parameters on one rank\n"
+
+
+def test_a_factored_axis_is_shown_as_the_plan_names_it(scalec: Run) -> None:
+    plan = PLAN.replace("tp = 2", "tp = 4").replace("vocab = 8", "vocab = 8  few = 2")
+    plan = plan.replace("  loss", "  x = (x @ up[hidden -> few]) @ down[few -> hidden]\n  loss")
+    Path("tiny.scale").write_text(plan.replace("vocab over tp", "vocab, few over tp"))
+    assert scalec("check", "tiny.scale")[1] == "ok  tiny: 80 parameters on 8 ranks, dp 2 x tp 4\n"
+
+
+def test_diagnostics_of_a_wrong_plan(scalec: Run) -> None:
+    Path("tiny.scale").write_text(PLAN.replace("batch over dp", "batsh over dp"))
+    for command in ("check", "compile", "run", "ir"):
+        status, out, err = scalec(command, "tiny.scale")
+        assert (status, out) == (1, "")
+        assert err.startswith("error[E0503]: there is no dim `batsh`")
+        assert "--> tiny.scale:9" in err
+        assert "\x1b" not in err
+    assert not Path("out").exists()
+
+
+def test_diagnostics_are_coloured_on_a_terminal(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert scalec("check", "missing.scale")[2].startswith("\x1b[1;31merror[E0101]")
+
+
+# ---- compile
+
+
+def test_compile(scalec: Run) -> None:
+    status, out, err = scalec("compile", "tiny.scale")
+    assert (status, err) == (0, "")
+    assert out == (
+        "tiny: 64 parameters on 4 ranks, dp 2 x tp 2\n"
+        "\n"
+        "per rank and step  axis  ranks  calls    input\n"
+        "all_reduce         dp        2      3    140 B\n"
+        "all_reduce         tp        2      9  3.004 KiB\n"
+        "all_reduce (max)   tp        2      2    256 B\n"
+        "\n"
+        "wrote out/tiny/train.py and out/tiny/plan.json\n"
+        "train with\n"
+        "\n"
+        "  torchrun --standalone --nproc-per-node=4 out/tiny/train.py\n"
+    )
+    assert sorted(path.name for path in Path("out/tiny").iterdir()) == ["plan.json", "train.py"]
+
+
+def test_a_second_compile_replaces_the_first(scalec: Run) -> None:
+    assert scalec("compile", "tiny.scale", "-o", "x")[0] == 0
+    before = Path("x/train.py").read_text()
+    Path("tiny.scale").write_text(PLAN.replace("hidden = 4", "hidden = 8"))
+    assert scalec("compile", "tiny.scale", "-o", "x")[0] == 0
+    assert Path("x/train.py").read_text() != before
+
+
+def test_what_is_written_says_who_wrote_it(scalec: Run) -> None:
+    scalec("compile", "tiny.scale")
+    assert json.loads(Path("out/tiny/plan.json").read_text())["written_by"] == f"scalec {version('scalec')}"
+
+
+def test_a_path_with_a_space_is_quoted(scalec: Run) -> None:
+    assert "torchrun --standalone --nproc-per-node=4 'my out/train.py'" in scalec("compile", "tiny.scale", "-o", "my out")[1]
+
+
+def test_several_machines(scalec: Run) -> None:
+    Path("tiny.scale").write_text(MACHINES + PLAN)
+    _, out, _ = scalec("compile", "tiny.scale")
+    line = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 out/tiny/train.py"
+    assert f"train with this on each of 2 machines, $HEAD one of them\n\n  {line}\n" in out
+
+
+def test_output_that_scalec_did_not_write_is_refused(scalec: Run) -> None:
+    Path("train.py").write_text("mine")
+    status, out, err = scalec("compile", "tiny.scale", "-o", ".")
+    assert (status, out) == (2, "")
+    assert err == "error: `train.py` was not written by scalec: move it away, or choose another folder with -o\n"
+    assert not Path("plan.json").exists()
+
+
+# ---- run
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """What `run` becomes, in place of becoming it."""
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: commands.append(words))  # type: ignore[misc]
+    return commands
+
+
+def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
+    status, out, _ = scalec("run", "tiny.scale", "-o", "x", "--", "--steps", "3", "--", "y")
+    assert status == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    assert executed == [[*torchrun, "x/train.py", "--steps", "3", "--", "y"]]
+    assert out.endswith("wrote x/train.py and x/plan.json\n")
+
+
+def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> None:
+    Path("tiny.scale").write_text(MACHINES + PLAN)
+    status, _, err = scalec("run", "tiny.scale")
+    assert (status, executed) == (2, [])
+    assert err == "error: this plan runs on 2 machines: `scalec compile` prints what to start on each\n"
+
+
+def test_run_without_torch(scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # type: ignore[misc]
+    status, _, err = scalec("run", "tiny.scale")
+    assert (status, executed) == (2, [])
+    assert err.startswith("error: torch is not installed")
+
+
+# ---- ir
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ir_after_each_pass_reads_back(scalec: Run, stage: str) -> None:
+    status, out, err = scalec("ir", "tiny.scale", "--after", stage)
+    assert (status, err) == (0, "")
+    assert f"\nprogram tiny after {stage}\n" in out
+    Path("tiny.ir").write_text(out)
+    assert scalec("ir", "tiny.ir", "--after", stage)[1] == out
+    assert scalec("ir", "tiny.ir")[1] == scalec("ir", "tiny.scale")[1]
+
+
+def test_ir_compiles_in_place_of_the_plan(scalec: Run) -> None:
+    Path("tiny.ir").write_text(scalec("ir", "tiny.scale", "--after", "propagate")[1])
+    assert scalec("compile", "tiny.ir", "-o", "x")[1] == scalec("compile", "tiny.scale", "-o", "x")[1]
+
+
+def test_ir_does_not_go_back(scalec: Run) -> None:
+    Path("tiny.ir").write_text(scalec("ir", "tiny.scale", "--after", "propagate")[1])
+    status, out, err = scalec("ir", "tiny.ir", "--after", "validate")
+    assert (status, out) == (2, "")
+    assert err == "error: `tiny.ir` is IR from after `propagate`, which comes after `validate`\n"
+
+
+def test_an_unknown_pass_lists_the_passes(scalec: Run) -> None:
+    status, _, err = scalec("ir", "tiny.scale", "--after", "magic")
+    assert status == 2
+    assert err.startswith("error: there is no pass `magic`; in order they are `resolve`, `validate`, ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "note"),
+    [
+        ("after propagate", "after magic", "there is no pass `magic`"),
+        ("embedding(tokens, wte)", "embedding(tokens, nothing)", "nothing is used before it is bound"),
+    ],
+)
+def test_ir_edited_to_something_illegal(scalec: Run, old: str, new: str, note: str) -> None:
+    text = scalec("ir", "tiny.scale", "--after", "propagate")[1]
+    assert old in text
+    Path("tiny.ir").write_text(text.replace(old, new))
+    status, _, err = scalec("check", "tiny.ir")
+    assert status == 1
+    assert err.startswith("error[E0190]: this IR is not legal")
+    assert note in err
+
+
+# ---- the rest
+
+
+def test_version(scalec: Run) -> None:
+    assert scalec("--version") == (0, f"scalec {version('scalec')}\n", "")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_help_shows_an_example(scalec: Run, command: cli.Command) -> None:
+    status, out, _ = scalec(command.name, "--help")
+    assert status == 0
+    assert f"example:\n  scalec {command.name} plans/" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["compile"], "required: PLAN"),
+        (["build", "tiny.scale"], "invalid choice: 'build'"),
+        (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
+        (["compile", "tiny.scale", "--", "--steps"], "behind `--` are for `scalec run` alone"),
+    ],
+)
+def test_usage(scalec: Run, words: list[str], said: str) -> None:
+    status, out, err = scalec(*words)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_dump(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_DUMP", "propagate")
+    _, _, err = scalec("check", "tiny.scale")
+    assert err.startswith("# after propagate\n")
+    assert err.count("# after ") == 1
+    monkeypatch.setenv("SCALEC_DUMP", "all")
+    _, _, err = scalec("check", "tiny.scale")
+    assert [line.removeprefix("# after ") for line in err.splitlines() if line.startswith("# after ")] == list(STAGES)
+
+
+def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalec.compiler.passes.flatten_sums.Names", None)
+    status, out, err = scalec("check", "tiny.scale")
+    assert (status, out) == (70, "")
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("this is a bug in scalec, in pass `flatten_sums`: TypeError")
+
+
+def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "compile_plan", lambda source, stage: 1 / 0)  # type: ignore[misc]
+    status, _, err = scalec("check", "tiny.scale")
+    assert status == 70
+    assert err.splitlines()[-1] == "this is a bug in scalec, in module `cli`: ZeroDivisionError: division by zero"
+
+
+def test_a_broken_pipe_is_quiet() -> None:
+    read, written = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "scalec.compiler.cli", "ir", "tiny.scale"]
+    result = subprocess.run(command, check=False, stdout=written, stderr=subprocess.PIPE, text=True)
+    os.close(written)
+    assert (result.returncode, result.stderr) == (141, "")

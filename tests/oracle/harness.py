@@ -1,0 +1,229 @@
+"""Compiles a plan, runs the emitted program on forked ranks, and puts the ranks' parts together again.
+
+Placements are read from the state's DTensors; where ranks hold copies, these must agree to the last bit.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor  # before ranks fork: each would import it again
+from oracle.plans import ROWS, SEQ, Case, plan_text
+from oracle.reference import Step, Tensors
+from ranks import run_ranks
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from scalec.compiler.emit import emit
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.source import Source
+from scalec.runtime import Batch, Mesh
+
+Batches = list[tuple[Tensor, Tensor]]
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank holds of a tensor: `local` begins at `offsets` of the global `shape`."""
+
+    local: Tensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A step as one rank saw it."""
+
+    loss: float
+    norm: float
+    tokens: int
+    gradients: dict[str, Part]
+    parameters: dict[str, Part]
+
+
+def compiled(case: Case, folder: Path) -> ModuleType:
+    """The emitted program of a case, written to `folder` and imported."""
+    return imported(written(plan_text(case), folder) / "train.py")
+
+
+def written(text: str, folder: Path) -> Path:
+    """`folder` with the emitted files of a plan."""
+    source = Source("tiny.scale", text)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in emit(compile_plan(source), source).items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def imported(path: Path) -> ModuleType:
+    """The module in a file."""
+    spec = importlib.util.spec_from_file_location(f"emitted_{next(_numbers)}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(case: Case, module: ModuleType, start: Tensors, batches: Batches, lr: float) -> list[Step]:
+    """Trains the emitted program from `start` on global batches, [rows, seq] each; its steps, put together."""
+    ranks: list[list[RankStep]] = run_ranks(case.ranks, _train, module, start, batches, lr)
+    return [_joined(steps) for steps in zip(*ranks, strict=True)]
+
+
+def initial(case: Case, module: ModuleType, seed: int) -> Tensors:
+    """The parameters that the emitted program begins with."""
+    return _whole(run_ranks(case.ranks, _initialise, module, seed))
+
+
+def _initialise(module: ModuleType, seed: int) -> dict[str, Part]:
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    state.initialise(seed)
+    return _parameters(state)
+
+
+def _train(module: ModuleType, start: Tensors, batches: Batches, lr: float) -> list[RankStep]:
+    mesh = Mesh(module.PLAN.mesh)
+    model, state = module.build(mesh)
+    fill(state, start)
+    return [_step(module, model, state, local_batch(module.PLAN, *batch), lr) for batch in batches]
+
+
+def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, lr: float) -> RankStep:
+    """One step; its reduced gradients are copied when the update begins, before it scales them."""
+    gradients: Tensors = {}
+
+    def update(*args: Any, **options: Any) -> None:
+        gradients.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        type(state).update(state, *args, **options)
+
+    state.update = update
+    metrics = module.train_step(model, state, batch, lr)
+    records = state.state_dict()
+    return RankStep(
+        float(metrics.loss),
+        float(metrics.norm),
+        int(metrics.tokens),
+        {name: _part(records[name], gradient) for name, gradient in gradients.items()},
+        _parameters(state),
+    )
+
+
+def _parameters(state: Any) -> dict[str, Part]:
+    """Copies of this rank's parts."""
+    records: Tensors = state.state_dict()
+    return {n: _part(r, local_of(r).clone()) for n, r in records.items() if not n.startswith("optimizer/")}
+
+
+def fill(state: Any, start: Tensors) -> None:
+    """Copies this rank's part of global parameters into the state."""
+    values = state.state_dict()
+    assert {name for name in values if not name.startswith("optimizer/")} == set(start), "the parameters' names differ"
+    for name, value in start.items():
+        assert values[name].shape == value.shape, f"{name}: {values[name].shape} where the reference has {value.shape}"
+        part = _part(values[name], local_of(values[name]))
+        part.local.copy_(value[_box(part)])
+    state.load_state_dict(values)
+
+
+def local_batch(plan: Any, tokens: Tensor, labels: Tensor) -> Batch:
+    """This rank's part of a global batch: row m · (D · b) + r · b + j is row j of microbatch m on data rank r of D."""
+    coordinates = dict(zip(plan.mesh, _coordinates(plan.mesh), strict=True))
+
+    def local(rows: Tensor, name: str) -> Tensor:
+        layout = plan.inputs[name]
+        rows = rows.view(plan.microbatches, -1, rows.shape[-1])
+        for dim, at in (("batch", 1), ("seq", 2)):
+            for axis in layout.split.get(dim, ()):
+                rows = rows.chunk(plan.mesh[axis], at)[coordinates[axis]]
+        return (rows if layout.dims == ("batch", "seq") else rows.transpose(1, 2)).contiguous()
+
+    return Batch(local(tokens, "tokens"), local(labels, "labels"))
+
+
+def _coordinates(mesh: dict[str, int]) -> list[int]:
+    """This rank's place on each axis; ranks are counted with the last axis innermost."""
+    rank, places = dist.get_rank(), list[int]()
+    for size in reversed(mesh.values()):
+        rank, place = divmod(rank, size)
+        places.insert(0, place)
+    return places
+
+
+def local_of(value: Tensor) -> Tensor:
+    """The memory of a DTensor or of a plain tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _part(record: Tensor, local: Tensor) -> Part:
+    """`local`, placed as `record` is."""
+    if not isinstance(record, DTensor):
+        return Part(local, tuple(record.shape), (0,) * record.dim())
+    mesh, offsets, sizes = record.device_mesh, [0] * record.dim(), list(record.shape)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    for axis, placement in enumerate(record.placements):
+        if isinstance(placement, Shard):
+            sizes[placement.dim] //= mesh.size(axis)
+            offsets[placement.dim] += coordinate[axis] * sizes[placement.dim]
+    assert tuple(sizes) == tuple(local.shape)
+    return Part(local, tuple(record.shape), tuple(offsets))
+
+
+def _box(part: Part) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.local.shape, strict=True))
+
+
+def _joined(steps: tuple[RankStep, ...]) -> Step:
+    first = steps[0]
+    assert all((s.loss, s.norm, s.tokens) == (first.loss, first.norm, first.tokens) for s in steps), "metrics differ"
+    return Step(
+        first.loss, first.norm, _whole([s.gradients for s in steps]), _whole([s.parameters for s in steps])
+    )
+
+
+def _whole(ranks: list[dict[str, Part]]) -> Tensors:
+    """Global tensors; every element is there, and equal on all ranks that hold it."""
+    return {name: _assembled(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+
+
+def _assembled(name: str, parts: list[Part]) -> Tensor:
+    whole = torch.zeros(parts[0].shape, dtype=parts[0].local.dtype)
+    there = torch.zeros(parts[0].shape, dtype=torch.bool)
+    for part in parts:
+        box = _box(part)
+        held = there[box]
+        assert torch.equal(whole[box][held], part.local[held]), f"{name}: copies on two ranks differ"
+        whole[box], there[box] = part.local, True
+    assert there.all(), f"{name}: a part is on no rank"
+    return whole
+
+
+def batches(case: Case, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random tokens and labels, [rows, seq] a step; negative labels as the case says."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        tokens, labels = (torch.randint(case.config.vocab, (case.rows, SEQ), generator=generator) for _ in range(2))
+        noise = torch.rand(case.rows, SEQ, generator=generator) * torch.rand(case.rows, 1, generator=generator)
+        yield tokens, labels.masked_fill(_ignored(case, noise), -100)
+
+
+def _ignored(case: Case, noise: Tensor) -> Tensor:
+    """Which labels do not count; unless all do, every rank has another number of them."""
+    row = torch.arange(case.rows).unsqueeze(1).expand_as(noise)
+    per_microbatch = case.rows // case.microbatches
+    return {
+        "all": torch.zeros_like(noise, dtype=torch.bool),
+        "none": torch.ones_like(noise, dtype=torch.bool),
+        "uneven": noise > 0.2,
+        "silent_rank": (noise > 0.2) | (row % per_microbatch < ROWS),
+        "silent_microbatch": (noise > 0.2) | (row < per_microbatch),
+    }[case.valid]

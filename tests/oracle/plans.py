@@ -1,0 +1,118 @@
+"""The plans of these tests as text, beside the reference's description of the same model and optimizer."""
+
+from dataclasses import dataclass
+
+from oracle.reference import Config, Training
+
+SEQ = 8
+ROWS = 2  # of a microbatch on one data-parallel rank
+
+LAYER = """
+    a = rmsnorm(x, norm1[hidden], eps)
+    q = rope(a @ wq[hidden -> heads, head_dim], theta)
+    k = rope(a @ wk[hidden -> kv_heads, head_dim], theta)
+    v = a @ wv[hidden -> kv_heads, head_dim]
+"""
+SEQUENTIAL = """
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    m = rmsnorm(x, norm2[hidden], eps)
+    x = x + (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+"""
+PARALLEL = """
+    o = attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    x = x + o + (silu(a @ w_gate[hidden -> ffn]) * (a @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+"""
+
+OPTIMIZERS = {
+    "sgd": Training(weight_decay=0.05),
+    "momentum": Training(momentum=0.9),
+    "adamw": Training("adamw", weight_decay=0.1),
+    "groups": Training(
+        "adamw",
+        weight_decay=0.1,
+        decay=(("norm", 0.0), ("norm1", 0.0), ("norm2", 0.0), ("wq", 0.3)),
+        scale=(("norm", 0.5), ("norm1", 0.5), ("norm2", 0.5)),
+    ),
+}
+GROUPS = """
+    group norms { params = ["norm*"]  weight_decay = 0.0  lr_scale = 0.5 }
+    group queries { params = ["wq"]  weight_decay = 0.3 }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point of the space that the tests cover."""
+
+    dp: int = 1
+    tp: int = 1
+    sp: bool = False  # sequence parallelism
+    vocab: bool = True  # vocabulary over tp
+    kv: int = 2
+    microbatches: int = 1
+    valid: str = "uneven"  # which labels count
+    gathered: str = "save"
+    optimizer: str = "sgd"
+    clip: float = 0.0
+    model: str = "llama"
+    precision: str = "fp64"
+    replicas: int = 1  # a second data axis, outside dp
+    data: str = "python_stdlib"
+
+    @property
+    def ranks(self) -> int:
+        """The size of the mesh."""
+        return self.replicas * self.dp * self.tp
+
+    @property
+    def rows(self) -> int:
+        """The global batch."""
+        return ROWS * self.replicas * self.dp * self.microbatches
+
+    @property
+    def config(self) -> Config:
+        """The reference's model."""
+        return Config(kv_heads=self.kv, tied=self.model == "tied", parallel=self.model == "parallel")
+
+    @property
+    def training(self) -> Training:
+        """The reference's optimizer."""
+        return Training(**{**vars(OPTIMIZERS[self.optimizer]), "clip": self.clip})
+
+    def __str__(self) -> str:
+        return "-".join(f"{key}={value}" for key, value in vars(self).items() if value != getattr(Case, key))
+
+
+def plan_text(case: Case) -> str:
+    """The plan of a case."""
+    c, t = case.config, case.training
+    head = "wte" if c.tied else "head[hidden -> vocab]"
+    batch = "replica, dp" if case.replicas > 1 else "dp"
+    sharded = ("vocab, " if case.vocab else "") + "heads, kv_heads, ffn"
+    momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
+    return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
+  dims  {{ vocab = {c.vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
+          head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers} }}
+  const {{ eps = {c.eps}  theta = {c.theta} }}
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {{{LAYER}{PARALLEL if c.parallel else SEQUENTIAL}  }}
+  loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels)
+}}
+mesh  {{ {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
+shard {{
+  batch over {batch}
+  {sharded} over tp
+  {"seq over tp" if case.sp else ""}
+}}
+train {{
+  seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
+  precision = {case.precision}  gathered = {case.gathered}
+  optimizer {t.kind} {{
+    lr = 0.01  {momentum}  weight_decay = {t.weight_decay}  clip = {t.clip}
+    schedule = cosine(warmup=2, floor=1e-3)
+    {GROUPS if case.optimizer == "groups" else ""}
+  }}
+  data text {{ files = [{case.data}]  tokenizer = bytes }}
+}}
+"""

@@ -1,0 +1,116 @@
+"""Emitted programs against the reference: loss, every gradient, their norm, and parameters after each of three steps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from oracle import harness, reference
+from oracle.pairs import all_pairs
+from oracle.plans import Case
+from torch import Tensor
+
+LR = 0.01
+FACTORS = {
+    "dp": (1, 2, 3),
+    "tp": (1, 2, 4),
+    "sp": (False, True),
+    "vocab": (True, False),
+    "kv": (4, 2, 1),
+    "microbatches": (1, 2, 3),
+    "valid": ("all", "uneven", "silent_rank", "silent_microbatch"),
+    "gathered": ("save", "regather"),
+    "optimizer": ("sgd", "momentum", "adamw", "groups"),
+    "clip": (0.0, 0.05, 1e3),  # off, always at work, never at work
+    "model": ("llama", "tied", "parallel"),
+}
+IMPOSSIBLE = {
+    frozenset({("dp", 3), ("tp", 4)}),  # more than 8 ranks
+    frozenset({("dp", 1), ("valid", "silent_rank")}),  # no valid token: a test of its own
+    frozenset({("microbatches", 1), ("valid", "silent_microbatch")}),
+}
+MORE = (
+    Case(replicas=2, dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=0.05),
+    Case(replicas=2, dp=2, tp=1, valid="silent_rank", optimizer="momentum", model="tied"),
+    Case(dp=2, tp=4, sp=True, kv=1, microbatches=2, gathered="regather", optimizer="groups", clip=0.05),
+    Case(dp=2, tp=4, kv=2, vocab=False, model="parallel", optimizer="momentum"),
+    Case(tp=4, sp=True, kv=2, vocab=False, model="tied", optimizer="momentum", clip=0.05),
+)
+CASES = [*(Case(**case) for case in all_pairs(FACTORS, IMPOSSIBLE)), *MORE]
+
+
+def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    """Relative to the largest element of what is expected."""
+    error, scale = (got - expected).abs().max().item(), expected.abs().max().item()
+    assert error <= tolerance * scale, f"{name}: off by {error:.3g}, where the largest element is {scale:.3g}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
+    start, batches = reference.initial(case.config), list(harness.batches(case, 3))
+    expected = reference.run(case.config, case.training, start, batches, LR)
+    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    for number, (got, want) in enumerate(zip(steps, expected, strict=True)):
+        at = f"step {number}: "
+        assert got.loss == pytest.approx(want.loss, rel=1e-10, abs=0), at
+        assert got.gradients.keys() == want.gradients.keys()
+        for name, gradient in want.gradients.items():
+            _close(f"{at}gradient of {name}", got.gradients[name], gradient)
+        assert got.norm == pytest.approx(want.norm, rel=1e-10, abs=0), at
+        for name, parameter in want.parameters.items():
+            _close(at + name, got.parameters[name], parameter)
+
+
+def test_the_pairs_are_all_there() -> None:
+    """The generator is part of the proof, so it is checked by brute force."""
+    names = list(FACTORS)
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            there = {(getattr(case, a), getattr(case, b)) for case in CASES}
+            wanted = {(x, y) for x in FACTORS[a] for y in FACTORS[b] if frozenset({(a, x), (b, y)}) not in IMPOSSIBLE}
+            assert wanted <= there
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "groups"])
+def test_a_step_without_valid_tokens_changes_nothing(optimizer: str, tmp_path: Path) -> None:
+    """Not one bit of any parameter; and the steps around it go on as if it had not been."""
+    case = Case(dp=2, tp=2, sp=True, optimizer=optimizer, clip=0.05, microbatches=2)
+    start, batches = reference.initial(case.config), list(harness.batches(case, 3))
+    batches[1] = (batches[1][0], torch.full_like(batches[1][1], -100))
+    module = harness.compiled(case, tmp_path)
+    first, empty, last = harness.run(case, module, start, batches, LR)
+    assert empty.loss == 0
+    assert all(torch.equal(empty.parameters[name], value) for name, value in first.parameters.items())
+    expected = reference.run(case.config, case.training, start, [batches[0], batches[2]], LR)
+    for name, value in expected[-1].parameters.items():
+        _close(name, last.parameters[name], value)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.05)])
+def test_narrower_precisions_come_near(precision: str, tolerance: float, tmp_path: Path) -> None:
+    case = Case(dp=2, tp=2, sp=True, microbatches=2, precision=precision, optimizer="sgd")
+    start, batches = reference.initial(case.config), list(harness.batches(case, 3))
+    expected = reference.run(case.config, case.training, start, batches, LR)
+    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    for got, want in zip(steps, expected, strict=True):
+        assert got.loss == pytest.approx(want.loss, rel=tolerance)
+        assert got.norm == pytest.approx(want.norm, rel=tolerance)
+        for name, value in want.parameters.items():
+            _close(name, got.parameters[name].double(), value, tolerance)
+
+
+def test_initial_values_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
+    for kv in (1, 2):
+        one = _initial(Case(kv=kv), tmp_path / "one")
+        for case in (Case(dp=2, tp=2, sp=True, kv=kv), Case(tp=4, kv=kv), Case(dp=3, tp=2, vocab=False, kv=kv)):
+            assert all(torch.equal(one[name], value) for name, value in _initial(case, tmp_path / "other").items())
+
+
+def _initial(case: Case, folder: Path) -> dict[str, Tensor]:
+    return harness.initial(case, harness.compiled(case, folder), seed=5)
+
+
+def test_the_learning_rate_is_the_plans(tmp_path: Path) -> None:
+    plan = harness.compiled(Case(), tmp_path).PLAN
+    for step in range(10):
+        expected = reference.cosine(step, 10, 0.01, warmup=2, floor=1e-3)
+        assert plan.schedule.lr(step, 10, plan.lr) == pytest.approx(expected, rel=1e-12)
