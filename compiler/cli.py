@@ -3,7 +3,8 @@
 Purpose: what each command does, how mistakes are shown, the exit status.
 Non-goals: what is said of a plan (`summary`), how files are written (`emit.output`).
 
-Made with argparse, which loads in 3 ms; what a command needs is imported when it runs, so that `--help` is quick.
+Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs, so that `--help` is
+quick.
 """
 
 import os
@@ -11,9 +12,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-from attrs import frozen
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from . import __version__
 
@@ -29,14 +28,13 @@ INTERRUPTED, BROKEN_PIPE = 128 + 2, 128 + 13  # as a shell reports a process tha
 
 
 class UsageError(Exception):
-    """What is asked for cannot be done, however right the plan is."""
+    """What is asked for cannot be done, or not without harm, however right the plan is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, by default that of this process; returns the exit status."""
     options = _options(list(sys.argv[1:] if arguments is None else arguments))
     from .diagnostics import PlanError
-    from .emit.output import OutputError
 
     try:
         options.command(options)
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except PlanError as error:
         return _plan_wrong(error)
-    except (UsageError, OutputError) as error:
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
@@ -65,8 +63,8 @@ def _compile(options: Namespace) -> None:
     source, program = _load(options.plan)
     script = _write(program, source, options)
     how = launch(program)
-    where = "train with" if how.nodes == 1 else f"train with this on each of {how.nodes} machines, $HEAD one of them"
-    print(f"{where}\n\n  {how.command(script)}")
+    where = "" if how.nodes == 1 else f" this on each of {how.nodes:,} machines, $HEAD one of them"
+    print(f"train with{where}:\n\n  {how.command(script)}")
 
 
 def _run(options: Namespace) -> NoReturn:
@@ -137,12 +135,15 @@ def _read_ir(source: "Source") -> "Program":
 def _write(program: "Program", source: "Source", options: Namespace) -> Path:
     """Writes the files, says so with a summary, and returns the path of the program."""
     from .emit import emit
-    from .emit.output import write
+    from .emit.output import OutputError, write
     from .summary import communication, headline
 
     folder = options.output or Path("out", options.plan.stem)
     files = emit(program, source)
-    write(folder, files)
+    try:
+        write(folder, files)
+    except OutputError as error:
+        raise UsageError(str(error)) from error
     wrote = " and ".join(str(folder / name) for name in files)
     print(f"{headline(program)}\n\n{communication(program)}\n\nwrote {wrote}")
     return folder / "train.py"
@@ -181,8 +182,7 @@ def _culprit(error: Exception) -> str:
 # ---- the command line
 
 
-@frozen
-class Command:
+class Command(NamedTuple):
     """A command: what it is called and does, in one line and in full, and an example."""
 
     name: str

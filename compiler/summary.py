@@ -45,12 +45,22 @@ def ranks(program: Program) -> int:
 
 def headline(program: Program) -> str:
     """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`."""
-    sizes: dict[str, int] = {}
-    for axis in program.axes:
-        sizes[axis.whole] = sizes.get(axis.whole, 1) * axis.size
-    mesh = " x ".join(f"{name} {size}" for name, size in sizes.items())
-    where = f"{ranks(program):,} ranks, {mesh}" if ranks(program) > 1 else "one rank"
+    where = f"{ranks(program):,} ranks, {_mesh(program)}" if ranks(program) > 1 else "one rank"
     return f"{program.name}: {parameter_count(program):,} parameters on {where}"
+
+
+def _mesh(program: Program) -> str:
+    """The axes as the plan names them, those that were factored with their factors."""
+    axes: list[str] = []
+    for whole in dict.fromkeys(axis.whole for axis in program.axes):
+        factors = _factors(program, whole)
+        parts = " x ".join(f"{name} {program.axis(name).size}" for name in factors)
+        axes.append(parts if factors == [whole] else f"{whole} {program.degree(tuple(factors))} ({parts})")
+    return " x ".join(axes)
+
+
+def _factors(program: Program, whole: str) -> list[str]:
+    return [axis.name for axis in program.axes if axis.whole == whole]
 
 
 def communication(program: Program) -> str:
@@ -71,7 +81,7 @@ def _axes(program: Program, collective: Collective) -> str:
     """The axes of the mesh as the plan names them, wherever all factors of an axis take part."""
     names: list[str] = []
     for whole in dict.fromkeys(program.axis(name).whole for name in collective.axes):
-        factors = [axis.name for axis in program.axes if axis.whole == whole]
+        factors = _factors(program, whole)
         taking = [name for name in factors if name in collective.axes]
         names += [whole] if taking == factors else taking
     return " x ".join(names)
@@ -85,10 +95,12 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells)
 
 
-def _amount(size: float) -> str:
+def _amount(size: int) -> str:
     """A number of bytes, for instance `1.5 MiB`."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
+    if size < 1024:
+        return f"{size} B"
+    units = ["KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024**2 and len(units) > 1:
+        size //= 1024
         units.pop(0)
-    return f"{size:,.4g} {units[0]}"
+    return f"{size / 1024:,.1f} {units[0]}"

@@ -1,6 +1,6 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
-Folder in reading order: mesh, collectives, functional; parameters, optimizers, buckets, state; data, schedule, plan,
+Modules in reading order: mesh, collectives, functional; parameters, optimizers, buckets, state; data, schedule, plan,
 checkpoint, launch, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.

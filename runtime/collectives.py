@@ -9,52 +9,51 @@ Non-goals: no placements are tracked or checked here; the compiler has proved th
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Concatenate, Literal, ParamSpec, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed import ReduceOp
 
 from .mesh import Axis
 
-Dims = ParamSpec("Dims")
-
-# The functional ops, not torch.distributed's own: same host cost, and torch.compile sees them.
-_functional = torch.ops._c10d_functional
-_wait: Callable[[Tensor], Tensor] = _functional.wait_tensor.default
-_all_reduce: Callable[[Tensor, str, str], Tensor] = _functional.all_reduce.default
-_all_gather: Callable[[Tensor, int, str], Tensor] = _functional.all_gather_into_tensor.default
-_reduce_scatter: Callable[[Tensor, str, int, str], Tensor] = _functional.reduce_scatter_tensor.default
-_all_to_all: Callable[[Tensor, list[int], list[int], str], Tensor] = _functional.all_to_all_single.default
+# The group's own methods: called once a layer and more, the functional ops of torch cost about twice the host time.
 
 
 def _same(x: Tensor, axis: Axis) -> Tensor:
     return x
 
 
-def _sum(x: Tensor, axis: Axis) -> Tensor:
-    return _wait(_all_reduce(x, "sum", axis.group_name))
+def _reduce(x: Tensor, axis: Axis, op: Any = ReduceOp.SUM) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    axis.group.allreduce([out], op).wait()
+    return out
 
 
 def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    if dim == 0:
-        return _wait(_all_gather(x.contiguous(), axis.size, axis.group_name))
-    return _gather(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    if dim != 0:
+        return _gather(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    out = x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    axis.group._allgather_base(out, x.contiguous()).wait()
+    return out
 
 
 def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    if dim == 0:
-        return _wait(_reduce_scatter(x.contiguous(), "sum", axis.size, axis.group_name))
-    return _scatter(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    if dim != 0:
+        return _scatter(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    out = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    axis.group._reduce_scatter_base(out, x.contiguous()).wait()
+    return out
 
 
 def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
-    one_each = [1] * axis.size
-    pieces = _wait(_all_to_all(pieces, one_each, one_each, axis.group_name))
-    return pieces.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
+    out = torch.empty_like(pieces)
+    axis.group.alltoall_base(out, pieces, [], []).wait()
+    return out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
 
 
 def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
@@ -80,30 +79,22 @@ def _first(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.rank == 0 else torch.zeros_like(x)
 
 
-def _conjugate(
-    name: str,
-    forward: Callable[Concatenate[Tensor, Axis, Dims], Tensor],
-    backward: Callable[Concatenate[Tensor, Axis, Dims], Tensor],
-) -> Callable[Concatenate[Tensor, Axis, Dims], Tensor]:
+def _conjugate(name: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A coercion that runs `forward` on a value and `backward` on its gradient; `name` shows in profiles."""
 
-    def run(ctx: Any, x: Tensor, axis: Axis, *dims: Any) -> Tensor:
+    def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
         ctx.axis, ctx.dims = axis, dims
-        return cast(Any, forward)(x, axis, *dims)
+        return forward(x, axis, *dims)
 
     def run_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return cast(Any, backward)(gradient, ctx.axis, *ctx.dims), None, *(None for _ in ctx.dims)
+        return backward(gradient, ctx.axis, *ctx.dims), None, *(None for _ in ctx.dims)
 
     function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
-
-    def coerce(x: Tensor, axis: Axis, *dims: Dims.args, **_: Dims.kwargs) -> Tensor:
-        return x if axis.size == 1 else function.apply(x, axis, *dims)
-
-    return coerce
+    return function.apply
 
 
-_replicate = _conjugate("Replicate", _same, _sum)
-_all_reduce_sum = _conjugate("AllReduce", _sum, _same)
+_replicate = _conjugate("Replicate", _same, _reduce)
+_all_reduce_sum = _conjugate("AllReduce", _reduce, _same)
 _all_gather_scatter = _conjugate("AllGather", _gather, _scatter)
 _reduce_scatter_gather = _conjugate("ReduceScatter", _scatter, _gather)
 _all_gather_slice = _conjugate("AllGatherInvariant", _gather, _slice)
@@ -118,70 +109,70 @@ _once_replicated = _conjugate("OnceReplicated", _first, _first)
 
 def replicate(x: Tensor, axis: Axis) -> Tensor:
     """I → R: nothing forward, all-reduce backward."""
-    return _replicate(x, axis)
+    return x if axis.size == 1 else _replicate(x, axis)
 
 
 def all_reduce(x: Tensor, axis: Axis, op: Literal["sum", "max"] = "sum") -> Tensor:
     """P → I: all-reduce forward, nothing backward; with `max`, max-partial → I, which has no gradient."""
     if op == "sum":
-        return _all_reduce_sum(x, axis)
+        return x if axis.size == 1 else _all_reduce_sum(x, axis)
     x = x.detach()
-    return x if axis.size == 1 else _wait(_all_reduce(x, "max", axis.group_name))
+    return x if axis.size == 1 else _reduce(x, axis, ReduceOp.MAX)
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """S(dim) → R: all-gather forward, reduce-scatter backward."""
-    return _all_gather_scatter(x, axis, dim)
+    return x if axis.size == 1 else _all_gather_scatter(x, axis, dim)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """P → S(dim): reduce-scatter forward, all-gather backward."""
-    return _reduce_scatter_gather(x, axis, dim)
+    return x if axis.size == 1 else _reduce_scatter_gather(x, axis, dim)
 
 
 def all_gather_invariant(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """S(dim) → I: all-gather forward, this rank's slice backward."""
-    return _all_gather_slice(x, axis, dim)
+    return x if axis.size == 1 else _all_gather_slice(x, axis, dim)
 
 
 def shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """I → S(dim): this rank's slice forward, all-gather backward."""
-    return _shard(x, axis, dim)
+    return x if axis.size == 1 else _shard(x, axis, dim)
 
 
 def take_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """R → S(dim): this rank's slice forward, padding with zeros backward."""
-    return _take_shard(x, axis, dim)
+    return x if axis.size == 1 else _take_shard(x, axis, dim)
 
 
 def pad_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """S(dim) → P: padding with zeros forward, this rank's slice backward."""
-    return _pad_shard(x, axis, dim)
+    return x if axis.size == 1 else _pad_shard(x, axis, dim)
 
 
 def all_to_all(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
     """S(dim_from) → S(dim_to): all-to-all, and the reverse backward."""
-    return _swap_shards(x, axis, dim_from, dim_to)
+    return x if axis.size == 1 else _swap_shards(x, axis, dim_from, dim_to)
 
 
 def once(x: Tensor, axis: Axis) -> Tensor:
     """I → P: zero but on rank 0 forward, nothing backward."""
-    return _once(x, axis)
+    return x if axis.size == 1 else _once(x, axis)
 
 
 def invariant(x: Tensor, axis: Axis) -> Tensor:
     """R → I: nothing forward, zero but on rank 0 backward."""
-    return _invariant(x, axis)
+    return x if axis.size == 1 else _invariant(x, axis)
 
 
 def once_replicated(x: Tensor, axis: Axis) -> Tensor:
     """R → P: zero but on rank 0, forward and backward."""
-    return _once_replicated(x, axis)
+    return x if axis.size == 1 else _once_replicated(x, axis)
 
 
 def all_reduce_(x: Tensor, axis: Axis) -> Tensor:
     """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x."""
-    if axis.group is not None:
+    if axis.size > 1:
         cast(Any, dist).all_reduce(x, group=axis.group)
     return x
 

@@ -16,13 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Axis:
-    """One mesh axis, or several as one, as this rank sees it; `group` is None where `size` is 1."""
+    """One mesh axis, or several as one, as this rank sees it; `group` is a ProcessGroup, None where `size` is 1."""
 
     name: str
     size: int
     rank: int
-    group: ProcessGroup | None
-    group_name: str
+    group: Any  # the stubs of ProcessGroup are partial
 
 
 class Mesh:
@@ -61,8 +60,7 @@ class Mesh:
         names = tuple(name for name in self.axes if name in names)
         if names not in self._cache:
             group = self._group([name for name in names if self.axes[name] > 1])
-            group_name = group.group_name if group else ""
-            self._cache[names] = Axis("*".join(names), self.size(*names), self.rank(*names), group, group_name)
+            self._cache[names] = Axis("*".join(names), self.size(*names), self.rank(*names), group)
         return self._cache[names]
 
     def _group(self, names: list[str]) -> ProcessGroup | None:

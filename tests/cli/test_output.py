@@ -124,5 +124,7 @@ def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(tmp_path: Path, m
     write(tmp_path, FILES)
     monkeypatch.setattr(Path, "replace", failing(errno.EROFS))
     newer = {"train.py": PROGRAM + "pass\n"}
-    assert refusal(tmp_path, newer) == f"cannot write `{tmp_path}`: read-only file system; choose another folder with -o"
+    assert (
+        refusal(tmp_path, newer) == f"cannot write `{tmp_path}`: read-only file system; choose another folder with -o"
+    )
     assert contents(tmp_path) == FILES

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.tensor  # before ranks fork: each would import it again
+import torch._dynamo  # this and the next, which torch imports late, before ranks fork: each would do it again
+import torch.distributed.tensor
 from oracle.plans import ROWS, SEQ, Case, plan_text
 from oracle.reference import Step, Tensors
 from ranks import run_ranks

@@ -146,7 +146,7 @@ def run(config: Config, training: Training, start: Tensors, batches: list[tuple[
         if (labels >= 0).any():
             factor = min(1.0, training.clip / (norm + 1e-6)) if training.clip else 1.0
             parameters = optimizer.step(parameters, {name: g * factor for name, g in gradients.items()}, lr)
-        steps.append(Step(float(mean), norm, gradients, parameters))
+        steps.append(Step(mean.item(), norm, gradients, parameters))
     return steps
 
 

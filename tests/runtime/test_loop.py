@@ -188,6 +188,7 @@ def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
     assert (folder / "runs/bigram/checkpoints/step-000005").is_dir()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
     assert _run(folder, ALONE, "--save-every 2")[0].status == 0
     whole = _weights(folder, 4)
