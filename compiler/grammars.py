@@ -10,12 +10,12 @@ from typing import Any
 
 from lark import Lark, Transformer
 
-import scalec.grammar
+from .resources import folder
 
 
 def parser(name: str, builder: Transformer[Any, Any]) -> Lark:
     """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up."""
-    with Path(scalec.grammar.__path__[0], f"{name}.lark").open(encoding="utf-8") as file:
+    with (folder("grammar") / f"{name}.lark").open(encoding="utf-8") as file:
         return Lark(
             file,  # and not its text, since its imports are relative to it
             parser="lalr",

@@ -14,8 +14,6 @@ from attrs import evolve, field, frozen
 from .settings import Cluster, Train
 from .source import Span
 
-Attr = "int | float | str | tuple[str, ...] | Placement"
-
 
 class Kind(Enum):
     """What the ranks of one mesh axis hold of a value (design: the four placements)."""
@@ -50,6 +48,7 @@ def sharded(dim: str) -> Placement:
 
 
 Places = tuple[tuple[str, Placement], ...]
+Attr = int | float | str | tuple[str, ...] | Placement
 
 
 @frozen
@@ -164,8 +163,9 @@ class Yield:
 class Region:
     """A nested body: `results = kind (args) { body  yield … }`.
 
-    `model` and `step` are outermost, and their arguments are the program's inputs; `forward` and `backward` are blocks whose names stay visible
-    after them; `repeat` and `microbatches` run once per index of `dim`, `repeat` backwards if `reverse`.
+    `model` and `step` are outermost, and their arguments are the program's inputs; `forward` and `backward` are blocks
+    whose names stay visible after them; `repeat` and `microbatches` run once per index of `dim`, `repeat` backwards if
+    `reverse`.
     """
 
     kind: Literal["model", "step", "microbatches", "forward", "backward", "repeat"]

@@ -93,7 +93,7 @@ class Step:
 
     def applied(self, type: Type, program: Program) -> Type:
         """The type after this step."""
-        at = dict(type.places) | {axis: self.target for axis in self.axes}
+        at = dict(type.places) | dict.fromkeys(self.axes, self.target)
         return Type(type.dtype, type.dims, program.places(at))
 
 
@@ -106,7 +106,9 @@ class OrderError(Exception):
 
 
 def path(program: Program, type: Type, want: Places) -> list[Step]:
-    """The coercions from `type` to the placements `want`, in the order that moves least; one step may cover several axes.
+    """The coercions from `type` to the placements `want`, in the order that moves least.
+
+    One step may cover several axes.
 
     Raises OrderError where a dim would be gathered or scattered over an axis that is not its innermost.
     """

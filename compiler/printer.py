@@ -6,7 +6,7 @@ Non-goals: plan text (`settings.show` writes the sections that stand before the 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-from .ir import Attr, Kind, Op, Placement, Program, Region, Type, Value
+from .ir import Attr, Kind, Op, Param, Placement, Program, Region, Type, Value
 from .settings import show
 from .source import Span
 
@@ -24,14 +24,17 @@ def print_ir(program: Program) -> str:
             f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"
             for c in program.claims
         ),
-        *(
-            f"param {p.name}: {print_type(p.type)} ~ {p.init.kind}({_join(p.init.args)}) stacked {p.stacked} inner {p.inner} {_location(p.span)}"
-            for p in program.params
-        ),
+        *map(_param, program.params),
         *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
         *_region(program.region, ""),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _param(param: Param) -> str:
+    init = f"{param.init.kind}({_join(param.init.args)})"
+    dims = f"stacked {param.stacked} inner {param.inner}"
+    return f"param {param.name}: {print_type(param.type)} ~ {init} {dims} {_location(param.span)}"
 
 
 def print_type(type: Type) -> str:
@@ -44,7 +47,11 @@ def print_type(type: Type) -> str:
 def print_op(op: Op) -> str:
     """One op on one line."""
     attrs = _join(f"{key}={_attr(value)}" for key, value in op.attrs)
-    return f"{_results(op.outputs)}{op.kind}({_join(op.inputs)})" + (f" <{attrs}>" if attrs else "") + f" {_location(op.span)}"
+    return (
+        f"{_results(op.outputs)}{op.kind}({_join(op.inputs)})"
+        + (f" <{attrs}>" if attrs else "")
+        + f" {_location(op.span)}"
+    )
 
 
 def _region(region: Region, indent: str) -> Iterator[str]:

@@ -30,7 +30,9 @@ class _Scope:
             else:
                 self._op(stmt, here)
         carried = [arg.value.type for arg in region.args if arg.enter is Enter.CARRY]
-        assert carried == [here[end.name] for end in region.yields if end.leave is Leave.LAST] or not region.dim, self._at("carries")
+        assert carried == [here[end.name] for end in region.yields if end.leave is Leave.LAST] or not region.dim, (
+            self._at("carries")
+        )
         assert len(region.yields) == len(region.results) or region.kind in ("model", "step"), self._at("results")
         after: dict[str, Type] = here if region.kind in ("forward", "backward") else {}
         for end, result in zip(region.yields, region.results, strict=False):
@@ -67,7 +69,9 @@ class _Scope:
 
     def _bind(self, value: Value, here: dict[str, Type]) -> None:
         assert value.name not in self._bound, self._at(f"{value.name} is bound twice")
-        assert all(place.dim in ("", *value.type.dims) for _, place in value.type.places), self._at(f"{value.name}: shards no dim of its own")
+        assert all(place.dim in ("", *value.type.dims) for _, place in value.type.places), self._at(
+            f"{value.name}: shards no dim of its own"
+        )
         self._bound.add(value.name)
         here[value.name] = value.type
 

@@ -24,7 +24,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up over `warmup` steps, then half a cosine down to `floor` times the peak."""
+    """Linear warm-up over `warmup` steps, then half a cosine down to the learning rate `floor` (arXiv:1608.03983)."""
 
     warmup: int = 0
     floor: float = 0.0
@@ -34,4 +34,5 @@ class Cosine:
         if step < self.warmup:
             return peak * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, steps - self.warmup)
-        return peak * (self.floor + (1 - self.floor) * 0.5 * (1 + cos(pi * done)))
+        floor = min(self.floor, peak)
+        return floor + (peak - floor) * 0.5 * (1 + cos(pi * done))

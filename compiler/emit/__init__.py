@@ -1,6 +1,7 @@
 """From the final IR to the files of a training program.
 
-Purpose: `train.py` and `plan.json`, and the check that the one does what the other says.  Non-goals: writing them (`output`).
+Purpose: `train.py` and `plan.json`, and the check that the one does what the other says.
+Non-goals: writing them (`output`).
 """
 
 from ..ir import Program

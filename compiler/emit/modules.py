@@ -7,7 +7,7 @@ Non-goals: the step around forward (`step`).
 from collections import Counter
 from collections.abc import Iterator
 
-from attrs import Factory, define, frozen
+from attrs import define, field, frozen
 
 from ..ir import Arg, Enter, Kind, Op, Param, Program, Region, Stmt, Type, walk
 from ..placements import coercion, coercion_of, conjugate, ends
@@ -35,12 +35,12 @@ class Module:
 
     name: str
     doc: str
-    axes: dict[tuple[str, ...], str] = Factory(dict)  # groups over axes, by attribute
-    weights: dict[str, Param] = Factory(dict)  # by attribute, as one repetition holds it
-    children: dict[str, tuple["Module", int]] = Factory(dict)
-    tables: dict[Table, str] = Factory(dict)
-    arguments: list[str] = Factory(list)
-    lines: list[str] = Factory(list)
+    axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
+    weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one repetition holds it
+    children: dict[str, tuple["Module", int]] = field(factory=dict[str, tuple["Module", int]])
+    tables: dict[Table, str] = field(factory=dict[Table, str])
+    arguments: list[str] = field(factory=list[str])
+    lines: list[str] = field(factory=list[str])
     result: str = ""
 
     def attributes(self) -> set[str]:
@@ -81,7 +81,9 @@ class Modules:
         self._classes.append(module)
         return Model(tuple(self._classes), self._patterns)
 
-    def child(self, region: Region, parent: Module, prefix: str, captured: list[str], tables: list[Table]) -> tuple[Module, str]:
+    def child(
+        self, region: Region, parent: Module, prefix: str, captured: list[str], tables: list[Table]
+    ) -> tuple[Module, str]:
         """The class of a repeat's body, and the attribute under which `parent` holds its modules."""
         attribute = identifier(region.dim, parent.attributes())
         taken = {c.name for c in self._classes} | {class_name(self.program.name)}
@@ -116,7 +118,9 @@ class Modules:
 class Body:
     """Writes the lines of one `forward`."""
 
-    def __init__(self, modules: Modules, module: Module, body: tuple[Stmt, ...], ends_: tuple[str, ...], prefix: str) -> None:
+    def __init__(
+        self, modules: Modules, module: Module, body: tuple[Stmt, ...], ends_: tuple[str, ...], prefix: str
+    ) -> None:
         self._all, self._module, self._body, self._ends, self._prefix = modules, module, body, ends_, prefix
         self._uses = Counter(_reads(body)) + Counter(ends_)
         self._left = Counter(self._uses)
@@ -181,7 +185,11 @@ class Body:
 
     def _longest(self, op: Op) -> str:
         """The operand of `op` with the longest text of its own; "" if all are names."""
-        own = [name for name in op.inputs if name in self._exprs and self._exprs[name].ops and len(self._exprs[name].text) > 12]
+        own = [
+            name
+            for name in op.inputs
+            if name in self._exprs and self._exprs[name].ops and len(self._exprs[name].text) > 12
+        ]
         return max(own, key=lambda name: len(self._exprs[name].text), default="")
 
     def _assign(self, op: Op, expr: Expr) -> None:
@@ -222,7 +230,9 @@ class Body:
         carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
         captured = [name for name in _captured(region) if name not in self._all.leaves]
         weights = [name for name in _captured(region) if name in self._all.leaves]
-        tables = list(dict.fromkeys(table_of(op, self._all.types, program) for op in walk(region.body) if op.kind == "rope"))
+        tables = list(
+            dict.fromkeys(table_of(op, self._all.types, program) for op in walk(region.body) if op.kind == "rope")
+        )
         module, attribute = self._all.child(region, self._module, self._prefix, [*captured, *weights], tables)
         variables = [self._loop_variable(arg) for arg in carried]
         passed = [*variables, *(self._operand(name).text for name in (*captured, *weights)), *map(self._table, tables)]
@@ -361,7 +371,9 @@ def _gathered_again(program: Program) -> set[str]:
     """Gathered values that backward gathers again instead of keeping them."""
     if program.train.gathered != "regather":
         return set()
-    gathers = [op for op in walk(program.region.body) if op.kind == "coerce" and coercion_of(op).function == "all_gather"]
+    gathers = [
+        op for op in walk(program.region.body) if op.kind == "coerce" and coercion_of(op).function == "all_gather"
+    ]
     return {op.outputs[0].name for op in gathers}
 
 

@@ -8,14 +8,15 @@ import re
 from fnmatch import fnmatchcase
 
 import jinja2
-import scalec.codegen_templates
 from attrs import frozen
 from jinja2 import FileSystemLoader
 
 from .. import __version__
 from ..ir import Arg, Op, Param, Program, Region, walk
+from ..resources import folder
 from ..settings import Group
 from ..source import Source
+from ..summary import launch, ranks
 from .modules import Model, Module, Modules, weight_line
 from .step import step_lines
 from .words import DTYPES, RUNTIME, file_word, letter, literal
@@ -29,16 +30,20 @@ def train_py(program: Program, source: Source) -> str:
     modules = Modules(program, forward, microbatches.args, leaves(program))
     model = modules.build(microbatches.yields[0].name)
     environment = jinja2.Environment(
-        loader=FileSystemLoader(scalec.codegen_templates.__path__[0]), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined, autoescape=False,
-    )  # fmt: skip
+        loader=FileSystemLoader(folder("codegen_templates")),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
     body = environment.get_template("train.py.j2").render(
         version=__version__,
         file=file_word(source.path),
         program=program,
-        ranks=_ranks(program),
+        ranks=ranks(program),
         mesh=" × ".join(f"{axis.name} {axis.size}" for axis in program.axes) or "one rank",
-        launch=_launch(program),
+        launch=" ".join(launch(program).options()),
         legend=_wrapped(_legend(program), 116),
         classes=[_Class(module, program) for module in model.classes],
         model_class=model.classes[-1].name,
@@ -60,21 +65,21 @@ def leaves(program: Program) -> dict[str, str]:
     return of
 
 
-def _ranks(program: Program) -> int:
-    return program.degree(tuple(axis.name for axis in program.axes))
-
-
-def _launch(program: Program) -> str:
-    nodes = program.cluster.nodes
-    return f"--nproc-per-node={_ranks(program)}" if nodes == 1 else f"--nnodes={nodes} --nproc-per-node={program.cluster.gpus_per_node}"
-
-
 def _legend(program: Program) -> str:
     """What the letters of shape comments mean, and this program's sizes."""
-    used = {dim for op in walk(program.region.body) for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
+    used = {
+        dim
+        for op in walk(program.region.body)
+        for value in op.outputs
+        for dim in value.type.dims
+        if not dim.startswith("flat_")
+    }
     names = [dim for dim in program.dims if dim.name in used and dim.name not in ("microbatches",)]
     sizes = {"batch": f"{program.train.microbatch} per rank"}
-    words = [f"{letter(d.name)} {d.name} {sizes.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}" for d in names]
+    words = [
+        f"{letter(d.name)} {d.name} {sizes.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}"
+        for d in names
+    ]
     return (
         f"Shapes in comments are one rank's: {', '.join(words)}; s/tp is the part of s that a rank of axis tp holds.  "
         "On an axis a value is I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, "
@@ -101,7 +106,10 @@ class _Class:
         self.fields = [
             *(f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items()),
             *(weight_line(name, param, program) for name, param in module.weights.items()),
-            *(f"self.{name} = nn.ModuleList({child.name}(mesh) for _ in range({n}))" for name, (child, n) in module.children.items()),
+            *(
+                f"self.{name} = nn.ModuleList({child.name}(mesh) for _ in range({n}))"
+                for name, (child, n) in module.children.items()
+            ),
             *(line for table, name in module.tables.items() for line in _table_lines(name, table, program)),
         ]
         self.signature = ", ".join(["self", *(f"{name}: Tensor" for name in module.arguments)])
@@ -202,7 +210,9 @@ def _plan(program: Program, inputs: tuple[Arg, ...]) -> list[str]:
 def _input(arg: Arg) -> str:
     type = arg.value.type
     split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
-    return f"Input({literal(type.dims)}, {{{', '.join(f'{literal(d)}: {literal(axes)}' for d, axes in split.items())}}})"
+    return (
+        f"Input({literal(type.dims)}, {{{', '.join(f'{literal(d)}: {literal(axes)}' for d, axes in split.items())}}})"
+    )
 
 
 def _vocabulary(program: Program) -> int:

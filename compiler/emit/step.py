@@ -42,7 +42,9 @@ class _Lines:
         loss, norm, count = (self._text[end.name] for end in self._program.region.yields[:3])
         preamble = ["mesh = state.mesh", *self._preamble(self._groups)] if self._groups else []
         train = [*preamble, *self._lines, f"return Metrics(loss={loss}, norm={norm}, tokens={count})"]
-        used = {axes: name for axes, name in self._groups.items() if any(f", {name})" in line for line in self._evaluate)}
+        used = {
+            axes: name for axes, name in self._groups.items() if any(f", {name})" in line for line in self._evaluate)
+        }
         evaluate = [*self._preamble(used), *self._evaluate, f"return Metrics(loss={loss}, tokens={count})"]
         return StepLines(tuple(train), tuple(evaluate))
 
@@ -60,7 +62,9 @@ class _Lines:
 
     def _leaf_chain(self, op: Op) -> None:
         """A parameter's own chain: nothing to do (I→R), or the copy that the state keeps (cast)."""
-        assert ends(op)[1].kind is Kind.REPLICATED if op.kind == "coerce" else op.kind == "cast", "emit: a leaf's chain communicates"
+        assert ends(op)[1].kind is Kind.REPLICATED if op.kind == "coerce" else op.kind == "cast", (
+            "emit: a leaf's chain communicates"
+        )
 
     def _cast(self, op: Op) -> None:
         self._leaf_chain(op)

@@ -1,6 +1,7 @@
 """Words of emitted programs: identifiers, literals, shape comments.
 
-Nothing of a plan becomes code: names are identifiers by the grammar and kept apart from Python's, all else is a literal.
+Nothing of a plan becomes code: names are identifiers by the grammar and kept apart from Python's, all else is a
+literal.
 """
 
 import json
@@ -26,10 +27,44 @@ LETTERS = {
 DTYPES = {"f32": "torch.float32", "f64": "torch.float64", "bf16": "torch.bfloat16"}
 
 RUNTIME = (
-    *("SGD", "AdamW", "Batch", "Constant", "Cosine", "Group", "Input", "Mesh", "Metrics", "Plan", "State", "Text", "Tokens"),
+    *(
+        "SGD",
+        "AdamW",
+        "Batch",
+        "Constant",
+        "Cosine",
+        "Group",
+        "Input",
+        "Mesh",
+        "Metrics",
+        "Plan",
+        "State",
+        "Text",
+        "Tokens",
+    ),
     *("all_gather", "all_gather_invariant", "all_reduce", "all_reduce_", "all_to_all", "attention", "clip_scale"),
-    *("count_valid", "cross_entropy", "embedding", "invariant", "max_logit", "normal", "once", "once_replicated", "ones"),
-    *("pad_shard", "reduce_scatter", "regather", "replicate", "rms_norm", "rope", "rope_table", "shard", "softmax_parts"),
+    *(
+        "count_valid",
+        "cross_entropy",
+        "embedding",
+        "invariant",
+        "max_logit",
+        "normal",
+        "once",
+        "once_replicated",
+        "ones",
+    ),
+    *(
+        "pad_shard",
+        "reduce_scatter",
+        "regather",
+        "replicate",
+        "rms_norm",
+        "rope",
+        "rope_table",
+        "shard",
+        "softmax_parts",
+    ),
     *("sum_squares", "take_shard", "token_loss", "train", "weight", "zeros"),
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
@@ -39,10 +74,58 @@ TAKEN = {
     *keyword.kwlist,
     *keyword.softkwlist,
     *("linear", "silu", "part"),
-    *("self", "mesh", "torch", "nn", "Tensor", "state", "model", "batch", "lr", "rotary", "os", "range", "super", "dict"),
-    *("tuple", "print", "forward", "training", "children", "parameters", "modules", "buffers", "apply", "train", "eval"),
-    *("to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda", "compile", "share_memory", "state_dict", "zero_grad"),
-    *("requires_grad_", "call_super_init", "dump_patches", "extra_repr", "named_parameters", "named_modules", "register_buffer"),
+    *(
+        "self",
+        "mesh",
+        "torch",
+        "nn",
+        "Tensor",
+        "state",
+        "model",
+        "batch",
+        "lr",
+        "rotary",
+        "os",
+        "range",
+        "super",
+        "dict",
+    ),
+    *(
+        "tuple",
+        "print",
+        "forward",
+        "training",
+        "children",
+        "parameters",
+        "modules",
+        "buffers",
+        "apply",
+        "train",
+        "eval",
+    ),
+    *(
+        "to",
+        "type",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "cpu",
+        "cuda",
+        "compile",
+        "share_memory",
+        "state_dict",
+        "zero_grad",
+    ),
+    *(
+        "requires_grad_",
+        "call_super_init",
+        "dump_patches",
+        "extra_repr",
+        "named_parameters",
+        "named_modules",
+        "register_buffer",
+    ),
 }
 """Names that a value or an attribute of a module must not take."""
 

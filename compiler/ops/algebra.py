@@ -11,7 +11,9 @@ def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
     widest = max(types, key=lambda t: len(t.dims))
     for type in types:
         if odd := missing(widest, type):
-            raise TypingError(f"{op.kind} cannot align [{', '.join(type.dims)}] with [{', '.join(widest.dims)}]: {odd[0]}")
+            raise TypingError(
+                f"{op.kind} cannot align [{', '.join(type.dims)}] with [{', '.join(widest.dims)}]: {odd[0]}"
+            )
     return [(widest.dtype, widest.dims)]
 
 

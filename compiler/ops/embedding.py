@@ -31,4 +31,6 @@ EMBEDDING = OpDef(
     surface=True,
 )
 
-EMBEDDING_DW = OpDef("embedding_dw", "The table's gradient; the table itself gives only its shape.", _like_table, linear=((0,),))
+EMBEDDING_DW = OpDef(
+    "embedding_dw", "The table's gradient; the table itself gives only its shape.", _like_table, linear=((0,),)
+)

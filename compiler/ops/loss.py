@@ -96,7 +96,7 @@ MAX_LOGIT = OpDef(
 
 SOFTMAX_PARTS = OpDef(
     "softmax_parts",
-    "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, zero where the label is elsewhere.",
+    "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for a label elsewhere.",
     _two_per_token,
     adjoint=_parts_adjoint,
     function="softmax_parts",

@@ -10,7 +10,9 @@ from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError
 def _normed(types: Sequence[Type], op: Op) -> list[Shape]:
     x, weight = types
     if x.dims[-len(weight.dims) :] != weight.dims:
-        raise TypingError(f"rmsnorm normalises the last dims, but [{', '.join(x.dims)}] does not end in those of its weight")
+        raise TypingError(
+            f"rmsnorm normalises the last dims, but [{', '.join(x.dims)}] does not end in those of its weight"
+        )
     return [(x.dtype, x.dims)]
 
 
@@ -43,6 +45,4 @@ RMSNORM = OpDef(
 
 RMSNORM_DX = OpDef("rmsnorm_dx", "The gradient of rmsnorm's operand.", same, linear=((0,),), whole=_weight_dims)
 
-RMSNORM_DW = OpDef(
-    "rmsnorm_dw", "The gradient of rmsnorm's weight.", _like_weight, linear=((0,),), whole=_weight_dims
-)
+RMSNORM_DW = OpDef("rmsnorm_dw", "The gradient of rmsnorm's weight.", _like_weight, linear=((0,),), whole=_weight_dims)

@@ -122,10 +122,14 @@ class OpDef:
         if partial:
             self._require(partial in self._groups(len(types)), axis, types, "is not linear in what is partial")
             rest = [t.at(axis) for i, t in enumerate(types) if i not in partial and t.dtype != "i64"]
-            self._require(all(place == REPLICATED for place in rest), axis, types, "needs its other operands replicated")
+            self._require(
+                all(place == REPLICATED for place in rest), axis, types, "needs its other operands replicated"
+            )
             return [PARTIAL] * len(shapes)
         for type in types:
-            held = [sharded(dim) for dim in type.dims if dim in split] or [REPLICATED, INVARIANT][: 1 + (type.dtype == "i64")]
+            held = [sharded(dim) for dim in type.dims if dim in split] or [REPLICATED, INVARIANT][
+                : 1 + (type.dtype == "i64")
+            ]
             self._require(type.at(axis) in held, axis, types, "needs its operands sharded alike")
         self._require(not split & self.whole(types, op), axis, types, "needs that dim whole")
         if not split:

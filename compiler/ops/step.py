@@ -57,15 +57,25 @@ def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return list(types[3:])
 
 
-COERCE = OpDef("coerce", "Changes a value's placement over a group of ranks; `placements` has the table.", typing=_coerced)
+COERCE = OpDef(
+    "coerce", "Changes a value's placement over a group of ranks; `placements` has the table.", typing=_coerced
+)
 CAST = OpDef("cast", "Changes the element type.", typing=_cast)
 ZEROS = OpDef("zeros", "Zeros like the operand, placed as the result says.", typing=_declared)
-LEAF = OpDef("leaf", "A parameter as the model uses it: the chain from its state of record is chosen later.", typing=_declared)
-LEAF_GRAD = OpDef("leaf_grad", "A leaf's gradient as the update takes it: the conjugate of the chain.", typing=_declared)
+LEAF = OpDef(
+    "leaf", "A parameter as the model uses it: the chain from its state of record is chosen later.", typing=_declared
+)
+LEAF_GRAD = OpDef(
+    "leaf_grad", "A leaf's gradient as the update takes it: the conjugate of the chain.", typing=_declared
+)
 COUNT_VALID = OpDef("count_valid", "The number of labels that are not negative.", _scalar_count, function="count_valid")
 RECIPROCAL = OpDef("reciprocal", "1 / max(count, 1).", typing=_reciprocal)
 PACK = OpDef("pack", "Gradients as one flat buffer: views, not copies.", typing=_packed)
 SUM_SQUARES = OpDef("sum_squares", "The sum of squares of all elements.", _scalar, function="sum_squares")
 GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", _scalar)
-CLIP_SCALE = OpDef("clip_scale", "min(1, max / norm); 1 where max is 0, which is no clipping.", same, function="clip_scale")
-UPDATE = OpDef("update", "The optimizer's step: scaled gradients to new parameters; nothing where count is 0.", typing=_updated)
+CLIP_SCALE = OpDef(
+    "clip_scale", "min(1, max / norm); 1 where max is 0, which is no clipping.", same, function="clip_scale"
+)
+UPDATE = OpDef(
+    "update", "The optimizer's step: scaled gradients to new parameters; nothing where count is 0.", typing=_updated
+)

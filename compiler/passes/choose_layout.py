@@ -13,7 +13,9 @@ from ..ops import OPS
 def choose_layout(program: Program) -> Program:
     """The program with its inputs' dims reordered, and all types that follow from them."""
     moved = _moved(program)
-    args = tuple(evolve(arg, value=evolve(arg.value, type=_moved_first(arg.value.type, moved))) for arg in program.region.args)
+    args = tuple(
+        evolve(arg, value=evolve(arg.value, type=_moved_first(arg.value.type, moved))) for arg in program.region.args
+    )
     types = {p.name: p.type for p in program.params} | {arg.value.name: arg.value.type for arg in args}
     return evolve(program, region=_retype(program, evolve(program.region, args=args), types))
 

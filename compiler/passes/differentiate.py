@@ -48,7 +48,9 @@ class _Writer:
         self.program, self.names, self.types = program, names, types
         self.out: list[Stmt] = []
 
-    def write(self, kind: str, inputs: Sequence[str], like: Sequence[str], span: Op | Region | Param, **attrs: Attr) -> tuple[str, ...]:
+    def write(
+        self, kind: str, inputs: Sequence[str], like: Sequence[str], span: Op | Region | Param, **attrs: Attr
+    ) -> tuple[str, ...]:
         """Appends an op with results named like `like`."""
         op = Op(kind, tuple(inputs), (), tuple(attrs.items()), span=span.span)
         types = OPS[kind].infer(self.program, [self.types[name] for name in inputs], op)
@@ -87,7 +89,9 @@ def gradient_name(name: str) -> str:
 class _Backward(_Writer):
     """Writes the backward of one body; the `Builder` that adjoints write with."""
 
-    def __init__(self, program: Program, names: Names, types: dict[str, Type], outer: "_Backward | None" = None) -> None:
+    def __init__(
+        self, program: Program, names: Names, types: dict[str, Type], outer: "_Backward | None" = None
+    ) -> None:
         super().__init__(program, names, types)
         self._outer = outer
         self._parts: dict[str, list[str]] = {}  # gradients of a value so far
@@ -201,7 +205,10 @@ class _Backward(_Writer):
         for end, value in zip(region.yields, entering, strict=True):
             inner.add(end.name, value.name)
         body = inner.body(region.body)
-        ends_ = [Yield(inner.total(arg.value.name, region) or inner.zeros(arg.value.name, region), Leave.LAST) for arg in carried]
+        ends_ = [
+            Yield(inner.total(arg.value.name, region) or inner.zeros(arg.value.name, region), Leave.LAST)
+            for arg in carried
+        ]
         sources = [arg.source for arg in carried]
         for name in inner.captured():
             args.append(self._accumulate(name, inner, region))
@@ -217,7 +224,16 @@ class _Backward(_Writer):
         for value, source in zip(results, sources, strict=True):
             self.add(source, value.name)
         self.out.append(
-            Region("repeat", tuple(inner.out), (*args, *inner.slices), tuple(ends_), results, region.dim, True, span=region.span)
+            Region(
+                "repeat",
+                tuple(inner.out),
+                (*args, *inner.slices),
+                tuple(ends_),
+                results,
+                region.dim,
+                True,
+                span=region.span,
+            )
         )
         return evolve(
             region,
@@ -234,7 +250,15 @@ class _Backward(_Writer):
 
     def zeros(self, name: str, at: Region) -> str:
         """A zero gradient of `name`."""
-        return self.append(Op("zeros", (self.saved(name),), (self.value(gradient_name(name), dual_type(self.types[name])),), (), span=at.span))[0]
+        return self.append(
+            Op(
+                "zeros",
+                (self.saved(name),),
+                (self.value(gradient_name(name), dual_type(self.types[name])),),
+                (),
+                span=at.span,
+            )
+        )[0]
 
     def total_with(self, so_far: str, name: str, at: Region) -> str:
         """The gradient of a captured value: what earlier iterations gave, and this one's."""
@@ -314,11 +338,16 @@ class _Step(_Writer):
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in final:
             groups.setdefault(self.types[name].axes_in(Kind.SHARDED), []).append(name)
-        squares = [self.reduced(self.write("sum_squares", names, ["squares"], self._model)[0], self._model) for names in groups.values()]
+        squares = [
+            self.reduced(self.write("sum_squares", names, ["squares"], self._model)[0], self._model)
+            for names in groups.values()
+        ]
         (norm,) = self.write("grad_norm", squares, ["norm"], self._model)
         clip = self.program.train.optimizer.clip
         (scale,) = self.write("clip_scale", [norm], ["scale"], self._model, max=float(clip))
-        return norm, [self.write("update", [g, scale, count, p.name], [p.name], p)[0] for g, p in zip(final, params, strict=True)]
+        return norm, [
+            self.write("update", [g, scale, count, p.name], [p.name], p)[0] for g, p in zip(final, params, strict=True)
+        ]
 
     def _final(self, leaf: Op, grad: str, param: Param) -> str:
         return self.append(Op("leaf_grad", (grad,), (self.value(grad, param.type),), (), span=leaf.span))[0]

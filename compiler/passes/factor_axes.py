@@ -1,8 +1,8 @@
 """Factors a mesh axis over which a dim is too small, as key/value heads often are for tensor parallelism.
 
-Purpose: with 2 key/value heads over tp = 8, tp becomes tp_0 = 2 × tp_1 = 4; every dim over tp works over both factors, the
-key/value heads over tp_0 alone, and on tp_1 their ops work replicated.  The small dim is the outer factor, so that the query
-heads of one rank all use the key/value heads it holds.
+Purpose: with 2 key/value heads over tp = 8, tp becomes tp_0 = 2 × tp_1 = 4.  Every dim over tp works over both factors,
+the key/value heads over tp_0 alone, and on tp_1 their ops work replicated.  The small dim is the outer factor, so that
+the query heads of one rank all use the key/value heads it holds.
 Before: `resolve`.  Non-goals: dims that an axis does not divide at all (`validate` has reported them).
 """
 

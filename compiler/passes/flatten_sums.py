@@ -26,7 +26,9 @@ def _flatten(region: Region, uses: Counter[str]) -> Region:
             body.append(_flatten(stmt, uses))
         elif stmt.kind == "add":
             inlined = tuple(part for name in stmt.inputs for part in (sums[name].inputs if name in sums else (name,)))
-            body = [s for s in body if not (isinstance(s, Op) and s.outputs[0].name in stmt.inputs and s in sums.values())]
+            body = [
+                s for s in body if not (isinstance(s, Op) and s.outputs[0].name in stmt.inputs and s in sums.values())
+            ]
             flat = evolve(stmt, inputs=inlined)
             body.append(flat)
             if uses[flat.outputs[0].name] == 1:

@@ -45,7 +45,9 @@ class _Fuser:
         for param, chain in chains.items():
             groups.setdefault(_key(summed[chain[0]]), []).append(param)
         cut = {name for chain in chains.values() for name in chain[1:]}
-        body: list[Stmt] = [s for s in self._step.body if not (isinstance(s, Op) and (s.outputs[0].name in cut or s in self._updates))]
+        body: list[Stmt] = [
+            s for s in self._step.body if not (isinstance(s, Op) and (s.outputs[0].name in cut or s in self._updates))
+        ]
         at = body.index(next(s for s in body if isinstance(s, Op) and s.kind == "sum_squares"))
         buckets, reductions, final = self._reductions(groups, chains, summed)
         where = {chains[param][-1]: final[bucket.name] for bucket in buckets for param in bucket.params}
@@ -100,7 +102,13 @@ class _Fuser:
         of = {op.inputs[3]: op for op in self._updates}
         first = of[bucket.params[0]]
         outputs = tuple(of[param].outputs[0] for param in bucket.params)
-        return Op("update", (final[bucket.name], *first.inputs[1:3], *bucket.params), outputs, (("bucket", bucket.name),), span=first.span)
+        return Op(
+            "update",
+            (final[bucket.name], *first.inputs[1:3], *bucket.params),
+            outputs,
+            (("bucket", bucket.name),),
+            span=first.span,
+        )
 
 
 def _key(type: Type) -> _Key:

@@ -1,9 +1,10 @@
 """Gives every value its placements and inserts the coercions that its uses ask for.
 
-Purpose: operands that have an op's work dim become sharded, the others replicated; one coercion serves all uses of a value;
-a pending sum crosses sums and is reduced once, where it is first used.
+Purpose: operands that have an op's work dim become sharded, the others replicated; one coercion serves all uses of a
+value; a pending sum crosses sums and is reduced once, where it is first used.
 Before: `propagate`, `choose_layout`.  After: no `work` attributes; forward collectives are final.
-Non-goals: backward (`differentiate` derives it), how a parameter gets from its state of record to its `leaf` (`place_state`).
+Non-goals: backward (`differentiate` derives it), how a parameter gets from its state of record to its `leaf`
+(`place_state`).
 """
 
 from collections.abc import Sequence
@@ -75,7 +76,11 @@ class _Wants:
     def _collect(self, region: Region, source_of: dict[str, str]) -> None:
         for stmt in region.body:
             if isinstance(stmt, Region):
-                inner = {arg.value.name: source_of.get(arg.source, arg.source) for arg in stmt.args if arg.enter is Enter.EACH}
+                inner = {
+                    arg.value.name: source_of.get(arg.source, arg.source)
+                    for arg in stmt.args
+                    if arg.enter is Enter.EACH
+                }
                 self._collect(stmt, source_of | inner)
             elif stmt.kind == "leaf":
                 source_of[stmt.outputs[0].name] = stmt.inputs[0]
@@ -91,7 +96,7 @@ class _Wants:
         at: dict[str, Placement] = {}
         for use in self._places(param.name, param.type):
             for axis, place in use.items():
-                if axis not in at or place.kind is Kind.SHARDED and place.dim not in DATA_DIMS:
+                if axis not in at or (place.kind is Kind.SHARDED and place.dim not in DATA_DIMS):
                     at[axis] = place
         return evolve(param.type, places=self._program.places(at))
 
@@ -120,7 +125,9 @@ class _Inserter:
                 self._repeat(stmt)
             else:
                 self._op(stmt)
-        ends = tuple(evolve(end, name=self._carried(end.name, stmt_dim=region.dim, span=region.span)) for end in region.yields)
+        ends = tuple(
+            evolve(end, name=self._carried(end.name, stmt_dim=region.dim, span=region.span)) for end in region.yields
+        )
         body, self._out = tuple(self._out), outer
         self._reduced, self._versions = kept
         return evolve(region, body=body, yields=ends)
@@ -128,7 +135,9 @@ class _Inserter:
     def _repeat(self, region: Region) -> None:
         args = tuple(self._arg(arg, region) for arg in region.args)
         placed = self.region(evolve(region, args=args))
-        results = tuple(Value(v.name, self._types[end.name]) for v, end in zip(region.results, placed.yields, strict=True))
+        results = tuple(
+            Value(v.name, self._types[end.name]) for v, end in zip(region.results, placed.yields, strict=True)
+        )
         self._types |= {value.name: value.type for value in results}
         self._out.append(evolve(placed, results=results))
 
@@ -215,7 +224,15 @@ class _Inserter:
         for step in steps:
             made = self._names.fresh(name)
             attrs = (("axes", step.axes), ("from", step.source), ("to", step.target))
-            self._emit(Op("coerce", (source,), (Value(made, step.applied(self._types[source], self._program)),), attrs, span=span))
+            self._emit(
+                Op(
+                    "coerce",
+                    (source,),
+                    (Value(made, step.applied(self._types[source], self._program)),),
+                    attrs,
+                    span=span,
+                )
+            )
             if is_pending(type) and not is_pending(self._types[made]):
                 self._reduced.setdefault(name, made)
             self._versions[name, self._types[made].places] = source = made
@@ -239,5 +256,3 @@ def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:
         label="needs it gathered here",
         help=f"make `{moved}` the innermost: in `mesh`, write it after `{', '.join(rest)}`",
     )
-
-

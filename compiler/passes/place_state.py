@@ -47,7 +47,9 @@ class _Chains:
             source = ops[-1].outputs[0].type
         if source.dtype != target.dtype:
             name = ops[-1].outputs[0].name if ops else op.inputs[0]
-            ops.append(Op("cast", (name,), (Value(self._names.fresh(name), target),), (("dtype", target.dtype),), span=op.span))
+            ops.append(
+                Op("cast", (name,), (Value(self._names.fresh(name), target),), (("dtype", target.dtype),), span=op.span)
+            )
         if not ops:
             self._same[op.outputs[0].name] = op.inputs[0]
             return []
@@ -56,7 +58,9 @@ class _Chains:
 
     def _coerce(self, op: Op, name: str, step: Step, type: Type) -> Op:
         value = Value(self._names.fresh(name), step.applied(type, self._program))
-        return Op("coerce", (name,), (value,), (("axes", step.axes), ("from", step.source), ("to", step.target)), span=op.span)
+        return Op(
+            "coerce", (name,), (value,), (("axes", step.axes), ("from", step.source), ("to", step.target)), span=op.span
+        )
 
     def _cast_gradients(self, region: Region) -> Region:
         """The microbatches' region with gradients cast to the element type of the state before they are summed."""
@@ -82,11 +86,11 @@ class _Chains:
 def _renamed(region: Region, same: dict[str, str]) -> Region:
     """The region with names replaced by what they stand for."""
     body = tuple(
-        _renamed(stmt, same) if isinstance(stmt, Region) else evolve(stmt, inputs=tuple(same.get(n, n) for n in stmt.inputs))
+        _renamed(stmt, same)
+        if isinstance(stmt, Region)
+        else evolve(stmt, inputs=tuple(same.get(n, n) for n in stmt.inputs))
         for stmt in region.body
     )
     args = tuple(evolve(arg, source=same.get(arg.source, arg.source)) for arg in region.args)
     yields = tuple(evolve(end, name=same.get(end.name, end.name)) for end in region.yields)
     return evolve(region, body=body, args=args, yields=yields)
-
-

@@ -1,7 +1,7 @@
 """Decides, for every op and mesh axis, which dim the op works on: the attribute `work`.
 
-Purpose: the rules of `shard`, in their order, become `work = ["dp:batch", "tp:heads"]`; `tp:*` means replicated work, and
-an axis that is not named means invariant work.  Before: `factor_axes`.  Non-goals: types and coercions.
+Purpose: the rules of `shard`, in their order, become `work = ["dp:batch", "tp:heads"]`; `tp:*` means replicated work,
+and an axis that is not named means invariant work.  Before: `factor_axes`.  Non-goals: types and coercions.
 """
 
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ def _types(program: Program) -> dict[str, Type]:
 
 
 def _made_of_parameters(program: Program) -> set[str]:
-    """Values that depend on parameters alone: they are replicated where data is sharded, so that leaves are reduced once."""
+    """Values of parameters alone: replicated where data is sharded, so that it is leaves that are reduced, once."""
     inputs = {arg.value.name for arg in program.region.args}
     made = {p.name for p in program.params} | (set(bound(program.region)) - inputs)
     for region in _regions(program.region):

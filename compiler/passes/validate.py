@@ -1,4 +1,4 @@
-"""Says what is wrong with a plan's sharding before anything is built on it: all mistakes at once, with their arithmetic.
+"""Says what is wrong with a plan's sharding before anything is built on it, with the arithmetic.
 
 Before: `resolve`.  After: every claim names a dim and an axis, and the axis divides the dim, or the dim is one of few
 key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
@@ -31,7 +31,9 @@ def _names(program: Program, found: Diagnostics) -> None:
         if claim.dim not in dims:
             found.error("E0503", f"there is no dim `{claim.dim}`", claim.span, help=f"dims: {_listed(dims)}")
         if claim.axis not in axes:
-            found.error("E0504", f"there is no axis `{claim.axis}`", claim.span, help=f"axes of `mesh`: {_listed(axes)}")
+            found.error(
+                "E0504", f"there is no axis `{claim.axis}`", claim.span, help=f"axes of `mesh`: {_listed(axes)}"
+            )
 
 
 def _order(program: Program, found: Diagnostics) -> None:
@@ -52,14 +54,20 @@ def _unused(program: Program, found: Diagnostics) -> None:
     for claim in program.claims:
         if claim.dim in repeated:
             help = f"shard another dim over `{claim.axis}`"
-            found.error("E0513", f"pipeline stages (`{claim.dim}` over an axis) are not supported yet", claim.span, help=help)
+            found.error(
+                "E0513", f"pipeline stages (`{claim.dim}` over an axis) are not supported yet", claim.span, help=help
+            )
         elif claim.dim not in used:
-            found.error("E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing")
+            found.error(
+                "E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing"
+            )
     claimed = {claim.axis for claim in program.claims}
     for axis in program.axes:
         if axis.size > 1 and axis.name not in claimed:
             help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
-            found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", program.region.span, help=help)
+            found.error(
+                "E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", program.region.span, help=help
+            )
 
 
 def _weights(program: Program, found: Diagnostics) -> None:

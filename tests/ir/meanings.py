@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from string import ascii_letters
 
 import numpy as np
+
 from ir.placing import Array, Held, Mesh
 from scalec.compiler.ir import Op, Type
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
-from scalec.compiler.ir import INVARIANT, Kind, Placement, Program, Type, sharded
+
+from scalec.compiler.ir import INVARIANT, REPLICATED, Kind, Placement, Program, Type, sharded
 
 Array = NDArray[Any]
 
@@ -75,11 +76,12 @@ class Mesh:
         return cls({a.name: a.size for a in program.axes}, {d.name: d.size for d in program.dims})
 
     def spread(self, value: Array, type: Type, rng: np.random.Generator | None = None) -> Held:
-        """What each rank holds of a global value."""
+        """What each rank holds of a global value; copies are made last, so that they are of the same shares."""
         for i, (axis, ranks) in enumerate(self.axes.items()):
             place = type.at(axis)
-            value = np.moveaxis(shared(value, place, ranks, _from_end(type, place), rng), 0, i)
-        return Held(type, value)
+            distinct = 1 if place in (INVARIANT, REPLICATED) else ranks
+            value = np.moveaxis(shared(value, place, distinct, _from_end(type, place), rng), 0, i)
+        return Held(type, np.broadcast_to(value, (*self.axes.values(), *value.shape[len(self.axes) :])))
 
     def whole(self, held: Held) -> Array:
         """The global value; asserts that copies agree."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from attrs import frozen
+
 from ir.placing import Array
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import STAGES, compile_plan

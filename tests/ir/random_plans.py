@@ -1,11 +1,14 @@
 """Random small plans: models, meshes and orders of rules."""
 
 from hypothesis import strategies as st
+
 from ir.plans import ATTENTION, HEAD, MLP, START, Plan
 
 LINES = [
     "x = x + silu(x)",
-    "x = x + x * x",
+    "y = rmsnorm(x, g{n}[hidden], eps)  x = x + y * y",
+    "y = silu(x @ u{n}[hidden -> ffn]) @ v{n}[ffn -> hidden]  x = x + y + silu(y)",
+    "y = silu(x @ u{n}[hidden -> ffn])  x = x + y @ v{n}[ffn -> hidden] + (y * y) @ w{n}[ffn -> hidden] + c",
     "x = x + c * silu(x)",
     "x = rmsnorm(x, g{n}[hidden], eps) + x",
     "x = x + silu(x @ u{n}[hidden -> ffn] + b{n}[ffn]) @ v{n}[ffn -> hidden]",
@@ -39,7 +42,11 @@ def bodies(draw: st.DrawFn) -> str:
     for _ in range(draw(st.integers(0, 2))):
         inner = lines(2)
         nested = draw(st.booleans())
-        parts.append(f"repeat layers {{ {inner} }}" if not nested else f"repeat blocks {{ repeat layers {{ {inner} }} {lines(1)} }}")
+        parts.append(
+            f"repeat layers {{ {inner} }}"
+            if not nested
+            else f"repeat blocks {{ repeat layers {{ {inner} }} {lines(1)} }}"
+        )
     parts.append(lines(2))
     tied = draw(st.booleans())
     return "\n".join([*parts, HEAD.replace("head[hidden -> vocab]", "wte") if tied else HEAD])
@@ -50,9 +57,11 @@ def shards(draw: st.DrawFn, axes: tuple[str, ...]) -> str:
     """Rules in any order, with any of the dims."""
     rules = ["batch over dp"] if "dp" in axes else []
     if "tp" in axes:
-        weights = draw(st.sets(st.sampled_from(["vocab", "ffn", "heads, kv_heads"]), min_size=1))
+        weights = draw(st.sets(st.sampled_from(["vocab", "ffn", "heads, kv_heads", "heads"]), min_size=1))
         together = draw(st.booleans())
-        rules += [f"{', '.join(sorted(weights))} over tp"] if together else [f"{dims} over tp" for dims in sorted(weights)]
+        rules += (
+            [f"{', '.join(sorted(weights))} over tp"] if together else [f"{dims} over tp" for dims in sorted(weights)]
+        )
         rules += ["seq over cp, tp" if "cp" in axes else "seq over tp"] * draw(st.booleans())
     if "cp" in axes and not any("cp" in rule for rule in rules):
         rules.append("seq over cp")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from attrs import frozen
+
 from ir.meanings import MEANINGS
 from ir.placing import Array, Held, Mesh
 from scalec.compiler.ir import Enter, Leave, Op, Placement, Program, Region, Type, base

@@ -8,6 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 from attrs import evolve
+from hypothesis import given, settings
+
+from ir.meanings import RATE
 from ir.placing import Array
 from ir.plans import (
     ALL_OVER_TP,
@@ -26,11 +29,9 @@ from ir.plans import (
 )
 from ir.random_plans import plans
 from ir.simulate import Outcome, evaluate, run_step
-from hypothesis import given, settings
 from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.ir import Program, Region, Type, Value, base, walk
 from scalec.compiler.placements import dual_type
-from ir.meanings import RATE
 
 DP_TP = Plan(mesh="dp = 2  tp = 2", shard=WITH_SEQ, ranks=2)
 NO_DP = "vocab, heads, kv_heads, ffn over tp"
@@ -45,7 +46,9 @@ PLANS = {
     "data, tensor, sequence": DP_TP,
     "tensor outside of data": Plan(mesh="tp = 2  dp = 2", shard=WITH_SEQ, ranks=2),
     "axes of size 1": Plan(mesh="dp = 1  tp = 1", shard=WITH_SEQ),
-    "three axes": Plan(mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("over dp", "over replica, dp"), ranks=4),
+    "three axes": Plan(
+        mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("over dp", "over replica, dp"), ranks=4
+    ),
     "unused tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard="batch over dp", ranks=2),
     "regather": evolve(DP_TP, train="precision = fp64  gathered = regather"),
     "bf16": evolve(DP_TP, train="precision = bf16"),
@@ -61,7 +64,9 @@ PLANS = {
     "heads over tp, key/value heads whole": evolve(DP_TP, shard="batch over dp  vocab, heads, ffn over tp"),
     "vocabulary whole": evolve(DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"),
     "vocabulary alone": evolve(DP_TP, shard="batch over dp  vocab over tp"),
-    "sequence before vocabulary": evolve(DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp  vocab over tp"),
+    "sequence before vocabulary": evolve(
+        DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp  vocab over tp"
+    ),
     "ffn alone": Plan(mesh="dp = 2  tp = 2", shard="batch over dp  ffn over tp", ranks=2),
     "sequence alone": Plan(f"{START} repeat layers {{ {MLP} }} {HEAD}", "tp = 2", "seq over tp"),
     "batch and sequence": Plan(
@@ -73,20 +78,27 @@ PLANS = {
     "parallel block, sequence": evolve(DP_TP, body=PARALLEL_BLOCK),
     "tied embedding": evolve(DP_TP, body=LLAMA.replace("@ head[hidden -> vocab]", "@ wte")),
     "tied embedding, vocabulary whole": evolve(
-        DP_TP, body=LLAMA.replace("@ head[hidden -> vocab]", "@ wte"), shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"
+        DP_TP,
+        body=LLAMA.replace("@ head[hidden -> vocab]", "@ wte"),
+        shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp",
     ),
     "captured value": evolve(
         DP_TP, body=f"{START} c = rmsnorm(x, norm0[hidden], eps) repeat layers {{ x = x + c * silu(x) {MLP} }} {HEAD}"
     ),
-    "captured value alone": evolve(DP_TP, body=f"{START} repeat layers {{ y = {SMALL_MLP} }} {HEAD}".replace("y =", "x = x +")),
+    "captured value alone": evolve(
+        DP_TP, body=f"{START} repeat layers {{ y = {SMALL_MLP} }} {HEAD}".replace("y =", "x = x +")
+    ),
     "captured parameter": evolve(
-        DP_TP, body=f"{START} x = rmsnorm(x, g[hidden], eps) repeat layers {{ x = x + rmsnorm(x, g, eps) {MLP} }} {HEAD}"
+        DP_TP,
+        body=f"{START} x = rmsnorm(x, g[hidden], eps) repeat layers {{ x = x + rmsnorm(x, g, eps) {MLP} }} {HEAD}",
     ),
     "captured matrix": evolve(
-        DP_TP, body=f"{START} y = x @ w[hidden -> ffn] repeat layers {{ x = x + silu(x @ w) @ w_out[ffn -> hidden] }} {HEAD}"
+        DP_TP,
+        body=f"{START} y = x @ w[hidden -> ffn] repeat layers {{ x = x + silu(x @ w) @ w_out[ffn -> hidden] }} {HEAD}",
     ),
     "captured sharded value": evolve(
-        DP_TP, body=f"{START} y = x @ w[hidden -> ffn] repeat layers {{ x = x + silu(y) @ w_out[ffn -> hidden] }} {HEAD}"
+        DP_TP,
+        body=f"{START} y = x @ w[hidden -> ffn] repeat layers {{ x = x + silu(y) @ w_out[ffn -> hidden] }} {HEAD}",
     ),
     "carried sharded value": evolve(
         DP_TP,
@@ -102,7 +114,8 @@ PLANS = {
     "a repeat of one": evolve(DP_TP, dims=DIMS.replace("layers = 2", "layers = 1")),
     "no repeat": evolve(DP_TP, body=f"{START} {ATTENTION} {MLP} {HEAD}"),
     "parameter used twice": evolve(
-        DP_TP, body=f"{START} repeat layers {{ m = x @ w[hidden -> ffn]  x = x + silu(m + silu(x) @ w) @ u[ffn -> hidden] }} {HEAD}"
+        DP_TP,
+        body=f"{START} repeat layers {{ m = x @ w[hidden -> ffn]  x = x + silu(m + silu(x) @ w) @ u[ffn -> hidden] }} {HEAD}",
     ),
     "arithmetic on parameters": evolve(
         DP_TP, body=f"{START} repeat layers {{ {MLP} + silu(b[hidden] * c[hidden]) * d[hidden] }} {HEAD}"
@@ -110,9 +123,15 @@ PLANS = {
     "parameter matrix made of others": evolve(
         DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ (u[ffn -> hidden] * s[ffn, hidden]) {HEAD}"
     ),
-    "bias of a column": evolve(DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn] + b[ffn]) @ u[ffn -> hidden] {HEAD}"),
-    "bias of a row": evolve(DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] + b[hidden] {HEAD}"),
-    "scale of a row": evolve(DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] * b[hidden] {HEAD}"),
+    "bias of a column": evolve(
+        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn] + b[ffn]) @ u[ffn -> hidden] {HEAD}"
+    ),
+    "bias of a row": evolve(
+        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] + b[hidden] {HEAD}"
+    ),
+    "scale of a row": evolve(
+        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] * b[hidden] {HEAD}"
+    ),
     "pending sum used twice": evolve(
         DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = x + y + silu(y) {HEAD}"
     ),
@@ -120,7 +139,9 @@ PLANS = {
         DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = y + y {HEAD}"
     ),
     "square": evolve(DP_TP, body=f"{START} y = x * x  x = y * y + x {HEAD}"),
-    "positions learned": evolve(DP_TP, body=f"x = embedding(tokens, wte[vocab, hidden]) + wpe[seq, hidden] {MLP} {HEAD}"),
+    "positions learned": evolve(
+        DP_TP, body=f"x = embedding(tokens, wte[vocab, hidden]) + wpe[seq, hidden] {MLP} {HEAD}"
+    ),
     "clipped": evolve(DP_TP, clip=0.1),
     "not clipped": evolve(DP_TP, clip=100.0),
 }
@@ -251,7 +272,15 @@ def values(region: Region) -> list[Value]:
 # ---- counts
 
 
-COLLECTIVES = {"P I": "reduce", "M R": "reduce", "M I": "reduce", "S R": "gather", "S I": "gather", "P S": "scatter", "S S": "exchange"}
+COLLECTIVES = {
+    "P I": "reduce",
+    "M R": "reduce",
+    "M I": "reduce",
+    "S R": "gather",
+    "S I": "gather",
+    "P S": "scatter",
+    "S S": "exchange",
+}
 
 
 def counted(ops: tuple[object, ...] | list[object], axis: str = "tp") -> str:
@@ -326,6 +355,10 @@ def test_one_reduction_of_gradients_per_step_and_placement(shard: str, want: dic
     """One bucket per placement; over tp only under sequence parallelism, and then only the norms'."""
     program = compiled(evolve(DP_TP, shard=shard))
     made = {value.name: op for op in walk(program.region.body) for value in op.outputs}
-    reduced = [op.names("axes") for op in made.values() if op.kind == "coerce" and made.get(op.inputs[0]) and made[op.inputs[0]].kind == "pack"]
+    reduced = [
+        op.names("axes")
+        for op in made.values()
+        if op.kind == "coerce" and made.get(op.inputs[0]) and made[op.inputs[0]].kind == "pack"
+    ]
     assert {axes: reduced.count(axes) for axes in reduced} == want
     assert len(program.buckets) == sum(want.values())

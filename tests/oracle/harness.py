@@ -12,15 +12,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch._dynamo  # this and the next, which torch imports late, before ranks fork: each would do it again
+import torch.distributed as dist
 import torch.distributed.tensor
-from oracle.plans import ROWS, SEQ, Case, plan_text
-from oracle.reference import Step, Tensors
-from ranks import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from oracle.plans import ROWS, SEQ, Case, plan_text
+from oracle.reference import Step, Tensors
+from ranks import run_ranks
 from scalec.compiler.emit import emit
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
@@ -186,9 +186,7 @@ def _box(part: Part) -> tuple[slice, ...]:
 def _joined(steps: tuple[RankStep, ...]) -> Step:
     first = steps[0]
     assert all((s.loss, s.norm, s.tokens) == (first.loss, first.norm, first.tokens) for s in steps), "metrics differ"
-    return Step(
-        first.loss, first.norm, _whole([s.gradients for s in steps]), _whole([s.parameters for s in steps])
-    )
+    return Step(first.loss, first.norm, _whole([s.gradients for s in steps]), _whole([s.parameters for s in steps]))
 
 
 def _whole(ranks: list[dict[str, Part]]) -> Tensors:

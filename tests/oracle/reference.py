@@ -134,7 +134,9 @@ def _rotated(x: Tensor, theta: float) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
 
-def run(config: Config, training: Training, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float) -> list[Step]:
+def run(
+    config: Config, training: Training, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float
+) -> list[Step]:
     """Trains on (tokens, labels) of each step, [rows, seq]; a step without a valid label changes nothing."""
     parameters, optimizer, steps = start, _Optimizer(training, start), list[Step]()
     for tokens, labels in batches:

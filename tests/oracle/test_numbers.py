@@ -1,13 +1,15 @@
-"""Emitted programs against the reference: loss, every gradient, their norm, and parameters after each of three steps."""
+"""Emitted programs against the reference: loss, every gradient, their norm, and parameters after each step."""
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from torch import Tensor
+
 from oracle import harness, reference
 from oracle.pairs import all_pairs
-from oracle.plans import Case
-from torch import Tensor
+from oracle.plans import Case, plan_text
 
 LR = 0.01
 FACTORS = {
@@ -46,9 +48,13 @@ def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
+    _compare(case, harness.compiled(case, tmp_path))
+
+
+def _compare(case: Case, module: ModuleType) -> None:
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     expected = reference.run(case.config, case.training, start, batches, LR)
-    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    steps = harness.run(case, module, start, batches, LR)
     for number, (got, want) in enumerate(zip(steps, expected, strict=True)):
         at = f"step {number}: "
         assert got.loss == pytest.approx(want.loss, rel=1e-10, abs=0), at
@@ -58,6 +64,31 @@ def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
         assert got.norm == pytest.approx(want.norm, rel=1e-10, abs=0), at
         for name, parameter in want.parameters.items():
             _close(at + name, got.parameters[name], parameter)
+
+
+MUTANTS = (
+    (
+        'all_reduce_(gradients["dp_tp"], dp_tp)',
+        'all_reduce_(gradients["dp_tp"], dp)',
+    ),  # norm weights not summed over tp
+    ('all_reduce_(gradients["dp_split_tp"], dp)', ""),
+    ("part.backward(share)", "part.backward(share * 2)"),
+    ("count = all_reduce_(count_valid(batch.labels), dp)", "count = count_valid(batch.labels)"),
+    ("loss += part.detach()", "loss = part.detach()"),
+    ('all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)', 'sum_squares(gradients["dp_split_tp"])'),
+    ("reduce_scatter(y, self.tp, dim=0)", "reduce_scatter(y * 1.000001, self.tp, dim=0)"),
+)
+
+
+@pytest.mark.parametrize(("right", "wrong"), MUTANTS, ids=[right for right, _ in MUTANTS])
+def test_a_wrong_program_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
+    case = Case(dp=2, tp=2, sp=True, microbatches=2)
+    script = harness.written(plan_text(case), tmp_path) / "train.py"
+    text = script.read_text()
+    assert right in text
+    script.write_text(text.replace(right, wrong))
+    with pytest.raises(AssertionError):
+        _compare(case, harness.imported(script))
 
 
 def test_the_pairs_are_all_there() -> None:

@@ -106,16 +106,18 @@ def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, int], 
         case "dims", syntax.Setting(syntax.Name("batch" | "seq" | "microbatches") as key):
             help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
             found.error("E0309", f"dim `{key}` is not the model's to set", key.span, help=help)
-        case ("dims" | "const"), syntax.Setting(key) if key.name in scope:
+        case (("dims" | "const"), syntax.Setting(key)) if key.name in scope:
             found.error("E0403", f"`{key}` is set twice", key.span, "again")
         case "dims", syntax.Setting(key, value):
             dims[key.name] = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
         case "const", syntax.Setting(key, value):
             scope[key.name] = evaluate(value, scope)
-        case ("dims" | "const"), _:
+        case (("dims" | "const"), _):
             found.error("E0406", f"`{section.kind}` has settings only", entry.span, help="write `hidden = 4096`")
         case _:
-            found.error("E0406", f"a model has no section `{section.kind}`", section.head, help="`dims` and `const` only")
+            found.error(
+                "E0406", f"a model has no section `{section.kind}`", section.head, help="`dims` and `const` only"
+            )
     found.check()
 
 
@@ -136,7 +138,7 @@ def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, .
             train.spans["global_batch"],
             f"{train.global_batch} / ({train.microbatch} sequences × {ranks} data-parallel ranks) is not whole",
             notes=[Note(train.spans["microbatch"], "sequences of a microbatch on each rank")],
-            help=f"the nearest are {train.global_batch // batch * batch or batch} and {(train.global_batch // batch + 1) * batch}",
+            help=f"multiples of {batch} are, for instance {-(-train.global_batch // batch) * batch}",
         )
     found.check()
     return {"seq": train.seq, "batch": batch, "microbatches": train.global_batch // batch}

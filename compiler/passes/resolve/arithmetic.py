@@ -32,9 +32,13 @@ def evaluate(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             return _root(evaluate(inner, scope), expr.span)
         case syntax.Name(name):
             known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
-            raise _wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", f"known: {known}")
+            raise _wrong(
+                "E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", f"known: {known}"
+            )
         case _:
-            raise _wrong("E0301", "this is not arithmetic on dims", expr.span, "numbers, dims, `+ - * /` and `sqrt(…)` only")
+            raise _wrong(
+                "E0301", "this is not arithmetic on dims", expr.span, "numbers, dims, `+ - * /` and `sqrt(…)` only"
+            )
 
 
 def _chain(expr: syntax.Binary, scope: Mapping[str, Scalar]) -> Scalar:
@@ -79,7 +83,9 @@ def _root(value: Scalar, span: Span) -> float:
 def whole(name: syntax.Name, value: Scalar, expr: syntax.Expr, scope: Mapping[str, Scalar]) -> int:
     """`value` as the size of the dim `name`.  Raises PlanError where it is not a whole number from 1 to 2^48."""
     if value != int(value):
-        raise _wrong("E0303", f"dim `{name}` is not a whole number", expr.span, f"{_shown(expr, scope)} = {float(value):g}")
+        raise _wrong(
+            "E0303", f"dim `{name}` is not a whole number", expr.span, f"{_shown(expr, scope)} = {float(value):g}"
+        )
     if not 0 < value <= LARGEST:
         raise _wrong("E0304", f"dim `{name}` is out of range", expr.span, f"is {int(value)}; dims go from 1 to 2^48")
     return int(value)

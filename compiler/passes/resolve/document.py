@@ -10,8 +10,8 @@ from attrs import frozen
 from ... import syntax
 from ...diagnostics import Diagnostic, Diagnostics, Note, PlanError
 from ...limits import load
-from ...parser import parse_plan
 from ...overrides import merge
+from ...parser import parse_plan
 from ...source import Source
 
 DEEPEST = 8
@@ -80,7 +80,9 @@ def _overridden(model: syntax.Model, overrides: tuple[syntax.Section, ...]) -> s
     body = list(model.body)
     for over in overrides:
         if over.kind.name in ("dims", "const"):
-            at = next((i for i, s in enumerate(body) if isinstance(s, syntax.Section) and s.kind.name == over.kind.name), None)
+            at = next(
+                (i for i, s in enumerate(body) if isinstance(s, syntax.Section) and s.kind.name == over.kind.name), None
+            )
             if at is None:
                 body.insert(0, over)
             else:

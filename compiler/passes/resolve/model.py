@@ -15,8 +15,18 @@ from ...ops import OPS, OpDef, TypingError
 from ...source import Span
 from .arithmetic import Scalar, evaluate
 
-STEMS = {"contract": "y", "attention": "o", "rmsnorm": "n", "silu": "g", "mul": "g", "add": "y", "embedding": "e", "rope": "r"}
+STEMS = {
+    "contract": "y",
+    "attention": "o",
+    "rmsnorm": "n",
+    "silu": "g",
+    "mul": "g",
+    "add": "y",
+    "embedding": "e",
+    "rope": "r",
+}
 """What results without a name in the plan are called, after the underscore that marks them."""
+
 
 @frozen
 class Built:
@@ -88,7 +98,9 @@ class _Builder:
         (name,) = item.names
         if first := self._declared.get(name.name):
             notes = (Note(first.span, "declared here"),)
-            raise PlanError([Diagnostic("E0207", f"`{name}` is an input or a parameter", name.span, "bound again", notes)])
+            raise PlanError(
+                [Diagnostic("E0207", f"`{name}` is an input or a parameter", name.span, "bound again", notes)]
+            )
         self._env[name.name] = self._tensor(item.expr, name.name)
 
     def _repeat(self, item: syntax.Repeat) -> None:
@@ -195,7 +207,9 @@ class _Builder:
         entry = OPS.get(call.name.name)
         if entry is None or not entry.surface:
             known = [name for name, op in OPS.items() if op.surface]
-            raise _wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", _similar(call.name.name, known))
+            raise _wrong(
+                "E0605", f"there is no op `{call.name}`", call.name.span, "not an op", _similar(call.name.name, known)
+            )
         operands, attrs = self._arguments(call, entry)
         return self._op(entry.name, operands, attrs, call.span, like)
 
@@ -207,17 +221,23 @@ class _Builder:
             raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", extra.span, "one argument too many")
         for setting in call.kwargs:
             if setting.key.name not in places or setting.key.name in given:
-                raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", setting.key.span, "unknown or given twice")
+                raise _wrong(
+                    "E0606", f"`{entry.name}` takes ({', '.join(places)})", setting.key.span, "unknown or given twice"
+                )
             given[setting.key.name] = setting.value
         if lacking := [place for place in places if place not in given]:
-            raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing")
+            raise _wrong(
+                "E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing"
+            )
         for operand in entry.operands:
             self._begin(given[operand.name], operand.init)
         operands = tuple(self._tensor(given[operand.name], _like(operand.name)) for operand in entry.operands)
         for operand, value in zip(entry.operands, operands, strict=True):
             if (operand.dtype == "int") != (self._types[value].dtype == "i64"):
                 kind = "token ids" if operand.dtype == "int" else "numbers, not token ids,"
-                raise _wrong("E0607", f"`{entry.name}` takes {kind} here", given[operand.name].span, f"`{operand.name}`")
+                raise _wrong(
+                    "E0607", f"`{entry.name}` takes {kind} here", given[operand.name].span, f"`{operand.name}`"
+                )
         attrs = tuple((a.name, self._attribute(given[a.name], a.choices)) for a in entry.attributes)
         return operands, attrs
 
@@ -230,9 +250,13 @@ class _Builder:
             return float(evaluate(expr, self._scope))
         if isinstance(expr, syntax.Name) and expr.name in choices:
             return expr.name
-        raise _wrong("E0608", "this is not one of the choices", expr.span, f"one of {', '.join(f'`{c}`' for c in choices)}")
+        raise _wrong(
+            "E0608", "this is not one of the choices", expr.span, f"one of {', '.join(f'`{c}`' for c in choices)}"
+        )
 
-    def _op(self, kind: str, inputs: tuple[str, ...], attrs: tuple[tuple[str, Attr], ...], span: Span, like: str) -> str:
+    def _op(
+        self, kind: str, inputs: tuple[str, ...], attrs: tuple[tuple[str, Attr], ...], span: Span, like: str
+    ) -> str:
         op = Op(kind, inputs, (), attrs, span=span)
         try:
             (type,) = OPS[kind].infer(self._frame, [self._types[name] for name in inputs], op)
@@ -279,7 +303,9 @@ class _Builder:
                 return repeat.holds[param.name]
         if param.name in self._stacked:
             notes = (Note(param.span, "declared here"),)
-            raise PlanError([Diagnostic("E0209", f"`{param.name}` has one value per repetition", span, "used outside", notes)])
+            raise PlanError(
+                [Diagnostic("E0209", f"`{param.name}` has one value per repetition", span, "used outside", notes)]
+            )
         return self._leaves[param.name].outputs[0].name
 
     def _initialised(self) -> Iterator[Param]:
@@ -287,7 +313,9 @@ class _Builder:
         for param in self._params.values():
             init = explicit.get(param.name) or (Init(self._roles[param.name]) if param.name in self._roles else default)
             if init is None:
-                raise _wrong("E0210", f"`{param.name}` has no initial value", param.span, help="add `init ~ normal(0.02)`")
+                raise _wrong(
+                    "E0210", f"`{param.name}` has no initial value", param.span, help="add `init ~ normal(0.02)`"
+                )
             yield evolve(param, init=init)
 
     def _inits(self) -> tuple[dict[str, Init], Init | None]:
@@ -299,7 +327,9 @@ class _Builder:
                 for name in item.names:
                     if name.name not in self._params:
                         known = list(self._params)
-                        raise _wrong("E0201", f"there is no parameter `{name}`", name.span, help=_similar(name.name, known))
+                        raise _wrong(
+                            "E0201", f"there is no parameter `{name}`", name.span, help=_similar(name.name, known)
+                        )
                     explicit[name.name] = init
                 default = default if item.names else init
         return explicit, default
@@ -320,7 +350,9 @@ class _Builder:
 
     def _known_dim(self, dim: syntax.Name) -> None:
         if dim.name not in self._dims:
-            raise _wrong("E0201", f"there is no dim `{dim}`", dim.span, "not a dim", _similar(dim.name, sorted(self._dims)))
+            raise _wrong(
+                "E0201", f"there is no dim `{dim}`", dim.span, "not a dim", _similar(dim.name, sorted(self._dims))
+            )
 
     def _value(self, like: str, type: Type) -> Value:
         value = Value(self._names.fresh(like), type)

@@ -1,0 +1,329 @@
+"""Reads expressions of emitted `forward`s: each call is the IR op that it does.
+
+Purpose: Python names are followed to IR values, and tensor dims to named dims, so that a wrong operand, axis, dim or view
+is seen.  Non-goals: statements (`forward`).
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from attrs import define, frozen
+
+from ...ir import MAXIMUM, Attr, Kind, Op, Placement, Program, Type, sharded
+from ...ops import OPS
+from ...placements import COERCIONS, coercion_of
+from .text import DTYPES, Names, Ops, demand, keywords, literal, wrong
+
+Groups = tuple[tuple[str, ...], ...]
+"""For each dim of a tensor the named dims that are joined in it."""
+
+
+@frozen
+class Local:
+    """A local tensor: the IR value that it holds, and its dims."""
+
+    name: str
+    groups: Groups
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The named dims, outermost first."""
+        return tuple(dim for group in self.groups for dim in group)
+
+
+@frozen
+class Axes:
+    """`mesh.axis(…)`: the group of ranks over these axes."""
+
+    names: tuple[str, ...]
+
+
+@frozen
+class Table:
+    """`rope_table(…)`: rotary positions."""
+
+    seq: int
+    dim: int
+    theta: float
+    between: int
+    dtype: str
+
+
+Seen = Local | Axes | Table | tuple[Local, ...]
+
+Gather = tuple[str, frozenset[tuple[str, Attr]]]
+"""What a coercion leads from, and its attributes."""
+
+
+@define
+class Expressions:
+    """What a body's expressions are read with: `held` are the attributes of `self`."""
+
+    program: Program
+    types: dict[str, Type]
+    again: "Counter[Gather]"  # how often backward does a forward coercion once more
+    names: Names
+    ops: Ops
+    held: dict[str, Seen]
+    env: dict[str, Seen]
+    read: set[str]  # attributes of `self` that were read
+    closed: set[str]  # gathered values whose block was left
+
+    def value(self, node: ast.expr) -> Seen:
+        """What an expression gives; takes the ops that it does."""
+        match node:
+            case ast.Name(id=name) if name in self.env:
+                return self._variable(node, self.env[name])
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self.held:
+                self.read.add(name)
+                return self.held[name]
+            case ast.BinOp(op=ast.Add()):
+                return self._aligned(node, "add", _terms(node))
+            case ast.BinOp(op=ast.Mult()):
+                return self._aligned(node, "mul", [node.left, node.right])
+            case ast.Call(func=ast.Attribute(value=viewed, attr=view), keywords=[]) if view in VIEWS:
+                return VIEWS[view](self, node, self.tensor(viewed))
+            case ast.Call(func=ast.Name(id=name)) if name in CALLS:
+                self.names.demand(node, name)
+                return CALLS[name](self, node)
+            case _:
+                raise wrong(node, f"nothing in the IR does `{ast.unparse(node)}`")
+
+    def _variable(self, node: ast.Name, value: Seen) -> Seen:
+        demand(node, not (isinstance(value, Local) and value.name in self.closed), f"`{node.id}` is read outside its block")
+        return value
+
+    def _aligned(self, node: ast.expr, kind: str, operands: list[ast.expr]) -> Local:
+        """Sums and products: torch aligns operands at their last dims."""
+        values = [self.plain(operand) for operand in operands]
+        (result,) = self.take(node, kind, values, {})
+        for value in values:
+            tail = result.dims[len(result.dims) - len(value.dims) :]
+            demand(node, tail == value.dims, f"torch does not align [{', '.join(value.dims)}] with [{', '.join(result.dims)}] so")
+        return result
+
+    def tensor(self, node: ast.expr) -> Local:
+        """The tensor that an expression gives."""
+        value = self.value(node)
+        if not isinstance(value, Local):
+            raise wrong(node, f"`{ast.unparse(node)}` is no tensor")
+        return value
+
+    def plain(self, node: ast.expr) -> Local:
+        """The tensor that an expression gives, no dims of which are joined."""
+        value = self.tensor(node)
+        demand(node, all(len(group) == 1 for group in value.groups), f"`{ast.unparse(node)}` has joined dims")
+        return value
+
+    def group(self, node: ast.expr) -> tuple[str, ...]:
+        """The axes of a group of ranks."""
+        value = self.value(node)
+        if not isinstance(value, Axes):
+            raise wrong(node, f"`{ast.unparse(node)}` is no axis")
+        return value.names
+
+    def operands(self, call: ast.Call, count: int) -> list[Local]:
+        """The arguments of a call that takes `count` tensors and no more."""
+        demand(call, len(call.args) == count, f"{len(call.args)} arguments, not {count}")
+        return [self.plain(node) for node in call.args]
+
+    def take(self, node: ast.AST, kind: str, operands: Sequence[Local], attrs: dict[str, Attr]) -> tuple[Local, ...]:
+        """Takes an op of the IR; its results."""
+        op = self.ops.take(node, kind, [operand.name for operand in operands], attrs)
+        return tuple(self.local(value.name) for value in op.outputs)
+
+    def local(self, name: str) -> Local:
+        """An IR value as it lies in memory when nothing joins its dims."""
+        return Local(self.ops.first(name), tuple((dim,) for dim in self.types[name].dims))
+
+    def sizes(self, value: Local, dims: Sequence[str]) -> tuple[int, ...]:
+        """How much of `dims` one rank holds of a value."""
+        return tuple(self.program.local_size(self.types[value.name], dim) for dim in dims)
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    """`a + b + c` is one sum."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_terms(node.left), node.right]
+    return [node]
+
+
+# ---- views
+
+
+def _flatten(e: Expressions, call: ast.Call, x: Local) -> Local:
+    """Joins a range of dims; a local part of the joined dim is one piece only if none but its first dim is split."""
+    first, last = (*(literal(node) for node in call.args), -1)[:2]
+    demand(call, isinstance(first, int) and isinstance(last, int), "flattens no range of dims")
+    start, end = (int(str(i)) % len(x.groups) for i in (first, last))
+    joined = tuple(dim for group in x.groups[start : end + 1] for dim in group)
+    demand(call, bool(joined) and not any(e.types[x.name].axes_of(dim) for dim in joined[1:]), f"joins {joined}")
+    return Local(x.name, (*x.groups[:start], joined, *x.groups[end + 1 :]))
+
+
+def _unflatten(e: Expressions, call: ast.Call, x: Local) -> Local:
+    """Takes the last dim apart again."""
+    sizes = e.sizes(x, x.groups[-1])
+    demand(call, [literal(node) for node in call.args] == [-1, sizes], f"{x.groups[-1]} are {sizes} here")
+    return Local(x.name, (*x.groups[:-1], *((dim,) for dim in x.groups[-1])))
+
+
+# ---- calls
+
+
+def _linear(e: Expressions, call: ast.Call) -> Local:
+    demand(call, len(call.args) == 2, "linear takes two operands")
+    keywords(call)
+    x, w = (e.tensor(node) for node in call.args)
+    demand(call, len(w.groups) == 2 and x.groups[-1] == w.groups[-1], f"contracts {x.groups[-1:]} with {w.groups[-1:]} of a weight of {w.groups}")
+    (y,) = e.take(call, "contract", [x, w], {"over": x.groups[-1]})
+    groups = (*x.groups[:-1], *w.groups[:1])
+    demand(call, tuple(dim for group in groups for dim in group) == y.dims, f"the IR has {y.dims}, this is {groups}")
+    return Local(y.name, groups)
+
+
+def _rms_norm(e: Expressions, call: ast.Call) -> Local:
+    x, weight = e.operands(call, 2)
+    demand(call, x.dims[-len(weight.dims) :] == weight.dims, f"normalises {weight.dims} of {x.dims}")
+    eps = literal(keywords(call, "eps")["eps"])
+    return e.take(call, "rmsnorm", [x, weight], {"eps": _number(call, eps)})[0]
+
+
+def _number(node: ast.AST, value: object) -> float:
+    if not isinstance(value, float):
+        raise wrong(node, f"{value!r} is no number")
+    return value
+
+
+def _rope(e: Expressions, call: ast.Call) -> Local:
+    demand(call, len(call.args) == 2, "rope takes an operand and a table")
+    keywords(call)
+    x, table = e.plain(call.args[0]), e.value(call.args[1])
+    theta = table.theta if isinstance(table, Table) else 0.0
+    seq, dim = e.sizes(x, ("seq", x.dims[-1]))
+    needed = Table(seq, dim, theta, len(x.dims) - x.dims.index("seq") - 2, DTYPES[e.types[x.name].dtype])
+    demand(call, table == needed, f"the table is {table}, not {needed}")
+    return e.take(call, "rope", [x], {"theta": theta})[0]
+
+
+def _attention(e: Expressions, call: ast.Call) -> Local:
+    """The runtime's attention is causal, takes [seq, batch, heads, head_dim] or with the first two swapped."""
+    q, k, v = e.operands(call, 3)
+    demand(call, k.dims == v.dims and q.dims[:2] == k.dims[:2] and len(q.dims) == 4, f"attention of {q.dims}, {k.dims}, {v.dims}")
+    seq = literal(keywords(call, "seq")["seq"])
+    demand(call, q.dims[:2].index("seq") == seq, f"seq={seq}, but the dims are {q.dims}")
+    heads, kv_heads = (e.sizes(value, value.dims[2:3])[0] for value in (q, k))
+    whole = heads * e.program.size(k.dims[2]) == kv_heads * e.program.size(q.dims[2])
+    demand(call, whole or kv_heads == 1, f"{heads} of the heads and {kv_heads} of the kv heads are no part of the whole")
+    return e.take(call, "attention", [q, k, v], {"mask": "causal"})[0]
+
+
+def _embedding(e: Expressions, call: ast.Call) -> Local:
+    tokens, table = (e.plain(node) for node in call.args[:2])
+    _classes(e, call, 2, e.types[table.name].axes_of(table.dims[0]))
+    return e.take(call, "embedding", [tokens, table], {})[0]
+
+
+def _softmax_parts(e: Expressions, call: ast.Call) -> tuple[Local, ...]:
+    logits, peak, labels = values = [e.plain(node) for node in call.args[:3]]
+    demand(call, logits.dims[:-1] == peak.dims == labels.dims, "the operands' tokens lie differently")
+    _classes(e, call, 3, e.types[logits.name].axes_of(logits.dims[-1]))
+    return e.take(call, "softmax_parts", values, {})
+
+
+def _classes(e: Expressions, call: ast.Call, count: int, axes: tuple[str, ...]) -> None:
+    """After its operands, a call is told the axes over which the vocabulary lies, if any."""
+    keywords(call)
+    given = [e.group(node) for node in call.args[count:]]
+    demand(call, given == ([axes] if axes else []), f"the vocabulary lies over {axes}, not {given}")
+
+
+def _token_loss(e: Expressions, call: ast.Call) -> Local:
+    keywords(call)
+    values = e.operands(call, 3)
+    demand(call, len({value.dims for value in values}) == 1, "the operands' tokens lie differently")
+    return e.take(call, "token_loss", values, {})[0]
+
+
+def _cross_entropy(e: Expressions, call: ast.Call) -> Local:
+    keywords(call)
+    logits, labels = values = e.operands(call, 2)
+    demand(call, logits.dims[:-1] == labels.dims, "the operands' tokens lie differently")
+    return e.take(call, "cross_entropy", values, {})[0]
+
+
+def _unary(e: Expressions, call: ast.Call, kind: str) -> Local:
+    keywords(call)
+    return e.take(call, kind, e.operands(call, 1), {})[0]
+
+
+# ---- coercions
+
+
+def coerced(e: Expressions, call: ast.Call, function: str, again: bool = False) -> Local:
+    """A coercion by the runtime's `function`; `again` says whether backward gathers once more."""
+    demand(call, len(call.args) == 2, "a coercion takes an operand and an axis")
+    x, axes = e.plain(call.args[0]), e.group(call.args[1])
+    options = {str(keyword.arg): literal(keyword.value) for keyword in call.keywords}
+    for source, target in _ends(function, x, options):
+        attrs: dict[str, Attr] = {"axes": axes, "from": source, "to": target}
+        if e.ops.has("coerce", [x.name], attrs):
+            op = e.ops.take(call, "coerce", [x.name], attrs)
+            _demand_once(e, call, op, again)
+            return e.local(op.outputs[0].name)
+    raise wrong(call, f"the IR has no such coercion of {x.name} over {axes} that is not done yet")
+
+
+def _demand_once(e: Expressions, call: ast.Call, op: Op, again: bool) -> None:
+    if coercion_of(op).function == "all_gather":
+        count = e.again[op.inputs[0], frozenset(op.attrs)]
+        demand(call, count == again, f"in the IR, backward gathers {op.outputs[0].name} again {count} times")
+
+
+def _ends(function: str, x: Local, options: dict[str, object]) -> list[tuple[Placement, Placement]]:
+    """The placements from which and to which a function with these options may lead."""
+    found: list[tuple[Placement, Placement]] = []
+    for (source, target), entry in COERCIONS.items():
+        needed = _options(source, target)
+        if entry.function == function and set(options) == needed and (source is not Kind.MAXIMUM or options["op"] == "max"):
+            names = ("dim_from", "dim_to") if len(needed) == 2 else ("dim", "dim")
+            found.append((_placement(source, x, options.get(names[0])), _placement(target, x, options.get(names[1]))))
+    return found
+
+
+def _options(source: Kind, target: Kind) -> set[str]:
+    if source is target:
+        return {"dim_from", "dim_to"}
+    if Kind.SHARDED in (source, target):
+        return {"dim"}
+    return {"op"} if source is Kind.MAXIMUM else set()
+
+
+def _placement(kind: Kind, x: Local, dim: object) -> Placement:
+    if kind is not Kind.SHARDED:
+        return Placement(kind)
+    return sharded(x.dims[dim]) if isinstance(dim, int) and 0 <= dim < len(x.dims) else MAXIMUM
+
+
+VIEWS: dict[str, Callable[[Expressions, ast.Call, Local], Local]] = {"flatten": _flatten, "unflatten": _unflatten}
+
+
+def _coercion(function: str) -> Callable[[Expressions, ast.Call], Seen]:
+    return lambda e, call: coerced(e, call, function)
+
+
+CALLS: dict[str, Callable[[Expressions, ast.Call], Seen]] = {
+    "attention": _attention,
+    "cross_entropy": _cross_entropy,
+    "embedding": _embedding,
+    "linear": _linear,
+    "max_logit": lambda e, call: _unary(e, call, "max_logit"),
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "silu": lambda e, call: _unary(e, call, "silu"),
+    "softmax_parts": _softmax_parts,
+    "token_loss": _token_loss,
+    **{entry.function: _coercion(entry.function) for entry in COERCIONS.values()},
+}
+"""What an emitted `forward` may call, but for views and blocks."""

@@ -1,0 +1,177 @@
+"""The table of coercions: closed under duality, adjoint to its conjugates, and what `path` makes of it.
+
+Non-goals: what the runtime's collectives do (`tests/runtime`); here a coercion is what its placements mean.
+"""
+
+import numpy as np
+import pytest
+from attrs import field, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ir.frames import frame, placements
+from ir.placing import Array, Held, Mesh
+from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Placement, Program, Type, sharded
+from scalec.compiler.placements import COERCIONS, DUAL, OrderError, Step, conjugate, dual, dual_type, path
+
+EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
+ENTRIES = [(EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d"))) for a, b in COERCIONS]
+WITH_GRADIENT = [(a, b) for a, b in ENTRIES if a != MAXIMUM]
+
+
+def ids(entry: tuple[Placement, Placement]) -> str:
+    return "→".join(map(str, entry))
+
+
+# ---- duality
+
+
+def test_dual_is_an_involution() -> None:
+    assert all(DUAL[DUAL[kind]] is kind for kind in DUAL)
+    assert set(DUAL) == set(Kind) - {Kind.MAXIMUM}
+
+
+@pytest.mark.parametrize("entry", WITH_GRADIENT, ids=ids)
+def test_conjugates_are_entries(entry: tuple[Placement, Placement]) -> None:
+    back = conjugate(*entry)
+    assert (back[0].kind, back[1].kind) in COERCIONS
+    assert conjugate(*back) == entry
+
+
+@pytest.mark.parametrize("entry", WITH_GRADIENT, ids=ids)
+def test_conjugates_of_communication(entry: tuple[Placement, Placement]) -> None:
+    """An all-reduce goes with nothing, a gather with a scatter or a slice, an exchange with an exchange."""
+    pair = {COERCIONS[a.kind, b.kind].collective for a, b in (entry, conjugate(*entry))}
+    assert pair in ({""}, {"all_reduce", ""}, {"all_gather", "reduce_scatter"}, {"all_gather", ""}, {"all_to_all"})
+
+
+def test_all_changes_are_entries_but_one() -> None:
+    """Any placement can become any other; P → R shares its first half with P → I, and a maximum is only ever reduced."""
+    kinds = [Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL]
+    changes = {(a, b) for a in kinds for b in kinds if a is not b} | {(Kind.SHARDED, Kind.SHARDED)}
+    maxima = {(Kind.MAXIMUM, Kind.REPLICATED), (Kind.MAXIMUM, Kind.INVARIANT)}
+    assert set(COERCIONS) == changes - {(Kind.PARTIAL, Kind.REPLICATED)} | maxima
+
+
+# ---- the adjoint identity
+
+
+def product(u: Held, v: Held, axis: str, ranks: int) -> int:
+    """⟨u, v⟩ over all ranks; an invariant counts once."""
+    total = int((u.parts * v.parts).sum())
+    return total // ranks if v.type.at(axis) == INVARIANT else total
+
+
+def integers(rng: np.random.Generator) -> Array:
+    return rng.integers(-9, 10, (12, 24))
+
+
+@pytest.mark.parametrize("entry", WITH_GRADIENT, ids=ids)
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(ranks=st.integers(1, 4), seed=st.integers(0, 99))
+def test_adjoint_identity(entry: tuple[Placement, Placement], ranks: int, seed: int) -> None:
+    """⟨g, C x⟩ = ⟨C* g, x⟩, with g placed by the dual of where C leads."""
+    (source, target), rng = entry, np.random.default_rng(seed)
+    mesh = Mesh({"tp": ranks}, {"d": 12, "e": 24})
+    before, after = (Type("f64", ("d", "e"), (("tp", p),) * (p != INVARIANT)) for p in entry)
+    x = mesh.spread(integers(rng), before, rng)
+    g = mesh.spread(integers(rng), dual_type(after), rng)
+    forward = mesh.coerced(x, ["tp"], source, target)
+    backward = mesh.coerced(g, ["tp"], *conjugate(source, target))
+    assert forward.type == after
+    assert backward.type == dual_type(before)
+    assert product(g, forward, "tp", ranks) == product(backward, x, "tp", ranks)
+    assert (mesh.whole(forward) == mesh.whole(x)).all()
+
+
+# ---- path
+
+
+@frozen
+class Pair:
+    """A mesh of one to three axes, and two ways to place a value on it."""
+
+    program: Program = field(repr=False)
+    source: Type
+    target: Type
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> Pair:
+    """Any pair."""
+    axes = {"a": 2, "b": 3, "c": 2}
+    program = frame(dict(list(axes.items())[: draw(st.integers(1, 3))]), {"d": 12, "e": 24})
+    return Pair(program, *(draw(placements(program, ("d", "e"))) for _ in range(2)))
+
+
+def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
+    """The steps of the path, each with the types around it; none if there is no path."""
+    steps: list[tuple[Step, Type, Type]] = []
+    source = pair.source
+    try:
+        found = path(pair.program, pair.source, pair.target.places)
+    except OrderError:
+        return []
+    for step in found:
+        after = step.applied(source, pair.program)
+        steps.append((step, source, after))
+        source = after
+    return steps
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(pairs(), st.integers(0, 9))
+def test_paths_lead_where_they_should(pair: Pair, seed: int) -> None:
+    mesh, rng = Mesh.of(pair.program), np.random.default_rng(seed)
+    value = integers(rng)
+    held = mesh.spread(value, pair.source, rng)
+    steps = applied(pair)
+    for step, before, after in steps:
+        assert (step.source.kind, step.target.kind) in COERCIONS
+        assert all(before.at(axis) == step.source for axis in step.axes)
+        held = mesh.coerced(held, step.axes, step.source, step.target)
+        assert held.type == after
+        mesh.check(held)
+    assert held.type == (pair.target if steps else pair.source)
+    assert (mesh.whole(held) == value).all()
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(pairs())
+def test_paths_move_innermost_axes_and_little(pair: Pair) -> None:
+    """Only the innermost axes of a dim move; slices and scatters first, gathers last."""
+    steps = applied(pair)
+    grows = [step.source.kind is Kind.SHARDED and step.target.kind is not Kind.SHARDED for step, _, _ in steps]
+    shrinks = [step.target.kind is Kind.SHARDED and step.source.kind is not Kind.SHARDED for step, _, _ in steps]
+    gathers = [grow and step.target.kind is not Kind.PARTIAL for grow, (step, _, _) in zip(grows, steps, strict=True)]
+    assert shrinks == sorted(shrinks, reverse=True)
+    assert gathers == sorted(gathers)
+    for step, before, after in steps:
+        for place, type in ((step.source, before), (step.target, after)):
+            if place.kind is Kind.SHARDED:
+                assert type.axes_of(place.dim)[-len(step.axes) :] == step.axes
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(pairs())
+def test_paths_refuse_only_what_reorders_a_dim(pair: Pair) -> None:
+    """Where each dim keeps its outer axes, and one kind of change is asked of it, there is a path."""
+    for dim in pair.source.dims:
+        before, after = pair.source.axes_of(dim), pair.target.axes_of(dim)
+        shared = min(len(before), len(after))
+        moved = {(pair.source.at(axis), pair.target.at(axis)) for axis in (*before[shared:], *after[shared:])}
+        if before[:shared] != after[:shared] or len(moved) > 1:
+            return
+    path(pair.program, pair.source, pair.target.places)
+
+
+def test_sums_of_several_axes_are_one_collective() -> None:
+    program = frame({"a": 2, "b": 3}, {"d": 12, "e": 24})
+    pending = Type("f64", ("d", "e"), (("a", PARTIAL), ("b", PARTIAL)))
+    assert path(program, pending, ()) == [Step(("a", "b"), PARTIAL, INVARIANT)]
+    assert [step.axes for step in path(program, pending, (("a", REPLICATED), ("b", REPLICATED)))] == [("a", "b")] * 2
+
+
+@pytest.mark.parametrize("place", [INVARIANT, REPLICATED, PARTIAL, sharded("d")])
+def test_the_dual_of_the_dual_is_the_placement(place: Placement) -> None:
+    assert dual(dual(place)) == place

@@ -1,0 +1,137 @@
+"""Whole runs of emitted programs under torchrun: train, save, resume, on the same mesh and on others; how runs fail."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from oracle import harness
+from oracle.plans import Case, plan_text
+
+# The same model, optimizer and global batch on three meshes.
+MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)
+ONE = Case(microbatches=4, optimizer="groups", clip=1.0)
+FOUR = Case(dp=4, optimizer="groups", clip=1.0)
+STEPS, HALF = 6, 3
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A file of bytes below the vocabulary's size."""
+    path = tmp_path / "corpus.bin"
+    path.write_bytes(bytes(random.Random(0).choices(range(32), k=4000)))
+    return path
+
+
+def test_runs_resume_bitwise_and_on_other_meshes(tmp_path: Path, corpus: Path) -> None:
+    whole = _trained(MESH, tmp_path / "whole", corpus)
+    assert [entry["step"] for entry in whole.log] == list(range(1, STEPS + 1))
+
+    resumed = _trained(MESH, tmp_path / "resumed", corpus, resume=whole)
+    assert resumed.log == whole.log[HALF:]
+    assert resumed.state.keys() == whole.state.keys()
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+
+    for case, name in ((ONE, "one"), (FOUR, "four")):
+        other = _trained(case, tmp_path / name, corpus, resume=whole)
+        for got, want in zip(other.log, whole.log[HALF:], strict=True):
+            assert got == pytest.approx(want, rel=1e-9)
+        assert other.state.keys() == whole.state.keys()
+        for key, value in whole.state.items():
+            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+
+
+class _Run:
+    """What a finished run left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        self.log = [{key: line[key] for key in ("step", "loss", "norm", "lr", "tokens")} for line in lines]
+        self.state = _state(folder / "checkpoints" / f"step-{STEPS:06d}")
+
+
+def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None) -> _Run:
+    """Trains to the last step, from the middle of another run if there is one."""
+    script = harness.written(plan_text(case), folder) / "train.py"
+    run = folder / "run"
+    if resume:
+        middle = f"checkpoints/step-{HALF:06d}"
+        shutil.copytree(resume.folder / middle, run / middle)
+    options = [f"--steps={STEPS}", f"--save-every={HALF}", "--log-every=1", *(["--resume"] if resume else [])]
+    done = _finished(_start(case.ranks, script, run, corpus, *options), 120)
+    assert done.returncode == 0, done.stderr
+    return _Run(run)
+
+
+def _state(checkpoint: Path) -> dict[str, Tensor]:
+    """A checkpoint's tensors, whole."""
+    file = checkpoint.with_suffix(".pt")
+    dcp_to_torch_save(checkpoint, file)
+    return torch.load(file)
+
+
+def _start(ranks: int, script: Path, run: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:
+    """The program under torchrun, or alone."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launch, str(script), f"--run={run}", "--device=cpu", *options, f"--data={corpus}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _finished(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Waits; ends it with all its ranks if it takes longer."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+    return subprocess.CompletedProcess[Any](process.args, process.returncode, out, err)
+
+
+def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
+    script = harness.written(plan_text(MESH), tmp_path) / "train.py"
+    done = _finished(_start(1, script, tmp_path / "run", corpus), 60)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert "takes 4 ranks, not 1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
+    """On four ranks it is rank 0 that says so, before it waits for the others, which are not there at all."""
+    script = harness.written(plan_text(MESH), tmp_path) / "train.py"
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    command = [sys.executable, str(script), "--device=cpu", "--data", str(tmp_path / "nowhere*")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert "nowhere*" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
+    case = Case(dp=2)
+    script = harness.written(plan_text(case), tmp_path) / "train.py"
+    process = _start(case.ranks, script, tmp_path / "run", corpus, "--steps=1000000", "--log-every=1")
+    log = tmp_path / "run" / "log.jsonl"
+    deadline = time.monotonic() + 90
+    while not log.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert log.exists(), "no step within 90 s"
+    os.kill(_children(process.pid)[-1], 9)
+    done = _finished(process, 60)
+    assert done.returncode != 0
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
