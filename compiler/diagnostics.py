@@ -34,6 +34,7 @@ CODES = {
     "E0209": "a repeated parameter outside its repeat",
     "E0210": "a parameter without an initial value",
     "E0211": "an unknown distribution",
+    "E0212": "something that the loss does not depend on",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",
@@ -68,6 +69,7 @@ CODES = {
     "E0513": "a repeated dim over an axis",
     # ops
     "E0601": "a dim that an op needs whole",
+    "E0609": "key/value heads sharded without the query heads",
     "E0602": "several results",
     "E0603": "not a tensor",
     "E0604": "an operator between tensors",

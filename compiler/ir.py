@@ -4,6 +4,7 @@ Purpose: say what a program *is*; `printer` writes it, `reader` reads it back, `
 Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placements`, both as data.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import PurePath
@@ -188,6 +189,7 @@ class Axis:
     name: str
     size: int
     whole: str
+    span: Span = _span()
 
 
 @frozen
@@ -298,6 +300,14 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
             yield from walk(stmt.body)
         else:
             yield stmt
+
+
+def uses(region: Region) -> Counter[str]:
+    """How often each value is read in `region`, at any depth."""
+    found = Counter(arg.source for arg in region.args) + Counter(end.name for end in region.yields)
+    for stmt in region.body:
+        found += uses(stmt) if isinstance(stmt, Region) else Counter(stmt.inputs)
+    return found
 
 
 def base(name: str) -> str:

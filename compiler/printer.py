@@ -18,7 +18,7 @@ def print_ir(program: Program) -> str:
         show(program.train),
         "",
         f"program {program.name} after {program.stage}",
-        *(f"axis {a.name} = {a.size} of {a.whole}" for a in program.axes),
+        *(f"axis {a.name} = {a.size} of {a.whole} {_location(a.span)}" for a in program.axes),
         *(f"dim {d.name} = {d.size}" for d in program.dims),
         *(
             f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"

@@ -130,7 +130,7 @@ class _Builder(Transformer[Token, Program]):
     def axis(self, parts: Parts) -> Axis:
         name, size, whole = _words(parts)
         self._axes.append(name)
-        return Axis(name, int(size), whole)
+        return Axis(name, int(size), whole, span=parts[-1])
 
     def dim(self, parts: Parts) -> Dim:
         name, size = _words(parts)

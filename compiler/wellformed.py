@@ -43,6 +43,7 @@ class _Scope:
         return after
 
     def _op(self, op: Op, here: dict[str, Type]) -> None:
+        assert op.kind in OPS, self._at(f"there is no op {op.kind}")
         for name in op.inputs:
             assert name in here, self._at(f"{name} is used before it is bound, in {op.kind}")
         try:
@@ -59,6 +60,7 @@ class _Scope:
             return
         assert arg.source in outer, self._at(f"{arg.source} enters a region before it is bound")
         source = outer[arg.source]
+        assert arg.enter is not Enter.EACH or source.dims[:1] == (region.dim,), self._at(f"{arg.source} has no slices")
         expected = source.inside(region.dim) if arg.enter is Enter.EACH else source
         assert arg.value.type == expected, self._at(f"{arg.value.name} is {arg.value.type}, not {expected}")
 

@@ -56,11 +56,22 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return " + ".join(e.within(SUM) for e in operands), SUM
+    return " + ".join(_aligned(op, i, SUM, operands, context) for i in range(len(operands))), SUM
 
 
 def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"{operands[0].within(PRODUCT)} * {operands[1].within(ATOM)}", PRODUCT
+    left, right = _aligned(op, 0, PRODUCT, operands, context), _aligned(op, 1, ATOM, operands, context)
+    return f"{left} * {right}", PRODUCT
+
+
+def _aligned(op: Op, index: int, binds: int, operands: Sequence[Expr], context: Context) -> str:
+    """An operand with the dims that it lacks between its own unsqueezed; torch itself adds those before."""
+    own, full = context.types(op.inputs[index]).dims, op.outputs[0].type.dims
+    lacking = [i for i, dim in enumerate(full) if dim not in own and set(full[:i]) & set(own)]
+    if not lacking:
+        return operands[index].within(binds)
+    first = next(i for i, dim in enumerate(full) if dim in own)
+    return operands[index].within(ATOM) + "".join(f".unsqueeze({i - first})" for i in lacking)
 
 
 def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -7,13 +7,11 @@ from .protocol import ALL, Builder, OpDef, Operand, Shape, TypingError, missing
 
 
 def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
-    """All operands' dims are among those of the widest, which gives the result's order."""
+    """All operands' dims are among those of the widest operand, in its order."""
     widest = max(types, key=lambda t: len(t.dims))
     for type in types:
-        if odd := missing(widest, type):
-            raise TypingError(
-                f"{op.kind} cannot align [{', '.join(type.dims)}] with [{', '.join(widest.dims)}]: {odd[0]}"
-            )
+        if type.dims != tuple(dim for dim in widest.dims if dim in type.dims):
+            raise TypingError(f"[{', '.join(type.dims)}] are not dims of [{', '.join(widest.dims)}] in that order")
     return [(widest.dtype, widest.dims)]
 
 

@@ -5,7 +5,7 @@ Non-goals: sharding the sequence inside attention, which is context parallelism.
 
 from collections.abc import Sequence
 
-from ..ir import Op, Type
+from ..ir import Op, Placement, Type
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError
 
@@ -34,6 +34,14 @@ def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _sequence_and_last(types: Sequence[Type], op: Op) -> frozenset[str]:
     return frozenset((SEQUENCE, types[0].dims[-1]))
+
+
+def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
+    """Key/value heads are sharded only together with the query heads that use them."""
+    q, k = types[:2] if op.kind == "attention" else types[1:3]
+    heads, kv_heads = head_dims(q, k)
+    split = {place.dim for place in places} - {""}
+    return split == {heads, kv_heads} or (len(split) == 1 and split != {kv_heads})
 
 
 def _attention_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
@@ -70,8 +78,8 @@ ATTENTION = OpDef(
     _attended,
     operands=(Operand("q"), Operand("k"), Operand("v")),
     attributes=(Attribute("mask", choices=("causal",)),),
-    linear=((2,),),
     whole=_sequence_and_last,
+    allows=_heads_alike,
     adjoint=_attention_adjoint,
     function="attention",
     surface=True,
@@ -83,4 +91,5 @@ ATTENTION_DX = OpDef(
     _qkv,
     linear=((0,),),
     whole=_sequence_and_last,
+    allows=_heads_alike,
 )

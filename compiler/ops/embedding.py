@@ -25,7 +25,6 @@ EMBEDDING = OpDef(
     "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
     _looked_up,
     operands=(Operand("tokens", dtype="int"), Operand("table")),
-    linear=((1,),),
     adjoint=_adjoint,
     function="embedding",
     surface=True,

@@ -54,8 +54,10 @@ def _token_loss_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | 
     return [*b.emit("token_loss_dx", [*grads, b.saved(z), b.saved(labels)], [z, target]), None]
 
 
-def _classes(types: Sequence[Type]) -> str:
-    return types[0].dims[-1]
+def _classes(types: Sequence[Type], op: Op) -> frozenset[str]:
+    """The dim that has to be whole, unless the op is expanded."""
+    logits = next(t for t in types if t.dims)
+    return frozenset(logits.dims[-1:])
 
 
 def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
@@ -79,14 +81,18 @@ CROSS_ENTROPY = OpDef(
     _total,
     operands=(Operand("logits"), Operand("labels", dtype="int")),
     adjoint=_cross_entropy_adjoint,
-    splits=_classes,
+    whole=_classes,
     expand=_expand,
     function="cross_entropy",
     surface=True,
 )
 
 CROSS_ENTROPY_DX = OpDef(
-    "cross_entropy_dx", "The logits' gradient: softmax less one at the label.", _like_logits, linear=((0,),)
+    "cross_entropy_dx",
+    "The logits' gradient: softmax less one at the label.",
+    _like_logits,
+    linear=((0,),),
+    whole=_classes,
 )
 
 MAX_LOGIT = OpDef(

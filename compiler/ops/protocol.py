@@ -66,9 +66,18 @@ class Attribute:
     default: float | str | None = None
 
 
-def nothing_whole(types: Sequence[Type], op: Op) -> frozenset[str]:
-    """No dim has to be whole on each rank."""
+Dims = Callable[[Sequence[Type], Op], frozenset[str]]
+Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
+
+
+def no_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
+    """None of them."""
     return frozenset()
+
+
+def one_dim(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
+    """Whether the operands are sharded by one dim only."""
+    return len({place.dim for place in places} - {""}) == 1
 
 
 @frozen
@@ -78,10 +87,11 @@ class OpDef:
     shapes    element types and dims of the results, from the operands'
     linear    groups of operands in each of which the op is jointly linear (they may be partial)
     whole     dims that each rank must hold whole
+    allows    whether operands that one axis shards so make sense together
     contracts the placement of a result that lacks the dim that was sharded
     typing    replaces the generic typing rule
     adjoint   the gradients of the operands from those of the results: input-gradient and weight-gradient parts
-    expand    rewrites a composite op whose dim `splits` is sharded into ops that show their collectives
+    expand    rewrites an op that does not hold its `whole` dims into ops that show their collectives
     function  the runtime's function in emitted programs; "" where Python has an operator for it
     """
 
@@ -91,17 +101,19 @@ class OpDef:
     operands: tuple[Operand, ...] = ()
     attributes: tuple[Attribute, ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()
-    whole: Callable[[Sequence[Type], Op], frozenset[str]] = nothing_whole
+    whole: Dims = no_dims
+    allows: Allows = one_dim
     contracts: Placement = PARTIAL
     typing: Typing | None = None
     adjoint: Adjoint | None = None
-    splits: Callable[[Sequence[Type]], str] | None = None
     expand: Expand | None = None
     function: str = ""
     surface: bool = False
 
     def infer(self, program: Program, types: Sequence[Type], op: Op) -> tuple[Type, ...]:
         """The types of the results.  Raises TypingError where no rule allows the operands."""
+        if self.operands and len(types) != len(self.operands):
+            raise TypingError(f"{self.name} takes {len(self.operands)} operands, not {len(types)}")
         if self.typing:
             return tuple(self.typing(program, types, op))
         assert self.shapes, f"op {self.name} declares neither shapes nor typing"
@@ -114,26 +126,25 @@ class OpDef:
 
     def _on_axis(self, axis: str, types: Sequence[Type], shapes: Sequence[Shape], op: Op) -> list[Placement]:
         """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded alike, or replicated."""
-        floats = [t.at(axis) for t in types if t.dtype != "i64"]
-        split = {t.at(axis).dim for t in types} - {""}
-        if not split and all(place == INVARIANT for place in floats):
+        places = [type.at(axis) for type in types]
+        split = {place.dim for place in places} - {""}
+        if not split and all(type.at(axis) == INVARIANT for type in types if type.dtype != "i64"):
             return [INVARIANT] * len(shapes)
-        partial = tuple(i for i, t in enumerate(types) if t.at(axis) == PARTIAL)
+        partial = tuple(i for i, place in enumerate(places) if place == PARTIAL)
         if partial:
+            rest = [type for i, type in enumerate(types) if i not in partial]
             self._require(partial in self._groups(len(types)), axis, types, "is not linear in what is partial")
-            rest = [t.at(axis) for i, t in enumerate(types) if i not in partial and t.dtype != "i64"]
             self._require(
-                all(place == REPLICATED for place in rest), axis, types, "needs its other operands replicated"
+                all(type.at(axis) in _replicated(type) for type in rest), axis, types, "mixes partial and not"
             )
             return [PARTIAL] * len(shapes)
         for type in types:
-            held = [sharded(dim) for dim in type.dims if dim in split] or [REPLICATED, INVARIANT][
-                : 1 + (type.dtype == "i64")
-            ]
+            held = [sharded(dim) for dim in type.dims if dim in split] or _replicated(type)
             self._require(type.at(axis) in held, axis, types, "needs its operands sharded alike")
-        self._require(not split & self.whole(types, op), axis, types, "needs that dim whole")
         if not split:
             return [REPLICATED] * len(shapes)
+        self._require(self.allows(types, op, places), axis, types, "has no rule for operands")
+        self._require(not split & self.whole(types, op), axis, types, "needs that dim whole")
         return [next((sharded(dim) for dim in dims if dim in split), self.contracts) for _, dims in shapes]
 
     def _groups(self, count: int) -> tuple[tuple[int, ...], ...]:
@@ -143,6 +154,11 @@ class OpDef:
         if not holds:
             places = ", ".join(str(t.at(axis)) for t in types)
             raise TypingError(f"{self.name} {what} on {axis}; its operands are {places}")
+
+
+def _replicated(type: Type) -> list[Placement]:
+    """What counts as replicated: where there is no gradient, an invariant value does too."""
+    return [REPLICATED, INVARIANT] if type.dtype == "i64" else [REPLICATED]
 
 
 def missing(type: Type, within: Type) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..ir import Kind, Op, Program, Type, sharded
+from ..ir import Kind, Op, Placement, Program, Type, sharded
 from ..placements import Step, ends
 from .pointwise import same
 from .protocol import OpDef, Shape, TypingError
@@ -40,6 +40,11 @@ def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, ())]
 
 
+def _all_sharded(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
+    """Each operand is summed by itself; one that is not sharded would be counted by every rank."""
+    return all(place.kind is Kind.SHARDED for place in places)
+
+
 def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """One flat dim, sharded over the axes over which every part is, with the parts' pending sums."""
     flat = str(op.get("dim"))
@@ -71,7 +76,9 @@ LEAF_GRAD = OpDef(
 COUNT_VALID = OpDef("count_valid", "The number of labels that are not negative.", _scalar_count, function="count_valid")
 RECIPROCAL = OpDef("reciprocal", "1 / max(count, 1).", typing=_reciprocal)
 PACK = OpDef("pack", "Gradients as one flat buffer: views, not copies.", typing=_packed)
-SUM_SQUARES = OpDef("sum_squares", "The sum of squares of all elements.", _scalar, function="sum_squares")
+SUM_SQUARES = OpDef(
+    "sum_squares", "The sum of squares of all elements.", _scalar, allows=_all_sharded, function="sum_squares"
+)
 GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", _scalar)
 CLIP_SCALE = OpDef(
     "clip_scale", "min(1, max / norm); 1 where max is 0, which is no clipping.", same, function="clip_scale"

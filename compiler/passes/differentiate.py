@@ -196,7 +196,7 @@ class _Backward(_Writer):
         incoming = [self.total(result.name, region) for result in region.results]
         if not any(incoming):
             return region
-        assert all(incoming), "differentiate: only some results of a repeat have gradients"
+        incoming = [g or self.zeros(v.name, region) for g, v in zip(incoming, region.results, strict=True)]
         inner = _Backward(self.program, self.names, self.types, self)
         inner._region = region
         inner._inside = {arg.value.name for arg in region.args}

@@ -8,31 +8,29 @@ from collections import Counter
 
 from attrs import evolve
 
-from ..ir import Op, Program, Region, Stmt, walk
+from ..ir import Op, Program, Region, Stmt, uses
 
 
 def flatten_sums(program: Program) -> Program:
     """The program with nested sums flattened."""
-    uses = Counter(name for op in walk(program.region.body) for name in op.inputs)
-    return evolve(program, region=_flatten(program.region, uses))
+    return evolve(program, region=_flatten(program.region, uses(program.region)))
 
 
-def _flatten(region: Region, uses: Counter[str]) -> Region:
-    uses = uses + Counter(end.name for end in region.yields)
-    sums: dict[str, Op] = {}
-    body: list[Stmt] = []
-    for stmt in region.body:
+def _flatten(region: Region, count: Counter[str]) -> Region:
+    body: dict[str, Stmt] = {}
+    for number, stmt in enumerate(region.body):
         if isinstance(stmt, Region):
-            body.append(_flatten(stmt, uses))
-        elif stmt.kind == "add":
-            inlined = tuple(part for name in stmt.inputs for part in (sums[name].inputs if name in sums else (name,)))
-            body = [
-                s for s in body if not (isinstance(s, Op) and s.outputs[0].name in stmt.inputs and s in sums.values())
-            ]
-            flat = evolve(stmt, inputs=inlined)
-            body.append(flat)
-            if uses[flat.outputs[0].name] == 1:
-                sums[flat.outputs[0].name] = flat
+            body[str(number)] = _flatten(stmt, count)
         else:
-            body.append(stmt)
-    return evolve(region, body=tuple(body))
+            terms = stmt.inputs if stmt.kind != "add" else tuple(t for n in stmt.inputs for t in _terms(n, body, count))
+            body[stmt.outputs[0].name] = evolve(stmt, inputs=terms)
+    return evolve(region, body=tuple(body.values()))
+
+
+def _terms(name: str, body: dict[str, Stmt], count: Counter[str]) -> tuple[str, ...]:
+    """What `name` is the sum of, if that sum is written only for this use; it is then taken out of `body`."""
+    stmt = body.get(name)
+    if isinstance(stmt, Op) and stmt.kind == "add" and count[name] == 1:
+        del body[name]
+        return stmt.inputs
+    return (name,)

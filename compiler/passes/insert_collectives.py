@@ -29,6 +29,7 @@ from ..ir import (
     Value,
     bound,
     sharded,
+    uses,
 )
 from ..ops import OPS
 from ..ops.protocol import is_pending
@@ -92,12 +93,13 @@ class _Wants:
         return [dict(_wanted(self._program, type, op.names("work"))) for op in self._of.get(name, [])]
 
     def leaf(self, param: Param) -> Type:
-        """Sharded if a use works on one of its dims (data dims never shard storage), else replicated if any use is."""
+        """Sharded if a use works on one of its dims, else replicated if any use is; data dims never shard storage."""
         at: dict[str, Placement] = {}
         for use in self._places(param.name, param.type):
             for axis, place in use.items():
-                if axis not in at or (place.kind is Kind.SHARDED and place.dim not in DATA_DIMS):
-                    at[axis] = place
+                stored = REPLICATED if place.dim in DATA_DIMS else place
+                if axis not in at or stored.kind is Kind.SHARDED:
+                    at[axis] = stored
         return evolve(param.type, places=self._program.places(at))
 
     def input(self, value: Value) -> Value:
@@ -112,6 +114,7 @@ class _Inserter:
         self._program, self._leaves = program, leaves
         self._types = {p.name: p.type for p in program.params} | inputs
         self._names = Names((*(p.name for p in program.params), *bound(program.region)))
+        self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending value → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
         self._out: list[Stmt] = []
@@ -164,7 +167,7 @@ class _Inserter:
         work = op.names("work")
         if op.kind == "leaf":
             self._emit(evolve(op, outputs=(Value(op.outputs[0].name, self._leaf_type(op)),)))
-        elif entry.expand and entry.splits and entry.splits(operands) in {item.partition(":")[2] for item in work}:
+        elif entry.expand and entry.whole(operands, op) & {item.partition(":")[2] for item in work}:
             for part in entry.expand(op, self._names.fresh, self._types.__getitem__):
                 self._op(part)
         elif op.kind == "add":
@@ -180,27 +183,24 @@ class _Inserter:
         """Pending operands of one placement are added first and reduced once; a sum of nothing else stays pending."""
         groups: dict[Type, list[str]] = {}
         for name in op.inputs:
-            if is_pending(self._types[name]) and name not in self._reduced:
+            if is_pending(self._types[name]) and self._uses[name] == 1:
                 groups.setdefault(self._types[name], []).append(name)
         if [len(names) for names in groups.values()] == [len(op.inputs)]:
             self._emit(evolve(op, attrs=()))
             return
-        terms: dict[str, None] = {}
+        terms: list[str] = []
         for name in op.inputs:
-            group = next((names for names in groups.values() if name in names), [name])
-            terms.setdefault(self._joined(group, op))
+            group = groups.get(self._types[name], []) if self._uses[name] == 1 else []
+            if len(group) < 2:
+                terms.append(name)
+            elif name == group[0]:
+                terms.append(self._joined(group, op))
         inputs = tuple(self._want(name, op) for name in terms)
         self._emit(evolve(op, inputs=inputs, attrs=()))
 
     def _joined(self, group: list[str], op: Op) -> str:
         """The sum of several pending values, pending itself."""
-        if len(group) == 1:
-            return group[0]
-        known = self._versions.get((op.outputs[0].name, ()))
-        if known:
-            return known
         joined = self._names.fresh(group[0])
-        self._versions[op.outputs[0].name, ()] = joined
         self._emit(Op("add", tuple(group), (Value(joined, self._types[group[0]]),), (), span=op.span))
         return joined
 

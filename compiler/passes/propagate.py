@@ -100,6 +100,14 @@ class _Worker:
 
     def _check(self, op: Op, entry: OpDef, operands: list[Type], first: list[Claim], split: list[str]) -> None:
         linked = set(head_dims(*operands[:2])) if op.kind == "attention" else set[str]()
+        if linked and set(split) == {head_dims(*operands[:2])[1]} != linked:
+            self.found.error(
+                "E0609",
+                f"key/value heads are over `{first[0].axis}`, but the query heads that use them are not",
+                op.span,
+                notes=[Note(first[0].span, "claimed here")],
+                help=f"write `{', '.join(head_dims(*operands[:2]))} over {first[0].axis}` in one rule",
+            )
         if len(set(split) - linked) > 1:
             self.found.error(
                 "E0505",
@@ -109,7 +117,7 @@ class _Worker:
                 notes=[Note(first[0].span, "claimed here")],
                 help="put one of them in a rule of its own: earlier rules go first",
             )
-        for dim in sorted(set(split) & entry.whole(operands, op)):
+        for dim in sorted(set(split) & entry.whole(operands, op) if not entry.expand else ()):
             self.found.error(
                 "E0601",
                 f"`{_word(op)}` needs `{dim}` whole on each rank, but `{dim}` is over `{first[0].axis}`",

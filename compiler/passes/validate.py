@@ -5,7 +5,7 @@ key/value heads, which the axis can be factored for.  Non-goals: what single ops
 """
 
 from ..diagnostics import Diagnostics, Note
-from ..ir import Claim, Program, Region, Type, walk
+from ..ir import Claim, Enter, Program, Region, Type, walk
 from ..ops.attention import head_dims
 from .propagate import DATA_DIMS
 
@@ -13,7 +13,7 @@ from .propagate import DATA_DIMS
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    for check in (_names, _order, _unused, _weights, _divisible, _within_node, _machines):
+    for check in (_idle, _names, _order, _unused, _weights, _divisible, _within_node, _machines):
         check(program, found)
         found.check()
     return program
@@ -23,6 +23,51 @@ def _types(program: Program) -> dict[str, Type]:
     """Of what ops make and parameters are."""
     made = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
     return made | {p.name: p.type for p in program.params}
+
+
+def _idle(program: Program, found: Diagnostics) -> None:
+    """Everything that is computed, and every parameter, has a part in the loss."""
+    needed = _ancestors(program.region)
+    for op in walk(program.region.body):
+        if op.kind != "leaf" and not any(value.name in needed for value in op.outputs):
+            found.error(
+                "E0212", "the loss does not depend on this", op.span, "nothing comes of it", help="leave it out"
+            )
+    found.check()
+    for param in program.params:
+        if param.name not in needed:
+            found.error(
+                "E0212", f"the loss does not depend on parameter `{param.name}`", param.span, help="leave it out"
+            )
+
+
+def _ancestors(region: Region) -> set[str]:
+    """Every value that the results of `region` depend on."""
+    sources: dict[str, list[str]] = {}
+    _collect_sources(region, sources)
+    pending = [end.name for end in region.yields]
+    found: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += sources.get(name, [])
+    return found
+
+
+def _collect_sources(region: Region, sources: dict[str, list[str]]) -> None:
+    carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+    for arg in region.args:
+        sources.setdefault(arg.value.name, []).append(arg.source)
+    for arg, end in zip(carried, region.yields, strict=False):
+        sources[arg.value.name].append(end.name)
+    for result, end in zip(region.results, region.yields, strict=False):
+        sources[result.name] = [end.name]
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            _collect_sources(stmt, sources)
+        else:
+            sources |= {value.name: list(stmt.inputs) for value in stmt.outputs}
 
 
 def _names(program: Program, found: Diagnostics) -> None:
@@ -66,7 +111,7 @@ def _unused(program: Program, found: Diagnostics) -> None:
         if axis.size > 1 and axis.name not in claimed:
             help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
             found.error(
-                "E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", program.region.span, help=help
+                "E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help
             )
 
 

@@ -1,8 +1,8 @@
 """What every op means, as a formula on the local operands of all ranks at once.
 
 Purpose: the reference that the compiler's op table is held against, written from the papers and not from the compiler;
-dims go by name, so that their physical order does not matter.  All but maxima and counts hold for complex numbers too, whose
-imaginary part then carries a derivative (Squire and Trapp 1998).
+dims go by name, so that their physical order does not matter.  All but maxima and counts hold for complex numbers too,
+whose imaginary part then carries a derivative (Squire and Trapp 1998).
 Non-goals: placements (`placing`), control (`simulate`).
 """
 
@@ -52,6 +52,12 @@ def _result(op: Op) -> Dims:
     return op.outputs[0].type.dims
 
 
+def _number(op: Op, key: str) -> float:
+    value = op.get(key)
+    assert isinstance(value, int | float), f"{op.kind}: {key} is no number"
+    return value
+
+
 # ---- sums and products
 
 
@@ -68,14 +74,19 @@ def _sum_of_products(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
     return [einsum(_result(op), *((arg.parts, arg.type.dims) for arg in args))]
 
 
+def _sigmoid(x: Array) -> Array:
+    """As a hyperbolic tangent, which does not overflow."""
+    return 0.5 + 0.5 * np.tanh(0.5 * x)
+
+
 def _silu(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
     (x,) = (arg.parts for arg in args)
-    return [x / (1 + np.exp(-x))]
+    return [x * _sigmoid(x)]
 
 
 def _silu_dx(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
     dy, x = (arg.parts for arg in args)
-    s = 1 / (1 + np.exp(-x))
+    s = _sigmoid(x)
     return [dy * (s + x * s * (1 - s))]
 
 
@@ -89,12 +100,12 @@ def _inverse_rms(x: Held, weight: Type, eps: float) -> Array:
 
 def _rmsnorm(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
     x, weight = args
-    return [x.parts * _inverse_rms(x, weight.type, float(op.get("eps"))) * _spread(weight, x.type.dims)]
+    return [x.parts * _inverse_rms(x, weight.type, _number(op, "eps")) * _spread(weight, x.type.dims)]
 
 
 def _rmsnorm_dx(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
     dy, weight, x = args
-    r = _inverse_rms(x, weight.type, float(op.get("eps")))
+    r = _inverse_rms(x, weight.type, _number(op, "eps"))
     g = _spread(dy, x.type.dims) * _spread(weight, x.type.dims)
     over = tuple(x.type.dims.index(dim) - len(x.type.dims) for dim in weight.type.dims)
     return [r * g - x.parts * r**3 * np.mean(g * x.parts, axis=over, keepdims=True)]
@@ -102,7 +113,7 @@ def _rmsnorm_dx(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
 
 def _rmsnorm_dw(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
     dy, weight, x = args
-    normed = x.parts * _inverse_rms(x, weight.type, float(op.get("eps")))
+    normed = x.parts * _inverse_rms(x, weight.type, _number(op, "eps"))
     return [einsum(weight.type.dims, (_spread(dy, x.type.dims) * normed, x.type.dims))]
 
 
@@ -113,7 +124,7 @@ def _rotation(sign: int) -> Meaning:
     def rotate(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
         (x,) = args
         half = x.parts.shape[-1] // 2
-        frequency = float(op.get("theta")) ** (-np.arange(half) / half)
+        frequency = _number(op, "theta") ** (-np.arange(half) / half)
         angle = mesh.indices(x.type, "seq")[..., None] * frequency
         angle = onto(angle, ("seq", x.type.dims[-1]), x.type.dims)
         first, second = x.parts[..., :half], x.parts[..., half:]
@@ -274,7 +285,7 @@ def _pack(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
 
 
 def _sum_squares(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
-    return [sum(_total(arg.parts**2, arg.type.dims) for arg in args)]  # pyright: ignore[reportReturnType]
+    return [np.add.reduce([_total(arg.parts**2, arg.type.dims) for arg in args])]
 
 
 def _grad_norm(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
@@ -282,7 +293,7 @@ def _grad_norm(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
 
 
 def _clip_scale(mesh: Mesh, op: Op, args: list[Held]) -> list[Array]:
-    (norm,), most = (arg.parts for arg in args), float(op.get("max"))
+    (norm,), most = (arg.parts for arg in args), _number(op, "max")
     return [np.where((norm > most) & (most > 0), most / np.maximum(norm, 1e-300), 1.0)]
 
 

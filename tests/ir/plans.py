@@ -92,7 +92,7 @@ train {{
 def parameters(program: Program, rng: np.random.Generator) -> dict[str, Array]:
     """Random global parameters, all different, so that no mistake cancels."""
     sizes = {dim.name: dim.size for dim in program.dims}
-    return {p.name: rng.normal(0, 0.5, [sizes[dim] for dim in p.type.dims]) for p in program.params}
+    return {p.name: rng.normal(0, 0.3, [sizes[dim] for dim in p.type.dims]) for p in program.params}
 
 
 def batch(plan: Plan, rng: np.random.Generator, ignored: float = 0.3) -> dict[str, Array]:

@@ -1,7 +1,7 @@
 """Evaluates IR programs for all ranks of their mesh in one process.
 
-Purpose: what a program computes, by an evaluator that shares no code with the compiler's passes; on the way it holds every
-value against its type: local shape, and copies that agree.
+Purpose: what a program computes, by an evaluator that shares no code with the compiler's passes; on the way it holds
+every value against its type: local shape, and copies that agree.
 Non-goals: rounding (every element type is the numbers' own), speed.
 """
 

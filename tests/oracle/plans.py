@@ -25,7 +25,7 @@ PARALLEL = """
 
 OPTIMIZERS = {
     "sgd": Training(weight_decay=0.05),
-    "momentum": Training(momentum=0.9),
+    "momentum": Training(momentum=0.9, weight_decay=0.05),
     "adamw": Training("adamw", weight_decay=0.1),
     "groups": Training(
         "adamw",
@@ -57,7 +57,7 @@ class Case:
     model: str = "llama"
     precision: str = "fp64"
     replicas: int = 1  # a second data axis, outside dp
-    data: str = "python_stdlib"
+    rules: str = ""  # of `shard`, in place of the usual ones
 
     @property
     def ranks(self) -> int:
@@ -80,15 +80,15 @@ class Case:
         return Training(**{**vars(OPTIMIZERS[self.optimizer]), "clip": self.clip})
 
     def __str__(self) -> str:
-        return "-".join(f"{key}={value}" for key, value in vars(self).items() if value != getattr(Case, key))
+        """What differs from the default."""
+        changed = {key: value for key, value in vars(self).items() if value != getattr(Case, key)}
+        return "-".join(key if value is True else f"{key}_{value}" for key, value in changed.items()) or "default"
 
 
 def plan_text(case: Case) -> str:
     """The plan of a case."""
     c, t = case.config, case.training
     head = "wte" if c.tied else "head[hidden -> vocab]"
-    batch = "replica, dp" if case.replicas > 1 else "dp"
-    sharded = ("vocab, " if case.vocab else "") + "heads, kv_heads, ffn"
     momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
   dims  {{ vocab = {c.vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
@@ -100,11 +100,7 @@ def plan_text(case: Case) -> str:
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels)
 }}
 mesh  {{ {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
-shard {{
-  batch over {batch}
-  {sharded} over tp
-  {"seq over tp" if case.sp else ""}
-}}
+shard {{ {case.rules or _rules(case)} }}
 train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
   precision = {case.precision}  gathered = {case.gathered}
@@ -113,6 +109,12 @@ train {{
     schedule = cosine(warmup=2, floor=1e-3)
     {GROUPS if case.optimizer == "groups" else ""}
   }}
-  data text {{ files = [{case.data}]  tokenizer = bytes }}
+  data text {{ files = [python_stdlib]  tokenizer = bytes }}
 }}
 """
+
+
+def _rules(case: Case) -> str:
+    batch = "replica, dp" if case.replicas > 1 else "dp"
+    vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
+    return f"batch over {batch}  {vocab}heads, kv_heads, ffn over tp{seq}"

@@ -5,6 +5,7 @@ reduce-scatter as an all-reduce of the same size.  A mode on torch's dispatcher 
 would, which fails for several microbatches (torch 2.13).
 """
 
+import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from itertools import product
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from oracle import harness, reference
 from oracle.plans import Case, plan_text
 from ranks import run_ranks
 from scalec.runtime import Mesh
+
+c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
 
 Call = tuple[str, str, tuple[int, ...], int]  # where, op as gloo runs it, ranks of the group, bytes
 CASES = [
@@ -43,10 +46,10 @@ ON_GLOO = {"all_reduce": "all_reduce", "reduce_scatter": "all_reduce", "all_gath
 @pytest.fixture
 def named_groups() -> Iterator[None]:
     """Forked ranks with groups that the Flight Recorder knows by name: DETAIL hides them behind a wrapper."""
-    level = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.OFF)
+    level = c10d.get_debug_level()
+    c10d.set_debug_level(c10d.DebugLevel.OFF)
     yield
-    dist.set_debug_level(level)
+    c10d.set_debug_level(level)
 
 
 @pytest.mark.usefixtures("named_groups")
@@ -122,7 +125,7 @@ def _recorded(module: ModuleType, start: dict[str, Tensor], batch: tuple[Tensor,
 class _Kinds(TorchDispatchMode):
     """Counts collectives by op."""
 
-    NAMES = {  # noqa: RUF012
+    NAMES: ClassVar = {
         "c10d::allreduce_": "all_reduce",
         "c10d::_allgather_base_": "all_gather",
         "c10d::_reduce_scatter_base_": "reduce_scatter",
@@ -137,13 +140,13 @@ class _Kinds(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in func.namespace and "wait" not in func.name():
-            name = func.name().partition(".")[0]
+            name: str = func.name().partition(".")[0]
             self.seen[self.NAMES.get(name, name)] += 1
         return func(*args, **(kwargs or {}))
 
 
 def _entries() -> list[dict[str, Any]]:
-    return json.loads(torch._C._distributed_c10d._dump_fr_trace_json()).get("entries", [])
+    return json.loads(c10d._dump_fr_trace_json()).get("entries", [])
 
 
 class _Phases:
@@ -165,9 +168,8 @@ class _Phases:
         return run
 
     def calls(self) -> Counter[Call]:
-        groups = {
-            name: tuple(dist.get_process_group_ranks(pg)) for pg, name in dist.distributed_c10d._world.pg_names.items()
-        }
+        names = dist.distributed_c10d._world.pg_names
+        groups = {str(name): tuple(dist.get_process_group_ranks(group)) for group, name in names.items()}
         entries = _entries()
         assert [entry["record_id"] for entry in entries] == list(range(len(entries))), "the recorder's buffer ran over"
         return Counter(self._call(i, entries[i], groups) for i in range(self._first, len(entries)))

@@ -10,6 +10,7 @@ from torch import Tensor
 from oracle import harness, reference
 from oracle.pairs import all_pairs
 from oracle.plans import Case, plan_text
+from scalec.compiler.diagnostics import PlanError
 
 LR = 0.01
 FACTORS = {
@@ -70,7 +71,7 @@ MUTANTS = (
     (
         'all_reduce_(gradients["dp_tp"], dp_tp)',
         'all_reduce_(gradients["dp_tp"], dp)',
-    ),  # norm weights not summed over tp
+    ),
     ('all_reduce_(gradients["dp_split_tp"], dp)', ""),
     ("part.backward(share)", "part.backward(share * 2)"),
     ("count = all_reduce_(count_valid(batch.labels), dp)", "count = count_valid(batch.labels)"),
@@ -101,19 +102,60 @@ def test_the_pairs_are_all_there() -> None:
             assert wanted <= there
 
 
+RULES = (
+    "batch over dp  ffn over tp",
+    "batch over dp  vocab over tp",
+    "batch over dp  vocab over dp, tp  heads, kv_heads, ffn over tp",
+    "heads, kv_heads over tp  ffn over dp, tp  batch over dp",
+    "batch over dp  hidden over tp",
+    "batch over dp  seq over tp",
+    "batch over dp  seq over dp  heads, kv_heads, ffn over tp",
+    "batch over dp  heads, ffn over tp",  # kv_heads on each rank: which of them a head attends to depends on the rank
+    "batch over dp  kv_heads, ffn over tp",
+    "batch over dp  heads over tp  kv_heads over tp  ffn over tp",
+    "batch over dp  kv_heads over tp  heads over tp  ffn over tp",
+)
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("kv", [4, 2, 1])
+def test_other_rules_are_right_or_refused(rules: str, kv: int, tmp_path: Path) -> None:
+    """However a plan shards: three steps equal one process, or a diagnostic says why not."""
+    case = Case(dp=2, tp=2, kv=kv, rules=rules, microbatches=2, optimizer="adamw", clip=0.05)
+    try:
+        module = harness.compiled(case, tmp_path)
+    except PlanError:
+        return
+    _compare(case, module)
+
+
+@pytest.mark.parametrize("empty", [0, 1])
 @pytest.mark.parametrize("optimizer", ["momentum", "groups"])
-def test_a_step_without_valid_tokens_changes_nothing(optimizer: str, tmp_path: Path) -> None:
+def test_a_step_without_valid_tokens_changes_nothing(optimizer: str, empty: int, tmp_path: Path) -> None:
     """Not one bit of any parameter; and the steps around it go on as if it had not been."""
     case = Case(dp=2, tp=2, sp=True, optimizer=optimizer, clip=0.05, microbatches=2)
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
-    batches[1] = (batches[1][0], torch.full_like(batches[1][1], -100))
-    module = harness.compiled(case, tmp_path)
-    first, empty, last = harness.run(case, module, start, batches, LR)
-    assert empty.loss == 0
-    assert all(torch.equal(empty.parameters[name], value) for name, value in first.parameters.items())
-    expected = reference.run(case.config, case.training, start, [batches[0], batches[2]], LR)
+    batches[empty] = (batches[empty][0], torch.full_like(batches[empty][1], -100))
+    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    assert (steps[empty].loss, steps[empty].norm) == (0, 0)
+    before = steps[empty - 1].parameters if empty else start
+    assert all(torch.equal(steps[empty].parameters[name], value) for name, value in before.items())
+    others = [batch for number, batch in enumerate(batches) if number != empty]
+    expected = reference.run(case.config, case.training, start, others, LR)
     for name, value in expected[-1].parameters.items():
-        _close(name, last.parameters[name], value)
+        _close(name, steps[-1].parameters[name], value)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(dp=2, tp=2, sp=True, gathered="regather", microbatches=2), Case(dp=2, tp=2, vocab=False, kv=1)],
+    ids=str,
+)
+def test_the_validation_loss_equals_one_process(case: Case, tmp_path: Path) -> None:
+    start, (batch,) = reference.initial(case.config), harness.batches(case, 1)
+    expected = reference.run(case.config, case.training, start, [batch], LR)[0].loss
+    losses = harness.evaluate(case, harness.compiled(case, tmp_path), start, batch)
+    assert losses == [pytest.approx(expected, rel=1e-10)] * case.ranks
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.05)])

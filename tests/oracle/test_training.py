@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,15 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.run import get_args_parser
 
 from oracle import harness
 from oracle.plans import Case, plan_text
+from scalec.runtime.launch import parse
 
 # The same model, optimizer and global batch on three meshes.
 MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)
 ONE = Case(microbatches=4, optimizer="groups", clip=1.0)
 FOUR = Case(dp=4, optimizer="groups", clip=1.0)
 STEPS, HALF = 6, 3
+RUN = Path("runs", "llama")
 
 
 @pytest.fixture
@@ -55,23 +59,22 @@ class _Run:
     """What a finished run left."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        self.folder = folder / RUN
+        lines = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
         self.log = [{key: line[key] for key in ("step", "loss", "norm", "lr", "tokens")} for line in lines]
-        self.state = _state(folder / "checkpoints" / f"step-{STEPS:06d}")
+        self.state = _state(self.folder / "checkpoints" / f"step-{STEPS:06d}")
 
 
 def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None) -> _Run:
     """Trains to the last step, from the middle of another run if there is one."""
-    script = harness.written(plan_text(case), folder) / "train.py"
-    run = folder / "run"
+    harness.written(plan_text(case), folder)
     if resume:
         middle = f"checkpoints/step-{HALF:06d}"
-        shutil.copytree(resume.folder / middle, run / middle)
+        shutil.copytree(resume.folder / middle, folder / RUN / middle)
     options = [f"--steps={STEPS}", f"--save-every={HALF}", "--log-every=1", *(["--resume"] if resume else [])]
-    done = _finished(_start(case.ranks, script, run, corpus, *options), 120)
+    done = _finished(_start(case.ranks, folder, corpus, *options), 120)
     assert done.returncode == 0, done.stderr
-    return _Run(run)
+    return _Run(folder)
 
 
 def _state(checkpoint: Path) -> dict[str, Tensor]:
@@ -81,11 +84,11 @@ def _state(checkpoint: Path) -> dict[str, Tensor]:
     return torch.load(file)
 
 
-def _start(ranks: int, script: Path, run: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:
-    """The program under torchrun, or alone."""
+def _start(ranks: int, folder: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:
+    """The program in `folder` under torchrun, or alone; there it also leaves its run."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launch, str(script), f"--run={run}", "--device=cpu", *options, f"--data={corpus}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, *launch, "train.py", "--device=cpu", *options, f"--data={corpus}"]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _finished(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
@@ -99,8 +102,7 @@ def _finished(process: subprocess.Popen[str], timeout: float) -> subprocess.Comp
 
 
 def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
-    script = harness.written(plan_text(MESH), tmp_path) / "train.py"
-    done = _finished(_start(1, script, tmp_path / "run", corpus), 60)
+    done = _finished(_start(1, harness.written(plan_text(MESH), tmp_path), corpus), 60)
     assert done.returncode != 0
     assert done.stderr.startswith("error: ")
     assert "takes 4 ranks, not 1" in done.stderr
@@ -119,15 +121,27 @@ def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torchrun abbreviates its own options, and looks for them after the script's name too."""
+    with pytest.raises(SystemExit):
+        parse(harness.compiled(MESH, tmp_path).PLAN, ["--help"])
+    options = set(re.findall(r"(?m)^  (--[a-z-]+)", capsys.readouterr().out))
+    assert {"--steps", "--resume"} < options
+    for option in options:
+        assert get_args_parser().parse_args(["train.py", option]).training_script_args == [option]
+
+
 def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
     case = Case(dp=2)
-    script = harness.written(plan_text(case), tmp_path) / "train.py"
-    process = _start(case.ranks, script, tmp_path / "run", corpus, "--steps=1000000", "--log-every=1")
-    log = tmp_path / "run" / "log.jsonl"
+    harness.written(plan_text(case), tmp_path)
+    process = _start(case.ranks, tmp_path, corpus, "--steps=1000000", "--log-every=1")
+    log = tmp_path / RUN / "log.jsonl"
     deadline = time.monotonic() + 90
     while not log.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert log.exists(), "no step within 90 s"
+    if not log.exists():
+        process.terminate()
+        pytest.fail(f"no step within 90 s: {process.communicate()[1]}")
     os.kill(_children(process.pid)[-1], 9)
     done = _finished(process, 60)
     assert done.returncode != 0

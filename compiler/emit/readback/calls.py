@@ -1,56 +1,19 @@
 """Reads expressions of emitted `forward`s: each call is the IR op that it does.
 
-Purpose: Python names are followed to IR values, and tensor dims to named dims, so that a wrong operand, axis, dim or view
-is seen.  Non-goals: statements (`forward`).
+Purpose: Python names are followed to IR values, and tensor dims to named dims, so that a wrong operand, axis, dim or
+view is seen.  Non-goals: statements (`forward`).
 """
 
 import ast
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from attrs import define, frozen
+from attrs import define
 
 from ...ir import MAXIMUM, Attr, Kind, Op, Placement, Program, Type, sharded
-from ...ops import OPS
 from ...placements import COERCIONS, coercion_of
-from .text import DTYPES, Names, Ops, demand, keywords, literal, wrong
-
-Groups = tuple[tuple[str, ...], ...]
-"""For each dim of a tensor the named dims that are joined in it."""
-
-
-@frozen
-class Local:
-    """A local tensor: the IR value that it holds, and its dims."""
-
-    name: str
-    groups: Groups
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """The named dims, outermost first."""
-        return tuple(dim for group in self.groups for dim in group)
-
-
-@frozen
-class Axes:
-    """`mesh.axis(…)`: the group of ranks over these axes."""
-
-    names: tuple[str, ...]
-
-
-@frozen
-class Table:
-    """`rope_table(…)`: rotary positions."""
-
-    seq: int
-    dim: int
-    theta: float
-    between: int
-    dtype: str
-
-
-Seen = Local | Axes | Table | tuple[Local, ...]
+from .text import DTYPES, Names, Ops, demand, keywords, literal, terms, wrong
+from .values import Axes, Local, Seen, Table, local
 
 Gather = tuple[str, frozenset[tuple[str, Attr]]]
 """What a coercion leads from, and its attributes."""
@@ -79,7 +42,7 @@ class Expressions:
                 self.read.add(name)
                 return self.held[name]
             case ast.BinOp(op=ast.Add()):
-                return self._aligned(node, "add", _terms(node))
+                return self._aligned(node, "add", terms(node))
             case ast.BinOp(op=ast.Mult()):
                 return self._aligned(node, "mul", [node.left, node.right])
             case ast.Call(func=ast.Attribute(value=viewed, attr=view), keywords=[]) if view in VIEWS:
@@ -91,16 +54,19 @@ class Expressions:
                 raise wrong(node, f"nothing in the IR does `{ast.unparse(node)}`")
 
     def _variable(self, node: ast.Name, value: Seen) -> Seen:
-        demand(node, not (isinstance(value, Local) and value.name in self.closed), f"`{node.id}` is read outside its block")
+        demand(
+            node, not (isinstance(value, Local) and value.name in self.closed), f"`{node.id}` is read outside its block"
+        )
         return value
 
     def _aligned(self, node: ast.expr, kind: str, operands: list[ast.expr]) -> Local:
-        """Sums and products: torch aligns operands at their last dims."""
-        values = [self.plain(operand) for operand in operands]
+        """Sums and products: torch aligns operands at their last dims, and repeats them over dims of size one."""
+        values = [self.tensor(operand) for operand in operands]
         (result,) = self.take(node, kind, values, {})
         for value in values:
-            tail = result.dims[len(result.dims) - len(value.dims) :]
-            demand(node, tail == value.dims, f"torch does not align [{', '.join(value.dims)}] with [{', '.join(result.dims)}] so")
+            tail = result.groups[len(result.groups) - len(value.groups) :]
+            fits = all(own in ((), full) for own, full in zip(value.groups, tail, strict=True))
+            demand(node, fits, f"torch does not align {value.groups} with {result.groups} so")
         return result
 
     def tensor(self, node: ast.expr) -> Local:
@@ -113,7 +79,7 @@ class Expressions:
     def plain(self, node: ast.expr) -> Local:
         """The tensor that an expression gives, no dims of which are joined."""
         value = self.tensor(node)
-        demand(node, all(len(group) == 1 for group in value.groups), f"`{ast.unparse(node)}` has joined dims")
+        demand(node, all(len(group) == 1 for group in value.groups), f"`{ast.unparse(node)}` has joined or added dims")
         return value
 
     def group(self, node: ast.expr) -> tuple[str, ...]:
@@ -134,39 +100,42 @@ class Expressions:
         return tuple(self.local(value.name) for value in op.outputs)
 
     def local(self, name: str) -> Local:
-        """An IR value as it lies in memory when nothing joins its dims."""
-        return Local(self.ops.first(name), tuple((dim,) for dim in self.types[name].dims))
+        """The first value that is the same as `name`."""
+        return local(self.ops.first(name), self.types)
 
     def sizes(self, value: Local, dims: Sequence[str]) -> tuple[int, ...]:
         """How much of `dims` one rank holds of a value."""
         return tuple(self.program.local_size(self.types[value.name], dim) for dim in dims)
 
 
-def _terms(node: ast.expr) -> list[ast.expr]:
-    """`a + b + c` is one sum."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*_terms(node.left), node.right]
-    return [node]
-
-
 # ---- views
 
 
 def _flatten(e: Expressions, call: ast.Call, x: Local) -> Local:
-    """Joins a range of dims; a local part of the joined dim is one piece only if none but its first dim is split."""
+    """Joins a range of dims."""
     first, last = (*(literal(node) for node in call.args), -1)[:2]
     demand(call, isinstance(first, int) and isinstance(last, int), "flattens no range of dims")
     start, end = (int(str(i)) % len(x.groups) for i in (first, last))
     joined = tuple(dim for group in x.groups[start : end + 1] for dim in group)
-    demand(call, bool(joined) and not any(e.types[x.name].axes_of(dim) for dim in joined[1:]), f"joins {joined}")
+    demand(call, len(call.args) <= 2 and bool(joined), "flattens no range of dims")
     return Local(x.name, (*x.groups[:start], joined, *x.groups[end + 1 :]))
 
 
 def _unflatten(e: Expressions, call: ast.Call, x: Local) -> Local:
-    """Takes the last dim apart again."""
+    """Takes the last dim, joined of several, apart again."""
     sizes = e.sizes(x, x.groups[-1])
     demand(call, [literal(node) for node in call.args] == [-1, sizes], f"{x.groups[-1]} are {sizes} here")
     return Local(x.name, (*x.groups[:-1], *((dim,) for dim in x.groups[-1])))
+
+
+def _unsqueeze(e: Expressions, call: ast.Call, x: Local) -> Local:
+    """A dim of size one."""
+    at = [literal(node) for node in call.args]
+    match at:
+        case [int(place)] if 0 <= place <= len(x.groups):
+            return Local(x.name, (*x.groups[:place], (), *x.groups[place:]))
+        case _:
+            raise wrong(call, "adds no dim")
 
 
 # ---- calls
@@ -176,7 +145,11 @@ def _linear(e: Expressions, call: ast.Call) -> Local:
     demand(call, len(call.args) == 2, "linear takes two operands")
     keywords(call)
     x, w = (e.tensor(node) for node in call.args)
-    demand(call, len(w.groups) == 2 and x.groups[-1] == w.groups[-1], f"contracts {x.groups[-1:]} with {w.groups[-1:]} of a weight of {w.groups}")
+    demand(
+        call,
+        len(w.groups) == 2 and x.groups[-1] == w.groups[-1],
+        f"contracts {x.groups[-1:]} with {w.groups[-1:]} of a weight of {w.groups}",
+    )
     (y,) = e.take(call, "contract", [x, w], {"over": x.groups[-1]})
     groups = (*x.groups[:-1], *w.groups[:1])
     demand(call, tuple(dim for group in groups for dim in group) == y.dims, f"the IR has {y.dims}, this is {groups}")
@@ -210,12 +183,18 @@ def _rope(e: Expressions, call: ast.Call) -> Local:
 def _attention(e: Expressions, call: ast.Call) -> Local:
     """The runtime's attention is causal, takes [seq, batch, heads, head_dim] or with the first two swapped."""
     q, k, v = e.operands(call, 3)
-    demand(call, k.dims == v.dims and q.dims[:2] == k.dims[:2] and len(q.dims) == 4, f"attention of {q.dims}, {k.dims}, {v.dims}")
+    demand(
+        call,
+        k.dims == v.dims and q.dims[:2] == k.dims[:2] and len(q.dims) == 4,
+        f"attention of {q.dims}, {k.dims}, {v.dims}",
+    )
     seq = literal(keywords(call, "seq")["seq"])
     demand(call, q.dims[:2].index("seq") == seq, f"seq={seq}, but the dims are {q.dims}")
     heads, kv_heads = (e.sizes(value, value.dims[2:3])[0] for value in (q, k))
     whole = heads * e.program.size(k.dims[2]) == kv_heads * e.program.size(q.dims[2])
-    demand(call, whole or kv_heads == 1, f"{heads} of the heads and {kv_heads} of the kv heads are no part of the whole")
+    demand(
+        call, whole or kv_heads == 1, f"{heads} of the heads and {kv_heads} of the kv heads are no part of the whole"
+    )
     return e.take(call, "attention", [q, k, v], {"mask": "causal"})[0]
 
 
@@ -239,13 +218,6 @@ def _classes(e: Expressions, call: ast.Call, count: int, axes: tuple[str, ...]) 
     demand(call, given == ([axes] if axes else []), f"the vocabulary lies over {axes}, not {given}")
 
 
-def _token_loss(e: Expressions, call: ast.Call) -> Local:
-    keywords(call)
-    values = e.operands(call, 3)
-    demand(call, len({value.dims for value in values}) == 1, "the operands' tokens lie differently")
-    return e.take(call, "token_loss", values, {})[0]
-
-
 def _cross_entropy(e: Expressions, call: ast.Call) -> Local:
     keywords(call)
     logits, labels = values = e.operands(call, 2)
@@ -253,9 +225,16 @@ def _cross_entropy(e: Expressions, call: ast.Call) -> Local:
     return e.take(call, "cross_entropy", values, {})[0]
 
 
-def _unary(e: Expressions, call: ast.Call, kind: str) -> Local:
-    keywords(call)
-    return e.take(call, kind, e.operands(call, 1), {})[0]
+def _alike(kind: str, count: int) -> Callable[[Expressions, ast.Call], Seen]:
+    """A call of so many operands of the same dims."""
+
+    def read(e: Expressions, call: ast.Call) -> Local:
+        keywords(call)
+        values = e.operands(call, count)
+        demand(call, len({value.dims for value in values}) == 1, "the operands lie differently")
+        return e.take(call, kind, values, {})[0]
+
+    return read
 
 
 # ---- coercions
@@ -283,13 +262,14 @@ def _demand_once(e: Expressions, call: ast.Call, op: Op, again: bool) -> None:
 
 def _ends(function: str, x: Local, options: dict[str, object]) -> list[tuple[Placement, Placement]]:
     """The placements from which and to which a function with these options may lead."""
-    found: list[tuple[Placement, Placement]] = []
-    for (source, target), entry in COERCIONS.items():
-        needed = _options(source, target)
-        if entry.function == function and set(options) == needed and (source is not Kind.MAXIMUM or options["op"] == "max"):
-            names = ("dim_from", "dim_to") if len(needed) == 2 else ("dim", "dim")
-            found.append((_placement(source, x, options.get(names[0])), _placement(target, x, options.get(names[1]))))
-    return found
+    if options.get("op", "max") != "max":
+        return []
+    dims = ("dim_from", "dim_to") if "dim_from" in options else ("dim", "dim")
+    return [
+        (_placement(source, x, options.get(dims[0])), _placement(target, x, options.get(dims[1])))
+        for (source, target), entry in COERCIONS.items()
+        if entry.function == function and options.keys() == _options(source, target)
+    ]
 
 
 def _options(source: Kind, target: Kind) -> set[str]:
@@ -301,12 +281,17 @@ def _options(source: Kind, target: Kind) -> set[str]:
 
 
 def _placement(kind: Kind, x: Local, dim: object) -> Placement:
+    """The placement of this kind; none that leads anywhere where there is no such dim."""
     if kind is not Kind.SHARDED:
         return Placement(kind)
     return sharded(x.dims[dim]) if isinstance(dim, int) and 0 <= dim < len(x.dims) else MAXIMUM
 
 
-VIEWS: dict[str, Callable[[Expressions, ast.Call, Local], Local]] = {"flatten": _flatten, "unflatten": _unflatten}
+VIEWS: dict[str, Callable[[Expressions, ast.Call, Local], Local]] = {
+    "flatten": _flatten,
+    "unflatten": _unflatten,
+    "unsqueeze": _unsqueeze,
+}
 
 
 def _coercion(function: str) -> Callable[[Expressions, ast.Call], Seen]:
@@ -318,12 +303,12 @@ CALLS: dict[str, Callable[[Expressions, ast.Call], Seen]] = {
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
     "linear": _linear,
-    "max_logit": lambda e, call: _unary(e, call, "max_logit"),
+    "max_logit": _alike("max_logit", 1),
     "rms_norm": _rms_norm,
     "rope": _rope,
-    "silu": lambda e, call: _unary(e, call, "silu"),
+    "silu": _alike("silu", 1),
     "softmax_parts": _softmax_parts,
-    "token_loss": _token_loss,
+    "token_loss": _alike("token_loss", 3),
     **{entry.function: _coercion(entry.function) for entry in COERCIONS.values()},
 }
 """What an emitted `forward` may call, but for views and blocks."""

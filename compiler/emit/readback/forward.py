@@ -13,8 +13,9 @@ from attrs import Factory, define, frozen
 
 from ...ir import INVARIANT, REPLICATED, Enter, Kind, Leave, Op, Param, Program, Region, Type
 from ...placements import ends
-from .calls import Axes, Expressions, Gather, Groups, Local, Seen, Table, coerced
+from .calls import Expressions, Gather, coerced
 from .text import Names, Ops, demand, demand_same, statements, targets, wrong
+from .values import Axes, Groups, Local, Seen, Table
 
 
 @frozen
@@ -53,7 +54,7 @@ class Model:
     names: frozenset[str]  # of the module
     classes: dict[str, Class]  # those not read yet
     same: dict[str, str]
-    paths: dict[str, str] = Factory(dict)  # parameter → its name pattern in the model's state
+    paths: dict[str, str] = Factory(dict[str, str])  # parameter → its name pattern in the model's state
     taken: int = 0
 
 
@@ -69,12 +70,18 @@ def gathers_again(forward: Region, backward: Region) -> "Counter[Gather]":
     """How often backward coerces what forward sharded, and kept for it."""
     kept: dict[str, str] = {}  # a stack over all iterations → the value of one
     for region in _regions(forward):
-        kept |= {v.name: end.name for v, end in zip(region.results, region.yields, strict=True) if end.leave is Leave.STACK}
+        kept |= {
+            v.name: end.name for v, end in zip(region.results, region.yields, strict=True) if end.leave is Leave.STACK
+        }
     origin: dict[str, str] = {}  # a slice of such a stack → the forward value that it is
     found: Counter[Gather] = Counter()
     for region in _regions(backward):
-        origin |= {a.value.name: kept.get(origin.get(a.source, a.source), "") for a in region.args if a.enter is Enter.EACH}
-        gathers = [op for op in region.body if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED]
+        origin |= {
+            a.value.name: kept.get(origin.get(a.source, a.source), "") for a in region.args if a.enter is Enter.EACH
+        }
+        gathers = [
+            op for op in region.body if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED
+        ]
         found.update((origin.get(op.inputs[0], op.inputs[0]), frozenset(op.attrs)) for op in gathers)
     return found
 
@@ -95,7 +102,9 @@ class Forward:
         self._ops = Ops((stmt for stmt in region.body if isinstance(stmt, Op)), model.same, self._is_silent)
         arguments = [arg.arg for arg in self._node.args.args[1:]]
         demand(self._node, len(arguments) == len(given), f"takes {len(arguments)} arguments, is given {len(given)}")
-        held: dict[str, Seen] = {name: held for name, held in self._class.attributes.items() if isinstance(held, (Axes, Table))}
+        held: dict[str, Seen] = {
+            name: held for name, held in self._class.attributes.items() if isinstance(held, (Axes, Table))
+        }
         self._expressions = Expressions(
             model.program, model.types, model.again, Names.of(self._node, model.names), self._ops,
             held | self._weights(), dict(zip(arguments, given, strict=True)), set(), set(),
@@ -104,7 +113,11 @@ class Forward:
 
     def _is_silent(self, op: Op) -> bool:
         """Whether a coercion does nothing at run time: I → R of what has no gradient."""
-        return op.kind == "coerce" and ends(op) == (INVARIANT, REPLICATED) and not self._model.types[op.inputs[0]].differentiable
+        return (
+            op.kind == "coerce"
+            and ends(op) == (INVARIANT, REPLICATED)
+            and not self._model.types[op.inputs[0]].differentiable
+        )
 
     def read(self, results: Sequence[str]) -> None:
         """Reads all statements; `results` are the values that the last one returns."""
@@ -115,7 +128,9 @@ class Forward:
             raise wrong(last, "does not return")
         elements = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]
         returned = [self._expressions.plain(element).name for element in elements]
-        demand(last, returned == [self._ops.first(name) for name in results], f"returns {returned}, not {list(results)}")
+        demand(
+            last, returned == [self._ops.first(name) for name in results], f"returns {returned}, not {list(results)}"
+        )
         self._model.taken += self._ops.finish(self._node)
         demand(self._node, not self._inner, "a repeat of the IR is not run")
         unread = set(self._class.attributes) - self._expressions.read
@@ -143,7 +158,11 @@ class Forward:
         cut = len(dims) - param.inner
         groups = (dims[:cut], dims[cut:]) if param.inner and len(call.args) == 3 else tuple((dim,) for dim in dims)
         split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
-        demand(call, not any(type.axes_of(dim) for group in groups for dim in group[1:]), "joins dims of which not the first is split")
+        demand(
+            call,
+            not any(type.axes_of(dim) for group in groups for dim in group[1:]),
+            "joins dims of which not the first is split",
+        )
         sizes = ", ".join(str(prod(program.size(dim) for dim in group)) for group in groups)
         init = f"{param.init.kind}({', '.join(map(repr, param.init.args))})"
         demand_same(call, f"weight(mesh, {sizes}, {f'split={split!r}, ' if split else ''}init={init})")
@@ -174,7 +193,9 @@ class Forward:
 
     def _block(self, stmt: ast.With, call: ast.Call, name: str) -> None:
         """`with regather(…) as …`: what is read outside the block would be kept for backward."""
-        demand(call, isinstance(call.func, ast.Name) and call.func.id == "regather", "opens a block other than `regather`")
+        demand(
+            call, isinstance(call.func, ast.Name) and call.func.id == "regather", "opens a block other than `regather`"
+        )
         self._expressions.names.demand(call, "regather")
         gathered = coerced(self._expressions, call, "all_gather", again=True)
         self._env[name] = gathered
@@ -191,14 +212,23 @@ class Forward:
         demand(stmt, len(names) == len(carried), f"carries {names}, not {[arg.value.name for arg in carried]}")
         for name, arg in zip(names, carried, strict=True):
             begin = self._env.get(name)
-            demand(stmt, isinstance(begin, Local) and begin.name == self._ops.first(arg.source), f"`{name}` does not begin as {arg.source}")
+            demand(
+                stmt,
+                isinstance(begin, Local) and begin.name == self._ops.first(arg.source),
+                f"`{name}` does not begin as {arg.source}",
+            )
         inside = {name: self._expressions.local(arg.value.name) for name, arg in zip(names, carried, strict=True)}
-        given = [inside[arg.id] if isinstance(arg, ast.Name) and arg.id in inside else self._expressions.value(arg) for arg in args]
+        given = [
+            inside[arg.id] if isinstance(arg, ast.Name) and arg.id in inside else self._expressions.value(arg)
+            for arg in args
+        ]
         self._slice(region)
         place = Place(f"{self._place.prefix}{held}.*.", (*self._place.repeats, region.dim))
         results = [end.name for end in region.yields if end.leave is Leave.LAST]
         Forward(self._model, modules.of, region, given, place).read(results)
-        self._env |= {name: self._expressions.local(value.name) for name, value in zip(names, region.results, strict=False)}
+        self._env |= {
+            name: self._expressions.local(value.name) for name, value in zip(names, region.results, strict=False)
+        }
 
     def _modules(self, node: ast.AST, name: str, region: Region) -> Modules:
         modules = self._class.attributes.get(name)

@@ -55,6 +55,13 @@ def keywords(call: ast.Call, *names: str) -> dict[str, ast.expr]:
     return found
 
 
+def demand_header(function: ast.FunctionDef, arguments: str, result: str, *decorators: str) -> None:
+    """Raises where a function takes or returns anything else, or is decorated otherwise."""
+    found = ast.unparse(function.args), function.returns and ast.unparse(function.returns)
+    demand(function, found == (arguments, result), f"the header of `{function.name}` is {found}")
+    demand(function, [ast.unparse(node) for node in function.decorator_list] == list(decorators), "is decorated")
+
+
 def statements(function: ast.FunctionDef) -> list[ast.stmt]:
     """The body without its docstring."""
     return function.body[1:] if ast.get_docstring(function) is not None else function.body
@@ -65,6 +72,21 @@ def targets(node: ast.expr) -> list[str]:
     elements = node.elts if isinstance(node, ast.Tuple) else [node]
     names = [element.id for element in elements if isinstance(element, ast.Name)]
     demand(node, len(set(names)) == len(elements), f"cannot assign to `{ast.unparse(node)}`")
+    return names
+
+
+def terms(node: ast.expr) -> list[ast.expr]:
+    """The operands of `a + b + c`, which is one sum."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*terms(node.left), node.right]
+    return [node]
+
+
+def axes_of(call: ast.Call) -> tuple[str, ...]:
+    """The axes of a call `mesh.axis(…)`."""
+    keywords(call)
+    names = tuple(str(literal(node)) for node in call.args)
+    demand_same(call, f"mesh.axis({', '.join(map(repr, names))})")
     return names
 
 
@@ -79,6 +101,7 @@ class Names:
     def of(cls, function: ast.FunctionDef, module: Iterable[str]) -> "Names":
         """The names of one function."""
         stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        demand(function, not {"self", "super", "range"} & stored, "binds a name that it needs")
         return cls(frozenset(module), frozenset(stored | {arg.arg for arg in function.args.args}))
 
     def demand(self, node: ast.AST, name: str) -> None:

@@ -75,7 +75,7 @@ def _axes(section: syntax.Section, found: Diagnostics) -> tuple[Axis, ...]:
     for entry in section.entries:
         match entry:
             case syntax.Setting(key, syntax.Number(int() as size, "")) if 0 < size <= 2**20 and key.name not in axes:
-                axes[key.name] = Axis(key.name, size, key.name)
+                axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
             case _:
                 help = "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
                 found.error("E0501", "this is not an axis with its size", entry.span, help=help)

@@ -1,0 +1,97 @@
+"""Emitted programs for the benchmarks: a plan of given sizes, compiled by `scalec compile` and imported.
+
+Non-goals: models other than `plans/models/llama.scale`, which `plain.py` holds beside it.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from scalec.runtime import Batch, Mesh
+
+MODELS = Path(__file__).parent.parent / "plans" / "models"
+SCALEC = Path(sys.executable).with_name("scalec")
+BETAS, EPS, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of a Llama and of its step; `rows` are a microbatch's sequences on one rank."""
+
+    vocab: int = 256
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    layers: int
+    seq: int
+    rows: int
+    microbatches: int = 1
+
+
+def program(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool = False) -> ModuleType:
+    """The program for these sizes on a mesh of axes `dp` and `tp`, or on one rank where it has none."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "models").symlink_to(MODELS.resolve())
+        (folder / "llama.scale").write_text(_plan(sizes, mesh, sequence_parallel))
+        command = [SCALEC, "compile", folder / "llama.scale", "-o", folder / "out"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return _imported(folder / "out" / "train.py")
+
+
+def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool) -> str:
+    names = ("vocab", "hidden", "heads", "kv_heads", "head_dim", "ffn", "layers")
+    dims = "  ".join(f"{name} = {getattr(sizes, name)}" for name in names)
+    axes = "  ".join(f"{axis} = {size}" for axis, size in mesh.items())
+    rules = f"batch over dp  vocab, heads, kv_heads, ffn over tp  {'seq over tp' if sequence_parallel else ''}"
+    return f"""use "models/llama.scale" {{ dims {{ {dims} }} }}
+mesh {{ {axes} }}
+{f"shard {{ {rules} }}" if mesh else ""}
+train {{
+  seq = {sizes.seq}  global_batch = {sizes.rows * sizes.microbatches * mesh.get("dp", 1)}  microbatch = {sizes.rows}
+  steps = 100  seed = 0  precision = fp32
+  optimizer adamw {{
+    lr = 1e-3  betas = [{BETAS[0]}, {BETAS[1]}]  eps = {EPS}  weight_decay = {WEIGHT_DECAY}  clip = {CLIP}
+  }}
+  data text {{ files = [python_stdlib]  tokenizer = bytes }}
+}}
+"""
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("emitted_program", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def random_rows(sizes: Sizes, seed: int) -> tuple[Tensor, Tensor]:
+    """Tokens and labels of one rank's step, [microbatches, rows, seq]."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(sizes.vocab, (sizes.microbatches, sizes.rows, sizes.seq + 1), generator=generator)
+    return rows[..., :-1], rows[..., 1:]
+
+
+def batch(program: ModuleType, tokens: Tensor, labels: Tensor) -> Batch:
+    """[microbatches, rows, seq] in the layout in which the program takes its inputs."""
+    laid_out = program.PLAN.inputs["tokens"].dims == ("batch", "seq")
+    return Batch(*(rows.contiguous() if laid_out else rows.mT.contiguous() for rows in (tokens, labels)))
+
+
+def initial(sizes: Sizes) -> dict[str, Tensor]:
+    """The parameters with which emitted programs of these sizes begin, whatever their mesh, and optimizer state."""
+    _, state = program(sizes, mesh={}).build(Mesh({}))
+    state.initialise(0)
+    return state.state_dict()

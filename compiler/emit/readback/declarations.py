@@ -1,0 +1,113 @@
+"""Reads what emitted classes declare: the headers of their methods, and what `__init__` sets.
+
+Non-goals: which parameter a weight is, and what `forward` does (`forward`).
+"""
+
+import ast
+
+from .forward import Attribute, Class, Modules, Weight
+from .text import Names, axes_of, demand, demand_header, demand_same, keywords, literal, statements, wrong
+from .values import Axes, Table
+
+
+def read_class(node: ast.ClassDef, module: frozenset[str]) -> Class:
+    """What a class sets, and its `forward`."""
+    demand(node, [ast.unparse(base) for base in node.bases] == ["nn.Module"], "is no module")
+    demand(node, not node.keywords and not node.decorator_list, "has keywords or decorators")
+    match node.body[ast.get_docstring(node) is not None :]:
+        case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
+            demand_header(init, "self, mesh: Mesh", "None")
+            demand_header(
+                forward, ", ".join(["self", *(f"{arg.arg}: Tensor" for arg in forward.args.args[1:])]), _result(forward)
+            )
+            return Class(_Init(init, module).read(), forward)
+        case _:
+            raise wrong(node, "is more or less than `__init__` and `forward`")
+
+
+def _result(forward: ast.FunctionDef) -> str:
+    match forward.body[-1]:
+        case ast.Return(value=ast.Tuple(elts=elements)):
+            return f"tuple[{', '.join('Tensor' for _ in elements)}]"
+        case _:
+            return "Tensor"
+
+
+class _Init:
+    """Reads one `__init__`."""
+
+    def __init__(self, node: ast.FunctionDef, module: frozenset[str]) -> None:
+        self._node, self._names = node, Names.of(node, module)
+        self._found: dict[str, Attribute] = {}
+        self._tables: dict[str, Table] = {}  # by variable
+
+    def read(self) -> dict[str, Attribute]:
+        """What every statement sets."""
+        first, *rest = statements(self._node)
+        demand_same(first, "super().__init__()")
+        for stmt in rest:
+            self._statement(stmt)
+        return self._found
+
+    def _statement(self, stmt: ast.stmt) -> None:
+        match stmt:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=ast.Call() as call):
+                self._set(stmt, name, self._attribute(call))
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if name != "mesh":
+                self._tables[name] = self._table(call)
+            case ast.Expr(value=ast.Call(args=[ast.Constant(value=str(name)), ast.Name(id=variable)])) if (
+                variable in self._tables
+            ):
+                demand_same(stmt, f"self.register_buffer({name!r}, {variable}, persistent=False)")
+                self._set(stmt, name, self._tables.pop(variable))
+            case _:
+                raise wrong(stmt, f"`{ast.unparse(stmt)}` declares nothing")
+
+    def _set(self, node: ast.AST, name: str, value: Attribute) -> None:
+        demand(node, name not in self._found, f"sets `self.{name}` twice")
+        self._found[name] = value
+
+    def _attribute(self, call: ast.Call) -> Attribute:
+        match ast.unparse(call.func):
+            case "mesh.axis":
+                return Axes(axes_of(call))
+            case "weight":
+                for name in (
+                    "weight",
+                    *(n.id for n in ast.walk(call) if isinstance(n, ast.Name) and n.id in ("normal", "ones", "zeros")),
+                ):
+                    self._names.demand(call, name)
+                return Weight(call)
+            case "nn.ModuleList":
+                return self._modules(call)
+            case _:
+                raise wrong(call, f"`{ast.unparse(call)}` declares nothing")
+
+    def _modules(self, call: ast.Call) -> Modules:
+        self._names.demand(call, "nn")
+        match call.args:
+            case [
+                ast.GeneratorExp(
+                    elt=ast.Call(func=ast.Name(id=name)),
+                    generators=[ast.comprehension(iter=ast.Call(args=[ast.Constant(value=int(count))]))],
+                )
+            ]:
+                demand_same(call, f"nn.ModuleList({name}(mesh) for _ in range({count}))")
+                self._names.demand(call, name)
+                return Modules(name, count)
+            case _:
+                raise wrong(call, "is no list of so many modules of a class")
+
+    def _table(self, call: ast.Call) -> Table:
+        self._names.demand(call, "rope_table")
+        given = keywords(call, "theta", "between", "mesh", "dtype")
+        theta, dtype = literal(given["theta"]), ast.unparse(given["dtype"])
+        sizes = [literal(node) for node in (*call.args, given["between"])]
+        match sizes:
+            case [int(seq), int(dim), int(between)] if isinstance(theta, float):
+                demand_same(
+                    call, f"rope_table({seq}, {dim}, theta={theta!r}, between={between}, mesh=mesh, dtype={dtype})"
+                )
+                return Table(seq, dim, theta, between, dtype)
+            case _:
+                raise wrong(call, "is no table of rotary positions")

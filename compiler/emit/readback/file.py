@@ -1,0 +1,166 @@
+"""Reads the whole text: imports, classes, functions, plan.  A statement that is none of these is an error.
+
+Purpose: what the module binds, and which reader reads what.  Non-goals: what stands inside.
+"""
+
+import ast
+
+from ...ir import Program, Region, Type, walk
+from .calls import CALLS
+from .declarations import read_class
+from .forward import Forward, Model, Place, gathers_again
+from .settings import check_build, check_plan, model_class
+from .step import Step
+from .text import demand, demand_header, demand_same, wrong
+from .values import blocks, local
+
+FUNCTIONAL = frozenset({"linear", "silu"})
+STEPS = {"Batch", "Mesh", "Metrics", "all_reduce_", "clip_scale", "count_valid", "sum_squares"}
+WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
+SETTINGS = {"AdamW", "Constant", "Cosine", "Group", "Input", "Plan", "SGD", "State", "Text", "Tokens", "train"}
+IMPORTS = {
+    "torch": frozenset({"Tensor", "nn"}),
+    "torch.nn.functional": FUNCTIONAL,
+    "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL) | {"regather"} | STEPS | WEIGHTS | SETTINGS,
+}
+"""The names that a program may import from each module."""
+
+MAIN = 'if __name__ == "__main__":\n    train(PLAN, build, train_step, eval_step)'
+
+
+class File:
+    """Reads one text."""
+
+    def __init__(self, program: Program, tree: ast.Module) -> None:
+        self._program, self._tree = program, tree
+        self._types = _types(program)
+        self._same: dict[str, str] = {}
+        self._bound: set[str] = set()
+        self._classes: dict[str, ast.ClassDef] = {}
+        self._functions: dict[str, ast.FunctionDef] = {}
+        self._plan: list[ast.expr] = []
+
+    def read(self) -> int:
+        """Reads everything; returns how many ops it does, which are all of the program."""
+        *body, last = self._tree.body
+        for stmt in body[ast.get_docstring(self._tree) is not None :]:
+            self._statement(stmt)
+        demand_same(last, MAIN)
+        build, train, evaluate = self._headers(last)
+        names = frozenset(self._bound)
+        model = self._model(names)
+        taken = self._steps(model, model_class(build), train, evaluate) + model.taken
+        check_build(build, self._program, model.paths, self._dtype(), names)
+        check_plan(self._plan[0], self._program, self._types, names)
+        expected = sum(1 for _ in walk(self._program.region.body))
+        demand(last, taken == expected, f"does {taken} ops, not the {expected} of the IR")
+        return taken
+
+    # ---- what the module binds
+
+    def _statement(self, stmt: ast.stmt) -> None:
+        match stmt:
+            case ast.Import(names=[ast.alias(name="os" | "torch" as name, asname=None)]):
+                self._bind(stmt, name)
+            case ast.ImportFrom():
+                self._import(stmt)
+            case ast.Try(body=[ast.ImportFrom() as imported], handlers=[handler], orelse=[], finalbody=[]):
+                self._import(imported)
+                self._refusal(handler)
+            case ast.ClassDef(name=name):
+                self._bind(stmt, name)
+                self._classes[name] = stmt
+            case ast.FunctionDef(name=name):
+                self._bind(stmt, name)
+                self._functions[name] = stmt
+            case ast.Assign(targets=[ast.Name(id="PLAN")]):
+                self._bind(stmt, "PLAN")
+                self._plan.append(stmt.value)
+            case _:
+                raise wrong(stmt, f"`{ast.unparse(stmt)}` is no part of a program")
+
+    def _bind(self, node: ast.AST, name: str) -> None:
+        demand(node, name not in self._bound, f"binds `{name}` twice")
+        self._bound.add(name)
+
+    def _import(self, stmt: ast.ImportFrom) -> None:
+        allowed = IMPORTS.get(stmt.module or "", frozenset())
+        for alias in stmt.names:
+            demand(
+                stmt,
+                alias.name in allowed and not alias.asname and not stmt.level,
+                f"imports {alias.name} of {stmt.module}",
+            )
+            self._bind(stmt, alias.name)
+
+    def _refusal(self, handler: ast.ExceptHandler) -> None:
+        """Where the runtime is missing, the program says so and ends."""
+        demand(handler, ast.unparse(handler.type or ast.Name("")) == "ModuleNotFoundError", "catches something else")
+        *before, last = handler.body
+        demand(handler, isinstance(last, ast.Raise), "does not end the program")
+        for stmt in before:
+            if not (isinstance(stmt, ast.Assign) and isinstance(stmt.targets[0], ast.Name)):
+                raise wrong(stmt, f"`{ast.unparse(stmt)}` is no part of a program")
+            self._bind(stmt, stmt.targets[0].id)
+        called = {ast.unparse(node.func) for node in ast.walk(handler) if isinstance(node, ast.Call)}
+        demand(handler, called <= {"os.environ.get", "SystemExit"}, f"calls {sorted(called)}")
+
+    def _headers(self, node: ast.AST) -> tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]:
+        """The three functions, and that the rest that the main line needs is there."""
+        demand(
+            node, sorted(self._functions) == ["build", "eval_step", "train_step"], f"defines {sorted(self._functions)}"
+        )
+        demand(node, {"PLAN", "train"} <= self._bound, "has no plan, or does not import `train`")
+        build, train, evaluate = (self._functions[name] for name in ("build", "train_step", "eval_step"))
+        demand_header(build, "mesh: Mesh", "tuple[nn.Module, State]")
+        demand_header(train, "model: nn.Module, state: State, batch: Batch, lr: float", "Metrics")
+        demand_header(evaluate, "model: nn.Module, mesh: Mesh, batch: Batch", "Metrics", "torch.no_grad()")
+        demand(
+            node,
+            {"Mesh", "State", "Batch", "Metrics", "Tensor", "nn", "torch"} <= self._bound,
+            "annotates with unknown names",
+        )
+        return build, train, evaluate
+
+    # ---- what the functions do
+
+    def _model(self, names: frozenset[str]) -> Model:
+        _, forward, backward = blocks(self._program)
+        classes = {name: read_class(node, names) for name, node in self._classes.items()}
+        return Model(self._program, self._types, gathers_again(forward, backward), names, classes, self._same)
+
+    def _steps(self, model: Model, top: str, train: ast.FunctionDef, evaluate: ast.FunctionDef) -> int:
+        """Reads both steps, and the model as they call it; returns the ops of training but for the model's."""
+        steps = [Step(self._program, self._types, self._same, model.names, node) for node in (train, evaluate)]
+        taken, _ = [step.read() for step in steps]
+        demand(evaluate, steps[0].given == steps[1].given, "calls the model otherwise than training does")
+        demand(train, top in model.classes, f"`{top}` is no class")
+        region, forward, _ = blocks(self._program)
+        inputs = {arg.value.name.split(".")[0]: arg.value.name for arg in region.args}
+        demand(train, sorted(steps[0].given) == sorted(inputs), f"gives the model {steps[0].given}")
+        given = [local(inputs[name], self._types) for name in steps[0].given]
+        Forward(model, top, forward, given, Place()).read([region.yields[0].name])
+        demand(train, not model.classes, f"nothing uses {sorted(model.classes)}")
+        return taken
+
+    def _dtype(self) -> str:
+        """The element type of parameters as the model uses them, one for all."""
+        params = {p.name for p in self._program.params}
+        ops = walk(blocks(self._program)[1].body)
+        (dtype,) = {self._types[n].dtype for op in ops for n in op.inputs if self._same.get(n, n) in params}
+        return dtype
+
+
+def _types(program: Program) -> dict[str, Type]:
+    """The types of all values."""
+    types = {p.name: p.type for p in program.params}
+    pending = [program.region]
+    while pending:
+        region = pending.pop()
+        types |= {arg.value.name: arg.value.type for arg in region.args} | {v.name: v.type for v in region.results}
+        for stmt in region.body:
+            if isinstance(stmt, Region):
+                pending.append(stmt)
+            else:
+                types |= {value.name: value.type for value in stmt.outputs}
+    return types

@@ -1,0 +1,152 @@
+"""Reads `build` and `PLAN`: buckets, optimizer, element types, and the settings of the run.
+
+Non-goals: classes and steps.
+"""
+
+import ast
+from fnmatch import fnmatchcase
+
+from ...ir import Program, Type, walk
+from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
+from .values import blocks
+
+
+def model_class(build: ast.FunctionDef) -> str:
+    """The class of the model, which `build` makes first."""
+    match statements(build)[0]:
+        case ast.Assign(value=ast.Call(func=ast.Name(id=name))):
+            return name
+        case other:
+            raise wrong(other, "`build` does not begin with the model")
+
+
+def check_build(
+    build: ast.FunctionDef, program: Program, paths: dict[str, str], dtype: str, names: frozenset[str]
+) -> None:
+    """`build` puts every parameter, by its name pattern in `paths`, into its bucket and its group of settings.
+
+    `dtype` is that in which the model computes.
+    """
+    local, body = Names.of(build, names), statements(build)
+    demand(build, len(body) == 4, "`build` is not model, buckets, optimizer and state")
+    model, buckets, optimizer = (_target(stmt) for stmt in body[:3])
+    demand(build, len({model, buckets, optimizer, "mesh"}) == 4, "uses a name twice")
+    made = _optimizer(program)
+    for name in (model_class(build), "Group", "State", "torch", made.partition("(")[0]):
+        local.demand(build, name)
+    demand_same(body[0], f"{model} = {model_class(build)}(mesh)")
+    _check_buckets(body[1], program, paths)
+    demand_same(body[2], f"{optimizer} = {made}")
+    (master,) = {p.type.dtype for p in program.params}
+    kept = f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"
+    demand_same(body[3], f"return {model}, State({model}, mesh, {buckets}, {optimizer}, {kept})")
+
+
+def _target(stmt: ast.stmt) -> str:
+    if not isinstance(stmt, ast.Assign):
+        raise wrong(stmt, f"`build` does `{ast.unparse(stmt)}`")
+    (name,) = targets(stmt.targets[0])
+    return name
+
+
+def _optimizer(program: Program) -> str:
+    settings = program.train.optimizer
+    if settings.kind == "adamw":
+        return f"AdamW(betas={tuple(settings.betas)!r}, eps={settings.eps!r})"
+    return f"SGD(momentum={settings.momentum!r})"
+
+
+def _check_buckets(stmt: ast.stmt, program: Program, paths: dict[str, str]) -> None:
+    """A bucket's groups hold its parameters, each once and with its settings."""
+    if not (isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Dict)):
+        raise wrong(stmt, "the buckets are no dict")
+    names = [literal(key) if key else None for key in stmt.value.keys]
+    demand(stmt, sorted(map(str, names)) == sorted(b.name for b in program.buckets), f"the buckets are {names}")
+    of = {bucket.name: bucket.params for bucket in program.buckets}
+    for name, groups in zip(names, stmt.value.values, strict=True):
+        found = [pair for group in _elements(groups) for pair in _group(group)]
+        wanted = [(paths.get(param, ""), _settings(param, program)) for param in of[str(name)]]
+        demand(groups, sorted(found) == sorted(wanted), f"bucket {name} is {sorted(found)}, not {sorted(wanted)}")
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    demand(node, isinstance(node, (ast.List, ast.Tuple)), "is no list of groups")
+    return node.elts if isinstance(node, (ast.List, ast.Tuple)) else []
+
+
+Settings = tuple[float, float]
+"""Weight decay, and the factor on the learning rate."""
+
+
+def _group(node: ast.expr) -> list[tuple[str, Settings]]:
+    """Each pattern of a group with the group's settings."""
+    if not isinstance(node, ast.Call):
+        raise wrong(node, "is no group")
+    patterns = [str(literal(pattern)) for pattern in node.args]
+    options = {str(keyword.arg): literal(keyword.value) for keyword in node.keywords}
+    demand_same(node, f"Group({', '.join([*map(repr, patterns), *(f'{k}={v!r}' for k, v in options.items())])})")
+    demand(node, bool(patterns) and set(options) <= {"weight_decay", "lr_scale"}, f"sets {sorted(options)}")
+    settings = float(str(options["weight_decay"])), float(str(options.get("lr_scale", 1.0)))
+    return [(pattern, settings) for pattern in patterns]
+
+
+def _settings(param: str, program: Program) -> Settings:
+    """The settings of the first group of the plan that names the parameter, else the optimizer's own."""
+    optimizer = program.train.optimizer
+    for group in optimizer.groups:
+        if any(fnmatchcase(param, pattern) for pattern in group.params):
+            return group.weight_decay, group.lr_scale
+    return optimizer.weight_decay, 1.0
+
+
+def check_plan(node: ast.expr, program: Program, types: dict[str, Type], names: frozenset[str]) -> None:
+    """`PLAN` says what the program says."""
+    if not isinstance(node, ast.Call):
+        raise wrong(node, "the plan is no call")
+    demand(node, ast.unparse(node.func) == "Plan" and not node.args, "is no plan")
+    expected = _plan(program, types)
+    for key, value in keywords(node, *expected).items():
+        demand_same(value, expected[key])
+    used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    demand(node, used <= names, f"does not import {sorted(used - names)}")
+
+
+def _plan(program: Program, types: dict[str, Type]) -> dict[str, str]:
+    """Each setting of the plan as Python writes it."""
+    train, schedule = program.train, program.train.optimizer.schedule
+    floor = f", floor={schedule.floor!r}" if schedule.kind == "cosine" else ""
+    numbers = {"seq": train.seq, "global_batch": train.global_batch, "steps": train.steps, "seed": train.seed}
+    return {
+        "name": repr(program.name),
+        "mesh": repr({axis.name: axis.size for axis in program.axes}),
+        "data": _data(program),
+        "inputs": _inputs(program),
+        "vocab": repr(_vocabulary(program, types)),
+        "microbatches": repr(program.size("microbatches")),
+        "lr": repr(train.optimizer.lr),
+        "schedule": f"{schedule.kind.capitalize()}(warmup={schedule.warmup}{floor})",
+        **{name: repr(number) for name, number in numbers.items()},
+        **({"nodes": repr(program.cluster.nodes)} if program.cluster.nodes > 1 else {}),
+    }
+
+
+def _data(program: Program) -> str:
+    data = program.train.data
+    dtype = f", dtype=torch.{data.dtype}" if data.kind == "tokens" else ""
+    return f"{data.kind.capitalize()}({tuple(data.files)!r}, holdout={data.holdout!r}{dtype})"
+
+
+def _inputs(program: Program) -> str:
+    """Each input's dims as they lie in memory, and the axes over which each is split."""
+    found: dict[str, str] = {}
+    for arg in blocks(program)[0].args:
+        type = arg.value.type
+        split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
+        found[arg.value.name] = f"Input({type.dims!r}, {split!r})"
+    return f"{{{', '.join(f'{name!r}: {text}' for name, text in found.items())}}}"
+
+
+def _vocabulary(program: Program, types: dict[str, Type]) -> int:
+    """The size of the smallest table that is looked up in, below which every token must be."""
+    tables = [types[op.inputs[1]] for op in walk(blocks(program)[1].body) if op.kind == "embedding"]
+    return min((program.size(table.dims[0]) for table in tables), default=2**31)

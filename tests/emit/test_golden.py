@@ -1,0 +1,73 @@
+"""What people read of a compiled plan: the emitted program and the IR, held word for word.
+
+`pytest tests/emit/test_golden.py --update-golden` rewrites the files; read the difference as a reviewer would.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.emit import emit
+from scalec.compiler.limits import load
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.printer import print_ir
+from scalec.compiler.source import Source
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "plans" / "tiny_llama.scale"
+
+SHARDS = {
+    "tiny_llama": ("mesh { dp = 2  tp = 2 }", ""),
+    "one_rank": ("mesh { dp = 1  tp = 1 }", ""),
+    "tensor_parallel": ("mesh { dp = 1  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }", ""),
+    "data_parallel": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }", ""),
+    "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
+}
+"""Variants of the tiny plan: its mesh (and shard), and settings of `train`."""
+
+
+def source(variant: str) -> Source:
+    """The tiny plan in one of its variants."""
+    if variant == "tiny_llama":
+        return load(TINY)
+    mesh, train = SHARDS[variant]
+    text = f'use "tiny_llama.scale" {{ train {{ {train} }} }}\n{mesh}\n'
+    return Source(str(TINY.with_name(f"{variant}.scale")), text)
+
+
+@pytest.mark.parametrize("variant", SHARDS)
+def test_the_program_reads_as_it_did(variant: str, golden: Callable[[str, str], None]) -> None:
+    plan = source(variant)
+    golden(f"{variant}/train.py", emit(compile_plan(plan), plan)["train.py"])
+
+
+@pytest.mark.parametrize("stage", ["resolve", "propagate", "insert_collectives", "fuse_buckets"])
+def test_the_ir_reads_as_it_did(stage: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"tiny_llama/{stage}.ir", print_ir(compile_plan(source("tiny_llama"), stage)))
+
+
+def test_what_a_step_communicates_is_as_it_was(golden: Callable[[str, str], None]) -> None:
+    plan = source("tiny_llama")
+    golden("tiny_llama/plan.json", emit(compile_plan(plan), plan)["plan.json"])
+
+
+@pytest.mark.parametrize("variant", SHARDS)
+def test_the_same_plan_gives_the_same_bytes(variant: str) -> None:
+    plan = source(variant)
+    assert emit(compile_plan(plan), plan) == emit(compile_plan(plan), plan)
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
+def test_programs_are_formatted_and_lint_clean(command: list[str], tmp_path: Path) -> None:
+    for path in [TINY, *(ROOT / "plans").glob("llama3_*.scale")]:
+        plan = load(path)
+        (tmp_path / f"{path.stem}.py").write_text(emit(compile_plan(plan), plan)["train.py"])
+    for variant in SHARDS:
+        plan = source(variant)
+        (tmp_path / f"{variant}.py").write_text(emit(compile_plan(plan), plan)["train.py"])
+    ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(tmp_path)]
+    result = subprocess.run(ruff, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

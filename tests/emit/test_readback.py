@@ -1,0 +1,328 @@
+"""The read-back check accepts what is emitted, and nothing that does anything else."""
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.emit.program import train_py
+from scalec.compiler.emit.readback import check
+from scalec.compiler.ir import Program, walk
+from scalec.compiler.limits import load
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.source import Source
+
+PLANS = Path(__file__).parents[2] / "plans"
+
+DIMS = "vocab = 64  hidden = 32  heads = 4  kv_heads = 2  head_dim = 8  ffn = 64  layers = 2  blocks = 3"
+START = "x = embedding(tokens, wte[vocab, hidden])"
+ATTENTION = """
+    a = rmsnorm(x, norm1[hidden], 1e-5)
+    q = rope(a @ wq[hidden -> heads, head_dim], 10000)
+    k = rope(a @ wk[hidden -> kv_heads, head_dim], 10000)
+    v = a @ wv[hidden -> kv_heads, head_dim]
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]"""
+MLP = """
+    m = rmsnorm(x, norm2[hidden], 1e-5)
+    x = x + (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]"""
+LAYERS = f"repeat layers {{ {ATTENTION} {MLP} }}"
+LOSS = "loss = cross_entropy(rmsnorm(x, norm[hidden], 1e-5) @ head[hidden -> vocab], labels)"
+TIED = "loss = cross_entropy(rmsnorm(x, norm[hidden], 1e-5) @ wte, labels)"
+LLAMA = f"{START} {LAYERS} {LOSS}"
+PARALLEL = f"""{START}
+  repeat layers {{
+    a = rmsnorm(x, norm1[hidden], 1e-5)
+    q = rope(a @ wq[hidden -> heads, head_dim], 10000)
+    k = rope(a @ wk[hidden -> kv_heads, head_dim], 10000)
+    v = a @ wv[hidden -> kv_heads, head_dim]
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+          + silu(a @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden]
+  }}
+  {LOSS}"""
+CAPTURED = f"""{START} y = silu(x) z = silu(x) g = silu(gate[hidden])
+  repeat layers {{ {ATTENTION} {MLP} x = x + y * z * g * gate }} {LOSS}"""
+NESTED = f"{START} repeat blocks {{ b = rmsnorm(x, norm3[hidden], 1e-5) {LAYERS} x = x + b }} {LOSS}"
+TWO = f"{START} repeat blocks {{ {ATTENTION} }} repeat layers {{ {MLP} }} {TIED}"
+CARRIED = f"{START} y = silu(x) repeat layers {{ {ATTENTION} {MLP} y = y + x }} x = x + y {LOSS}"
+
+SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
+ADAM = "adamw { lr = 1e-2  clip = 1.0 }"
+GROUPS = 'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5 lr_scale = 2.0 } }'
+
+
+def _plan(
+    model: str = LLAMA,
+    mesh: str = "dp = 2  tp = 2",
+    shard: str = f"{SHARD}  seq over tp",
+    options: str = "",
+    optimizer: str = ADAM,
+) -> str:
+    return f"""model small(tokens[batch, seq], labels[batch, seq]) {{ dims {{ {DIMS} }} init ~ normal(0.02)
+  {model} }}
+mesh {{ {mesh} }}
+shard {{ {shard} }}
+train {{ seq = 16  global_batch = 8  microbatch = 2  steps = 3 {options}
+  optimizer {optimizer}  data text {{ files = [python_stdlib] }} }}"""
+
+
+SMALL = {
+    "sequence parallel": _plan(),
+    "tensor parallel": _plan(shard=SHARD),
+    "data parallel": _plan(mesh="dp = 4", shard="batch over dp"),
+    "hybrid": _plan(mesh="replica = 2  dp = 2  tp = 2", shard=f"{SHARD} seq over tp".replace("dp", "replica, dp")),
+    "one rank": _plan(mesh="", shard="", optimizer="sgd { lr = 1e-2  momentum = 0.9 }"),
+    "regather": _plan(options="gathered = regather"),
+    "kv heads fewer": _plan(mesh="dp = 2  tp = 4", options="precision = bf16  gathered = regather"),
+    "vocabulary whole": _plan(
+        shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp", options="precision = fp64"
+    ),
+    "tied": _plan(f"{START} {LAYERS} {TIED}", options="gathered = regather"),
+    "parallel block": _plan(PARALLEL, options="gathered = regather"),
+    "captured": _plan(CAPTURED),
+    "nested": _plan(NESTED, options="gathered = regather"),
+    "two repeats": _plan(TWO),
+    "two carried": _plan(CARRIED),
+    "groups": _plan(optimizer=GROUPS),
+}
+
+
+@cache
+def _compiled(name: str) -> tuple[str, Program]:
+    source = Source(f"{name}.scale", SMALL[name]) if name in SMALL else load(PLANS / f"{name}.scale")
+    program = compile_plan(source)
+    return train_py(program, source), program
+
+
+@pytest.mark.parametrize("name", [*SMALL, *(path.stem for path in sorted(PLANS.glob("*.scale")))])
+def test_what_is_emitted_is_accepted_and_does_every_op(name: str) -> None:
+    text, program = _compiled(name)
+    assert check(text, program) == sum(1 for _ in walk(program.region.body))
+
+
+def test_comments_docstrings_and_layout_do_not_matter() -> None:
+    text, program = _compiled("tiny_llama")
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    assert check(ast.unparse(tree), program) == check(text, program)
+
+
+BY_HAND = {
+    # plan, text, what stands there instead
+    "a reduce-scatter is left out": ("tiny_llama", "x + reduce_scatter(y, self.tp, dim=0)", "x + y"),
+    "a reduce-scatter becomes an all-reduce": (
+        "tiny_llama",
+        "reduce_scatter(y, self.tp, dim=0)",
+        "all_reduce(y, self.tp)",
+    ),
+    "q and k are swapped": ("tiny_llama", "attention(q, k, v", "attention(k, q, v"),
+    "v stands for k": ("tiny_llama", "attention(q, k, v", "attention(q, v, v"),
+    "another weight": ("tiny_llama", "linear(a, self.wk)", "linear(a, self.wv)"),
+    "weights are swapped": (
+        "tiny_llama",
+        "silu(linear(m, self.w_gate)) * linear(m, self.w_up)",
+        "silu(linear(m, self.w_up)) * linear(m, self.w_gate)",
+    ),
+    "a gather along another dim": ("tiny_llama", "all_gather(a, self.tp, dim=0)", "all_gather(a, self.tp, dim=1)"),
+    "a gather with another backward": (
+        "tiny_llama",
+        "all_gather(a, self.tp, dim=0)",
+        "all_gather_invariant(a, self.tp, dim=0)",
+    ),
+    "a gather for a block, which backward does again": (
+        "tiny_llama",
+        "m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28\n",
+        "with regather(m, self.tp, dim=0) as m:\n            pass\n",
+    ),
+    "a gather that is kept": (
+        "regather",
+        "with regather(a, self.tp, dim=0) as a:",
+        "a = all_gather(a, self.tp, dim=0)\n        if True:",
+    ),
+    "a reader outside its block": ("regather", "            v = linear(a", "        v = linear(a"),
+    "another group of ranks": ("tiny_llama", 'self.tp = mesh.axis("tp")', 'self.tp = mesh.axis("dp")'),
+    "a sum for the maximum": ("tiny_llama", ', op="max"', ""),
+    "another eps": ("tiny_llama", "rms_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-06)"),
+    "another norm": ("tiny_llama", "rms_norm(x, self.norm2,", "rms_norm(x, self.norm1,"),
+    "another theta": ("tiny_llama", "theta=500000.0", "theta=10000.0"),
+    "positions for fewer dims": ("tiny_llama", "between=2", "between=1"),
+    "a shorter table": ("tiny_llama", "rope_table(128, 16", "rope_table(64, 16"),
+    "the sequence elsewhere": ("tiny_llama", "attention(q, k, v, seq=0)", "attention(q, k, v, seq=1)"),
+    "other sizes of a view": ("tiny_llama", "self.wq).unflatten(-1, (2, 16))", "self.wq).unflatten(-1, (4, 8))"),
+    "no view": ("tiny_llama", "seq=0).flatten(-2)", "seq=0)"),
+    "a weight's split": (
+        "tiny_llama",
+        "self.wo = weight(mesh, 64, 64, split={1:",
+        "self.wo = weight(mesh, 64, 64, split={0:",
+    ),
+    "a weight whole": (
+        "tiny_llama",
+        'self.wo = weight(mesh, 64, 64, split={1: ("tp",)}',
+        "self.wo = weight(mesh, 64, 64",
+    ),
+    "a weight's shape": ("tiny_llama", "weight(mesh, 32, 64,", "weight(mesh, 64, 32,"),
+    "a weight's first values": (
+        "tiny_llama",
+        "self.norm2 = weight(mesh, 64, init=ones())",
+        "self.norm2 = weight(mesh, 64, init=zeros())",
+    ),
+    "a weight's distribution": ("tiny_llama", "normal(0.02)", "normal(0.2)"),
+    "more layers": ("tiny_llama", "range(2)", "range(3)"),
+    "the layers again": ("tiny_llama", "for layer in self.layers:", "for layer in [*self.layers, *self.layers]:"),
+    "the bucket's axis": (
+        "tiny_llama",
+        'all_reduce_(gradients["dp_tp"], dp_tp)',
+        'all_reduce_(gradients["dp_tp"], dp)',
+    ),
+    "the other bucket": ("tiny_llama", 'sum_squares(gradients["dp_tp"])', 'sum_squares(gradients["dp_split_tp"])'),
+    "a bucket twice": ("tiny_llama", "    norm = (", '    all_reduce_(gradients["dp_tp"], dp_tp)\n    norm = ('),
+    "the count again": ("tiny_llama", "    share = ", "    all_reduce_(count, dp)\n    share = "),
+    "the model twice": (
+        "tiny_llama",
+        "part = model(tokens, labels)",
+        "part = model(tokens, labels) + model(tokens, labels)",
+    ),
+    "inputs swapped": ("tiny_llama", "part = model(tokens, labels)", "part = model(labels, tokens)"),
+    "no backward": ("tiny_llama", "        part.backward(share)  # backward\n", ""),
+    "a mean over ranks": ("tiny_llama", "part.backward(share)", "(part / 2).backward(share)"),
+    "another share": ("tiny_llama", "part.backward(share)", "part.backward(count)"),
+    "no clamp": ("tiny_llama", ".clamp(min=1)", ""),
+    "the share in another dtype": ("tiny_llama", ".to(torch.float32)", ".to(torch.float64)"),
+    "the loss not averaged": ("tiny_llama", "all_reduce_(loss, dp) * share", "all_reduce_(loss, dp)"),
+    "no clipping": ("tiny_llama", "clip_scale(norm, 1.0)", "torch.ones_like(norm)"),
+    "another limit": ("tiny_llama", "clip_scale(norm, 1.0)", "clip_scale(norm, 2.0)"),
+    "never skipped": ("tiny_llama", "skip=count == 0", "skip=count == -1"),
+    "no root": ("tiny_llama", ").sqrt()", ")"),
+    "a bucket without a weight": ("tiny_llama", '                "layers.*.wk",\n', ""),
+    "a weight in another bucket": ("tiny_llama", 'Group("layers.*.norm1",', 'Group("layers.*.wk", "layers.*.norm1",'),
+    "a weight renamed": ("tiny_llama", '"layers.*.wk"', '"layers.*.wx"'),
+    "a wider pattern": ("tiny_llama", '"layers.*.wk"', '"*.wk"'),
+    "another decay": ("tiny_llama", "weight_decay=0.1", "weight_decay=0.0"),
+    "a group's own settings": ("groups", "lr_scale=2.0", "lr_scale=1.0"),
+    "another optimizer": ("tiny_llama", "betas=(0.9, 0.95)", "betas=(0.9, 0.999)"),
+    "masters in another dtype": ("kv heads fewer", "master=torch.float32", "master=torch.bfloat16"),
+    "more microbatches": ("tiny_llama", "microbatches=2", "microbatches=4"),
+    "another mesh": ("tiny_llama", '"tp": 2}', '"tp": 4}'),
+    "inputs laid out otherwise": ("tiny_llama", 'Input(("seq", "batch")', 'Input(("batch", "seq")'),
+    "an import more": ("tiny_llama", "import torch\n", "import torch\nimport sys\n"),
+    "an import under a name": ("tiny_llama", "        rope,\n", "        rope as rope,\n"),
+    "a function under another's name": ("tiny_llama", "linear, silu", "linear, relu as silu"),
+    "a call of the system": ("tiny_llama", "        return x\n", '        os.system("true")\n        return x\n'),
+    "a statement in the module": ("tiny_llama", "PLAN = Plan(", "print()\nPLAN = Plan("),
+    "a default that is computed": ("tiny_llama", "rotary: Tensor)", "rotary: Tensor = print())"),
+    "an annotation that is computed": ("tiny_llama", "rotary: Tensor)", "rotary: print())"),
+    "a decorator": ("tiny_llama", "def train_step", "@torch.no_grad()\ndef train_step"),
+    "a method more": ("tiny_llama", "class Llama(", "    def extra(self) -> None: ...\n\n\nclass Llama("),
+    "a name that hides a function": ("tiny_llama", "        a = rms_norm", "        linear = x\n        a = rms_norm"),
+    "the plan twice": ("tiny_llama", "\nif __name__", "\nPLAN = None\nif __name__"),
+    "no Python": ("tiny_llama", "return x\n", "return return\n"),
+    "a captured value stands for the carried": ("captured", "x = layer(x, y,", "x = layer(y, y,"),
+    "a loop that begins otherwise": ("two carried", "x, y = layer(x, y,", "x, y = layer(y, x,"),
+    "results swapped": ("two carried", "        return x, y\n", "        return y, x\n"),
+}
+
+
+@pytest.mark.parametrize("what", BY_HAND)
+def test_another_program_is_rejected(what: str) -> None:
+    plan, old, new = BY_HAND[what]
+    text, program = _compiled(plan)
+    assert old in text
+    with pytest.raises(AssertionError, match=r"emit: line \d+: "):
+        check(text.replace(old, new), program)
+
+
+# ---- every mutant of a kind
+
+
+def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        body: list[ast.stmt] | None = getattr(node, "body", None)
+        if isinstance(body, list):
+            yield body
+
+
+def _is_docstring(stmt: ast.stmt) -> bool:
+    return isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant)
+
+
+def _without_a_statement(tree: ast.Module) -> Iterator[str]:
+    for body in _bodies(tree):
+        for i, stmt in enumerate(list(body)):
+            if not _is_docstring(stmt):
+                body[i] = ast.Pass()
+                yield f"without `{ast.unparse(stmt)[:60]}`"
+                body[i] = stmt
+
+
+def _with_a_statement_twice(tree: ast.Module) -> Iterator[str]:
+    for body in list(_bodies(tree)):
+        for i, stmt in enumerate(list(body)):
+            if not _is_docstring(stmt):
+                body.insert(i, stmt)
+                yield f"twice `{ast.unparse(stmt)[:60]}`"
+                del body[i]
+
+
+def _with_another_constant(tree: ast.Module) -> Iterator[str]:
+    docstrings = {id(stmt.value) for body in _bodies(tree) for stmt in body if isinstance(stmt, ast.Expr)}
+    messages = {id(node) for part in ast.walk(tree) if isinstance(part, ast.ExceptHandler) for node in ast.walk(part)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in docstrings | messages:
+            value = node.value
+            node.value = f"{value}_" if isinstance(value, str) else not value if isinstance(value, bool) else value + 1
+            yield f"`{node.value}` for `{value}` in line {node.lineno}"
+            node.value = value
+
+
+def _with_another_name(tree: ast.Module) -> Iterator[str]:
+    """Each name that a function reads, exchanged for the name that it reads next."""
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        read = [
+            n
+            for stmt in function.body
+            for n in ast.walk(stmt)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        ]
+        for node, other in pairwise(read):
+            if node.id != other.id:
+                name, node.id = node.id, other.id
+                yield f"`{other.id}` for `{name}` in line {node.lineno}"
+                node.id = name
+
+
+def _with_arguments_swapped(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and len(node.args) > 1 and ast.unparse(node.func) not in ("Group", "train"):
+            node.args[:2] = reversed(node.args[:2])
+            if ast.dump(node.args[0]) != ast.dump(node.args[1]):
+                yield f"arguments swapped in `{ast.unparse(node)}`"
+            node.args[:2] = reversed(node.args[:2])
+
+
+KINDS = [
+    _without_a_statement,
+    _with_a_statement_twice,
+    _with_another_constant,
+    _with_another_name,
+    _with_arguments_swapped,
+]
+
+
+@pytest.mark.parametrize("mutants", KINDS)
+@pytest.mark.parametrize("plan", ["sequence parallel", "regather"])
+def test_every_mutant_is_rejected(plan: str, mutants: Callable[[ast.Module], Iterator[str]]) -> None:
+    text, program = _compiled(plan)
+    tree = ast.parse(text)
+    survivors: list[str] = []
+    for what in mutants(tree):
+        try:
+            check(ast.unparse(copy.copy(tree)), program)
+            survivors.append(what)
+        except AssertionError:
+            pass
+    assert not survivors

@@ -1,0 +1,173 @@
+"""The plans that whole steps are tested on.  All compile; what the compiler refuses is tested with its diagnostics."""
+
+from attrs import evolve
+
+from ir.plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, LLAMA, MLP, PARALLEL_BLOCK, START, WITH_SEQ, Plan
+
+DP_TP = Plan(mesh="dp = 2  tp = 2", shard=WITH_SEQ, ranks=2)
+NO_DP = "vocab, heads, kv_heads, ffn over tp"
+SMALL_MLP = "silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
+
+NORMED = "rmsnorm(a @ wq[hidden -> heads, head_dim], qn[head_dim], eps)"
+
+PLANS = {
+    "one device": Plan(),
+    "data": Plan(mesh="dp = 4", shard="batch over dp", ranks=4),
+    "tensor": Plan(mesh="tp = 2", shard=NO_DP),
+    "tensor, sequence": Plan(mesh="tp = 2", shard=f"{NO_DP}  seq over tp"),
+    "data, tensor": Plan(mesh="dp = 2  tp = 2", shard=ALL_OVER_TP, ranks=2),
+    "data, tensor, sequence": DP_TP,
+    "tensor outside of data": Plan(mesh="tp = 2  dp = 2", shard=WITH_SEQ, ranks=2),
+    "axes of size 1": Plan(mesh="dp = 1  tp = 1", shard=WITH_SEQ),
+    "three axes": Plan(
+        mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("over dp", "over replica, dp"), ranks=4
+    ),
+    "unused tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard="batch over dp", ranks=2),
+    "regather": evolve(DP_TP, train="precision = fp64  gathered = regather"),
+    "bf16": evolve(DP_TP, train="precision = bf16"),
+    "one microbatch": evolve(DP_TP, microbatches=1),
+    "three microbatches": evolve(DP_TP, microbatches=3),
+    "two key/value heads on four ranks": Plan(mesh="tp = 4", shard=f"{NO_DP}  seq over tp"),
+    "two key/value heads on four ranks, no sequence": Plan(mesh="dp = 2  tp = 4", shard=ALL_OVER_TP, ranks=2),
+    "one key/value head": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 1")),
+    "key/value heads of the query's number": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 4")),
+    "heads over tp, key/value heads in a later rule": evolve(
+        DP_TP, shard="batch over dp  vocab, heads, ffn over tp  kv_heads over tp  seq over tp"
+    ),
+    "heads over tp, key/value heads whole": evolve(DP_TP, shard="batch over dp  vocab, heads, ffn over tp"),
+    "vocabulary whole": evolve(DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"),
+    "vocabulary alone": evolve(DP_TP, shard="batch over dp  vocab over tp"),
+    "sequence before vocabulary": evolve(
+        DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp  vocab over tp"
+    ),
+    "ffn alone": Plan(mesh="dp = 2  tp = 2", shard="batch over dp  ffn over tp", ranks=2),
+    "sequence alone": Plan(f"{START} repeat layers {{ {MLP} }} {HEAD}", "tp = 2", "seq over tp"),
+    "batch and sequence": Plan(
+        f"{START} repeat layers {{ {MLP} }} {HEAD}", "dp = 2  cp = 2", "batch over dp  seq over cp", ranks=2
+    ),
+    "batch over the tensor axis too": Plan(mesh="dp = 2  tp = 2", shard=f"{NO_DP}  batch over dp, tp", ranks=4),
+    "two tensor axes": Plan(mesh="tp = 2  ep = 2", shard="vocab, heads, kv_heads over tp  ffn over ep  seq over tp"),
+    "parallel block": evolve(DP_TP, body=PARALLEL_BLOCK, shard=ALL_OVER_TP),
+    "parallel block, sequence": evolve(DP_TP, body=PARALLEL_BLOCK),
+    "tied embedding": evolve(DP_TP, body=LLAMA.replace("@ head[hidden -> vocab]", "@ wte")),
+    "tied embedding, vocabulary whole": evolve(
+        DP_TP,
+        body=LLAMA.replace("@ head[hidden -> vocab]", "@ wte"),
+        shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp",
+    ),
+    "captured value": evolve(
+        DP_TP, body=f"{START} c = rmsnorm(x, norm0[hidden], eps) repeat layers {{ x = x + c * silu(x) {MLP} }} {HEAD}"
+    ),
+    "captured value alone": evolve(
+        DP_TP, body=f"{START} repeat layers {{ y = {SMALL_MLP} }} {HEAD}".replace("y =", "x = x +")
+    ),
+    "captured parameter": evolve(
+        DP_TP,
+        body=f"{START} x = rmsnorm(x, g[hidden], eps) repeat layers {{ x = x + rmsnorm(x, g, eps) {MLP} }} {HEAD}",
+    ),
+    "captured matrix": evolve(
+        DP_TP,
+        body=f"""{START} y = silu(x @ w[hidden -> ffn])
+        repeat layers {{ x = x + silu(x @ w) @ u[ffn -> hidden] }}  x = x + y @ v[ffn -> hidden] {HEAD}""",
+    ),
+    "captured sharded value": evolve(
+        DP_TP,
+        body=f"{START} y = x @ w[hidden -> ffn] repeat layers {{ x = x + silu(y) @ w_out[ffn -> hidden] }} {HEAD}",
+    ),
+    "carried sharded value": evolve(
+        DP_TP,
+        body=f"""{START} y = x @ w[hidden -> ffn]
+        repeat layers {{ y = y + silu(y)  x = x + y @ u[ffn -> hidden] }}  x = x + y @ v[ffn -> hidden] {HEAD}""",
+    ),
+    "nested repeats": evolve(DP_TP, body=f"{START} repeat blocks {{ repeat layers {{ {MLP} }} {ATTENTION} }} {HEAD}"),
+    "nested repeats, captured": evolve(
+        DP_TP,
+        body=f"""{START} c = rmsnorm(x, norm0[hidden], eps)
+        repeat blocks {{ d = c * s[hidden]  repeat layers {{ x = x + silu(x * d) * t[hidden] }} {MLP} }} {HEAD}""",
+    ),
+    "several repeats": evolve(DP_TP, body=f"{START} repeat layers {{ {ATTENTION} }} repeat blocks {{ {MLP} }} {HEAD}"),
+    "a repeat of one": evolve(DP_TP, dims=DIMS.replace("layers = 2", "layers = 1")),
+    "no repeat": evolve(DP_TP, body=f"{START} {ATTENTION} {MLP} {HEAD}"),
+    "parameter used twice": evolve(
+        DP_TP,
+        body=f"""{START}
+        repeat layers {{ m = x @ w[hidden -> ffn]  x = x + silu(m + silu(x) @ w) @ u[ffn -> hidden] }} {HEAD}""",
+    ),
+    "arithmetic on parameters": evolve(
+        DP_TP, body=f"{START} repeat layers {{ {MLP} + silu(b[hidden] * c[hidden]) * d[hidden] }} {HEAD}"
+    ),
+    "parameter matrix made of others": evolve(
+        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ (u[ffn -> hidden] * s[hidden, ffn]) {HEAD}"
+    ),
+    "bias of a column": evolve(
+        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn] + b[ffn]) @ u[ffn -> hidden] {HEAD}"
+    ),
+    "bias of a row": evolve(
+        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] + b[hidden] {HEAD}"
+    ),
+    "scale of a row": evolve(
+        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] * b[hidden] {HEAD}"
+    ),
+    "pending sum used twice": evolve(
+        DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = x + y + silu(y) {HEAD}"
+    ),
+    "pending sum added to itself": evolve(
+        DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = y + y {HEAD}"
+    ),
+    "square": evolve(DP_TP, body=f"{START} y = x * x  x = y * y + x {HEAD}"),
+    "positions learned": evolve(
+        DP_TP, body=f"x = embedding(tokens, wte[vocab, hidden]) + wpe[seq, hidden] {MLP} {HEAD}"
+    ),
+    "clipped": evolve(DP_TP, clip=0.1),
+    "not clipped": evolve(DP_TP, clip=100.0),
+    "a value added to itself": evolve(DP_TP, body=f"{START} x = x + x {HEAD}"),
+    "a value added to itself in a repeat": evolve(
+        DP_TP, body=f"{START} repeat layers {{ x = x + x + silu(x) {MLP} }} {HEAD}"
+    ),
+    "a pending sum among others": evolve(
+        DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = y + x + y {HEAD}"
+    ),
+    "a sum that a sum and a repeat use": evolve(
+        DP_TP, body=f"{START} x = x + silu(x)  y = x + c[hidden]  repeat layers {{ {MLP} }}  x = x + y {HEAD}"
+    ),
+    "captured pending sum": evolve(
+        DP_TP,
+        body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  repeat layers {{ x = x + y {MLP} }} {HEAD}",
+    ),
+    "two carried values": evolve(
+        DP_TP,
+        body=f"{START} y = silu(x) repeat layers {{ t = x  x = y * c[hidden] + silu(y)  y = t }} x = x + y {HEAD}",
+    ),
+    "a carried value that is not used afterwards": evolve(
+        DP_TP, body=f"{START} y = silu(x) repeat layers {{ x = x + y  y = y * c[hidden] }} {HEAD}"
+    ),
+    "a carried value that is the same": evolve(DP_TP, body=f"{START} repeat layers {{ x = x }} {MLP} {HEAD}"),
+    "tied in a repeat": evolve(
+        DP_TP, body=f"{START} repeat layers {{ x = x + silu(x @ wte) @ back[vocab -> hidden] }} {HEAD}"
+    ),
+    "two tables of one vocabulary": evolve(
+        DP_TP, body=f"x = embedding(tokens, wte[vocab, hidden]) + silu(embedding(tokens, wte)) {HEAD}"
+    ),
+    "two losses": evolve(
+        DP_TP,
+        body=f"""{START} first = cross_entropy(x @ a[hidden -> vocab], labels)
+        loss = first + cross_entropy(silu(x) @ b[hidden -> vocab], labels)""",
+    ),
+    "a squared loss": evolve(
+        DP_TP, body=f"{START} first = cross_entropy(x @ a[hidden -> vocab], labels)  loss = first * first"
+    ),
+    "normed queries": evolve(
+        DP_TP, body=LLAMA.replace("rope(a @ wq[hidden -> heads, head_dim], theta)", f"rope({NORMED}, theta)")
+    ),
+    "few key/value heads with bias": evolve(
+        DP_TP,
+        dims=DIMS.replace("kv_heads = 2", "kv_heads = 1"),
+        body=LLAMA.replace("@ wv[hidden -> kv_heads, head_dim]", "@ wv[hidden -> kv_heads, head_dim] + bv[head_dim]"),
+    ),
+    "ffn over two axes": Plan(
+        mesh="a = 2  tp = 2", shard="ffn, vocab over a, tp  heads, kv_heads over tp  seq over tp"
+    ),
+    "ffn and sequence over two axes": Plan(
+        f"{START} repeat layers {{ {MLP} }} {HEAD}", "a = 2  tp = 2", "ffn, vocab over a, tp  seq over a, tp"
+    ),
+}

@@ -1,0 +1,220 @@
+"""The IR's text reads back as the same program at every stage, and `wellformed` refuses corrupted programs.
+
+Non-goals: what programs compute (`test_steps`).
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+
+from ir.plan_table import DP_TP, PLANS
+from ir.plans import Plan
+from ir.random_plans import plans
+from scalec.compiler.diagnostics import PlanError
+from scalec.compiler.ir import Op, Program, Region, Stmt, Value
+from scalec.compiler.passes import STAGES, lower
+from scalec.compiler.printer import print_ir
+from scalec.compiler.reader import is_ir, read_ir
+from scalec.compiler.source import Source
+from scalec.compiler.wellformed import check
+
+AT_ALL_STAGES = [
+    "one device",
+    "data, tensor, sequence",
+    "two key/value heads on four ranks",
+    "regather",
+    "bf16",
+    "nested repeats, captured",
+    "tied embedding",
+    "clipped",
+]
+
+
+def again(program: Program) -> Program:
+    """The program read from its text."""
+    return read_ir(Source("tiny.ir", print_ir(program)))
+
+
+def stages(plan: Plan) -> Iterator[Program]:
+    """The program after each pass."""
+    program = plan.program(STAGES[0])
+    for stage in STAGES:
+        program = lower(program, stage)
+        yield program
+
+
+@pytest.mark.parametrize("name", AT_ALL_STAGES)
+def test_reads_back_at_every_stage(name: str) -> None:
+    for program in stages(PLANS[name]):
+        assert again(program) == program, program.stage
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in AT_ALL_STAGES])
+def test_reads_back(name: str) -> None:
+    program = PLANS[name].program()
+    assert again(program) == program
+
+
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(plans())
+def test_random_programs_read_back(plan: Plan) -> None:
+    try:
+        program = plan.program()
+    except PlanError:
+        return
+    assert again(program) == program
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", ["data, tensor, sequence", "two key/value heads on four ranks"])
+def test_lowering_goes_on_from_text(name: str, stage: str) -> None:
+    assert lower(again(PLANS[name].program(stage))) == PLANS[name].program()
+
+
+def test_text_is_known_from_plans() -> None:
+    assert is_ir(print_ir(DP_TP.program()))
+    assert not is_ir(DP_TP.text())
+
+
+def test_text_is_the_same_each_time() -> None:
+    assert print_ir(DP_TP.program()) == print_ir(DP_TP.program())
+
+
+@pytest.mark.parametrize("line", ["program tiny after resolve", "", "}"])
+def test_what_is_not_ir_is_a_diagnostic(line: str) -> None:
+    text = print_ir(DP_TP.program("resolve")).replace("model (", f"{line}\nbroken (")
+    with pytest.raises(PlanError) as caught:
+        read_ir(Source("tiny.ir", text))
+    assert "E0190" in str(caught.value)
+
+
+# ---- corrupted programs
+
+
+Rewrite = Callable[[Op], Op | None]
+
+
+def rewritten(program: Program, rewrite: Rewrite) -> Program:
+    """The program with the first op rewritten (or left out) that `rewrite` does not return as it is."""
+    done: list[Op] = []
+
+    def body(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        found: list[Stmt] = []
+        for stmt in stmts:
+            if isinstance(stmt, Region):
+                found.append(evolve(stmt, body=body(stmt.body)))
+                continue
+            new = stmt if done else rewrite(stmt)
+            done.extend([stmt] if new is not stmt else [])
+            found.extend([new] if new else [])
+        return tuple(found)
+
+    program = evolve(program, region=evolve(program.region, body=body(program.region.body)))
+    assert done, "nothing was rewritten"
+    return program
+
+
+def drop_coercion(op: Op) -> Op | None:
+    return None if op.kind == "coerce" else op
+
+
+def bypass_coercion(kind: str) -> Callable[[Program], Program]:
+    """The first op of a kind takes an operand as it was before its coercion."""
+
+    def corrupt(program: Program) -> Program:
+        before: dict[str, str] = {}
+
+        def rewrite(op: Op) -> Op:
+            if op.kind == "coerce":
+                before[op.outputs[0].name] = op.inputs[0]
+            if op.kind == kind and any(name in before for name in op.inputs):
+                return evolve(op, inputs=tuple(before.get(name, name) for name in op.inputs))
+            return op
+
+        return rewritten(program, rewrite)
+
+    return corrupt
+
+
+def swap_axes(op: Op) -> Op:
+    """The coercion of another axis."""
+    if op.kind != "coerce" or op.names("axes") not in (("dp",), ("tp",)):
+        return op
+    other = ("tp",) if op.names("axes") == ("dp",) else ("dp",)
+    return evolve(op, attrs=(("axes", other), *op.attrs[1:]))
+
+
+def rename_result(op: Op) -> Op:
+    return evolve(op, outputs=(Value("renamed", op.outputs[0].type),)) if op.kind == "silu" else op
+
+
+def bind_twice(op: Op) -> Op:
+    return evolve(op, outputs=(Value(op.inputs[0], op.outputs[0].type),)) if op.kind == "silu" else op
+
+
+def forget_placements(op: Op) -> Op:
+    first = op.outputs[0]
+    return evolve(op, outputs=(Value(first.name, evolve(first.type, places=())),)) if op.kind == "silu" else op
+
+
+def swap_dims(op: Op) -> Op:
+    first = op.outputs[0]
+    reversed_ = evolve(first.type, dims=first.type.dims[::-1])
+    return evolve(op, outputs=(Value(first.name, reversed_),)) if op.kind == "silu" else op
+
+
+def other_ends(op: Op) -> Op:
+    """A coercion the other way round."""
+    if op.kind != "coerce":
+        return op
+    return evolve(op, attrs=(op.attrs[0], ("from", op.get("to")), ("to", op.get("from"))))
+
+
+def fewer_operands(op: Op) -> Op:
+    return evolve(op, inputs=op.inputs[:1]) if op.kind == "mul" else op
+
+
+def first_op(rewrite: Rewrite) -> Callable[[Program], Program]:
+    return lambda program: rewritten(program, rewrite)
+
+
+def in_first_loop(change: Callable[[Region], Region]) -> Callable[[Program], Program]:
+    def body(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(changed(stmt) if isinstance(stmt, Region) else stmt for stmt in stmts)
+
+    def changed(region: Region) -> Region:
+        return change(region) if region.kind == "repeat" else evolve(region, body=body(region.body))
+
+    return lambda program: evolve(program, region=evolve(program.region, body=body(program.region.body)))
+
+
+CORRUPTIONS = {
+    "a coercion dropped": first_op(drop_coercion),
+    "a coercion in front of a product bypassed": bypass_coercion("contract"),
+    "a coercion in front of a norm bypassed": bypass_coercion("rmsnorm"),
+    "a coercion in front of the loss bypassed": bypass_coercion("token_loss"),
+    "a coercion in front of an update bypassed": bypass_coercion("update"),
+    "a coercion over another axis": first_op(swap_axes),
+    "a coercion the other way round": first_op(other_ends),
+    "a name that is not bound": first_op(rename_result),
+    "a name bound twice": first_op(bind_twice),
+    "placements forgotten": first_op(forget_placements),
+    "dims in another order": first_op(swap_dims),
+    "an operand left out": first_op(fewer_operands),
+    "a carried value left out": in_first_loop(lambda region: evolve(region, yields=region.yields[1:])),
+    "a slice taken of another dim": in_first_loop(lambda region: evolve(region, dim="seq")),
+    "a result left out": in_first_loop(lambda region: evolve(region, results=region.results[:-1])),
+    "an argument from nowhere": in_first_loop(
+        lambda region: evolve(region, args=(evolve(region.args[0], source="nowhere"), *region.args[1:]))
+    ),
+}
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_corrupted_programs_are_refused(corruption: str) -> None:
+    program = DP_TP.program()
+    check(program)
+    with pytest.raises(AssertionError, match="fuse_buckets"):
+        check(CORRUPTIONS[corruption](program))
