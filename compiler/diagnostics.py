@@ -69,7 +69,7 @@ CODES = {
     "E0513": "a repeated dim over an axis",
     # ops
     "E0601": "a dim that an op needs whole",
-    "E0609": "key/value heads sharded without the query heads",
+    "E0609": "query and key/value heads sharded apart",
     "E0602": "several results",
     "E0603": "not a tensor",
     "E0604": "an operator between tensors",

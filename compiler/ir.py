@@ -198,6 +198,7 @@ class Dim:
 
     name: str
     size: int
+    span: Span = _span()
 
 
 @frozen

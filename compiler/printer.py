@@ -19,7 +19,7 @@ def print_ir(program: Program) -> str:
         "",
         f"program {program.name} after {program.stage}",
         *(f"axis {a.name} = {a.size} of {a.whole} {_location(a.span)}" for a in program.axes),
-        *(f"dim {d.name} = {d.size}" for d in program.dims),
+        *(f"dim {d.name} = {d.size} {_location(d.span)}" for d in program.dims),
         *(
             f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"
             for c in program.claims

@@ -134,7 +134,7 @@ class _Builder(Transformer[Token, Program]):
 
     def dim(self, parts: Parts) -> Dim:
         name, size = _words(parts)
-        return Dim(name, int(size))
+        return Dim(name, int(size), span=parts[-1])
 
     def claim(self, parts: Parts) -> Claim:
         rank, dim, how, axis = _words(parts)

@@ -61,7 +61,7 @@ class Group(Settings):
     SECTION: ClassVar[str] = "group"
     name: str = field(metadata=heading())
     params: tuple[str, ...] = field(metadata=texts("patterns of parameter names"))
-    weight_decay: float = field(default=0.0, metadata=real("decoupled weight decay", NOT_NEGATIVE))
+    weight_decay: float = field(default=0.0, metadata=real("weight decay of these parameters", NOT_NEGATIVE))
     lr_scale: float = field(default=1.0, metadata=real("factor on the learning rate", NOT_NEGATIVE))
 
 
@@ -78,7 +78,9 @@ class Optimizer(Settings):
     )
     eps: float = field(default=1e-8, metadata=only("adamw", real("added to the root of the second average", POSITIVE)))
     momentum: float = field(default=0.0, metadata=only("sgd", real("decay of the velocity", FRACTION)))
-    weight_decay: float = field(default=0.0, metadata=real("decoupled weight decay", NOT_NEGATIVE))
+    weight_decay: float = field(
+        default=0.0, metadata=real("weight decay: decoupled in adamw, added to the gradient in sgd", NOT_NEGATIVE)
+    )
     clip: float = field(default=0.0, metadata=real("largest norm of all gradients together, 0 for any", NOT_NEGATIVE))
     schedule: Schedule = field(default=Schedule(), metadata=call(Schedule))
     groups: tuple[Group, ...] = field(default=(), metadata=sections(Group))

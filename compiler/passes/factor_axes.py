@@ -24,7 +24,9 @@ def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:
     if len(ends) == 1:
         return (axis,)
     sizes = [end // start for start, end in zip([1, *ends], ends, strict=False)]
-    return tuple(Axis(f"{axis.name}_{i}", size, axis.name, span=axis.span) for i, size in enumerate(s for s in sizes if s > 1))
+    return tuple(
+        Axis(f"{axis.name}_{i}", size, axis.name, span=axis.span) for i, size in enumerate(s for s in sizes if s > 1)
+    )
 
 
 def _split(claim: Claim, factors: tuple[Axis, ...], size: int) -> list[Claim]:

@@ -73,7 +73,7 @@ class _Fuser:
         for key, params in groups.items():
             inputs = tuple(chains[param][0] for param in params)
             dim = f"flat_{key.name}"
-            self._dims.append(Dim(dim, self._flat_size(key, [summed[name] for name in inputs])))
+            self._dims.append(Dim(dim, self._flat_size(key, [summed[name] for name in inputs]), span=self._step.span))
             frame = evolve(self._program, dims=(*self._program.dims, *self._dims))
             pack = Op("pack", inputs, (), (("dim", dim),), span=self._step.span)
             (type,) = OPS["pack"].infer(frame, [summed[name] for name in inputs], pack)

@@ -21,7 +21,7 @@ def propagate(program: Program) -> Program:
     types = _types(program)
     worker = _Worker(program, types, _made_of_parameters(program))
     region = worker.region(program.region)
-    worker.found.check()
+    worker.check()
     return evolve(program, region=region)
 
 
@@ -76,7 +76,18 @@ class _Worker:
     def __init__(self, program: Program, types: dict[str, Type], constant: set[str]) -> None:
         self._program, self._types, self._constant = program, types, constant
         self._data_axes = {claim.axis for claim in program.claims if claim.dim in DATA_DIMS}
+        self._followed: set[tuple[str, str]] = set()
         self.found = Diagnostics()
+
+    def check(self) -> None:
+        """Raises PlanError with all that was found, rules that no op follows among it."""
+        for claim in self._program.claims:
+            if (claim.dim, claim.axis) not in self._followed:
+                axis = self._program.axis(claim.axis).whole
+                message = f"nothing works on `{claim.dim}` over `{axis}`"
+                help = "leave the rule out, or write it before those that come first wherever it could apply"
+                self.found.error("E0508", message, claim.span, "no op follows this rule", help=help)
+        self.found.check()
 
     def region(self, region: Region) -> Region:
         body = tuple(self.region(stmt) if isinstance(stmt, Region) else self._op(stmt) for stmt in region.body)
@@ -91,24 +102,39 @@ class _Worker:
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = [self._types[name] for name in op.inputs]
         space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
+        linked = head_dims(*operands[:2]) if op.kind == "attention" else ()
         first = first_claims(self._program, axis, space)
+        if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks
+            first = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
         if not first:
             return ["*"] if axis in self._data_axes and self._constant.issuperset(op.inputs) else []
+        self._followed |= {(claim.dim, claim.axis) for claim in first}
         split = [claim.dim for claim in first if claim.split]
-        self._check(op, OPS[op.kind], operands, first, split)
+        if linked:
+            self._check_heads(op, linked, first, split)
+        self._check(op, OPS[op.kind], operands, first, [dim for dim in split if dim not in linked[1:]])
         return split or ["*"]
 
+    def _check_heads(self, op: Op, linked: tuple[str, ...], first: list[Claim], split: list[str]) -> None:
+        """Each rank holds the key/value heads that its query heads use: as many shards of both, or one head for all."""
+        heads, kv_heads = linked
+        axes = tuple(c.axis for c in self._program.claims if c.dim == kv_heads and c.split)
+        one_left = self._program.size(kv_heads) == self._program.degree(axes)
+        alone = {heads, kv_heads} & set(split)
+        if len(alone) == len(set(linked)) or not alone or (alone == {heads} and one_left):
+            return
+        (dim,) = alone
+        self.found.error(
+            "E0609",
+            f"`{dim}` are over `{first[0].axis}`, but `{kv_heads if dim == heads else heads}` are not",
+            op.span,
+            label="query heads stay with the key/value heads they use",
+            notes=[Note(first[0].span, "claimed here")],
+            help=f"write `{heads}, {kv_heads} over {first[0].axis}`",
+        )
+
     def _check(self, op: Op, entry: OpDef, operands: list[Type], first: list[Claim], split: list[str]) -> None:
-        linked = set(head_dims(*operands[:2])) if op.kind == "attention" else set[str]()
-        if linked and set(split) == {head_dims(*operands[:2])[1]} != linked:
-            self.found.error(
-                "E0609",
-                f"key/value heads are over `{first[0].axis}`, but the query heads that use them are not",
-                op.span,
-                notes=[Note(first[0].span, "claimed here")],
-                help=f"write `{', '.join(head_dims(*operands[:2]))} over {first[0].axis}` in one rule",
-            )
-        if len(set(split) - linked) > 1:
+        if len(set(split)) > 1:
             self.found.error(
                 "E0505",
                 f"`{split[0]}` and `{split[1]}` both claim axis `{first[0].axis}` in one `{_word(op)}`",

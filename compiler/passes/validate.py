@@ -13,7 +13,7 @@ from .propagate import DATA_DIMS
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    for check in (_idle, _names, _order, _unused, _weights, _divisible, _within_node, _machines):
+    for check in (_idle, _order, _unused, _weights, _divisible, _within_node, _machines):
         check(program, found)
         found.check()
     return program
@@ -70,17 +70,6 @@ def _collect_sources(region: Region, sources: dict[str, list[str]]) -> None:
             sources |= {value.name: list(stmt.inputs) for value in stmt.outputs}
 
 
-def _names(program: Program, found: Diagnostics) -> None:
-    dims, axes = {d.name for d in program.dims}, {a.name for a in program.axes}
-    for claim in program.claims:
-        if claim.dim not in dims:
-            found.error("E0503", f"there is no dim `{claim.dim}`", claim.span, help=f"dims: {_listed(dims)}")
-        if claim.axis not in axes:
-            found.error(
-                "E0504", f"there is no axis `{claim.axis}`", claim.span, help=f"axes of `mesh`: {_listed(axes)}"
-            )
-
-
 def _order(program: Program, found: Diagnostics) -> None:
     """Several axes of one dim go in the mesh's order, outer first, and no axis twice."""
     order = [axis.name for axis in program.axes]
@@ -110,9 +99,7 @@ def _unused(program: Program, found: Diagnostics) -> None:
     for axis in program.axes:
         if axis.size > 1 and axis.name not in claimed:
             help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
-            found.error(
-                "E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help
-            )
+            found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help)
 
 
 def _weights(program: Program, found: Diagnostics) -> None:
@@ -140,7 +127,11 @@ def _divisible(program: Program, found: Diagnostics) -> None:
             continue
         ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
-        found.error("E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, help=help)
+        place = next(d.span for d in program.dims if d.name == dim)
+        notes = [Note(place, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
+        found.error(
+            "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
+        )
 
 
 def _few_heads(program: Program) -> set[str]:
@@ -182,7 +173,3 @@ def _machines(program: Program, found: Diagnostics) -> None:
             f"{cluster.nodes * cluster.gpus_per_node} GPUs",
             help="the product of the mesh's axes is the number of GPUs",
         )
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names)) or "none"

@@ -1,7 +1,6 @@
 """The read-back check accepts what is emitted, and nothing that does anything else."""
 
 import ast
-import copy
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -112,8 +111,13 @@ def test_comments_docstrings_and_layout_do_not_matter() -> None:
     assert check(ast.unparse(tree), program) == check(text, program)
 
 
+KEPT = """n = all_gather(n, self.tp, dim=0)
+        logits = linear(n, self.head)"""
+AGAIN = """with regather(n, self.tp, dim=0) as n:
+            logits = linear(n, self.head)"""
+
 BY_HAND = {
-    # plan, text, what stands there instead
+    # plan, code as `ast.unparse` writes it, what stands there instead
     "a reduce-scatter is left out": ("tiny_llama", "x + reduce_scatter(y, self.tp, dim=0)", "x + y"),
     "a reduce-scatter becomes an all-reduce": (
         "tiny_llama",
@@ -134,19 +138,11 @@ BY_HAND = {
         "all_gather(a, self.tp, dim=0)",
         "all_gather_invariant(a, self.tp, dim=0)",
     ),
-    "a gather for a block, which backward does again": (
-        "tiny_llama",
-        "m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28\n",
-        "with regather(m, self.tp, dim=0) as m:\n            pass\n",
-    ),
-    "a gather that is kept": (
-        "regather",
-        "with regather(a, self.tp, dim=0) as a:",
-        "a = all_gather(a, self.tp, dim=0)\n        if True:",
-    ),
+    "a gather for a block, which backward does again": ("sequence parallel", KEPT, AGAIN),
+    "a gather that is kept": ("regather", AGAIN, KEPT),
     "a reader outside its block": ("regather", "            v = linear(a", "        v = linear(a"),
-    "another group of ranks": ("tiny_llama", 'self.tp = mesh.axis("tp")', 'self.tp = mesh.axis("dp")'),
-    "a sum for the maximum": ("tiny_llama", ', op="max"', ""),
+    "another group of ranks": ("tiny_llama", "self.tp = mesh.axis('tp')", "self.tp = mesh.axis('dp')"),
+    "a sum for the maximum": ("tiny_llama", ", op='max'", ""),
     "another eps": ("tiny_llama", "rms_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-06)"),
     "another norm": ("tiny_llama", "rms_norm(x, self.norm2,", "rms_norm(x, self.norm1,"),
     "another theta": ("tiny_llama", "theta=500000.0", "theta=10000.0"),
@@ -162,7 +158,7 @@ BY_HAND = {
     ),
     "a weight whole": (
         "tiny_llama",
-        'self.wo = weight(mesh, 64, 64, split={1: ("tp",)}',
+        "self.wo = weight(mesh, 64, 64, split={1: ('tp',)}",
         "self.wo = weight(mesh, 64, 64",
     ),
     "a weight's shape": ("tiny_llama", "weight(mesh, 32, 64,", "weight(mesh, 64, 32,"),
@@ -176,11 +172,11 @@ BY_HAND = {
     "the layers again": ("tiny_llama", "for layer in self.layers:", "for layer in [*self.layers, *self.layers]:"),
     "the bucket's axis": (
         "tiny_llama",
-        'all_reduce_(gradients["dp_tp"], dp_tp)',
-        'all_reduce_(gradients["dp_tp"], dp)',
+        "all_reduce_(gradients['dp_tp'], dp_tp)",
+        "all_reduce_(gradients['dp_tp'], dp)",
     ),
-    "the other bucket": ("tiny_llama", 'sum_squares(gradients["dp_tp"])', 'sum_squares(gradients["dp_split_tp"])'),
-    "a bucket twice": ("tiny_llama", "    norm = (", '    all_reduce_(gradients["dp_tp"], dp_tp)\n    norm = ('),
+    "the other bucket": ("tiny_llama", "sum_squares(gradients['dp_tp'])", "sum_squares(gradients['dp_split_tp'])"),
+    "a bucket twice": ("tiny_llama", "    norm = (", "    all_reduce_(gradients['dp_tp'], dp_tp)\n    norm = ("),
     "the count again": ("tiny_llama", "    share = ", "    all_reduce_(count, dp)\n    share = "),
     "the model twice": (
         "tiny_llama",
@@ -188,7 +184,7 @@ BY_HAND = {
         "part = model(tokens, labels) + model(tokens, labels)",
     ),
     "inputs swapped": ("tiny_llama", "part = model(tokens, labels)", "part = model(labels, tokens)"),
-    "no backward": ("tiny_llama", "        part.backward(share)  # backward\n", ""),
+    "no backward": ("tiny_llama", "        part.backward(share)\n", ""),
     "a mean over ranks": ("tiny_llama", "part.backward(share)", "(part / 2).backward(share)"),
     "another share": ("tiny_llama", "part.backward(share)", "part.backward(count)"),
     "no clamp": ("tiny_llama", ".clamp(min=1)", ""),
@@ -198,21 +194,21 @@ BY_HAND = {
     "another limit": ("tiny_llama", "clip_scale(norm, 1.0)", "clip_scale(norm, 2.0)"),
     "never skipped": ("tiny_llama", "skip=count == 0", "skip=count == -1"),
     "no root": ("tiny_llama", ").sqrt()", ")"),
-    "a bucket without a weight": ("tiny_llama", '                "layers.*.wk",\n', ""),
-    "a weight in another bucket": ("tiny_llama", 'Group("layers.*.norm1",', 'Group("layers.*.wk", "layers.*.norm1",'),
-    "a weight renamed": ("tiny_llama", '"layers.*.wk"', '"layers.*.wx"'),
-    "a wider pattern": ("tiny_llama", '"layers.*.wk"', '"*.wk"'),
+    "a bucket without a weight": ("tiny_llama", "'layers.*.wk', ", ""),
+    "a weight in another bucket": ("tiny_llama", "Group('layers.*.norm1',", "Group('layers.*.wk', 'layers.*.norm1',"),
+    "a weight renamed": ("tiny_llama", "'layers.*.wk'", "'layers.*.wx'"),
+    "a wider pattern": ("tiny_llama", "'layers.*.wk'", "'*.wk'"),
     "another decay": ("tiny_llama", "weight_decay=0.1", "weight_decay=0.0"),
     "a group's own settings": ("groups", "lr_scale=2.0", "lr_scale=1.0"),
     "another optimizer": ("tiny_llama", "betas=(0.9, 0.95)", "betas=(0.9, 0.999)"),
     "masters in another dtype": ("kv heads fewer", "master=torch.float32", "master=torch.bfloat16"),
     "more microbatches": ("tiny_llama", "microbatches=2", "microbatches=4"),
-    "another mesh": ("tiny_llama", '"tp": 2}', '"tp": 4}'),
-    "inputs laid out otherwise": ("tiny_llama", 'Input(("seq", "batch")', 'Input(("batch", "seq")'),
+    "another mesh": ("tiny_llama", "'tp': 2}", "'tp': 4}"),
+    "inputs laid out otherwise": ("tiny_llama", "Input(('seq', 'batch')", "Input(('batch', 'seq')"),
     "an import more": ("tiny_llama", "import torch\n", "import torch\nimport sys\n"),
-    "an import under a name": ("tiny_llama", "        rope,\n", "        rope as rope,\n"),
+    "an import under a name": ("tiny_llama", "rope, ", "rope as rope, "),
     "a function under another's name": ("tiny_llama", "linear, silu", "linear, relu as silu"),
-    "a call of the system": ("tiny_llama", "        return x\n", '        os.system("true")\n        return x\n'),
+    "a call of the system": ("tiny_llama", "        return x\n", "        os.system('true')\n        return x\n"),
     "a statement in the module": ("tiny_llama", "PLAN = Plan(", "print()\nPLAN = Plan("),
     "a default that is computed": ("tiny_llama", "rotary: Tensor)", "rotary: Tensor = print())"),
     "an annotation that is computed": ("tiny_llama", "rotary: Tensor)", "rotary: print())"),
@@ -223,14 +219,23 @@ BY_HAND = {
     "no Python": ("tiny_llama", "return x\n", "return return\n"),
     "a captured value stands for the carried": ("captured", "x = layer(x, y,", "x = layer(y, y,"),
     "a loop that begins otherwise": ("two carried", "x, y = layer(x, y,", "x, y = layer(y, x,"),
-    "results swapped": ("two carried", "        return x, y\n", "        return y, x\n"),
+    "results swapped": ("two carried", "return (x, y)", "return (y, x)"),
 }
+
+
+def _with_imports(text: str) -> str:
+    """The text with all that the replacements above call imported."""
+    start = "from scalec.runtime import "
+    names = [n for n in ("all_gather", "all_gather_invariant", "regather", "zeros") if f" {n}," not in text]
+    return text.replace(start, start + "".join(f"{name}, " for name in names))
 
 
 @pytest.mark.parametrize("what", BY_HAND)
 def test_another_program_is_rejected(what: str) -> None:
     plan, old, new = BY_HAND[what]
     text, program = _compiled(plan)
+    text = _with_imports(ast.unparse(ast.parse(text)))
+    check(text, program)
     assert old in text
     with pytest.raises(AssertionError, match=r"emit: line \d+: "):
         check(text.replace(old, new), program)
@@ -251,12 +256,13 @@ def _is_docstring(stmt: ast.stmt) -> bool:
 
 
 def _without_a_statement(tree: ast.Module) -> Iterator[str]:
-    for body in _bodies(tree):
+    for body in list(_bodies(tree)):
         for i, stmt in enumerate(list(body)):
             if not _is_docstring(stmt):
-                body[i] = ast.Pass()
+                whole = list(body)
+                del body[i]
                 yield f"without `{ast.unparse(stmt)[:60]}`"
-                body[i] = stmt
+                body[:] = whole
 
 
 def _with_a_statement_twice(tree: ast.Module) -> Iterator[str]:
@@ -272,11 +278,20 @@ def _with_another_constant(tree: ast.Module) -> Iterator[str]:
     docstrings = {id(stmt.value) for body in _bodies(tree) for stmt in body if isinstance(stmt, ast.Expr)}
     messages = {id(node) for part in ast.walk(tree) if isinstance(part, ast.ExceptHandler) for node in ast.walk(part)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in docstrings | messages:
-            value = node.value
-            node.value = f"{value}_" if isinstance(value, str) else not value if isinstance(value, bool) else value + 1
-            yield f"`{node.value}` for `{value}` in line {node.lineno}"
-            node.value = value
+        if not isinstance(node, ast.Constant) or id(node) in docstrings | messages:
+            continue
+        match node.value:
+            case bool(value):
+                other: bool | int | float | str = not value
+            case int(value) | float(value):
+                other = value + 1
+            case str(value):
+                other = f"{value}_"
+            case _:
+                continue
+        node.value = other
+        yield f"`{other}` for `{value}` in line {node.lineno}"
+        node.value = value
 
 
 def _with_another_name(tree: ast.Module) -> Iterator[str]:
@@ -297,7 +312,8 @@ def _with_another_name(tree: ast.Module) -> Iterator[str]:
 
 def _with_arguments_swapped(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and len(node.args) > 1 and ast.unparse(node.func) not in ("Group", "train"):
+        alike = isinstance(node, ast.Call) and ast.unparse(node.func) in ("Group", "os.environ.get")
+        if isinstance(node, ast.Call) and len(node.args) > 1 and not alike:
             node.args[:2] = reversed(node.args[:2])
             if ast.dump(node.args[0]) != ast.dump(node.args[1]):
                 yield f"arguments swapped in `{ast.unparse(node)}`"
@@ -314,14 +330,13 @@ KINDS = [
 
 
 @pytest.mark.parametrize("mutants", KINDS)
-@pytest.mark.parametrize("plan", ["sequence parallel", "regather"])
-def test_every_mutant_is_rejected(plan: str, mutants: Callable[[ast.Module], Iterator[str]]) -> None:
-    text, program = _compiled(plan)
+def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]]) -> None:
+    text, program = _compiled("parallel block")
     tree = ast.parse(text)
     survivors: list[str] = []
     for what in mutants(tree):
         try:
-            check(ast.unparse(copy.copy(tree)), program)
+            check(ast.unparse(tree), program)
             survivors.append(what)
         except AssertionError:
             pass

@@ -19,7 +19,7 @@ def frame(axes: Mapping[str, int], dims: Mapping[str, int]) -> Program:
     """A program for typing ops and paths on a mesh."""
     return evolve(
         _tiny(),
-        axes=tuple(Axis(name, size, name) for name, size in axes.items()),
+        axes=tuple(Axis(name, size, name, span=_tiny().region.span) for name, size in axes.items()),
         dims=tuple(Dim(name, size) for name, size in dims.items()),
     )
 

@@ -29,12 +29,17 @@ PLANS = {
     "three microbatches": evolve(DP_TP, microbatches=3),
     "two key/value heads on four ranks": Plan(mesh="tp = 4", shard=f"{NO_DP}  seq over tp"),
     "two key/value heads on four ranks, no sequence": Plan(mesh="dp = 2  tp = 4", shard=ALL_OVER_TP, ranks=2),
+    "two key/value heads on eight ranks": Plan(
+        mesh="tp = 8",
+        shard=f"{NO_DP}  seq over tp",
+        seq=8,
+        dims=DIMS.replace("vocab = 12", "vocab = 16").replace("heads = 4", "heads = 8", 1),
+    ),
     "one key/value head": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 1")),
     "key/value heads of the query's number": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 4")),
     "heads over tp, key/value heads in a later rule": evolve(
         DP_TP, shard="batch over dp  vocab, heads, ffn over tp  kv_heads over tp  seq over tp"
     ),
-    "heads over tp, key/value heads whole": evolve(DP_TP, shard="batch over dp  vocab, heads, ffn over tp"),
     "vocabulary whole": evolve(DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"),
     "vocabulary alone": evolve(DP_TP, shard="batch over dp  vocab over tp"),
     "sequence before vocabulary": evolve(

@@ -107,6 +107,7 @@ def test_clipping_bounds_the_step() -> None:
 
 DOUBTFUL = {
     "key/value heads alone": evolve(DP_TP, shard="batch over dp  kv_heads over tp"),
+    "heads alone": evolve(DP_TP, shard="batch over dp  vocab, heads, ffn over tp"),
     "key/value heads before heads": evolve(DP_TP, shard="batch over dp  kv_heads over tp  heads over tp"),
     "head dim": evolve(DP_TP, shard="batch over dp  head_dim over tp"),
     "hidden": evolve(DP_TP, shard="batch over dp  hidden over tp"),
@@ -165,6 +166,13 @@ def values(region: Region) -> list[Value]:
     for stmt in region.body:
         found += values(stmt) if isinstance(stmt, Region) else stmt.outputs
     return found
+
+
+def test_key_value_heads_are_split_as_far_as_they_go() -> None:
+    """Two of them over eight ranks: each rank holds one, and one of eight query heads."""
+    program = compiled(PLANS["two key/value heads on eight ranks"])
+    stored = {p.name: program.local_shape(p.type) for p in program.params}
+    assert (stored["wq"][1], stored["wk"][1], stored["wv"][1]) == (1, 1, 1)
 
 
 # ---- counts

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from attrs import define
 
-from ...ir import MAXIMUM, Attr, Kind, Op, Placement, Program, Type, sharded
+from ...ir import Attr, Op, Program, Type
 from ...placements import COERCIONS, coercion_of
 from .text import DTYPES, Names, Ops, demand, keywords, literal, terms, wrong
-from .values import Axes, Local, Seen, Table, local
+from .values import Axes, Local, Seen, Table, ends_of, local
 
 Gather = tuple[str, frozenset[tuple[str, Attr]]]
 """What a coercion leads from, and its attributes."""
@@ -245,7 +245,7 @@ def coerced(e: Expressions, call: ast.Call, function: str, again: bool = False) 
     demand(call, len(call.args) == 2, "a coercion takes an operand and an axis")
     x, axes = e.plain(call.args[0]), e.group(call.args[1])
     options = {str(keyword.arg): literal(keyword.value) for keyword in call.keywords}
-    for source, target in _ends(function, x, options):
+    for source, target in ends_of(function, x, options):
         attrs: dict[str, Attr] = {"axes": axes, "from": source, "to": target}
         if e.ops.has("coerce", [x.name], attrs):
             op = e.ops.take(call, "coerce", [x.name], attrs)
@@ -258,33 +258,6 @@ def _demand_once(e: Expressions, call: ast.Call, op: Op, again: bool) -> None:
     if coercion_of(op).function == "all_gather":
         count = e.again[op.inputs[0], frozenset(op.attrs)]
         demand(call, count == again, f"in the IR, backward gathers {op.outputs[0].name} again {count} times")
-
-
-def _ends(function: str, x: Local, options: dict[str, object]) -> list[tuple[Placement, Placement]]:
-    """The placements from which and to which a function with these options may lead."""
-    if options.get("op", "max") != "max":
-        return []
-    dims = ("dim_from", "dim_to") if "dim_from" in options else ("dim", "dim")
-    return [
-        (_placement(source, x, options.get(dims[0])), _placement(target, x, options.get(dims[1])))
-        for (source, target), entry in COERCIONS.items()
-        if entry.function == function and options.keys() == _options(source, target)
-    ]
-
-
-def _options(source: Kind, target: Kind) -> set[str]:
-    if source is target:
-        return {"dim_from", "dim_to"}
-    if Kind.SHARDED in (source, target):
-        return {"dim"}
-    return {"op"} if source is Kind.MAXIMUM else set()
-
-
-def _placement(kind: Kind, x: Local, dim: object) -> Placement:
-    """The placement of this kind; none that leads anywhere where there is no such dim."""
-    if kind is not Kind.SHARDED:
-        return Placement(kind)
-    return sharded(x.dims[dim]) if isinstance(dim, int) and 0 <= dim < len(x.dims) else MAXIMUM
 
 
 VIEWS: dict[str, Callable[[Expressions, ast.Call, Local], Local]] = {

@@ -53,7 +53,10 @@ class _Init:
         match stmt:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=ast.Call() as call):
                 self._set(stmt, name, self._attribute(call))
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if name != "mesh":
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if name not in {
+                "mesh",
+                *self._tables,
+            }:
                 self._tables[name] = self._table(call)
             case ast.Expr(value=ast.Call(args=[ast.Constant(value=str(name)), ast.Name(id=variable)])) if (
                 variable in self._tables

@@ -102,6 +102,9 @@ class File:
             if not (isinstance(stmt, ast.Assign) and isinstance(stmt.targets[0], ast.Name)):
                 raise wrong(stmt, f"`{ast.unparse(stmt)}` is no part of a program")
             self._bind(stmt, stmt.targets[0].id)
+        read = {node.id for node in ast.walk(handler) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        known = self._bound | {handler.name, "ModuleNotFoundError", "SystemExit"}
+        demand(handler, read <= known, f"reads {sorted(read)}")
         called = {ast.unparse(node.func) for node in ast.walk(handler) if isinstance(node, ast.Call)}
         demand(handler, called <= {"os.environ.get", "SystemExit"}, f"calls {sorted(called)}")
 

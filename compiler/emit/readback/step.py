@@ -10,7 +10,7 @@ from attrs import frozen
 from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Program, Type, walk
 from ...placements import coercion_of, ends
 from .text import DTYPES, Names, Ops, axes_of, demand, demand_same, keywords, literal, statements, targets, terms, wrong
-from .values import Axes, blocks
+from .values import Axes, blocks, needed
 
 INPUTS = ("tokens", "labels")
 """What `batch.microbatches()` gives of each microbatch, in the runtime's order."""
@@ -58,7 +58,7 @@ class Step:
         self._returns = {key: end.name for key, end in zip(metrics, program.region.yields, strict=False)}
         if not self._trains:
             del self._returns["norm"]
-        ops = _needed(program, None if self._trains else set(self._returns.values()))
+        ops = needed(program, None if self._trains else set(self._returns.values()))
         self._ops = Ops(ops, same, self._is_leaf)
         self._order = [op for op in ops if op.kind == "coerce" and coercion_of(op).collective]
         self._env: dict[str, Seen] = {} if self._trains else {"mesh": MESH}
@@ -86,7 +86,7 @@ class Step:
 
     def _statement(self, stmt: ast.stmt) -> None:
         match stmt:
-            case ast.Assign(targets=[ast.Name(id="mesh")]) if self._trains:
+            case ast.Assign(targets=[ast.Name(id="mesh")]) if "mesh" not in self._env:
                 demand_same(stmt, "mesh = state.mesh")
                 self._env["mesh"] = MESH
             case ast.Assign(targets=[ast.Tuple() as names], value=ast.Tuple(elts=values)):
@@ -105,7 +105,8 @@ class Step:
 
     def _bind(self, target: ast.expr, values: list[Seen]) -> None:
         names = targets(target)
-        demand(target, not GIVEN & set(names), f"binds {names} anew")
+        fixed = {name for name, value in self._env.items() if not isinstance(value, str)}
+        demand(target, not (GIVEN | fixed) & set(names), f"binds {names} anew")
         self._env.update(zip(names, values, strict=True))
 
     def _return(self, stmt: ast.stmt) -> None:
@@ -291,15 +292,3 @@ class Step:
                 return self._take(node, "reciprocal", [count], dtype=dtype)
             case _:
                 raise wrong(node, f"nothing in the IR does `{ast.unparse(node)}`")
-
-
-def _needed(program: Program, wanted: set[str] | None) -> list[Op]:
-    """The ops of the step on which the values `wanted` depend, or all."""
-    ops = [stmt for stmt in program.region.body if isinstance(stmt, Op)]
-    if wanted is None:
-        return ops
-    needed = set(wanted)
-    for op in reversed(ops):
-        if needed & {value.name for value in op.outputs}:
-            needed.update(op.inputs)
-    return [op for op in ops if needed & {value.name for value in op.outputs}]

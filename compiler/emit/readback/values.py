@@ -1,10 +1,11 @@
-"""What emitted text stands for: local tensors, groups of ranks, rotary tables; and the blocks of a step."""
+"""What emitted text stands for: local tensors, groups of ranks, rotary tables, placements; and the parts of a step."""
 
 from collections.abc import Mapping
 
 from attrs import frozen
 
-from ...ir import Program, Region, Type
+from ...ir import MAXIMUM, Kind, Op, Placement, Program, Region, Type, sharded
+from ...placements import COERCIONS
 
 Groups = tuple[tuple[str, ...], ...]
 """For each dim of a tensor the named dims that are joined in it."""
@@ -49,6 +50,33 @@ def local(name: str, types: Mapping[str, Type]) -> Local:
 Seen = Local | Axes | Table | tuple[Local, ...]
 
 
+def ends_of(function: str, x: Local, options: dict[str, object]) -> list[tuple[Placement, Placement]]:
+    """The placements from which and to which a function with these options may lead."""
+    if options.get("op", "max") != "max":
+        return []
+    dims = ("dim_from", "dim_to") if "dim_from" in options else ("dim", "dim")
+    return [
+        (_placement(source, x, options.get(dims[0])), _placement(target, x, options.get(dims[1])))
+        for (source, target), entry in COERCIONS.items()
+        if entry.function == function and options.keys() == _options(source, target)
+    ]
+
+
+def _options(source: Kind, target: Kind) -> set[str]:
+    if source is target:
+        return {"dim_from", "dim_to"}
+    if Kind.SHARDED in (source, target):
+        return {"dim"}
+    return {"op"} if source is Kind.MAXIMUM else set()
+
+
+def _placement(kind: Kind, x: Local, dim: object) -> Placement:
+    """The placement of this kind; none that leads anywhere where there is no such dim."""
+    if kind is not Kind.SHARDED:
+        return Placement(kind)
+    return sharded(x.dims[dim]) if isinstance(dim, int) and 0 <= dim < len(x.dims) else MAXIMUM
+
+
 def blocks(program: Program) -> tuple[Region, Region, Region]:
     """The step's region of microbatches, and the blocks of forward and backward in it."""
     (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
@@ -56,3 +84,15 @@ def blocks(program: Program) -> tuple[Region, Region, Region]:
     assert isinstance(forward, Region), "emit: no forward block"
     assert isinstance(backward, Region), "emit: no backward block"
     return region, forward, backward
+
+
+def needed(program: Program, wanted: set[str] | None) -> list[Op]:
+    """The ops of the step on which the values `wanted` depend, or all."""
+    ops = [stmt for stmt in program.region.body if isinstance(stmt, Op)]
+    if wanted is None:
+        return ops
+    names = set(wanted)
+    for op in reversed(ops):
+        if names & {value.name for value in op.outputs}:
+            names.update(op.inputs)
+    return [op for op in ops if names & {value.name for value in op.outputs}]

@@ -7,7 +7,7 @@ After: a single-device program that is well formed.  Non-goals: whether the shar
 from attrs import evolve
 
 from ... import syntax
-from ...diagnostics import Diagnostics, Note
+from ...diagnostics import Diagnostics, Note, did_you_mean, listing
 from ...ir import Axis, Claim, Dim, Program, Region
 from ...settings import Cluster, Train, read
 from ...source import Source
@@ -36,11 +36,12 @@ def resolve(source: Source) -> Program:
     found.check()
     dims, scope = _dims(document.model)
     dims |= _data_dims(train, rules, axes)
+    _known(rules, dims, axes)
     frame = Program(
         document.model.name.name,
         "resolve",
         axes,
-        tuple(Dim(name, size) for name, size in dims.items()),
+        tuple(dims.values()),
         _claims(rules, {axis.name: axis.size for axis in axes}),
         (),
         Region("model", (), span=document.model.span),
@@ -89,9 +90,9 @@ def _rules(section: syntax.Section, found: Diagnostics) -> tuple[syntax.Rule, ..
     return tuple(entry for entry in section.entries if isinstance(entry, syntax.Rule))
 
 
-def _dims(model: syntax.Model) -> tuple[dict[str, int], dict[str, Scalar]]:
+def _dims(model: syntax.Model) -> tuple[dict[str, Dim], dict[str, Scalar]]:
     """The model's own dims, and the scope of dims and constants for arithmetic."""
-    dims: dict[str, int] = {}
+    dims: dict[str, Dim] = {}
     scope: dict[str, Scalar] = {}
     for section in model.body:
         if isinstance(section, syntax.Section):
@@ -100,7 +101,7 @@ def _dims(model: syntax.Model) -> tuple[dict[str, int], dict[str, Scalar]]:
     return dims, scope
 
 
-def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, int], scope: dict[str, Scalar]) -> None:
+def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, Dim], scope: dict[str, Scalar]) -> None:
     found = Diagnostics()
     match section.kind.name, entry:
         case "dims", syntax.Setting(syntax.Name("batch" | "seq" | "microbatches") as key):
@@ -109,7 +110,8 @@ def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, int], 
         case (("dims" | "const"), syntax.Setting(key)) if key.name in scope:
             found.error("E0403", f"`{key}` is set twice", key.span, "again")
         case "dims", syntax.Setting(key, value):
-            dims[key.name] = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
+            size = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
+            dims[key.name] = Dim(key.name, size, span=entry.span)
         case "const", syntax.Setting(key, value):
             scope[key.name] = evaluate(value, scope)
         case (("dims" | "const"), _):
@@ -121,7 +123,7 @@ def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, int], 
     found.check()
 
 
-def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, ...]) -> dict[str, int]:
+def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, ...]) -> dict[str, Dim]:
     """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a step."""
     sizes = {axis.name: axis.size for axis in axes}
     batch = train.microbatch
@@ -141,13 +143,34 @@ def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, .
             help=f"multiples of {batch} are, for instance {-(-train.global_batch // batch) * batch}",
         )
     found.check()
-    return {"seq": train.seq, "batch": batch, "microbatches": train.global_batch // batch}
+    given = {
+        "seq": (train.seq, "seq"),
+        "batch": (batch, "microbatch"),
+        "microbatches": (train.global_batch // batch, "global_batch"),
+    }
+    return {name: Dim(name, size, span=train.spans[key]) for name, (size, key) in given.items()}
+
+
+def _known(rules: tuple[syntax.Rule, ...], dims: dict[str, Dim], axes: tuple[Axis, ...]) -> None:
+    """Every rule speaks of dims and axes that there are."""
+    found = Diagnostics()
+    names = [axis.name for axis in axes]
+    for rule in rules:
+        for dim in rule.dims:
+            if dim.name not in dims:
+                help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
+                found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
+        for axis in rule.axes:
+            if axis.name not in names:
+                help = did_you_mean(axis.name, names) or f"axes of `mesh` are {listing(names)}"
+                found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+    found.check()
 
 
 def _claims(rules: tuple[syntax.Rule, ...], sizes: dict[str, int]) -> tuple[Claim, ...]:
     """One claim for each dim and axis; an axis of size 1 shards nothing."""
     return tuple(
-        Claim(rank, dim.name, axis.name, True, span=rule.span)
+        Claim(rank, dim.name, axis.name, True, span=dim.span)
         for rank, rule in enumerate(rules)
         for dim in rule.dims
         for axis in rule.axes
