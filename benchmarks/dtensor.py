@@ -4,13 +4,15 @@ The usual plan (as in torchtitan): loss over a sharded vocabulary, with or witho
 Weights are gathered once a microbatch and kept until its backward is done; gradients are reduced once a step.
 """
 
+from typing import cast
+
 import plain
 import torch
 from emitted import CLIP
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -53,9 +55,7 @@ def _layer_styles(sequence_parallel: bool) -> dict[str, ParallelStyle]:
         **{name: RowwiseParallel(output_layouts=scatter) for name in rows},
         "norm1": SequenceParallel(),
         "norm2": SequenceParallel(),
-        "attention": PrepareModuleInput(
-            input_layouts=(scatter, None, None), desired_input_layouts=(whole, None, None)
-        ),
+        "attention": PrepareModuleInput(input_layouts=(scatter, None, None), desired_input_layouts=(whole, None, None)),
         "mlp": PrepareModuleInput(input_layouts=scatter, desired_input_layouts=whole),
     }
 
@@ -74,7 +74,7 @@ def step(model: plain.Llama, optimizer: torch.optim.Optimizer, tokens: Tensor, l
         with loss_parallel():
             loss = plain.loss_of(model(part[0]), part[1]) / len(tokens)
             loss.backward()
-        total += loss.detach().full_tensor()
+        total += cast(DTensor, loss.detach()).full_tensor()
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()

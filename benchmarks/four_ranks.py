@@ -4,11 +4,10 @@ dp 2 × tp 2 with sequence parallelism.  Both programs start from the same param
 to the same loss.  Ranks have a thread each: with fewer than 4 cores they also wait for one another's turn.
 
 Where the time goes is read from profiled steps, which take longer: gloo's own events (on its threads, waiting for peers
-included; a reduce-scatter runs as an all-reduce there), torch's ops on rank 0, and the rest: Python, autograd, dispatch.
+included; a reduce-scatter runs as an all-reduce there), torch's ops on rank 0, the rest: Python, autograd, dispatch.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,7 +45,6 @@ Step = Callable[[], Tensor]
 
 def main() -> None:
     quick = asked_quick(__doc__)
-    os.environ["KINETO_LOG_LEVEL"] = "5"  # the profiler says when it starts and stops
     print(f"{where()}, {RANKS} gloo ranks of one thread")
     for name, sizes in list(CASES.items())[: 1 if quick else None]:
         split = program(sizes, MESH, sequence_parallel=True)
@@ -61,8 +59,8 @@ def _rank(rank: int, folder: Path, name: str, sizes: Sizes, split: ModuleType, r
     dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=RANKS)
     mesh = Mesh(MESH)
     steps = {EMITTED: _emitted(sizes, split, mesh), TORCH: _torch(sizes, mesh)}
-    losses = {kind: _mean(step(), mesh) for kind, step in steps.items()}
     times = in_turns({kind: partial(_timed, step) for kind, step in steps.items()}, rounds)
+    losses = {kind: _mean(step(), mesh) for kind, step in steps.items()}
     parts = [_where_it_goes(kind, step) for kind, step in steps.items()]
     if rank == 0:
         _report(name, losses, times, parts)
@@ -121,13 +119,12 @@ def _where_it_goes(kind: str, step: Step) -> tuple[str, ...]:
     return kind, f"{elapsed / PROFILED * 1e3:.1f} ms", str(calls), *shares
 
 
-def _report(
-    name: str, losses: dict[str, float], times: dict[str, list[float]], parts: list[tuple[str, ...]]
-) -> None:
+def _report(name: str, losses: dict[str, float], times: dict[str, list[float]], parts: list[tuple[str, ...]]) -> None:
     rows = [
-        (kind, f"{median(of) * 1e3:.1f} ms", ratio(of, times[TORCH]), f"{losses[kind]:.5f}") for kind, of in times.items()
+        (kind, f"{median(of) * 1e3:.1f} ms", ratio(of, times[TORCH]), f"{losses[kind]:.5f}")
+        for kind, of in times.items()
     ]
-    table(f"{name}: a training step, median", ("program", "step", f"beside {TORCH}", "first loss"), rows)
+    table(f"{name}: a training step, median", ("program", "step", f"beside {TORCH}", "loss after all"), rows)
     columns = ("program", "profiled step", "collectives", "in all_gather", "in reductions", "torch's ops", "rest")
     table(f"{name}: where the time of rank 0 goes", columns, parts)
 

@@ -54,4 +54,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 def where() -> str:
     """What this was measured on."""
-    return f"Python {platform.python_version()}, torch {version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
+    return (
+        f"Python {platform.python_version()}, torch {version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
+    )

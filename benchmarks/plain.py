@@ -82,7 +82,7 @@ class Llama(nn.Module):
 def rotary(sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines of rotary positions, [s, 1, d] each."""
     half = torch.arange(0, sizes.head_dim, 2) / sizes.head_dim
-    angle = torch.arange(sizes.seq).double().outer(500000.0**-half.double())
+    angle = torch.arange(sizes.seq).double().outer(500000.0 ** -half.double())
     sine = angle.sin()
     return angle.cos().repeat(1, 2).unsqueeze(1).float(), torch.cat([-sine, sine], dim=1).unsqueeze(1).float()
 
@@ -99,9 +99,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """The plans' AdamW."""
-    return torch.optim.AdamW(
-        model.parameters(), lr=1e-3, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True
-    )
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True)
 
 
 def step(model: Llama, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ CODES = {
     "E0210": "a parameter without an initial value",
     "E0211": "an unknown distribution",
     "E0212": "something that the loss does not depend on",
+    "E0213": "inputs other than tokens and labels",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",

@@ -113,18 +113,24 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
     Raises OrderError where a dim would be gathered or scattered over an axis that is not its innermost.
     """
     wanted = dict(want)
-    steps: list[Step] = []
+    groups: dict[tuple[Placement, Placement], tuple[str, ...]] = {}  # what several axes do alike is one coercion
     for axis in program.axes:
-        source, target = type.at(axis.name), wanted.get(axis.name, INVARIANT)
-        for a, b in _hops(source, target):
-            steps.append(Step((axis.name,), a, b))
-    steps.sort(key=lambda step: coercion(step.source, step.target).stage)
-    merged = _merge(steps)
-    for step in merged:
+        for change in _hops(type.at(axis.name), wanted.get(axis.name, INVARIANT)):
+            groups[change] = (*groups.get(change, ()), axis.name)
+    order = [axis.name for axis in program.axes]
+    steps = [Step(axes, *change) for change, axes in groups.items()]
+    steps.sort(key=lambda step: _rank(step, order))
+    for step in steps:
         after = step.applied(type, program)
         _check_innermost(step, type, after)
         type = after
-    return merged
+    return steps
+
+
+def _rank(step: Step, order: list[str]) -> tuple[int, int]:
+    """By the table's stage; gathers innermost first, since only the innermost axis of a dim can be gathered."""
+    stage = coercion(step.source, step.target).stage
+    return stage, -order.index(step.axes[-1]) if stage == 2 else 0
 
 
 def _hops(source: Placement, target: Placement) -> list[tuple[Placement, Placement]]:
@@ -133,16 +139,6 @@ def _hops(source: Placement, target: Placement) -> list[tuple[Placement, Placeme
     if (source.kind, target.kind) == (P, R):
         return [(source, INVARIANT), (INVARIANT, target)]
     return [(source, target)]
-
-
-def _merge(steps: list[Step]) -> list[Step]:
-    """Joins steps that do the same over several axes into one coercion over their joint group."""
-    merged: dict[tuple[Placement, Placement], Step] = {}
-    for step in steps:
-        key = step.source, step.target
-        axes = merged[key].axes if key in merged else ()
-        merged[key] = Step((*axes, *step.axes), *key)
-    return list(merged.values())
 
 
 def _check_innermost(step: Step, before: Type, after: Type) -> None:

@@ -147,7 +147,7 @@ class Body:
 
     def bind_table(self, table: Table) -> None:
         """A table of rotary positions that the caller passes on."""
-        name = "rotary" if not self._tables else f"rotary_{len(self._tables) + 1}"
+        name = identifier("rotary", set(self._holder) | set(self._tables.values()))
         self._tables[table] = name
         self._module.arguments.append(name)
 
@@ -274,8 +274,8 @@ class Body:
 
     def _hold(self, value: str) -> str:
         """A Python name for `value`: its own, if what held it is not read any more."""
-        free = {name for name, held in self._holder.items() if not self._left[held]}
-        name = identifier(value, set(self._holder) - free)
+        held = {name for name, value in self._holder.items() if self._left[value]}
+        name = identifier(value, held | set(self._tables.values()))
         self._holder[name] = value
         self._exprs[value] = Expr(name, ATOM, (value,))
         return name
@@ -296,8 +296,7 @@ class Body:
         if table in self._tables:
             return self._tables[table]
         if table not in self._module.tables:
-            count = len(self._module.tables)
-            self._module.tables[table] = f"rotary_{count + 1}" if count else "rotary"
+            self._module.tables[table] = identifier("rotary", self._module.attributes())
         return f"self.{self._module.tables[table]}"
 
     def _is_matrix(self, name: str) -> bool:

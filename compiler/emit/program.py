@@ -12,14 +12,14 @@ from attrs import frozen
 from jinja2 import FileSystemLoader
 
 from .. import __version__
-from ..ir import Arg, Op, Param, Program, Region, walk
+from ..ir import Arg, Op, Program, Region, Type, walk
 from ..resources import folder
 from ..settings import Group
 from ..source import Source
 from ..summary import launch, ranks
 from .modules import Model, Module, Modules, weight_line
 from .step import step_lines
-from .words import DTYPES, RUNTIME, file_word, letter, literal
+from .words import DTYPES, FUNCTIONAL, RUNTIME, file_word, letter, literal
 
 
 def train_py(program: Program, source: Source) -> str:
@@ -51,9 +51,9 @@ def train_py(program: Program, source: Source) -> str:
         optimizer=_optimizer(program),
         dtypes=_dtypes(program),
         step=step_lines(program),
-        plan=_plan(program, microbatches.args),
+        plan=_plan(program, microbatches.args, modules.types),
     )
-    return body.replace("@IMPORTS@", _imports(body))
+    return _with_imports(body)
 
 
 def leaves(program: Program) -> dict[str, str]:
@@ -180,7 +180,7 @@ def _optimizer(program: Program) -> str:
     return f"SGD(momentum={settings.momentum!r})"
 
 
-def _plan(program: Program, inputs: tuple[Arg, ...]) -> list[str]:
+def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> list[str]:
     """The lines of the settings that a person may change between runs, and of what the loop must know."""
     train, data = program.train, program.train.data
     schedule = train.optimizer.schedule
@@ -195,7 +195,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...]) -> list[str]:
         "inputs={",
         *(f"    {literal(arg.value.name)}: {_input(arg)}," for arg in inputs),
         "},",
-        f"vocab={_vocabulary(program)},",
+        f"vocab={_vocabulary(program, types)},",
         f"seq={train.seq},",
         f"global_batch={train.global_batch},",
         f"microbatches={program.size('microbatches')},",
@@ -215,16 +215,23 @@ def _input(arg: Arg) -> str:
     )
 
 
-def _vocabulary(program: Program) -> int:
-    """The smallest table that tokens are looked up in: every id must be below it."""
-    tables = [op.inputs[1] for op in walk(program.region.body) if op.kind == "embedding"]
-    of = leaves(program)
-    params: dict[str, Param] = {p.name: p for p in program.params}
-    return min((program.size(params[of[table]].type.dims[0]) for table in tables if table in of), default=2**31)
+def _vocabulary(program: Program, types: dict[str, Type]) -> int:
+    """Every token id and label is below the smallest of the tables and of the numbers of classes."""
+    ops = list(walk(program.region.body))
+    dims = [types[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
+    dims += [types[op.inputs[0]].dims[-1] for op in ops if op.kind in ("cross_entropy", "softmax_parts")]
+    return min(program.size(dim) for dim in dims)
 
 
-def _imports(body: str) -> str:
-    """The names of the runtime that the text calls or annotates with, one a line."""
+def _with_imports(body: str) -> str:
+    """The text with the names that it calls or annotates with imported."""
     code = re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2])
-    used = [name for name in RUNTIME if re.search(rf"(?<![\w.]){name}\b(?!\s*=[^=])", code)]
-    return "\n".join(f"        {name}," for name in used)
+    functional = [name for name in FUNCTIONAL if _names(name, code)]
+    line = f"from torch.nn.functional import {', '.join(functional)}\n" if functional else ""
+    runtime = "".join(f"        {name},\n" for name in RUNTIME if _names(name, code))
+    return body.replace("@FUNCTIONAL@\n", line).replace("@IMPORTS@\n", runtime)
+
+
+def _names(name: str, code: str) -> bool:
+    """Whether `code` uses `name`, other than as the keyword of an argument."""
+    return re.search(rf"(?<![\w.]){name}\b(?!\s*=[^=])", code) is not None

@@ -7,7 +7,10 @@ from attrs import frozen
 
 from ..ir import Kind, Op, Program, Region, Type
 from ..placements import ends
-from .words import DTYPES, axes_word, literal
+from .words import DTYPES, axes_word, identifier, literal
+
+LOCALS = set("count share loss part tokens labels gradients norm squares squares_2 squares_3 squares_4".split())
+"""What the lines below call their values."""
 
 
 @frozen
@@ -52,7 +55,9 @@ class _Lines:
         return [f"{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in groups.items()]
 
     def _group(self, axes: tuple[str, ...]) -> str:
-        return self._groups.setdefault(axes, axes_word(axes, self._program))
+        if axes not in self._groups:
+            self._groups[axes] = identifier(axes_word(axes, self._program), LOCALS | set(self._groups.values()))
+        return self._groups[axes]
 
     def _both(self, line: str) -> None:
         self._lines.append(line)
@@ -129,8 +134,8 @@ class _Lines:
 
     def _clip_scale(self, op: Op) -> None:
         limit = op.get("max")
-        scale = f"clip_scale(norm, {limit!r})" if limit else "torch.ones_like(norm)"
-        self._lines.append(f"state.update(lr, scale={scale}, skip=count == 0)")
+        scale = f"scale=clip_scale(norm, {limit!r}), " if limit else ""
+        self._lines.append(f"state.update(lr, {scale}skip=count == 0)")
 
     def _update(self, op: Op) -> None:
         """All buckets' updates are one call."""

@@ -4,6 +4,7 @@ Nothing of a plan becomes code: names are identifiers by the grammar and kept ap
 literal.
 """
 
+import builtins
 import json
 import keyword
 import re
@@ -26,108 +27,37 @@ LETTERS = {
 
 DTYPES = {"f32": "torch.float32", "f64": "torch.float64", "bf16": "torch.bfloat16"}
 
-RUNTIME = (
-    *(
-        "SGD",
-        "AdamW",
-        "Batch",
-        "Constant",
-        "Cosine",
-        "Group",
-        "Input",
-        "Mesh",
-        "Metrics",
-        "Plan",
-        "State",
-        "Text",
-        "Tokens",
-    ),
-    *("all_gather", "all_gather_invariant", "all_reduce", "all_reduce_", "all_to_all", "attention", "clip_scale"),
-    *(
-        "count_valid",
-        "cross_entropy",
-        "embedding",
-        "invariant",
-        "max_logit",
-        "normal",
-        "once",
-        "once_replicated",
-        "ones",
-    ),
-    *(
-        "pad_shard",
-        "reduce_scatter",
-        "regather",
-        "replicate",
-        "rms_norm",
-        "rope",
-        "rope_table",
-        "shard",
-        "softmax_parts",
-    ),
-    *("sum_squares", "take_shard", "token_loss", "train", "weight", "zeros"),
+RUNTIME = tuple(
+    """
+    SGD AdamW Batch Constant Cosine Group Input Mesh Metrics Plan State Text Tokens
+    all_gather all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale count_valid cross_entropy
+    embedding invariant max_logit normal once once_replicated ones pad_shard reduce_scatter regather replicate rms_norm
+    rope rope_table shard softmax_parts sum_squares take_shard token_loss train weight zeros
+    """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
 
-TAKEN = {
-    *RUNTIME,
-    *keyword.kwlist,
-    *keyword.softkwlist,
-    *("linear", "silu", "part"),
-    *(
-        "self",
-        "mesh",
-        "torch",
-        "nn",
-        "Tensor",
-        "state",
-        "model",
-        "batch",
-        "lr",
-        "rotary",
-        "os",
-        "range",
-        "super",
-        "dict",
-    ),
-    *(
-        "tuple",
-        "print",
-        "forward",
-        "training",
-        "children",
-        "parameters",
-        "modules",
-        "buffers",
-        "apply",
-        "train",
-        "eval",
-    ),
-    *(
-        "to",
-        "type",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "cpu",
-        "cuda",
-        "compile",
-        "share_memory",
-        "state_dict",
-        "zero_grad",
-    ),
-    *(
-        "requires_grad_",
-        "call_super_init",
-        "dump_patches",
-        "extra_repr",
-        "named_parameters",
-        "named_modules",
-        "register_buffer",
-    ),
-}
-"""Names that a value or an attribute of a module must not take."""
+FUNCTIONAL = ("linear", "silu")
+"""What of `torch.nn.functional` they use."""
+
+PROGRAM = set("PLAN Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split())
+"""Names that emitted programs give meaning to."""
+
+MODULE = set(
+    """
+    T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval
+    extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules
+    mtia named_buffers named_children named_modules named_parameters parameters register_backward_hook register_buffer
+    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
+    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory
+    state_dict to to_empty train training type xpu zero_grad
+    """.split()
+)
+"""Attributes of `torch.nn.Module` (2.13)."""
+
+TAKEN = {*RUNTIME, *FUNCTIONAL, *PROGRAM, *MODULE, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+"""Names that no value, class or attribute of a module takes."""
 
 
 def identifier(name: str, taken: set[str]) -> str:

@@ -72,6 +72,7 @@ MUL = OpDef(
     "mul",
     "The elementwise product of two operands.",
     _widest,
+    operands=(Operand("x"), Operand("y")),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
 )

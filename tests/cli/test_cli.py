@@ -285,7 +285,7 @@ def test_dump(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["scalec.compiler.passes.flatten_sums"], "Counter", None)
+    monkeypatch.setattr(sys.modules["scalec.compiler.passes.flatten_sums"], "uses", None)
     status, out, err = scalec("check", "tiny.scale")
     assert (status, out) == (70, "")
     assert err.startswith("Traceback")

@@ -7,20 +7,22 @@ from attrs import evolve
 from hypothesis import strategies as st
 
 from ir.plans import Plan
-from scalec.compiler.ir import INVARIANT, PARTIAL, REPLICATED, Axis, Dim, Placement, Program, Type, sharded
+from scalec.compiler.ir import INVARIANT, PARTIAL, REPLICATED, Placement, Program, Type, sharded
 
 
 @cache
 def _tiny() -> Program:
-    return Plan().program("resolve")
+    return Plan(mesh="tp = 2", shard="ffn over tp").program("resolve")
 
 
 def frame(axes: Mapping[str, int], dims: Mapping[str, int]) -> Program:
     """A program for typing ops and paths on a mesh."""
+    program = _tiny()
+    axis, dim = program.axes[0], program.dims[0]
     return evolve(
-        _tiny(),
-        axes=tuple(Axis(name, size, name, span=_tiny().region.span) for name, size in axes.items()),
-        dims=tuple(Dim(name, size) for name, size in dims.items()),
+        program,
+        axes=tuple(evolve(axis, name=name, size=size, whole=name) for name, size in axes.items()),
+        dims=tuple(evolve(dim, name=name, size=size) for name, size in dims.items()),
     )
 
 

@@ -42,9 +42,6 @@ PLANS = {
     ),
     "vocabulary whole": evolve(DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"),
     "vocabulary alone": evolve(DP_TP, shard="batch over dp  vocab over tp"),
-    "sequence before vocabulary": evolve(
-        DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp  vocab over tp"
-    ),
     "ffn alone": Plan(mesh="dp = 2  tp = 2", shard="batch over dp  ffn over tp", ranks=2),
     "sequence alone": Plan(f"{START} repeat layers {{ {MLP} }} {HEAD}", "tp = 2", "seq over tp"),
     "batch and sequence": Plan(
@@ -159,7 +156,9 @@ PLANS = {
         loss = first + cross_entropy(silu(x) @ b[hidden -> vocab], labels)""",
     ),
     "a squared loss": evolve(
-        DP_TP, body=f"{START} first = cross_entropy(x @ a[hidden -> vocab], labels)  loss = first * first"
+        DP_TP,
+        shard=ALL_OVER_TP,
+        body=f"{START} first = cross_entropy(x @ a[hidden -> vocab], labels)  loss = first * first",
     ),
     "normed queries": evolve(
         DP_TP, body=LLAMA.replace("rope(a @ wq[hidden -> heads, head_dim], theta)", f"rope({NORMED}, theta)")

@@ -108,6 +108,9 @@ def test_clipping_bounds_the_step() -> None:
 DOUBTFUL = {
     "key/value heads alone": evolve(DP_TP, shard="batch over dp  kv_heads over tp"),
     "heads alone": evolve(DP_TP, shard="batch over dp  vocab, heads, ffn over tp"),
+    "sequence before vocabulary": evolve(
+        DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp  vocab over tp"
+    ),
     "key/value heads before heads": evolve(DP_TP, shard="batch over dp  kv_heads over tp  heads over tp"),
     "head dim": evolve(DP_TP, shard="batch over dp  head_dim over tp"),
     "hidden": evolve(DP_TP, shard="batch over dp  hidden over tp"),

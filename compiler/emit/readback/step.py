@@ -62,6 +62,7 @@ class Step:
         self._ops = Ops(ops, same, self._is_leaf)
         self._order = [op for op in ops if op.kind == "coerce" and coercion_of(op).collective]
         self._env: dict[str, Seen] = {} if self._trains else {"mesh": MESH}
+        self._unread: set[str] = set()  # groups, zeros and gradients that are not used yet
         self._flat: dict[str, str] = {}  # bucket → the value that its gradient holds
         self._ran = False
         self.given: tuple[str, ...] = ()  # the inputs, in the order in which the model takes them
@@ -77,7 +78,7 @@ class Step:
         for stmt in body:
             self._statement(stmt)
         self._return(last)
-        demand(self._node, self._ran, "no microbatch is run")
+        demand(self._node, self._ran and not self._unread, f"runs no microbatch, or never uses {sorted(self._unread)}")
         done = [op for op in self._ops.done if op in self._order]
         demand(self._node, done == self._order, f"reduces {', '.join(op.inputs[0] for op in done)} in this order")
         return self._ops.finish(self._node) + sum(1 for _ in walk(self._backward.body))
@@ -105,8 +106,8 @@ class Step:
 
     def _bind(self, target: ast.expr, values: list[Seen]) -> None:
         names = targets(target)
-        fixed = {name for name, value in self._env.items() if not isinstance(value, str)}
-        demand(target, not (GIVEN | fixed) & set(names), f"binds {names} anew")
+        demand(target, not (GIVEN | self._unread) & set(names), f"binds {names} anew")
+        self._unread |= {name for name, value in zip(names, values, strict=True) if not isinstance(value, str)}
         self._env.update(zip(names, values, strict=True))
 
     def _return(self, stmt: ast.stmt) -> None:
@@ -165,20 +166,29 @@ class Step:
         zero, loss = self._env.get(name), self._region.results[0]
         like = (zero.type.dtype, zero.type.dims) if isinstance(zero, Zero) else None
         demand(stmt, like == (loss.type.dtype, loss.type.dims), f"`{name}` does not begin as a zero of the loss' kind")
+        self._unread.discard(name)
         self._env[name] = loss.name
 
     # ---- the update
 
     def _update(self, call: ast.Call) -> None:
         """One call for the updates of all buckets."""
-        given = keywords(call, "scale", "skip")
-        demand_same(call, f"state.update(lr, scale={ast.unparse(given['scale'])}, skip={ast.unparse(given['skip'])})")
-        scale, skip = self._tensor(given["scale"]), given["skip"]
+        clips = bool(self._program.train.optimizer.clip)
+        given = keywords(call, *(("scale", "skip") if clips else ("skip",)))
+        arguments = [f"{name}={ast.unparse(given[name])}" for name in given]
+        demand_same(call, f"state.update({', '.join(['lr', *arguments])})")
+        scale = self._tensor(given["scale"]) if clips else self._unclipped(call)
+        skip = given["skip"]
         count = skip.left if isinstance(skip, ast.Compare) else skip
         demand_same(skip, f"{ast.unparse(count)} == 0")
         for bucket in self._program.buckets:
             inputs = [self._flat.get(bucket.name, ""), scale, self._tensor(count), *bucket.params]
             self._ops.take(call, "update", inputs, {"bucket": bucket.name})
+
+    def _unclipped(self, node: ast.AST) -> str:
+        """What the IR scales gradients by where the plan does not clip them: nothing to do."""
+        (norm,) = (op.outputs[0].name for op in walk(self._program.region.body) if op.kind == "grad_norm")
+        return self._ops.take(node, "clip_scale", [norm], {"max": 0.0}).outputs[0].name
 
     def _gradients(self, node: ast.AST) -> Mark:
         """The sums over microbatches of all gradients, flat."""
@@ -195,6 +205,7 @@ class Step:
     def _value(self, node: ast.expr) -> Seen:
         match node:
             case ast.Name(id=name) if name in self._env:
+                self._unread.discard(name)
                 return self._env[name]
             case ast.Subscript(value=base, slice=ast.Constant(value=str(bucket))) if bucket in self._flat:
                 demand(node, self._value(base) == GRADIENTS, f"`{ast.unparse(base)}` are not the gradients")
@@ -262,9 +273,6 @@ class Step:
                 return self._gradients(node)
             case "torch.zeros_like", _:
                 return Zero(self._types[self._like(node)])
-            case "torch.ones_like", _:
-                self._like(node)
-                return self._take(node, "clip_scale", node.args, max=0.0)
             case _, "sqrt":
                 demand_same(node, f"({ast.unparse(base)}).sqrt()")
                 return self._take(node, "grad_norm", terms(base))

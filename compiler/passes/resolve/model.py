@@ -57,6 +57,7 @@ class _Builder:
         self._out: list[Stmt] = []
 
     def build(self) -> Built:
+        self._check_inputs()
         args = tuple(self._input(given) for given in self._model.inputs)
         for item in self._model.body:
             if isinstance(item, syntax.Bind | syntax.Repeat):
@@ -70,6 +71,14 @@ class _Builder:
             span=self._model.span,
         )
         return Built(region, tuple(self._initialised()))
+
+    def _check_inputs(self) -> None:
+        """The runtime deals out tokens and the labels that follow them."""
+        written = [(given.name.name, tuple(map(str, given.dims))) for given in self._model.inputs]
+        if written != [(name, ("batch", "seq")) for name in ("tokens", "labels")]:
+            span = self._model.inputs[0].span.to(self._model.inputs[-1].span)
+            help = "write `(tokens[batch, seq], labels[batch, seq])`"
+            raise _wrong("E0213", "a model is given tokens and labels", span, "other inputs", help)
 
     def _input(self, given: syntax.Input) -> Arg:
         for dim in given.dims:
