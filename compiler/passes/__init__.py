@@ -44,6 +44,9 @@ STAGES = ("resolve", *(step.__name__ for step in PASSES))
 
 def lower(program: Program, until: str = STAGES[-1]) -> Program:
     """Runs the passes that `program` has not been through, up to `until`.  Raises PlanError."""
+    wanted = os.environ.get("SCALEC_DUMP", "")
+    if wanted not in ("", "all", *STAGES):
+        sys.stderr.write(f"SCALEC_DUMP: there is no pass `{wanted}`; say all, {', '.join(STAGES)}\n")
     _between(program)
     for step in PASSES[STAGES.index(program.stage) : STAGES.index(until)]:
         program = evolve(step(program), stage=step.__name__)
