@@ -6,7 +6,7 @@ with dp, FSDP2, which gathers weights and reduces gradients in each pass: emitte
 
 Where the time goes: compiled for one rank of the same local shapes the layer does not communicate; with a group whose
 calls return at once it has its coercions, autograd functions and new tensors; with one that copies nothing it has the
-calls of the group too.  The rest is what the fake group does instead of communicating, 8 copies for a gather on 8 ranks,
+calls of the group too.  The rest is what the fake group does instead of communicating: 8 copies for a gather,
 which in a real run is not the host's work.
 """
 

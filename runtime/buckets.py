@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .mesh import Mesh
-from .optimizers import Group
+from .optimizers import Group, Part
 from .parameters import Spec, initialise
 
 
@@ -77,12 +77,12 @@ class Bucket:
                 cast(Any, parameter).register_post_accumulate_grad_hook(_accumulate_into(gradient))
             yield piece.name, parameter
 
-    def updates(self) -> Iterator[tuple[Group, nn.Parameter, dict[str, Tensor]]]:
-        """The optimizer's view: for each group a flat parameter with its gradient, and its part of every slot."""
+    def parts(self) -> Iterator[Part]:
+        """The optimizer's view: each group's slices of the flat buffers."""
         for group, span in self.groups:
-            parameter = nn.Parameter(self.master[span])
-            parameter.grad = self.gradient[span]
-            yield group, parameter, {slot: flat[span] for slot, flat in self.slots.items()}
+            yield Part(
+                group, self.master[span], self.gradient[span], {slot: flat[span] for slot, flat in self.slots.items()}
+            )
 
     def record(self) -> Iterator[tuple[str, Spec, Tensor]]:
         """What a checkpoint holds: (key, spec, this rank's part) of every parameter and slot."""

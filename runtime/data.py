@@ -72,10 +72,12 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
 
 def _standard_library() -> list[str]:
     """The sources of this interpreter's standard library, without installed packages and tests."""
-    root = sysconfig.get_path("stdlib")
     skip = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    files = glob(os.path.join(root, "**", "*.py"), recursive=True)
-    return [path for path in files if skip.isdisjoint(os.path.relpath(path, root).split(os.sep))]
+    found: list[str] = []
+    for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
+        below[:] = [name for name in below if name not in skip]  # not entered: installed packages can be vast
+        found += [os.path.join(folder, name) for name in files if name.endswith(".py")]
+    return found
 
 
 def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]:

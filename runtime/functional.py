@@ -67,8 +67,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seq: int) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored."""
-    z, t = softmax_parts(logits, max_logit(logits), labels)
-    return token_loss(z, t, labels)
+    logits = logits.flatten(0, -2).to(_wide(logits.dtype))
+    return F.cross_entropy(logits, labels.flatten().clamp(min=-1), ignore_index=-1, reduction="sum")
 
 
 def max_logit(logits: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Options:
     data: tuple[str, ...]
     seed: int
     resume: bool
-    run: Path
+    out: Path
     log_every: int
     eval_every: int
     save_every: int
@@ -50,7 +50,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help="files to train on (default %(default)s)")
     add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
     add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
-    add("--run", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
+    add("--out", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
     add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
@@ -72,8 +72,8 @@ def torchrun(plan: Plan) -> str:
     ranks = prod(plan.mesh.values())
     if ranks == 1:
         return f"python {sys.argv[0]}"
-    nodes = f"--nnodes={plan.nodes} " if plan.nodes > 1 else ""
-    return f"torchrun {nodes}--nproc-per-node={ranks // plan.nodes} {sys.argv[0]}"
+    nodes = f"--nnodes={plan.nodes}" if plan.nodes > 1 else "--standalone"
+    return f"torchrun {nodes} --nproc-per-node={ranks // plan.nodes} {sys.argv[0]}"
 
 
 def check(plan: Plan, options: Options) -> None:

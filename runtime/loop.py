@@ -72,7 +72,7 @@ def _prepare(plan: Plan, options: Options) -> _Start:
 
 
 def _checkpoints(options: Options) -> Path:
-    return options.run / "checkpoints"
+    return options.out / "checkpoints"
 
 
 class _Run:
@@ -97,7 +97,7 @@ class _Run:
         )
 
     def _log(self) -> Log:
-        folder = self.options.run if is_first() else None
+        folder = self.options.out if is_first() else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             if not self.options.resume:

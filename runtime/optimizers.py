@@ -1,14 +1,16 @@
-"""Optimizers as plans name them, made as torch's fused ones over flat slices.
+"""Optimizers as plans name them: torch's fused kernels on flat slices.
+
+The kernels are called as torch.optim calls them, which itself imports torch._dynamo: seconds of each rank's start.
 
 Non-goals: no update rule is written here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 
 class Group:
@@ -20,13 +22,23 @@ class Group:
         self.lr_scale = lr_scale
 
 
-class OptimizerSpec(Protocol):
-    """What the state engine needs of an optimizer: its per-element state, and torch's own object."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A group's part of a bucket: flat slices of its parameters, gradients and slots."""
+
+    group: Group
+    parameter: Tensor
+    gradient: Tensor
+    slots: Mapping[str, Tensor]
+
+
+class Optimizer(Protocol):
+    """What the state engine needs of an optimizer: the names of its per-element state, and its step."""
 
     @property
     def slots(self) -> tuple[str, ...]: ...
 
-    def build(self, updates: list[tuple[Group, nn.Parameter]]) -> Optimizer: ...
+    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -41,9 +53,24 @@ class AdamW:
         """The names of its per-element state."""
         return ("exp_avg", "exp_avg_sq")
 
-    def build(self, updates: list[tuple[Group, nn.Parameter]]) -> Optimizer:
-        """torch's fused AdamW, a parameter group for each of ours."""
-        return torch.optim.AdamW(_torch_groups(updates), betas=self.betas, eps=self.eps, fused=True)
+    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
+        """Update number `step` (from 1; float32, 0-dim) in place, or nothing where `skip` (likewise) is 1."""
+        torch._fused_adamw_(
+            [part.parameter],
+            [part.gradient],
+            [part.slots["exp_avg"]],
+            [part.slots["exp_avg_sq"]],
+            [],
+            [step],
+            lr=lr * part.group.lr_scale,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=part.group.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+            found_inf=skip,
+        )
 
 
 @dataclass(frozen=True)
@@ -57,22 +84,18 @@ class SGD:
         """The names of its per-element state."""
         return ("momentum_buffer",) if self.momentum else ()
 
-    def build(self, updates: list[tuple[Group, nn.Parameter]]) -> Optimizer:
-        """torch's fused SGD, a parameter group for each of ours."""
-        return torch.optim.SGD(_torch_groups(updates), momentum=self.momentum, fused=True)
-
-
-def _torch_groups(updates: list[tuple[Group, nn.Parameter]]) -> list[dict[str, object]]:
-    return [
-        {"params": [parameter], "weight_decay": group.weight_decay, "lr_scale": group.lr_scale}
-        for group, parameter in updates
-    ]
-
-
-def step(optimizer: Optimizer, lr: float, skip: Tensor) -> None:
-    """One update at this learning rate; where `skip` (0-dim bool) holds, nothing changes, not even the step count."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]
-    # The fused kernels read this on the device: no host sync decides.
-    optimizer.found_inf = skip.float()  # pyright: ignore[reportAttributeAccessIssue]
-    optimizer.step()
+    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
+        """One update in place, whatever its number, or nothing where `skip` (float32, 0-dim) is 1."""
+        torch._fused_sgd_(
+            [part.parameter],
+            [part.gradient],
+            list(part.slots.values()),
+            weight_decay=part.group.weight_decay,
+            momentum=self.momentum,
+            lr=lr * part.group.lr_scale,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,  # without dampening a momentum of zeros says the same
+            found_inf=skip,
+        )

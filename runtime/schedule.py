@@ -24,7 +24,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up over `warmup` steps, then half a cosine down to the learning rate `floor` (arXiv:1608.03983)."""
+    """Linear warm-up over `warmup` steps, then half a cosine; the last step's learning rate is `floor`.
+
+    (arXiv:1608.03983.)
+    """
 
     warmup: int = 0
     floor: float = 0.0
@@ -33,6 +36,6 @@ class Cosine:
         """The learning rate of step `step` (from 0) of `steps`."""
         if step < self.warmup:
             return peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, steps - self.warmup)
+        done = (step - self.warmup) / max(1, steps - 1 - self.warmup)
         floor = min(self.floor, peak)
         return floor + (peak - floor) * 0.5 * (1 + cos(pi * done))

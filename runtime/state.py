@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .buckets import Bucket
 from .mesh import Mesh
-from .optimizers import Group, OptimizerSpec, step
+from .optimizers import Group, Optimizer
 from .parameters import Spec, Weight
 
 
@@ -28,7 +28,7 @@ class State:
         model: nn.Module,
         mesh: Mesh,
         buckets: Mapping[str, Sequence[Group]],
-        optimizer: OptimizerSpec,
+        optimizer: Optimizer,
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
     ) -> None:
@@ -36,12 +36,9 @@ class State:
         members = _members(_specs(model), buckets)
         self._buckets = {name: Bucket(groups, mesh, dtype, master, optimizer.slots) for name, groups in members.items()}
         _install(model, {name: p for bucket in self._buckets.values() for name, p in bucket.parameters()})
-        updates = [update for bucket in self._buckets.values() for update in bucket.updates()]
-        self._optimizer = optimizer.build([(group, parameter) for group, parameter, _ in updates])
-        # One count for each torch parameter, all equal.  State stands before the first step, which may be skipped.
-        self._steps = torch.zeros(len(updates), device=mesh.device)
-        for count, (_, parameter, slots) in zip(self._steps.unbind(), updates, strict=True):
-            self._optimizer.state[parameter] = {"step": count, **slots}
+        self._optimizer = optimizer
+        self._parts = [part for bucket in self._buckets.values() for part in bucket.parts()]
+        self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
 
     def initialise(self, seed: int) -> None:
         """Initial values of every parameter, a function of seed, name and global index."""
@@ -57,14 +54,18 @@ class State:
         for bucket in self._buckets.values():
             bucket.gradient.zero_()
 
-    def update(self, lr: float, scale: Tensor, skip: Tensor) -> None:
-        """One optimizer step on the gradients times `scale` (0-dim), then zeroes them.
+    def update(self, lr: float, skip: Tensor, scale: Tensor | None = None) -> None:
+        """One optimizer step on the gradients, times `scale` (0-dim) if given, then zeroes them.
 
         Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.
         """
-        for bucket in self._buckets.values():
-            bucket.gradient.mul_(scale)
-        step(self._optimizer, lr, skip)
+        if scale is not None:
+            for bucket in self._buckets.values():
+                bucket.gradient.mul_(scale)
+        skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
+        self._step += 1 - skipped
+        for part in self._parts:
+            self._optimizer.update(part, lr, self._step, skipped)
         for bucket in self._buckets.values():
             bucket.refresh()
         self.zero()
@@ -79,13 +80,12 @@ class State:
             for bucket in self._buckets.values()
             for key, spec, local in bucket.record()
         }
-        return {**own, "optimizer/step": self._steps[0]}
+        return {**own, "optimizer/step": self._step}
 
     def load_state_dict(self, values: dict[str, Tensor]) -> None:
         """Takes over values of the form of `state_dict`, which may be its own views, written to."""
         for key, own in self.state_dict().items():
             _local(own).copy_(_local(values[key]))
-        self._steps.fill_(values["optimizer/step"])
         for bucket in self._buckets.values():
             bucket.refresh()
 

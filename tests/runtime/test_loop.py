@@ -79,7 +79,7 @@ def _train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metr
         (part / count).backward()
         loss += part.detach()
     norm = sum_squares(all_reduce_(state.gradients()["dp"], dp)).sqrt()
-    state.update(lr, clip_scale(norm, 1.0), skip=count == 0)
+    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
     return Metrics(loss=all_reduce_(loss, dp) / count, norm=norm, tokens=count)
 
 
@@ -179,7 +179,7 @@ def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
     assert second.out == ""
     assert "step 2/5  loss " in first.out
     assert "tokens/s" in first.out
-    assert "train on    torchrun --nproc-per-node=2 train.py --resume --steps 10" in first.out
+    assert "train on    torchrun --standalone --nproc-per-node=2 train.py --resume --steps 10" in first.out
     records = _records(folder)
     assert [record["step"] for record in records if "loss" in record] == [2, 4, 5]
     assert [record["step"] for record in records if "validation" in record] == [3, 5]

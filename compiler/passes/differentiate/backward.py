@@ -1,0 +1,212 @@
+"""The backward of a body: each op's adjoint, last op first; of a repeat, a repeat from the last iteration to the first.
+
+Non-goals: the step around it (`step`).
+"""
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from ...ir import FLOATS, REPLICATED, Arg, Attr, Enter, Kind, Leave, Op, Region, Stmt, Type, Value, Yield
+from ...ops import OPS
+from ...placements import Step, conjugate, dual_type, ends
+from ...source import Span
+from .writer import Book, Writer
+
+
+def gradient_name(name: str) -> str:
+    """What the gradient of `name` is called."""
+    return f"d_{name}"
+
+
+class Backward(Writer):
+    """Writes the backward of one body; the `Builder` that adjoints write with."""
+
+    def __init__(self, book: Book) -> None:
+        super().__init__(book)
+        self._parts: dict[str, list[str]] = {}  # the gradients of a value, as far as they are known
+        self._made_by: dict[str, Op] = {}
+        self._saved: dict[str, str] = {}  # forward values as this body reads them
+        self._span: Span | None = None
+
+    # ---- the Builder of the op protocol
+
+    def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
+        assert self._span, "differentiate: no op is being differentiated"
+        return self.write(kind, inputs, [gradient_name(name) for name in like], self._span, **attrs)
+
+    def type(self, name: str) -> Type:
+        return self.book.types[name]
+
+    def wanted(self, name: str) -> bool:
+        return self.type(name).dtype in FLOATS
+
+    def saved(self, name: str) -> str:
+        """How this body reads a forward value: gathered again if the plan says so, else as it was kept."""
+        if name not in self._saved:
+            op = self._made_by.get(name)
+            again = op and self.book.program.train.gathered == "regather" and _gathers(op)
+            self._saved[name] = self._gather_again(op) if op and again else self.kept(name)
+        return self._saved[name]
+
+    def _gather_again(self, op: Op) -> str:
+        source, target = ends(op)
+        step = Step(op.names("axes"), source, target)
+        return self.coerce(self.saved(op.inputs[0]), step, op.outputs[0].name, op.span)
+
+    def kept(self, name: str) -> str:
+        """How this body reads a forward value that is not made again: outside of repeats all are in sight."""
+        return name
+
+    def keep(self, stack: Value) -> None:
+        """Takes note of a stack that a repeat of the forward body returns for this one."""
+
+    # ---- the walk
+
+    def body(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+        """Writes the backward of `body`; returns `body` with repeats that keep what backward needs."""
+        self._made_by = {value.name: op for op in body if isinstance(op, Op) for value in op.outputs}
+        forward = [self._stmt(stmt) for stmt in reversed(body)]
+        return tuple(reversed(forward))
+
+    def add(self, name: str, part: str) -> None:
+        """`part` is (a part of) the gradient of `name`."""
+        self._parts.setdefault(name, []).append(part)
+
+    def total(self, name: str, span: Span) -> str | None:
+        """The gradient of `name`, all parts added; None where nothing depends on it."""
+        parts = self._parts.pop(name, [])
+        if len(parts) > 1:
+            return self.write("add", parts, [gradient_name(name)], span)[0]
+        return parts[0] if parts else None
+
+    def total_or_zero(self, name: str, span: Span) -> str:
+        """The gradient of `name`, or zeros."""
+        return self.total(name, span) or self.zeros(name, span)
+
+    def zeros(self, name: str, span: Span) -> str:
+        """A zero gradient of `name`."""
+        value = self.book.value(gradient_name(name), dual_type(self.type(name)))
+        return self.append(Op("zeros", (self.saved(name),), (value,), span=span))[0]
+
+    def _stmt(self, stmt: Stmt) -> Stmt:
+        self._span = stmt.span
+        if isinstance(stmt, Region):
+            return self._repeat(stmt)
+        grads = [self.total(value.name, stmt.span) for value in stmt.outputs]
+        if any(grads):
+            assert all(grads), f"differentiate: only some results of {stmt.kind} have gradients"
+            self._op(stmt, [grad for grad in grads if grad])
+        return stmt
+
+    def _op(self, op: Op, grads: list[str]) -> None:
+        if op.kind == "coerce":
+            step = Step(op.names("axes"), *conjugate(*ends(op)))
+            self.add(op.inputs[0], self.coerce(grads[0], step, gradient_name(op.inputs[0]), op.span))
+            return
+        adjoint = OPS[op.kind].adjoint
+        assert adjoint, f"differentiate: {op.kind} has no adjoint"
+        for name, grad in zip(op.inputs, adjoint(op, grads, self), strict=True):
+            if grad:
+                self.add(name, grad)
+
+    def _repeat(self, region: Region) -> Region:
+        if not any(result.name in self._parts for result in region.results):
+            return region
+        incoming = [self.total_or_zero(result.name, region.span) for result in region.results]
+        inner = _RepeatBackward(self, region)
+        forward = inner.write_region(incoming)
+        self.out.append(inner.region)
+        return forward
+
+
+class _RepeatBackward(Backward):
+    """The backward of a repeat's body, and the reversed repeat around it."""
+
+    def __init__(self, outer: Backward, forward: Region) -> None:
+        super().__init__(outer.book)
+        self._outer, self._forward = outer, forward
+        self._own = {arg.value.name for arg in forward.args}  # arguments of the forward body
+        self._inside = set(self._own)  # all that it binds
+        self._slices: list[Arg] = []  # what an iteration reads of what forward kept
+        self._stacks: list[tuple[str, Value]] = []  # what forward is made to keep of each iteration
+        self.region = forward
+
+    def kept(self, name: str) -> str:
+        """A slice of a parameter or of a stack that forward returns; what is not of this body, as outside."""
+        if name not in self._inside | set(self._made_by):
+            return self._outer.saved(name)
+        slices = {arg.value.name: arg.source for arg in self._forward.args if arg.enter is Enter.EACH}
+        source = slices.get(name) or self._stack(name)
+        value = self.book.value(name, self.type(name))
+        self._slices.append(Arg(value, self._outer.saved(source), Enter.EACH))
+        return value.name
+
+    def keep(self, stack: Value) -> None:
+        self._inside.add(stack.name)
+
+    def _stack(self, name: str) -> str:
+        value = self.book.value(name, self.type(name).stacked(self._forward.dim))
+        self._stacks.append((name, value))
+        self._outer.keep(value)
+        return value.name
+
+    def write_region(self, incoming: list[str]) -> Region:
+        """Writes `region` from the gradients of the forward repeat's results; returns the forward repeat anew."""
+        forward, span = self._forward, self._forward.span
+        self._inside |= {v.name for stmt in forward.body if isinstance(stmt, Region) for v in stmt.results}
+        args = [Arg(self.book.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]
+        for end, arg in zip(forward.yields, args, strict=True):
+            self.add(end.name, arg.value.name)
+        body = self.body(forward.body)
+        carried = [arg for arg in forward.args if arg.enter is Enter.CARRY]
+        found = [(arg.source, Yield(self.total_or_zero(arg.value.name, span), Leave.LAST)) for arg in carried]
+        found += [self._captured(name, args) for name in list(self._parts) if name not in self._own]
+        found += self._sliced()
+        self._finish(args, found)
+        return evolve(
+            forward,
+            body=body,
+            yields=(*forward.yields, *(Yield(name, Leave.STACK) for name, _ in self._stacks)),
+            results=(*forward.results, *(value for _, value in self._stacks)),
+        )
+
+    def _captured(self, name: str, args: list[Arg]) -> tuple[str, Yield]:
+        """A value from outside: its gradient is carried, and grows with each iteration."""
+        so_far = self.book.value(gradient_name(name), dual_type(self.type(name)))
+        args.append(Arg(so_far, self._outer.zeros(name, self._forward.span), Enter.CARRY))
+        self.add(name, so_far.name)
+        return name, Yield(self.total_or_zero(name, self._forward.span), Leave.LAST)
+
+    def _sliced(self) -> list[tuple[str, Yield]]:
+        """Parameters: the gradients of all iterations, stacked."""
+        sliced = [arg for arg in self._forward.args if arg.enter is Enter.EACH]
+        totals = [(arg.source, self.total(arg.value.name, self._forward.span)) for arg in sliced]
+        return [(source, Yield(grad, Leave.STACK)) for source, grad in totals if grad]
+
+    def _finish(self, args: list[Arg], found: list[tuple[str, Yield]]) -> None:
+        """Makes `region`, and hands the gradients that it returns to the outer body."""
+        results: list[Value] = []
+        for source, end in found:
+            type = self.type(end.name)
+            type = type.stacked(self._forward.dim) if end.leave is Leave.STACK else type
+            results.append(self.book.value(gradient_name(source), type))
+            self._outer.add(source, results[-1].name)
+        self.region = Region(
+            "repeat",
+            tuple(self.out),
+            (*args, *self._slices),
+            tuple(end for _, end in found),
+            tuple(results),
+            self._forward.dim,
+            reverse=True,
+            span=self._forward.span,
+        )
+
+
+def _gathers(op: Op) -> bool:
+    """Whether an op is a gather whose conjugate is a reduce-scatter."""
+    if op.kind != "coerce":
+        return False
+    source, target = ends(op)
+    return source.kind is Kind.SHARDED and target == REPLICATED

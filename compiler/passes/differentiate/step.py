@@ -1,0 +1,85 @@
+"""The training step around a model: count → microbatches { forward, backward } → norm → clip → update.
+
+Non-goals: the backward of the model itself (`backward`).
+"""
+
+from ...ir import INVARIANT, REPLICATED, Arg, Enter, Kind, Leave, Op, Param, Program, Region, Value, Yield
+from ...placements import Step
+from .backward import Backward
+from .writer import Book, Writer
+
+MICROBATCHES = "microbatches"
+
+
+class TrainingStep(Writer):
+    """Writes the region `step` of a program whose region is a model."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(Book(program))
+        self._program, self._model, self._span = program, program.region, program.region.span
+        self._leaves = [op for op in self._model.body if isinstance(op, Op) and op.kind == "leaf"]
+        owners = [op.inputs[0] for op in self._leaves]
+        assert owners == [p.name for p in program.params], "differentiate: leaves and parameters differ"
+
+    def region(self) -> Region:
+        """The step, which yields loss, gradient norm, count of valid tokens and the new parameters."""
+        inputs = [self.book.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
+        self.out += self._leaves
+        (counted,) = self.write("count_valid", [inputs[-1].name], ["count"], self._span)
+        count = self.reduced(counted, self._span)
+        loss_type = self.book.types[self._model.yields[0].name]
+        (share,) = self.write("reciprocal", [count], ["share"], self._span, dtype=loss_type.dtype)
+        loss, grads = self._microbatches(inputs, share)
+        (mean,) = self.write("mul", [self.reduced(loss, self._span), share], [loss], self._span)
+        norm, updated = self._update(grads, count)
+        ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *updated))
+        args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
+        return Region("step", tuple(self.out), args, ends, span=self._span)
+
+    def _microbatches(self, inputs: list[Value], share: str) -> tuple[str, list[str]]:
+        """Writes the region of all microbatches; returns the sums of loss and of the leaves' gradients."""
+        loss = self._model.yields[0].name
+        back = Backward(self.book)
+        back.add(loss, self._seed(back, loss, share))
+        forward = back.body([stmt for stmt in self._model.body if stmt not in self._leaves])
+        grads = [back.total(op.outputs[0].name, self._span) or "" for op in self._leaves]
+        assert all(grads), "differentiate: a parameter has no gradient"
+        blocks = (
+            Region("forward", forward, span=self._span),
+            Region("backward", tuple(back.out), span=self._span),
+        )
+        ends = tuple(Yield(name, Leave.SUM) for name in (loss, *grads))
+        results = tuple(self.book.value(end.name, self.book.types[end.name]) for end in ends)
+        args = tuple(Arg(a.value, value.name, Enter.EACH) for a, value in zip(self._model.args, inputs, strict=True))
+        self.out.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self._span))
+        return results[0].name, [value.name for value in results[1:]]
+
+    def _seed(self, back: Backward, loss: str, share: str) -> str:
+        """The gradient of a microbatch's sum of token losses: one over the step's count of valid tokens."""
+        axes = self.book.types[loss].axes_in(Kind.PARTIAL)
+        return back.coerce(share, Step(axes, INVARIANT, REPLICATED), share, self._span) if axes else share
+
+    def _update(self, grads: list[str], count: str) -> tuple[str, list[str]]:
+        """Writes norm, clipping and update; returns the norm and the new parameters."""
+        params = self._program.params
+        final = [self._final(*each) for each in zip(self._leaves, grads, params, strict=True)]
+        norm = self._norm(final)
+        clip = float(self._program.train.optimizer.clip)
+        (scale,) = self.write("clip_scale", [norm], ["scale"], self._span, max=clip)
+        updates = zip(final, params, strict=True)
+        return norm, [self.write("update", [g, scale, count, p.name], [p.name], p.span)[0] for g, p in updates]
+
+    def _final(self, leaf: Op, grad: str, param: Param) -> str:
+        """The gradient as the update takes it."""
+        return self.append(Op("leaf_grad", (grad,), (self.book.value(grad, param.type),), span=leaf.span))[0]
+
+    def _norm(self, grads: list[str]) -> str:
+        """Squares are added over the axes on which a gradient is sharded, and not over those where it is invariant."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name in grads:
+            groups.setdefault(self.book.types[name].axes_in(Kind.SHARDED), []).append(name)
+        squares = [self._squares(names) for names in groups.values()]
+        return self.write("grad_norm", squares, ["norm"], self._span)[0]
+
+    def _squares(self, grads: list[str]) -> str:
+        return self.reduced(self.write("sum_squares", grads, ["squares"], self._span)[0], self._span)
