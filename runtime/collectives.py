@@ -16,27 +16,40 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed import ReduceOp
+from torch.distributed import AllreduceOptions, ReduceOp
 
 from .mesh import Axis
 
 # The group's own methods: called once a layer and more, the functional ops of torch cost about twice the host time.
+# For the same reason shapes are lists, and options are made once.
+
+_NO_GRADIENTS = (None, None)  # of the dims
+_MAXIMUM = AllreduceOptions()
+_MAXIMUM.reduceOp = ReduceOp.MAX  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _same(x: Tensor, axis: Axis) -> Tensor:
     return x
 
 
-def _reduce(x: Tensor, axis: Axis, op: Any = ReduceOp.SUM) -> Tensor:
+def _reduce(x: Tensor, axis: Axis) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
-    axis.group.allreduce([out], op).wait()
+    axis.group.allreduce([out]).wait()
+    return out
+
+
+def _maximum(x: Tensor, axis: Axis) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    axis.group.allreduce([out], _MAXIMUM).wait()
     return out
 
 
 def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     if dim != 0:
         return _gather(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
-    out = x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    shape = list(x.shape)
+    shape[0] *= axis.size
+    out = x.new_empty(shape)
     axis.group._allgather_base(out, x.contiguous()).wait()
     return out
 
@@ -44,7 +57,9 @@ def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     if dim != 0:
         return _scatter(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
-    out = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    shape = list(x.shape)
+    shape[0] //= axis.size
+    out = x.new_empty(shape)
     axis.group._reduce_scatter_base(out, x.contiguous()).wait()
     return out
 
@@ -87,7 +102,8 @@ def _conjugate(name: str, forward: Callable[..., Tensor], backward: Callable[...
         return forward(x, axis, *dims)
 
     def run_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return backward(gradient, ctx.axis, *ctx.dims), None, *(None for _ in ctx.dims)
+        dims = ctx.dims
+        return (backward(gradient, ctx.axis, *dims), None, *_NO_GRADIENTS[: len(dims)])
 
     function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
     return function.apply
@@ -117,7 +133,7 @@ def all_reduce(x: Tensor, axis: Axis, op: Literal["sum", "max"] = "sum") -> Tens
     if op == "sum":
         return x if axis.size == 1 else _all_reduce_sum(x, axis)
     x = x.detach()
-    return x if axis.size == 1 else _reduce(x, axis, ReduceOp.MAX)
+    return x if axis.size == 1 else _maximum(x, axis)
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:

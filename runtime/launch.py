@@ -5,6 +5,7 @@ Non-goals: starting the processes (torchrun's task).
 
 import argparse
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Generator
@@ -41,13 +42,14 @@ class Options:
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     """Options from the command line, with the plan's own values as defaults."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    files = " ".join(plan.data.files).replace("%", "%%")  # argparse formats the help
     parser = argparse.ArgumentParser(
         description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False
     )
     add = parser.add_argument
     add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
     add("--lr", type=float, default=plan.lr, help="peak learning rate (default %(default)s)")
-    add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help="files to train on (default %(default)s)")
+    add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
     add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
     add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
     add("--out", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
@@ -67,13 +69,21 @@ def _positive(text: str) -> int:
     return number
 
 
-def torchrun(plan: Plan) -> str:
-    """The command that starts the program on the plan's mesh."""
+def torchrun(plan: Plan, *arguments: str) -> str:
+    """The command that starts the program on the plan's mesh, to be copied into a shell."""
     ranks = prod(plan.mesh.values())
-    if ranks == 1:
-        return f"python {sys.argv[0]}"
     nodes = f"--nnodes={plan.nodes}" if plan.nodes > 1 else "--standalone"
-    return f"torchrun {nodes} --nproc-per-node={ranks // plan.nodes} {sys.argv[0]}"
+    launcher = ["python"] if ranks == 1 else ["torchrun", nodes, f"--nproc-per-node={ranks // plan.nodes}"]
+    return shlex.join([*launcher, sys.argv[0], *arguments])
+
+
+def going_on(plan: Plan, steps: int) -> str:
+    """The command that takes this run on to `steps`, with every other option that it was given."""
+    replaced = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    replaced.add_argument("--steps")
+    replaced.add_argument("--resume", action="store_true")
+    kept = replaced.parse_known_args()[1]
+    return torchrun(plan, "--resume", f"--steps={steps}", *kept)
 
 
 def check(plan: Plan, options: Options) -> None:

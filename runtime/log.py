@@ -56,12 +56,12 @@ class Log:
         if self._folder is not None:
             self._say(line)
 
-    def summary(self, saved: Path, command: str) -> None:
+    def summary(self, saved: Path, further: str, help_: str) -> None:
         """What was reached, where it lies, and what to try next."""
         results = ", ".join(f"{name} {self._last[name]:.4f}" for name in ("loss", "validation") if name in self._last)
         self.say(f"\nfinished {self._steps} steps in {_duration(time.monotonic() - self._began)}: {results}")
         self.say(f"  log         {self._folder}/log.jsonl\n  checkpoint  {saved}")
-        self.say(f"  train on    {command} --resume --steps {2 * self._steps}\n  all options {command} --help")
+        self.say(f"  train on    {further}\n  all options {help_}")
 
     def _left(self, step: int) -> str:
         spent = time.monotonic() - self._began

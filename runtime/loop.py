@@ -14,7 +14,7 @@ from torch import nn
 from . import checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
 from .errors import RunError
-from .launch import Options, check, connect, ending, is_first, parse, torchrun
+from .launch import Options, check, connect, ending, going_on, is_first, parse, torchrun
 from .log import Log
 from .mesh import Mesh
 from .plan import Metrics, Plan
@@ -111,7 +111,7 @@ class _Run:
             lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
             metrics = self.train_step(self.model, self.state, self.loader.batch(step), lr)
             self._after(step + 1, metrics, lr)
-        self.log.summary(self.saved, torchrun(self.plan))
+        self.log.summary(self.saved, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
 
     def _begin(self) -> None:
         if self.start.resume is None:
