@@ -54,6 +54,8 @@ CODES = {
     "E0404": "a value of the wrong type",
     "E0405": "a value out of range",
     "E0406": "a section of the wrong form",
+    "E0407": "a group of no parameter",
+    "E0408": "a parameter in two groups",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",

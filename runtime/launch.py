@@ -83,7 +83,7 @@ def going_on(plan: Plan, steps: int) -> str:
     replaced.add_argument("--steps")
     replaced.add_argument("--resume", action="store_true")
     kept = replaced.parse_known_args()[1]
-    return torchrun(plan, "--resume", f"--steps={steps}", *kept)
+    return torchrun(plan, "--resume", "--steps", str(steps), *kept)
 
 
 def check(plan: Plan, options: Options) -> None:

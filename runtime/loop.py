@@ -121,8 +121,8 @@ class _Run:
             self.log.say(f"resuming from {self.start.resume}")
         axes = " x ".join(f"{name} {size}" for name, size in self.plan.mesh.items())
         self.log.say(
-            f"{self.plan.name} on {self.mesh.device.type}, mesh {axes}: steps {self.start.first} to"
-            f" {self.options.steps} of {self.plan.global_batch} x {self.plan.seq} tokens"
+            f"{self.plan.name} on {self.mesh.device.type}, mesh {axes}: steps {self.start.first + 1} to"
+            f" {self.options.steps}, each of {self.plan.global_batch} x {self.plan.seq} tokens"
         )
         self.log.mark(self.start.first)
 

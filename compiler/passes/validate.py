@@ -4,16 +4,19 @@ Before: `resolve`.  After: every claim names a dim and an axis, and the axis div
 key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
 """
 
-from ..diagnostics import Diagnostics, Note
+import fnmatch
+
+from ..diagnostics import Diagnostics, Note, did_you_mean, listing
 from ..ir import Claim, Enter, Program, Region, Type, walk
 from ..ops.attention import head_dims
+from ..settings import Group
 from .propagate import DATA_DIMS
 
 
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    for check in (_idle, _order, _unused, _weights, _divisible, _within_node, _machines):
+    for check in (_idle, _order, _unused, _weights, _divisible, _within_node, _machines, _groups):
         check(program, found)
         found.check()
     return program
@@ -173,3 +176,20 @@ def _machines(program: Program, found: Diagnostics) -> None:
             f"{cluster.nodes * cluster.gpus_per_node} GPUs",
             help="the product of the mesh's axes is the number of GPUs",
         )
+
+
+def _groups(program: Program, found: Diagnostics) -> None:
+    """Every pattern of an optimizer group matches a parameter, and no parameter is in two groups."""
+    names = [p.name for p in program.params]
+    owner: dict[str, Group] = {}
+    for group in program.train.optimizer.groups:
+        for pattern in group.params:
+            matched = fnmatch.filter(names, pattern)
+            if not matched:
+                help = did_you_mean(pattern, names) or f"parameters are {listing(names)}"
+                found.error("E0407", f"`{pattern}` matches no parameter", group.spans["params"], help=help)
+            for name in matched:
+                if owner.setdefault(name, group) is not group:
+                    notes = [Note(owner[name].spans["params"], "the first group")]
+                    message = f"parameter `{name}` is in two groups"
+                    found.error("E0408", message, group.spans["params"], "matched again", notes=notes)
