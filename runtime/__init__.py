@@ -1,7 +1,7 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
 Modules in reading order: mesh, collectives, functional; parameters, optimizers, buckets, state; data, schedule, plan,
-checkpoint, launch, log, loop.
+checkpoint, launch, ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """

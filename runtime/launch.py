@@ -7,13 +7,10 @@ import argparse
 import os
 import shlex
 import sys
-import traceback
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,24 +114,3 @@ def connect(plan: Plan, device_type: str) -> Mesh:
     if _environment("WORLD_SIZE", 1) > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
     return Mesh(plan.mesh, device)
-
-
-@contextmanager
-def ending() -> Generator[None]:
-    """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
-    try:
-        yield
-    except RunError as error:
-        _leave(f"error: {error}", 1)
-    except KeyboardInterrupt:
-        _leave("interrupted", 130)
-    except BaseException:  # torch's CheckpointException is no Exception
-        _leave(traceback.format_exc(), 1)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _leave(message: str, status: int) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(status)

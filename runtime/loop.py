@@ -13,8 +13,9 @@ from torch import nn
 
 from . import checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
+from .ending import ending
 from .errors import RunError
-from .launch import Options, check, connect, ending, going_on, is_first, parse, torchrun
+from .launch import Options, check, connect, going_on, is_first, parse, torchrun
 from .log import Log
 from .mesh import Mesh
 from .plan import Metrics, Plan

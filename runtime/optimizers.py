@@ -5,12 +5,15 @@ The kernels are called as torch.optim calls them, which itself imports torch._dy
 Non-goals: no update rule is written here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+
+_fused_adamw: Callable[..., None] = cast(Any, torch)._fused_adamw_
+_fused_sgd: Callable[..., None] = cast(Any, torch)._fused_sgd_
 
 
 class Group:
@@ -55,7 +58,7 @@ class AdamW:
 
     def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
         """Update number `step` (from 1; float32, 0-dim) in place, or nothing where `skip` (likewise) is 1."""
-        torch._fused_adamw_(
+        _fused_adamw(
             [part.parameter],
             [part.gradient],
             [part.slots["exp_avg"]],
@@ -86,7 +89,7 @@ class SGD:
 
     def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
         """One update in place, whatever its number, or nothing where `skip` (float32, 0-dim) is 1."""
-        torch._fused_sgd_(
+        _fused_sgd(
             [part.parameter],
             [part.gradient],
             list(part.slots.values()),

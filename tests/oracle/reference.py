@@ -186,7 +186,7 @@ class _Optimizer:
 
 
 def cosine(step: int, steps: int, peak: float, warmup: int, floor: float) -> float:
-    """Linear to `peak` over `warmup` steps, then half a cosine, which ends in `floor`, a learning rate."""
+    """Linear to `peak` over `warmup` steps, then half a cosine, of which the last step takes `floor`, a learning rate."""
     if step < warmup:
         return peak * (step + 1) / warmup
-    return floor + (peak - floor) * (1 + cos(pi * (step - warmup) / (steps - warmup))) / 2
+    return floor + (peak - floor) * (1 + cos(pi * (step - warmup) / (steps - 1 - warmup))) / 2

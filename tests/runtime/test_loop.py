@@ -174,12 +174,15 @@ def _weights(folder: Path, step: int) -> Tensor:
 
 
 def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
-    first, second = _run(folder, PLAN, "--log-every 2 --eval-every 3 --steps 5")
+    first, second = _run(folder, PLAN, "--log-every 2 --eval-every 3 --steps 5 --data text/*.txt --lr 0.1")
     assert (first.status, second.status) == (0, 0), first.err + second.err
     assert second.out == ""
     assert "step 2/5  loss " in first.out
     assert "tokens/s" in first.out
-    assert "train on    torchrun --standalone --nproc-per-node=2 train.py --resume --steps 10" in first.out
+    assert (
+        "  train on    torchrun --standalone --nproc-per-node=2 train.py --resume --steps 10"
+        " --log-every 2 --eval-every 3 --data 'text/*.txt' --lr 0.1\n"
+    ) in first.out
     records = _records(folder)
     assert [record["step"] for record in records if "loss" in record] == [2, 4, 5]
     assert [record["step"] for record in records if "validation" in record] == [3, 5]
@@ -230,7 +233,9 @@ def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
     began = time.monotonic()
     first, second = _run(folder, PLAN, step=_failing_step)
     assert first.status == second.status == 1
-    assert "a rank has a bad day" in second.err
+    assert second.err.startswith("rank 1 failed\nTraceback")
+    assert second.err.count("a rank has a bad day") == 2  # in its traceback's last frame and its last line
+    assert "Traceback" not in first.err  # it only lost its peer
     assert time.monotonic() - began < 15
 
 

@@ -1,0 +1,54 @@
+"""How a rank ends: quietly, or at once and with the one message that tells what went wrong.
+
+Non-goals: ending the other ranks (the launcher's task; they fail by themselves when a peer is gone).
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NoReturn, cast
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from .errors import RunError
+
+_GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
+
+
+@contextmanager
+def ending() -> Generator[None]:
+    """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
+    try:
+        yield
+    except RunError as error:
+        _leave(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except BaseException:  # torch's CheckpointException is no Exception
+        _leave(f"rank {os.environ.get('RANK', 0)} failed\n{traceback.format_exc()}", 1)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    if _fails_first():
+        print(message, file=sys.stderr)
+    else:
+        time.sleep(_GRACE)
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _fails_first() -> bool:
+    """Whether no other rank has failed before: those that fail later have only lost their peers."""
+    if not dist.is_initialized():
+        return True
+    try:
+        return cast(Any, distributed_c10d)._get_default_store().add("failures", 1) == 1
+    except RuntimeError:  # the store is gone with the rank that kept it
+        return False

@@ -1,0 +1,26 @@
+"""What the documents say exists, and what they quote is what is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "out"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_named_files_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", text))
+    named |= {(document.parent / link).resolve().relative_to(ROOT) for link in re.findall(r"\]\(([^)#:]+)\)", text)}
+    missing = sorted(str(name) for name in named if not (ROOT / name).exists())
+    assert not missing
+
+
+def test_the_readme_shows_the_plan_and_the_program_as_they_are() -> None:
+    blocks = re.findall(r"```(?:python)?\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    sources = ["plans/tiny_llama.scale", "plans/models/llama.scale", "tests/golden/tiny_llama/train.py"]
+    quoted = [block for block, source in zip(blocks, sources, strict=False) if block in (ROOT / source).read_text()]
+    assert len(quoted) == len(sources)
