@@ -13,7 +13,7 @@ setup: $(STAMP) ## make .venv with pinned packages
 
 demo: $(STAMP) ## compile a small plan and train it on 4 ranks of this machine
 	$(BIN)/scalec compile plans/tiny_llama.scale -o out/tiny_llama
-	$(BIN)/torchrun --standalone --nproc-per-node=4 out/tiny_llama/train.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=4 out/tiny_llama/train.py
 
 test: $(STAMP) ## check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check

@@ -80,6 +80,7 @@ def _run(options: Namespace) -> NoReturn:
         raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
     script = _write(program, source, options)
     sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
     torchrun = [sys.executable, "-m", "torch.distributed.run", *how.options()]
     os.execv(sys.executable, [*torchrun, str(script), *options.rest])
 

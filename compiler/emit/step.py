@@ -106,7 +106,7 @@ class _Lines:
             zero,
             f"for {names} in batch.microbatches():",
             f"    part = model({names})  # forward",
-            "    part.backward(share)  # backward",
+            "    (part * share).backward()  # backward",
             "    loss += part.detach()",
         ]
         self._evaluate += [zero, f"for {names} in batch.microbatches():", f"    loss += model({names})"]

@@ -73,7 +73,7 @@ MUTANTS = (
         'all_reduce_(gradients["dp_tp"], dp)',
     ),
     ('all_reduce_(gradients["dp_split_tp"], dp)', ""),
-    ("part.backward(share)", "part.backward(share * 2)"),
+    ("(part * share)", "(part * share * 2)"),
     ("count = all_reduce_(count_valid(batch.labels), dp)", "count = count_valid(batch.labels)"),
     ("loss += part.detach()", "loss = part.detach()"),
     ('all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)', 'sum_squares(gradients["dp_split_tp"])'),

@@ -129,7 +129,7 @@ class Step:
         total, part, args, seed = self._parts(stmt)
         body = f"{total} += model({args})"
         if self._trains:
-            body = f"{part} = model({args})\n    {part}.backward({seed})\n    {total} += {part}.detach()"
+            body = f"{part} = model({args})\n    ({part} * {seed}).backward()\n    {total} += {part}.detach()"
             self._seed(stmt, seed)
         demand_same(stmt, f"for {', '.join(inputs)} in batch.microbatches():\n    {body}")
         demand(stmt, len(inputs) == len(INPUTS), f"{len(INPUTS)} inputs, not {len(inputs)}")
@@ -146,7 +146,7 @@ class Step:
         match stmt.body:
             case [
                 ast.Assign(targets=[ast.Name(id=part)], value=ast.Call(args=args)),
-                ast.Expr(value=ast.Call(args=[ast.Name(id=seed)])),
+                ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.BinOp(right=ast.Name(id=seed))))),
                 ast.AugAssign(target=ast.Name(id=total)),
             ] if self._trains:
                 return total, part, ", ".join(map(ast.unparse, args)), seed
