@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from .ir import ITEM_BYTES, Kind, Op, Program, Region, Value
+from .ir import ITEM_BYTES, Kind, Op, Program, Region, types
 from .placements import coercion_of, ends
 
 Where = Literal["forward", "backward", "step"]
@@ -64,7 +64,7 @@ def parameter_count(program: Program) -> int:
 class _Account:
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._types = {p.name: p.type for p in program.params} | {v.name: v.type for v in _values(program.region)}
+        self._types = types(program)
 
     def within(self, region: Region, count: int, where: Where) -> Iterator[Collective]:
         """The collectives of a region whose body runs `count` times in a step."""
@@ -92,11 +92,3 @@ class _Account:
 
 
 _BLOCKS: dict[str, Where] = {"forward": "forward", "backward": "backward"}
-
-
-def _values(region: Region) -> Iterator[Value]:
-    """Every value that is bound in `region`, at any depth."""
-    yield from (arg.value for arg in region.args)
-    yield from region.results
-    for stmt in region.body:
-        yield from _values(stmt) if isinstance(stmt, Region) else stmt.outputs

@@ -36,6 +36,9 @@ CODES = {
     "E0211": "an unknown distribution",
     "E0212": "something that the loss does not depend on",
     "E0213": "inputs other than tokens and labels",
+    "E0214": "a loss that is not a sum of token losses",
+    "E0215": "a name that cannot be used",
+    "E0216": "a parameter or a repeat over data",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",
@@ -47,6 +50,9 @@ CODES = {
     "E0308": "a dim twice in one parameter",
     "E0309": "a dim that the model does not set",
     "E0310": "a batch that is not whole",
+    "E0311": "heads that do not share evenly",
+    "E0312": "an odd number of dims to rotate",
+    "E0313": "a constant out of range",
     # settings
     "E0401": "an unknown setting",
     "E0402": "a missing setting",

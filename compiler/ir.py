@@ -5,7 +5,7 @@ Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placem
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import PurePath
 from typing import Literal
@@ -86,6 +86,10 @@ class Type:
         """Whether gradients can flow: floating point, and no maximum."""
         return self.dtype in FLOATS and not self.axes_in(Kind.MAXIMUM)
 
+
+MICROBATCHES = "microbatches"
+DATA_DIMS = ("batch", "seq")
+"""The dims of the model's inputs; they never shard a parameter's storage."""
 
 FLOATS = {"bf16": 2, "f32": 4, "f64": 8}
 ITEM_BYTES = {**FLOATS, "i64": 8}
@@ -303,11 +307,25 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
             yield stmt
 
 
+def values(region: Region) -> Iterator[Value]:
+    """Every value that `region` binds, at any depth."""
+    yield from (arg.value for arg in region.args)
+    yield from region.results
+    for stmt in region.body:
+        yield from values(stmt) if isinstance(stmt, Region) else stmt.outputs
+
+
+def types(program: Program) -> dict[str, Type]:
+    """The type of every parameter and value, by name."""
+    return {p.name: p.type for p in program.params} | {v.name: v.type for v in values(program.region)}
+
+
 def uses(region: Region) -> Counter[str]:
     """How often each value is read in `region`, at any depth."""
-    found = Counter(arg.source for arg in region.args) + Counter(end.name for end in region.yields)
+    found = Counter(arg.source for arg in region.args)
+    found.update(end.name for end in region.yields)
     for stmt in region.body:
-        found += uses(stmt) if isinstance(stmt, Region) else Counter(stmt.inputs)
+        found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
     return found
 
 
@@ -319,7 +337,7 @@ def base(name: str) -> str:
 class Names:
     """Gives names that are not taken: `x`, `x.1`, `x.2`, …"""
 
-    def __init__(self, taken: Iterator[str] | tuple[str, ...] = ()) -> None:
+    def __init__(self, taken: Iterable[str] = ()) -> None:
         self._next: dict[str, int] = {}
         for name in taken:
             stem, _, number = name.partition(".")
@@ -331,14 +349,3 @@ class Names:
         number = self._next.get(stem, 0)
         self._next[stem] = number + 1
         return f"{stem}.{number}" if number else stem
-
-
-def bound(region: Region) -> Iterator[str]:
-    """Every name that `region` binds, at any depth."""
-    yield from (arg.value.name for arg in region.args)
-    yield from (result.name for result in region.results)
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            yield from bound(stmt)
-        else:
-            yield from (value.name for value in stmt.outputs)

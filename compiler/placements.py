@@ -10,7 +10,8 @@ Megatron-LM's (Shoeybi et al. 2019, figure 3).
 
 from attrs import frozen
 
-from .ir import INVARIANT, Kind, Op, Placement, Places, Program, Type
+from .ir import INVARIANT, Kind, Op, Placement, Places, Program, Type, Value
+from .source import Span
 
 I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kind.MAXIMUM  # noqa: E741
 
@@ -95,6 +96,12 @@ class Step:
         """The type after this step."""
         at = dict(type.places) | dict.fromkeys(self.axes, self.target)
         return Type(type.dtype, type.dims, program.places(at))
+
+    def op(self, name: str, result: Value, span: Span) -> Op:
+        """The op that does this step to the value `name`."""
+        return Op(
+            "coerce", (name,), (result,), (("axes", self.axes), ("from", self.source), ("to", self.target)), span=span
+        )
 
 
 class OrderError(Exception):

@@ -3,6 +3,8 @@
 Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, and legality (`wellformed` checks it).
 """
 
+import math
+import re
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -33,7 +35,7 @@ from .ir import (
     Yield,
     sharded,
 )
-from .parser import parse_plan
+from .parser import MAX_DIGITS, parse_plan
 from .source import Source, Span
 
 
@@ -55,13 +57,17 @@ def read_ir(source: Source) -> Program:
     found.check()
     assert cluster, "reader: settings that failed to read were not reported"
     assert train, "reader: settings that failed to read were not reported"
-    reader: Any = parser("ir", _Builder(train, cluster))
+    text = "\n" * (head.count("\n") + 1) + "program " + rest  # tokens then know their lines in the source
+    reader: Any = parser("ir", _Builder(train, cluster, source))
     try:
-        return reader.parse(separator.lstrip("\n") + rest)
+        return reader.parse(text)
     except UnexpectedInput as error:
-        line, column = head.count("\n") + 1 + error.line, error.column
-        span = Span(source.path, line, column, line, column + 1, source.text)
-        raise PlanError([Diagnostic("E0190", "this is not IR text", span, label="not expected here")]) from None
+        raise _unreadable("not expected here", source, error.line, error.column, error.column + 1) from None
+
+
+def _unreadable(label: str, source: Source, line: int, column: int, end: int) -> PlanError:
+    span = Span(source.path, line, column, line, end, source.text)
+    return PlanError([Diagnostic("E0190", "this is not IR text", span, label=label)])
 
 
 Parts = list[Any]
@@ -92,23 +98,23 @@ class _Sharded:
     """A dim of a type, and the axes that shard it."""
 
     dim: str
-    axes: tuple[str, ...]
+    axes: tuple[Token, ...]
 
 
 @frozen
 class _On:
     """A placement on an axis that shards no dim."""
 
-    axis: str
+    axis: Token
     place: Placement
 
 
 class _Builder(Transformer[Token, Program]):
     """One method per rule of `ir.lark`, called while parsing."""
 
-    def __init__(self, train: settings.Train, cluster: settings.Cluster) -> None:
+    def __init__(self, train: settings.Train, cluster: settings.Cluster, source: Source) -> None:
         super().__init__()
-        self._train, self._cluster = train, cluster
+        self._train, self._cluster, self._source = train, cluster, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
     def start(self, parts: Parts) -> Program:
@@ -128,23 +134,23 @@ class _Builder(Transformer[Token, Program]):
         )
 
     def axis(self, parts: Parts) -> Axis:
-        name, size, whole = _words(parts)
-        self._axes.append(name)
-        return Axis(name, int(size), whole, span=parts[-1])
+        name, size, whole = _tokens(parts)
+        self._axes.append(str(name))
+        return Axis(str(name), self._count(size), str(whole), span=parts[-1])
 
     def dim(self, parts: Parts) -> Dim:
-        name, size = _words(parts)
-        return Dim(name, int(size), span=parts[-1])
+        name, size = _tokens(parts)
+        return Dim(str(name), self._count(size), span=parts[-1])
 
     def claim(self, parts: Parts) -> Claim:
-        rank, dim, how, axis = _words(parts)
-        return Claim(int(rank), dim, axis, how == "over", span=parts[-1])
+        rank, dim, how, axis = _tokens(parts)
+        return Claim(self._count(rank), str(dim), str(axis), how == "over", span=parts[-1])
 
     def param(self, parts: Parts) -> Param:
         value: Value = parts[0]
-        kind, *args, stacked, inner = _words(parts)
-        init = Init(kind, tuple(map(float, args)))
-        return Param(value.name, value.type, int(stacked), int(inner), init, span=parts[-1])
+        kind, *args, stacked, inner = _tokens(parts)
+        init = Init(str(kind), tuple(float(self._number(arg)) for arg in args))
+        return Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=parts[-1])
 
     def bucket(self, parts: Parts) -> Bucket:
         value: Value = parts[0]
@@ -189,15 +195,18 @@ class _Builder(Transformer[Token, Program]):
         dims = _all(_Sharded, parts)
         at = [(axis, sharded(each.dim)) for each in dims for axis in each.axes]
         at += [(each.axis, each.place) for each in _all(_On, parts)]
-        at.sort(key=lambda pair: self._axes.index(pair[0]))
-        return Type(str(parts[0]), tuple(each.dim for each in dims), tuple(at))
+        for axis, _ in at:
+            if axis not in self._axes:
+                raise self._wrong(f"axis `{axis}` is not declared", axis)
+        places = sorted(((str(axis), place) for axis, place in at), key=lambda pair: self._axes.index(pair[0]))
+        return Type(str(parts[0]), tuple(each.dim for each in dims), tuple(places))
 
     def tdim(self, parts: Parts) -> _Sharded:
-        dim, *axes = _words(parts)
-        return _Sharded(dim, tuple(axes))
+        dim, *axes = _tokens(parts)
+        return _Sharded(str(dim), tuple(axes))
 
     def place_on(self, parts: Parts) -> _On:
-        return _On(str(parts[0]), parts[1])
+        return _On(parts[0], parts[1])
 
     def attrs(self, parts: Parts) -> _Attrs:
         return _Attrs(tuple(parts))
@@ -216,23 +225,46 @@ class _Builder(Transformer[Token, Program]):
         return Placement(Kind(kind), *dim)
 
     def number(self, parts: Parts) -> int | float:
-        (text,) = _words(parts)
-        return float(text) if set(text) & set(".eE") else int(text)
+        return self._number(parts[0])
 
     def string(self, parts: Parts) -> str:
         return str(parts[0])[1:-1]
 
     def LOC(self, text: Token) -> Span:
         path, _, line = text[1:].rpartition(":")
+        if len(line) > MAX_DIGITS:
+            raise self._wrong(f"a number of more than {MAX_DIGITS} digits", text)
         return Span(path, int(line), 1, int(line), 1)
+
+    def _count(self, text: Token) -> int:
+        value = self._number(text)
+        if not isinstance(value, int) or value < 0:
+            raise self._wrong("not a count", text)
+        return value
+
+    def _number(self, text: Token) -> int | float:
+        if max(map(len, re.findall("[0-9]+", text))) > MAX_DIGITS:
+            raise self._wrong(f"a number of more than {MAX_DIGITS} digits", text)
+        value = float(text) if set(text) & set(".eE") else int(text)
+        if math.isinf(value):
+            raise self._wrong("this number is too large", text)
+        return value
+
+    def _wrong(self, label: str, at: Token) -> PlanError:
+        line, column = at.line or 0, at.column or 0
+        return _unreadable(label, self._source, line, column, column + len(at))
 
 
 def _all(kind: type[T], parts: Parts) -> tuple[T, ...]:
     return tuple(part for part in parts if isinstance(part, kind))
 
 
+def _tokens(parts: Parts) -> tuple[Token, ...]:
+    return _all(Token, parts)
+
+
 def _words(parts: Parts) -> list[str]:
-    return [str(part) for part in _all(Token, parts)]
+    return [str(part) for part in _tokens(parts)]
 
 
 def _results(parts: Parts) -> tuple[Value, ...]:

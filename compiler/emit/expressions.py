@@ -10,6 +10,7 @@ from attrs import frozen
 from ..ir import Kind, Op, Program, Type
 from ..ops import OPS
 from ..placements import coercion_of, ends
+from .words import literal
 
 ATOM, PRODUCT, SUM = 3, 2, 1
 """How tightly an expression binds."""
@@ -93,7 +94,7 @@ def matrix_view(type: Type, inner: int) -> str:
 
 
 def _rmsnorm(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"rms_norm({operands[0].text}, {operands[1].text}, eps={op.get('eps')!r})", ATOM
+    return f"rms_norm({operands[0].text}, {operands[1].text}, eps={literal(op.get('eps'))})", ATOM
 
 
 def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:

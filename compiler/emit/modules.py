@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from attrs import define, field, frozen
 
-from ..ir import Arg, Enter, Kind, Op, Param, Program, Region, Stmt, Type, walk
+from ..ir import Arg, Enter, Kind, Op, Param, Program, Region, Stmt, Type, types, walk
 from ..placements import coercion, coercion_of, conjugate, ends
 from .expressions import ATOM, Context, Expr, express
 from .words import axes_word, class_name, identifier, literal, matrix_shape, place, shape, singular
@@ -61,7 +61,7 @@ class Modules:
 
     def __init__(self, program: Program, forward: Region, inputs: tuple[Arg, ...], leaves: dict[str, str]) -> None:
         self.program = program
-        self.types = _types(program, forward, inputs)
+        self.types = types(program)
         self.params = {p.name: p for p in program.params}
         self.leaves = leaves  # leaf value → parameter
         self._forward, self._inputs = forward, inputs
@@ -355,17 +355,6 @@ def _captured(region: Region) -> list[str]:
     return list(found)
 
 
-def _types(program: Program, forward: Region, inputs: tuple[Arg, ...]) -> dict[str, Type]:
-    types = {p.name: p.type for p in program.params} | {arg.value.name: arg.value.type for arg in inputs}
-    types |= {v.name: v.type for op in walk(program.region.body) for v in op.outputs}
-    pending = [forward]
-    while pending:
-        region = pending.pop()
-        types |= {arg.value.name: arg.value.type for arg in region.args} | {v.name: v.type for v in region.results}
-        pending += [stmt for stmt in region.body if isinstance(stmt, Region)]
-    return types
-
-
 def _gathered_again(program: Program) -> set[str]:
     """Gathered values that backward gathers again instead of keeping them."""
     if program.train.gathered != "regather":
@@ -387,7 +376,7 @@ def weight_line(attribute: str, param: Param, program: Program) -> str:
     arguments = ["mesh", *map(str, sizes)]
     if split:
         arguments.append("split={" + ", ".join(f"{i}: {literal(axes)}" for i, axes in split.items()) + "}")
-    arguments.append(f"init={param.init.kind}({', '.join(map(repr, param.init.args))})")
+    arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")
     joined = param.inner if stored_as_matrix(param) else 0
     return f"self.{attribute} = weight({', '.join(arguments)})  # {matrix_shape(type, joined, program)}"
 

@@ -17,9 +17,9 @@ from ..resources import folder
 from ..settings import Group
 from ..source import Source
 from ..summary import launch, ranks
-from .modules import Model, Module, Modules, weight_line
+from .modules import Model, Module, Modules, Table, weight_line
 from .step import step_lines
-from .words import DTYPES, FUNCTIONAL, RUNTIME, file_word, letter, literal
+from .words import DTYPES, FUNCTIONAL, RUNTIME, axes_word, file_word, letter, literal
 
 
 def train_py(program: Program, source: Source) -> str:
@@ -80,11 +80,24 @@ def _legend(program: Program) -> str:
         f"{letter(d.name)} {d.name} {sizes.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}"
         for d in names
     ]
+    part = _part(program)
     return (
-        f"Shapes in comments are one rank's: {', '.join(words)}; s/tp is the part of s that a rank of axis tp holds.  "
+        f"Shapes in comments are one rank's: {', '.join(words)}{part}.  "
         "On an axis a value is I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, "
         "and bwd what backward does for it."
     )
+
+
+def _part(program: Program) -> str:
+    """What a slash means, by a dim that this program shards."""
+    for op in walk(program.region.body):
+        for value in op.outputs:
+            for dim in value.type.dims:
+                axes = value.type.axes_of(dim)
+                if axes and dim != "batch" and not dim.startswith("flat_"):
+                    word = axes_word(axes, program)
+                    return f"; {letter(dim)}/{word} is the part of {letter(dim)} that a rank of axis {word} holds"
+    return ""
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -118,12 +131,11 @@ class _Class:
         self.lines = [*module.lines, f"        return {module.result}"]
 
 
-def _table_lines(name: str, table: object, program: Program) -> list[str]:
-    seq, dim, theta, between = (getattr(table, key) for key in ("seq", "dim", "theta", "between"))
-    dtype = DTYPES[_compute(program)]
+def _table_lines(name: str, table: Table, program: Program) -> list[str]:
+    sizes = f"{table.seq}, {table.dim}, theta={literal(table.theta)}, between={table.between}"
     return [
-        f"rotary = rope_table({seq}, {dim}, theta={theta!r}, between={between}, mesh=mesh, dtype={dtype})",
-        f"self.register_buffer({literal(name)}, rotary, persistent=False)",
+        f"{name} = rope_table({sizes}, mesh=mesh, dtype={DTYPES[_compute(program)]})",
+        f"self.register_buffer({literal(name)}, {name}, persistent=False)",
     ]
 
 
@@ -158,9 +170,9 @@ def _buckets(program: Program, model: Model) -> list[_Bucket]:
 
 
 def _group(group: Group, patterns: list[str]) -> str:
-    arguments = [*map(literal, patterns), f"weight_decay={group.weight_decay!r}"]
+    arguments = [*map(literal, patterns), f"weight_decay={literal(group.weight_decay)}"]
     if group.lr_scale != 1:
-        arguments.append(f"lr_scale={group.lr_scale!r}")
+        arguments.append(f"lr_scale={literal(group.lr_scale)}")
     return _call("Group", arguments, 12)
 
 
@@ -176,16 +188,18 @@ def _call(function: str, arguments: list[str], indent: int) -> str:
 def _optimizer(program: Program) -> str:
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={settings.eps!r})"
-    return f"SGD(momentum={settings.momentum!r})"
+        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)})"
+    return f"SGD(momentum={literal(settings.momentum)})"
 
 
 def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> list[str]:
     """The lines of the settings that a person may change between runs, and of what the loop must know."""
     train, data = program.train, program.train.data
     schedule = train.optimizer.schedule
-    arguments = [f"warmup={schedule.warmup}"] + ([f"floor={schedule.floor!r}"] if schedule.kind == "cosine" else [])
-    corpus = [literal(tuple(data.files)), f"holdout={data.holdout!r}"]
+    arguments = [f"warmup={schedule.warmup}"] + (
+        [f"floor={literal(schedule.floor)}"] if schedule.kind == "cosine" else []
+    )
+    corpus = [literal(tuple(data.files)), f"holdout={literal(data.holdout)}"]
     if data.kind == "tokens":
         corpus.append(f"dtype=torch.{data.dtype}")
     return [
@@ -201,7 +215,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> 
         f"microbatches={program.size('microbatches')},",
         f"steps={train.steps},",
         f"seed={train.seed},",
-        f"lr={train.optimizer.lr!r},",
+        f"lr={literal(train.optimizer.lr)},",
         f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
         *([f"nodes={program.cluster.nodes},"] if program.cluster.nodes > 1 else []),
     ]

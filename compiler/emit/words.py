@@ -56,8 +56,8 @@ MODULE = set(
 )
 """Attributes of `torch.nn.Module` (2.13)."""
 
-TAKEN = {*RUNTIME, *FUNCTIONAL, *PROGRAM, *MODULE, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
-"""Names that no value, class or attribute of a module takes."""
+TAKEN = {*RUNTIME, *FUNCTIONAL, *PROGRAM, *MODULE, *keyword.kwlist, *keyword.softkwlist, *dir(builtins), *"lOI"}
+"""Names that no value, class or attribute of a module takes; linters take l, O and I for digits."""
 
 
 def identifier(name: str, taken: set[str]) -> str:
@@ -88,7 +88,7 @@ def literal(value: object) -> str:
     if isinstance(value, tuple):
         inner = ", ".join(map(literal, value))  # type: ignore[arg-type]
         return f"({inner},)" if len(value) == 1 else f"({inner})"  # type: ignore[arg-type]
-    return repr(value)
+    return repr(value).replace("e+", "e")
 
 
 def letter(dim: str) -> str:
@@ -109,8 +109,9 @@ def axes_word(axes: tuple[str, ...], program: Program) -> str:
 def shape(type: Type, program: Program) -> str:
     """For instance `[s/tp, b, h] partial over tp`."""
     inner = ", ".join(_sized(dim, type, program) for dim in type.dims)
-    pending = [axis for kind in (Kind.PARTIAL, Kind.MAXIMUM) for axis in type.axes_in(kind)]
-    return f"[{inner}]" + (f" partial over {axes_word(tuple(pending), program)}" if pending else "")
+    words = {"partial": type.axes_in(Kind.PARTIAL), "maximal": type.axes_in(Kind.MAXIMUM)}
+    pending = [f" {word} over {axes_word(axes, program)}" for word, axes in words.items() if axes]
+    return f"[{inner}]{''.join(pending)}"
 
 
 def matrix_shape(type: Type, inner: int, program: Program) -> str:
@@ -123,9 +124,13 @@ def matrix_shape(type: Type, inner: int, program: Program) -> str:
 
 
 def _sized(dim: str, type: Type, program: Program) -> str:
-    """The dim's letter, over the axes of the plan that shard it; batch is a rank's own part, so it stands alone."""
+    """The dim's letter, over the axes of the plan that shard it; `b` is a rank's own batch, as inputs have it."""
     axes = type.axes_of(dim)
-    return letter(dim) if dim == "batch" or not axes else f"{letter(dim)}/{axes_word(axes, program)}"
+    given = program.region.args[0].value.type.axes_of(dim) if dim == "batch" else ()
+    if dim == "batch" and axes == given:
+        return letter(dim)
+    lost = f"*{axes_word(given, program)}" if dim == "batch" and given and not axes else ""
+    return f"{letter(dim)}{lost}" + (f"/{axes_word(axes, program)}" if axes else "")
 
 
 def place(span: Span) -> str:

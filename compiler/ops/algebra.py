@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 
-from ..ir import Op, Type
+from ..ir import FLOATS, Op, Type
 from .protocol import ALL, Builder, OpDef, Operand, Shape, TypingError, missing
+
+
+def _same_numbers(types: Sequence[Type], op: Op) -> None:
+    if len({type.dtype for type in types}) != 1 or types[0].dtype not in FLOATS:
+        raise TypingError(f"{op.kind} takes numbers of one element type, not {', '.join(t.dtype for t in types)}")
 
 
 def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
     """All operands' dims are among those of the widest operand, in its order."""
+    _same_numbers(types, op)
     widest = max(types, key=lambda t: len(t.dims))
     for type in types:
         if type.dims != tuple(dim for dim in widest.dims if dim in type.dims):
@@ -17,6 +23,7 @@ def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
     """The dims of both operands, in order, less those that are summed over."""
+    _same_numbers(types, op)
     over = op.names("over")
     left, right = ([dim for dim in type.dims if dim not in over] for type in types)
     if shared := [dim for dim in left if dim in right]:

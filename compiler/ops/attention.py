@@ -13,7 +13,7 @@ SEQUENCE = "seq"
 
 
 def head_dims(q: Type, k: Type) -> tuple[str, str]:
-    """The dims that count query heads and key/value heads, each the last but one in its operand's plan order."""
+    """The dims that count query heads and key/value heads: each operand's one besides batch, sequence and the last."""
     return _heads(q), _heads(k)
 
 
@@ -26,10 +26,16 @@ def _heads(type: Type) -> str:
 
 def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
     q, k, v = types
-    head_dims(q, k)
-    if k.dims != v.dims or q.dims[-1] != k.dims[-1]:
-        raise TypingError("attention needs keys and values of the same dims, and the query's last dim")
+    heads, kv_heads = head_dims(q, k)
+    if k.dims != v.dims or k.dims != tuple(kv_heads if dim == heads else dim for dim in q.dims):
+        raise TypingError("attention needs queries, keys and values of the same dims but for the heads")
     return [(q.dtype, q.dims)]
+
+
+def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
+    if SEQUENCE not in types[0].dims[:-1]:
+        raise TypingError(f"rope turns the last dim by the position in `{SEQUENCE}`, which is not before it")
+    return same(types, op)
 
 
 def _sequence_and_last(types: Sequence[Type], op: Op) -> frozenset[str]:
@@ -60,7 +66,7 @@ def _rope_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 ROPE = OpDef(
     "rope",
     "Rotates pairs (x[i], x[i + d/2]) of the last dim by position · theta^(-2i/d) (Su et al. 2021).",
-    same,
+    _rotated,
     operands=(Operand("x"),),
     attributes=(Attribute("theta"),),
     linear=((0,),),

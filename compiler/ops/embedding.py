@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 from ..ir import Op, Type
-from .protocol import Builder, OpDef, Operand, Shape
+from .protocol import Builder, OpDef, Operand, Shape, TypingError
 
 
 def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
     tokens, table = types
+    if len(table.dims) != 2 or set(table.dims) & set(tokens.dims):
+        raise TypingError(f"embedding takes a table [rows, features], not [{', '.join(table.dims)}]")
     return [(table.dtype, (*tokens.dims, *table.dims[1:]))]
 
 
@@ -24,7 +26,7 @@ EMBEDDING = OpDef(
     "embedding",
     "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
     _looked_up,
-    operands=(Operand("tokens", dtype="int"), Operand("table")),
+    operands=(Operand("tokens", given="tokens"), Operand("table")),
     adjoint=_adjoint,
     function="embedding",
     surface=True,

@@ -6,7 +6,7 @@ No rank ever holds all logits.  The loss is a sum: the division by the step's co
 from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
-from .protocol import Builder, OpDef, Operand, Shape
+from .protocol import Builder, OpDef, Operand, Shape, TypingError
 
 
 def wide(dtype: str) -> str:
@@ -16,6 +16,13 @@ def wide(dtype: str) -> str:
 
 def _total(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(types[0].dtype), ())]
+
+
+def _token_total(types: Sequence[Type], op: Op) -> list[Shape]:
+    logits, labels = types
+    if not logits.dims or logits.dims[:-1] != labels.dims:
+        raise TypingError(f"cross_entropy takes logits of dims [{', '.join(labels.dims)}, classes]")
+    return _total(types, op)
 
 
 def _per_token(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -78,8 +85,8 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
 CROSS_ENTROPY = OpDef(
     "cross_entropy",
     "The sum over tokens of log Σ exp(logits) − logits[label]; a negative label counts nothing.",
-    _total,
-    operands=(Operand("logits"), Operand("labels", dtype="int")),
+    _token_total,
+    operands=(Operand("logits"), Operand("labels", given="labels")),
     adjoint=_cross_entropy_adjoint,
     whole=_classes,
     expand=_expand,

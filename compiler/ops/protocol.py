@@ -50,10 +50,13 @@ ALL = -1
 
 @frozen
 class Operand:
-    """An operand as a plan writes it; `init` is how a parameter first used here begins, "" for the model's `init`."""
+    """An operand as a plan writes it: numbers, or the input named by `given`.
+
+    `init` is how a parameter first used here begins, "" for the model's `init`.
+    """
 
     name: str
-    dtype: str = "float"
+    given: str = ""
     init: str = ""
 
 

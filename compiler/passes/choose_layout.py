@@ -6,8 +6,8 @@ Before: `propagate`.  Non-goals: the layout of parameters, which the plan's arro
 
 from attrs import evolve
 
-from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value
-from ..ops import OPS
+from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value, types, walk
+from ..ops import OPS, TypingError
 
 
 def choose_layout(program: Program) -> Program:
@@ -16,8 +16,20 @@ def choose_layout(program: Program) -> Program:
     args = tuple(
         evolve(arg, value=evolve(arg.value, type=_moved_first(arg.value.type, moved))) for arg in program.region.args
     )
-    types = {p.name: p.type for p in program.params} | {arg.value.name: arg.value.type for arg in args}
-    return evolve(program, region=_retype(program, evolve(program.region, args=args), types))
+    given = {p.name: p.type for p in program.params} | {arg.value.name: arg.value.type for arg in args}
+    try:
+        region = _retype(program, evolve(program.region, args=args), given)
+    except TypingError:  # an op has that dim among its last: better copies than another order
+        return program
+    relaid = evolve(program, region=region)
+    return relaid if _products_hold(relaid) else program
+
+
+def _products_hold(program: Program) -> bool:
+    """Whether every product still sums over the last dims of its left side."""
+    found = types(program)
+    products = [op for op in walk(program.region.body) if op.kind == "contract"]
+    return all(found[op.inputs[0]].dims[-len(op.names("over")) :] == op.names("over") for op in products)
 
 
 def _moved(program: Program) -> set[str]:
@@ -35,28 +47,28 @@ def _moved_first(type: Type, moved: set[str]) -> Type:
     return evolve(type, dims=tuple(sorted(type.dims, key=lambda dim: dim not in moved)))
 
 
-def _retype(program: Program, region: Region, types: dict[str, Type]) -> Region:
+def _retype(program: Program, region: Region, found: dict[str, Type]) -> Region:
     """Infers every type again, operands first."""
     body: list[Stmt] = []
     for stmt in region.body:
         if isinstance(stmt, Op):
-            stmt = _retyped_op(program, stmt, types)
-            types |= {value.name: value.type for value in stmt.outputs}
+            stmt = _retyped_op(program, stmt, found)
+            found |= {value.name: value.type for value in stmt.outputs}
         else:
-            args = tuple(_retyped_arg(arg, stmt.dim, types) for arg in stmt.args)
-            types |= {arg.value.name: arg.value.type for arg in args}
-            stmt = _retype(program, evolve(stmt, args=args), types)
-            types |= {value.name: value.type for value in stmt.results}
+            args = tuple(_retyped_arg(arg, stmt.dim, found) for arg in stmt.args)
+            found |= {arg.value.name: arg.value.type for arg in args}
+            stmt = _retype(program, evolve(stmt, args=args), found)
+            found |= {value.name: value.type for value in stmt.results}
         body.append(stmt)
-    results = tuple(Value(v.name, types[end.name]) for v, end in zip(region.results, region.yields, strict=False))
+    results = tuple(Value(v.name, found[end.name]) for v, end in zip(region.results, region.yields, strict=False))
     return evolve(region, body=tuple(body), results=results)
 
 
-def _retyped_op(program: Program, op: Op, types: dict[str, Type]) -> Op:
-    found = OPS[op.kind].infer(program, [types[name] for name in op.inputs], op)
-    return evolve(op, outputs=tuple(Value(v.name, t) for v, t in zip(op.outputs, found, strict=True)))
+def _retyped_op(program: Program, op: Op, known: dict[str, Type]) -> Op:
+    made = OPS[op.kind].infer(program, [known[name] for name in op.inputs], op)
+    return evolve(op, outputs=tuple(Value(v.name, t) for v, t in zip(op.outputs, made, strict=True)))
 
 
-def _retyped_arg(arg: Arg, dim: str, types: dict[str, Type]) -> Arg:
-    source = types[arg.source]
+def _retyped_arg(arg: Arg, dim: str, known: dict[str, Type]) -> Arg:
+    source = known[arg.source]
     return evolve(arg, value=Value(arg.value.name, source.inside(dim) if arg.enter is Enter.EACH else source))

@@ -10,6 +10,9 @@ from attrs import evolve
 
 from ..ir import Op, Program, Region, Stmt, uses
 
+MOST = 64
+"""The most operands that a sum takes over, so that no emitted expression nests without bound."""
+
 
 def flatten_sums(program: Program) -> Program:
     """The program with nested sums flattened."""
@@ -30,7 +33,7 @@ def _flatten(region: Region, count: Counter[str]) -> Region:
 def _terms(name: str, body: dict[str, Stmt], count: Counter[str]) -> tuple[str, ...]:
     """What `name` is the sum of, if that sum is written only for this use; it is then taken out of `body`."""
     stmt = body.get(name)
-    if isinstance(stmt, Op) and stmt.kind == "add" and count[name] == 1:
+    if isinstance(stmt, Op) and stmt.kind == "add" and count[name] == 1 and len(stmt.inputs) < MOST:
         del body[name]
         return stmt.inputs
     return (name,)

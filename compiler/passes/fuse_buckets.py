@@ -6,7 +6,7 @@ Before: `place_state`.  Non-goals: caps on the size of buckets and overlap with 
 
 from attrs import evolve, frozen
 
-from ..ir import Bucket, Dim, Kind, Names, Op, Program, Region, Stmt, Type, Value, bound
+from ..ir import Bucket, Dim, Kind, Names, Op, Program, Region, Stmt, Type, Value, types
 from ..ops import OPS
 
 
@@ -31,7 +31,7 @@ class _Key:
 class _Fuser:
     def __init__(self, program: Program) -> None:
         self._program, self._step = program, program.region
-        self._names = Names((*(p.name for p in program.params), *bound(program.region)))
+        self._names = Names(types(program))
         self._ops = [stmt for stmt in self._step.body if isinstance(stmt, Op)]
         self._made_by = {value.name: op for op in self._ops for value in op.outputs}
         self._updates = [op for op in self._ops if op.kind == "update"]
@@ -46,7 +46,7 @@ class _Fuser:
             groups.setdefault(_key(summed[chain[0]]), []).append(param)
         cut = {name for chain in chains.values() for name in chain[1:]}
         body: list[Stmt] = [
-            s for s in self._step.body if not (isinstance(s, Op) and (s.outputs[0].name in cut or s in self._updates))
+            s for s in self._step.body if isinstance(s, Region) or (s.outputs[0].name not in cut and s.kind != "update")
         ]
         at = body.index(next(s for s in body if isinstance(s, Op) and s.kind == "sum_squares"))
         buckets, reductions, final = self._reductions(groups, chains, summed)

@@ -13,6 +13,7 @@ from attrs import evolve
 
 from ..diagnostics import Diagnostic, PlanError
 from ..ir import (
+    DATA_DIMS,
     REPLICATED,
     Arg,
     Enter,
@@ -27,15 +28,15 @@ from ..ir import (
     Stmt,
     Type,
     Value,
-    bound,
     sharded,
+    types,
     uses,
 )
 from ..ops import OPS
 from ..ops.protocol import is_pending
 from ..placements import OrderError, path
 from ..source import Span
-from .propagate import DATA_DIMS, natural
+from .propagate import natural
 
 
 def insert_collectives(program: Program) -> Program:
@@ -113,7 +114,7 @@ class _Inserter:
     def __init__(self, program: Program, leaves: dict[str, Type], inputs: dict[str, Type]) -> None:
         self._program, self._leaves = program, leaves
         self._types = {p.name: p.type for p in program.params} | inputs
-        self._names = Names((*(p.name for p in program.params), *bound(program.region)))
+        self._names = Names(types(program))
         self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending value → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
@@ -129,7 +130,7 @@ class _Inserter:
             else:
                 self._op(stmt)
         ends = tuple(
-            evolve(end, name=self._carried(end.name, stmt_dim=region.dim, span=region.span)) for end in region.yields
+            evolve(end, name=self._carried(end.name, dim=region.dim, span=region.span)) for end in region.yields
         )
         body, self._out = tuple(self._out), outer
         self._reduced, self._versions = kept
@@ -146,7 +147,7 @@ class _Inserter:
 
     def _arg(self, arg: Arg, region: Region) -> Arg:
         if arg.enter is Enter.CARRY:
-            source = self._carried(arg.source, stmt_dim=region.dim, span=region.span)
+            source = self._carried(arg.source, dim=region.dim, span=region.span)
             type = self._types[source]
         else:
             source = arg.source
@@ -154,9 +155,9 @@ class _Inserter:
         self._types[arg.value.name] = type
         return Arg(Value(arg.value.name, type), source, arg.enter)
 
-    def _carried(self, name: str, stmt_dim: str, span: Span) -> str:
+    def _carried(self, name: str, dim: str, span: Span) -> str:
         """The value placed as every iteration takes and leaves it; a model's own result stays as it is."""
-        if not stmt_dim:
+        if not dim:
             return name
         type = self._types[name]
         return self._fetch(name, _wanted(self._program, type, natural(self._program, type.dims)), span)
@@ -223,16 +224,7 @@ class _Inserter:
             raise PlanError([_order_diagnostic(error, span)]) from None
         for step in steps:
             made = self._names.fresh(name)
-            attrs = (("axes", step.axes), ("from", step.source), ("to", step.target))
-            self._emit(
-                Op(
-                    "coerce",
-                    (source,),
-                    (Value(made, step.applied(self._types[source], self._program)),),
-                    attrs,
-                    span=span,
-                )
-            )
+            self._emit(step.op(source, Value(made, step.applied(self._types[source], self._program)), span))
             if is_pending(type) and not is_pending(self._types[made]):
                 self._reduced.setdefault(name, made)
             self._versions[name, self._types[made].places] = source = made

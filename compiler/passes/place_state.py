@@ -7,8 +7,8 @@ A scope is where an op stands.  Before: `differentiate`.  Non-goals: joining red
 
 from attrs import evolve
 
-from ..ir import Names, Op, Program, Region, Stmt, Type, Value, Yield, bound
-from ..placements import Step, path
+from ..ir import Names, Op, Program, Region, Stmt, Type, Value, Yield, types
+from ..placements import path
 
 
 def place_state(program: Program) -> Program:
@@ -20,7 +20,7 @@ class _Chains:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._params = {p.name: p.type for p in program.params}
-        self._names = Names((*self._params, *bound(program.region)))
+        self._names = Names(types(program))
         self._same: dict[str, str] = {}  # what a leaf or gradient without a chain is another name for
         self._types: dict[str, Type] = dict(self._params)
 
@@ -43,8 +43,9 @@ class _Chains:
         steps = path(self._program, source, target.places)
         ops: list[Op] = []
         for step in steps:
-            ops.append(self._coerce(op, ops[-1].outputs[0].name if ops else op.inputs[0], step, source))
-            source = ops[-1].outputs[0].type
+            name = ops[-1].outputs[0].name if ops else op.inputs[0]
+            source = step.applied(source, self._program)
+            ops.append(step.op(name, Value(self._names.fresh(name), source), op.span))
         if source.dtype != target.dtype:
             name = ops[-1].outputs[0].name if ops else op.inputs[0]
             ops.append(
@@ -55,12 +56,6 @@ class _Chains:
             return []
         ops[-1] = evolve(ops[-1], outputs=op.outputs)
         return ops
-
-    def _coerce(self, op: Op, name: str, step: Step, type: Type) -> Op:
-        value = Value(self._names.fresh(name), step.applied(type, self._program))
-        return Op(
-            "coerce", (name,), (value,), (("axes", step.axes), ("from", step.source), ("to", step.target)), span=op.span
-        )
 
     def _cast_gradients(self, region: Region) -> Region:
         """The microbatches' region with gradients cast to the element type of the state before they are summed."""

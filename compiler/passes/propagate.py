@@ -9,17 +9,15 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from ..diagnostics import Diagnostics, Note
-from ..ir import Claim, Op, Program, Region, Type, bound, walk
+from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, types, walk
 from ..ops import OPS, OpDef
 from ..ops.attention import head_dims
-
-DATA_DIMS = ("batch", "seq")
 
 
 def propagate(program: Program) -> Program:
     """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot follow."""
-    types = _types(program)
-    worker = _Worker(program, types, _made_of_parameters(program))
+    found = types(program)
+    worker = _Worker(program, found, _made_of_parameters(program))
     region = worker.region(program.region)
     worker.check()
     return evolve(program, region=region)
@@ -41,23 +39,13 @@ def first_claims(program: Program, axis: str, dims: set[str]) -> list[Claim]:
     return [claim for claim in claims if claim.rank == min(c.rank for c in claims)]
 
 
-def _types(program: Program) -> dict[str, Type]:
-    types = {p.name: p.type for p in program.params}
-    pending = [program.region]
-    while pending:
-        region = pending.pop()
-        types |= {arg.value.name: arg.value.type for arg in region.args} | {v.name: v.type for v in region.results}
-        pending += [stmt for stmt in region.body if isinstance(stmt, Region)]
-    return types | {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
-
-
 def _made_of_parameters(program: Program) -> set[str]:
     """Values of parameters alone: replicated where data is sharded, so that it is leaves that are reduced, once."""
     inputs = {arg.value.name for arg in program.region.args}
-    made = {p.name for p in program.params} | (set(bound(program.region)) - inputs)
+    made = {p.name for p in program.params} | (set(types(program)) - inputs)
     for region in _regions(program.region):
         made -= {arg.value.name for arg in region.args if arg.source not in made} | {v.name for v in region.results}
-        carried = {arg.value.name for arg in region.args if arg.enter.value == "carry"}
+        carried = {arg.value.name for arg in region.args if arg.enter is Enter.CARRY}
         made -= carried
     for op in walk(program.region.body):
         if not made.issuperset(op.inputs):

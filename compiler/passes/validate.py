@@ -7,25 +7,18 @@ key/value heads, which the axis can be factored for.  Non-goals: what single ops
 import fnmatch
 
 from ..diagnostics import Diagnostics, Note, did_you_mean, listing
-from ..ir import Claim, Enter, Program, Region, Type, walk
+from ..ir import DATA_DIMS, Claim, Enter, Program, Region, types, walk
 from ..ops.attention import head_dims
 from ..settings import Group
-from .propagate import DATA_DIMS
 
 
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    for check in (_idle, _order, _unused, _weights, _divisible, _within_node, _machines, _groups):
+    for check in (_idle, _order, _unused, _weights, _divisible, _within_node, _machines, _groups, _heads):
         check(program, found)
         found.check()
     return program
-
-
-def _types(program: Program) -> dict[str, Type]:
-    """Of what ops make and parameters are."""
-    made = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
-    return made | {p.name: p.type for p in program.params}
 
 
 def _idle(program: Program, found: Diagnostics) -> None:
@@ -86,7 +79,7 @@ def _order(program: Program, found: Diagnostics) -> None:
 
 
 def _unused(program: Program, found: Diagnostics) -> None:
-    used = {dim for type in _types(program).values() for dim in type.dims}
+    used = {dim for type in types(program).values() for dim in type.dims}
     repeated = {stmt.dim for stmt in program.region.body if isinstance(stmt, Region)}
     for claim in program.claims:
         if claim.dim in repeated:
@@ -139,9 +132,9 @@ def _divisible(program: Program, found: Diagnostics) -> None:
 
 def _few_heads(program: Program) -> set[str]:
     """Dims that count key/value heads: an axis may be larger."""
-    types = _types(program)
+    found = types(program)
     inputs = [op.inputs for op in walk(program.region.body) if op.kind == "attention"]
-    return {head_dims(types[q], types[k])[1] for q, k, _ in inputs}
+    return {head_dims(found[q], found[k])[1] for q, k, _ in inputs}
 
 
 def _within_node(program: Program, found: Diagnostics) -> None:
@@ -193,3 +186,20 @@ def _groups(program: Program, found: Diagnostics) -> None:
                     notes = [Note(owner[name].spans["params"], "the first group")]
                     message = f"parameter `{name}` is in two groups"
                     found.error("E0408", message, group.spans["params"], "matched again", notes=notes)
+
+
+def _heads(program: Program, found: Diagnostics) -> None:
+    """Each key/value head serves as many query heads; rotation turns pairs by angles that theta gives."""
+    type_of = types(program)
+    for op in walk(program.region.body):
+        if op.kind == "attention":
+            heads, kv_heads = head_dims(type_of[op.inputs[0]], type_of[op.inputs[1]])
+            if program.size(heads) % program.size(kv_heads):
+                label = f"{program.size(heads)} / {program.size(kv_heads)} is not whole"
+                found.error("E0311", f"`{kv_heads}` does not divide `{heads}`", op.span, label)
+        if op.kind == "rope":
+            last, theta = type_of[op.inputs[0]].dims[-1], op.get("theta")
+            if program.size(last) % 2:
+                found.error("E0312", f"rope turns pairs, but `{last}` = {program.size(last)} is odd", op.span)
+            if not (isinstance(theta, float) and theta > 0):
+                found.error("E0313", f"rope's theta is {theta}", op.span, help="a number above 0, for instance 10000")

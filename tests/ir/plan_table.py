@@ -155,11 +155,6 @@ PLANS = {
         body=f"""{START} first = cross_entropy(x @ a[hidden -> vocab], labels)
         loss = first + cross_entropy(silu(x) @ b[hidden -> vocab], labels)""",
     ),
-    "a squared loss": evolve(
-        DP_TP,
-        shard=ALL_OVER_TP,
-        body=f"{START} first = cross_entropy(x @ a[hidden -> vocab], labels)  loss = first * first",
-    ),
     "normed queries": evolve(
         DP_TP, body=LLAMA.replace("rope(a @ wq[hidden -> heads, head_dim], theta)", f"rope({NORMED}, theta)")
     ),

@@ -3,12 +3,10 @@
 Non-goals: the backward of the model itself (`backward`).
 """
 
-from ...ir import INVARIANT, REPLICATED, Arg, Enter, Kind, Leave, Op, Param, Program, Region, Value, Yield
+from ...ir import INVARIANT, MICROBATCHES, REPLICATED, Arg, Enter, Kind, Leave, Op, Param, Program, Region, Value, Yield
 from ...placements import Step
 from .backward import Backward
 from .writer import Book, Writer
-
-MICROBATCHES = "microbatches"
 
 
 class TrainingStep(Writer):
@@ -41,7 +39,7 @@ class TrainingStep(Writer):
         loss = self._model.yields[0].name
         back = Backward(self.book)
         back.add(loss, self._seed(back, loss, share))
-        forward = back.body([stmt for stmt in self._model.body if stmt not in self._leaves])
+        forward = back.body([stmt for stmt in self._model.body if not (isinstance(stmt, Op) and stmt.kind == "leaf")])
         grads = [back.total(op.outputs[0].name, self._span) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
         blocks = (

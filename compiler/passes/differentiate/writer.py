@@ -1,10 +1,10 @@
 """Appends typed ops to a body: what the parts of `differentiate` write with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...ir import Attr, Kind, Names, Op, Program, Region, Stmt, Type, Value, bound
+from ...ir import Attr, Kind, Names, Op, Program, Stmt, Type, Value, types
 from ...ops import OPS
 from ...placements import Step, path
 from ...source import Span
@@ -15,8 +15,8 @@ class Book:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.types = {p.name: p.type for p in program.params} | {v.name: v.type for v in _values(program.region)}
-        self._names = Names((*(p.name for p in program.params), *bound(program.region)))
+        self.types = types(program)
+        self._names = Names(self.types)
 
     def value(self, like: str, type: Type) -> Value:
         """A new value, named like `like`."""
@@ -37,8 +37,8 @@ class Writer:
     ) -> tuple[str, ...]:
         """Appends an op with results named like `like`, typed as its entry infers."""
         op = Op(kind, tuple(inputs), (), tuple(attrs.items()), span=span)
-        types = OPS[kind].infer(self.book.program, [self.book.types[name] for name in inputs], op)
-        return self.append(evolve(op, outputs=tuple(self.book.value(n, t) for n, t in zip(like, types, strict=True))))
+        found = OPS[kind].infer(self.book.program, [self.book.types[name] for name in inputs], op)
+        return self.append(evolve(op, outputs=tuple(self.book.value(n, t) for n, t in zip(like, found, strict=True))))
 
     def append(self, op: Op) -> tuple[str, ...]:
         """Appends an op as it is; returns its results."""
@@ -47,8 +47,8 @@ class Writer:
 
     def coerce(self, name: str, step: Step, like: str, span: Span) -> str:
         """Appends a coercion of `name`."""
-        attrs: dict[str, Attr] = {"axes": step.axes, "from": step.source, "to": step.target}
-        return self.write("coerce", [name], [like], span, **attrs)[0]
+        type = step.applied(self.book.types[name], self.book.program)
+        return self.append(step.op(name, self.book.value(like, type), span))[0]
 
     def reduced(self, name: str, span: Span) -> str:
         """`name` with its pending sums done."""
@@ -57,10 +57,3 @@ class Writer:
         for step in path(self.book.program, type, want):
             name = self.coerce(name, step, name, span)
         return name
-
-
-def _values(region: Region) -> Iterator[Value]:
-    yield from (arg.value for arg in region.args)
-    yield from region.results
-    for stmt in region.body:
-        yield from _values(stmt) if isinstance(stmt, Region) else stmt.outputs

@@ -10,8 +10,26 @@ from attrs import evolve, frozen
 
 from ... import syntax
 from ...diagnostics import Diagnostic, Note, PlanError
-from ...ir import Arg, Attr, Enter, Init, Leave, Names, Op, Param, Program, Region, Stmt, Type, Value, Yield
-from ...ops import OPS, OpDef, TypingError
+from ...ir import (
+    DATA_DIMS,
+    FLOATS,
+    MICROBATCHES,
+    Arg,
+    Attr,
+    Enter,
+    Init,
+    Leave,
+    Names,
+    Op,
+    Param,
+    Program,
+    Region,
+    Stmt,
+    Type,
+    Value,
+    Yield,
+)
+from ...ops import OPS, OpDef, Operand, TypingError
 from ...source import Span
 from .arithmetic import Scalar, evaluate
 
@@ -26,6 +44,13 @@ STEMS = {
     "rope": "r",
 }
 """What results without a name in the plan are called, after the underscore that marks them."""
+
+
+LONGEST = 64
+"""The most characters of a name."""
+
+MOST_OPERANDS = 256
+"""The most operands of one expression."""
 
 
 @frozen
@@ -57,6 +82,7 @@ class _Builder:
         self._out: list[Stmt] = []
 
     def build(self) -> Built:
+        _usable(self._model.name)
         self._check_inputs()
         args = tuple(self._input(given) for given in self._model.inputs)
         for item in self._model.body:
@@ -91,9 +117,19 @@ class _Builder:
 
     def _loss(self) -> str:
         loss = self._env.get("loss")
-        if loss is None or self._types[loss].dims:
+        if loss is None:
             help = "end the model with `loss = cross_entropy(logits, labels)`"
             raise PlanError([Diagnostic("E0206", "this model computes no `loss`", self._model.name.span, help=help)])
+        made_by = {op.outputs[0].name: op for op in self._out if isinstance(op, Op)}
+        pending = [loss]
+        while pending:  # what is summed over microbatches and ranks must be a sum over tokens
+            op = made_by.get(pending.pop())
+            if op and op.kind == "add":
+                pending += op.inputs
+            elif not op or op.kind != "cross_entropy":
+                help = "the loss is `cross_entropy(…)`, or a sum of such outside of repeats"
+                span = op.span if op else self._model.name.span
+                raise PlanError([Diagnostic("E0214", "`loss` is not a sum of token losses", span, help=help)])
         return loss
 
     # ---- statements
@@ -105,6 +141,7 @@ class _Builder:
         if len(item.names) != 1:
             raise _wrong("E0602", "no op of the language has several results", item.names[1].span, "a second name")
         (name,) = item.names
+        _usable(name)
         if first := self._declared.get(name.name):
             notes = (Note(first.span, "declared here"),)
             raise PlanError(
@@ -114,6 +151,7 @@ class _Builder:
 
     def _repeat(self, item: syntax.Repeat) -> None:
         self._known_dim(item.dim)
+        _not_data(item.dim, "a repeat")
         outer_env, outer_out = dict(self._env), self._out
         assigned = dict.fromkeys(name.name for name in _assigned(item) if name.name in self._env)
         repeat = _Repeat(item.dim.name, [])
@@ -176,6 +214,9 @@ class _Builder:
         while isinstance(left, syntax.Binary):
             links.append(left)
             left = left.left
+        if len(links) >= MOST_OPERANDS:
+            message = f"an expression of more than {MOST_OPERANDS} operands"
+            raise _wrong("E0102", message, expr.span, help="name parts of it")
         value = self._tensor(left)
         for link in reversed(links):
             value = self._binary(link, value, like if link is expr else "")
@@ -242,13 +283,16 @@ class _Builder:
             self._begin(given[operand.name], operand.init)
         operands = tuple(self._tensor(given[operand.name], _like(operand.name)) for operand in entry.operands)
         for operand, value in zip(entry.operands, operands, strict=True):
-            if (operand.dtype == "int") != (self._types[value].dtype == "i64"):
-                kind = "token ids" if operand.dtype == "int" else "numbers, not token ids,"
-                raise _wrong(
-                    "E0607", f"`{entry.name}` takes {kind} here", given[operand.name].span, f"`{operand.name}`"
-                )
+            self._check_kind(entry, operand, value, given[operand.name].span)
         attrs = tuple((a.name, self._attribute(given[a.name], a.choices)) for a in entry.attributes)
         return operands, attrs
+
+    def _check_kind(self, entry: OpDef, operand: Operand, value: str, span: Span) -> None:
+        """Token ids go where they are looked up, labels into the loss, and numbers everywhere else."""
+        given = value if self._types[value].dtype not in FLOATS else ""
+        if given != operand.given:
+            wanted = f"the input `{operand.given}`" if operand.given else "numbers"
+            raise _wrong("E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`")
 
     def _begin(self, expr: syntax.Expr, init: str) -> None:
         if init and isinstance(expr, syntax.ParamUse):
@@ -287,6 +331,9 @@ class _Builder:
             raise _wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):
             self._known_dim(dim)
+            if dim.name != "seq":
+                _not_data(dim, "a parameter")
+        _usable(use.name)
         self._declare(use.name)
         stack = tuple(repeat.dim for repeat in self._repeats)
         dims = (*stack, *map(str, use.outs), *map(str, use.ins))
@@ -348,7 +395,10 @@ class _Builder:
             case syntax.Name("ones" | "zeros"):
                 return Init(dist.name)
             case syntax.Call(syntax.Name("normal"), (std,), ()):
-                return Init("normal", (float(evaluate(std, self._scope)),))
+                deviation = float(evaluate(std, self._scope))
+                if deviation < 0:
+                    raise _wrong("E0313", "a standard deviation is not negative", std.span, f"is {deviation:g}")
+                return Init("normal", (deviation,))
             case _:
                 raise _wrong("E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`")
 
@@ -375,6 +425,18 @@ class _Repeat:
     def __init__(self, dim: str, slices: list[Arg]) -> None:
         self.dim, self.slices = dim, slices
         self.holds: dict[str, str] = {}
+
+
+def _usable(name: syntax.Name) -> None:
+    """Names become attributes and variables; those of unnamed values begin with `_`."""
+    if name.name.startswith("_") or len(name.name) > LONGEST:
+        help = f"names begin with a letter and have at most {LONGEST} characters"
+        raise _wrong("E0215", f"`{name.name[:LONGEST]}` cannot be a name", name.span, help=help)
+
+
+def _not_data(dim: syntax.Name, what: str) -> None:
+    if dim.name in (*DATA_DIMS, MICROBATCHES):
+        raise _wrong("E0216", f"{what} cannot go over `{dim}`", dim.span, "a dim of the data, not of the model")
 
 
 def _like(operand: str) -> str:

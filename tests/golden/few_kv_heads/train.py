@@ -7,7 +7,7 @@ Written by scalec 0.1.0 from few_kv_heads.scale: change the plan, not this file.
 and options [--steps N] [--lr X] [--data GLOB ...] [--resume], of which --help says more.
 
 Shapes in comments are one rank's: v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192,
-layers 2, s seq 128, b batch 8 per rank; s/tp is the part of s that a rank of axis tp holds.  On an axis a value is
+layers 2, s seq 128, b batch 8 per rank; v/tp is the part of v that a rank of axis tp holds.  On an axis a value is
 I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, and bwd what backward does for
 it.
 """
@@ -111,7 +111,7 @@ class Llama(nn.Module):
         # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:30
         with regather(n, self.tp, dim=0) as n:
             logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [s, b] partial over tp  llama.scale:30
+        peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
         peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
         z, t = softmax_parts(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
         z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30

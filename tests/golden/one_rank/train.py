@@ -7,9 +7,8 @@ Written by scalec 0.1.0 from one_rank.scale: change the plan, not this file.
 and options [--steps N] [--lr X] [--data GLOB ...] [--resume], of which --help says more.
 
 Shapes in comments are one rank's: v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192,
-layers 2, s seq 128, b batch 8 per rank; s/tp is the part of s that a rank of axis tp holds.  On an axis a value is
-I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, and bwd what backward does for
-it.
+layers 2, s seq 128, b batch 8 per rank.  On an axis a value is I invariant, R replicated, S(dim) sharded or P
+partial; P→I is a change of placement, and bwd what backward does for it.
 """
 
 import os

@@ -7,7 +7,7 @@ Written by scalec 0.1.0 from tensor_parallel.scale: change the plan, not this fi
 and options [--steps N] [--lr X] [--data GLOB ...] [--resume], of which --help says more.
 
 Shapes in comments are one rank's: v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192,
-layers 2, s seq 128, b batch 8 per rank; s/tp is the part of s that a rank of axis tp holds.  On an axis a value is
+layers 2, s seq 128, b batch 8 per rank; n/tp is the part of n that a rank of axis tp holds.  On an axis a value is
 I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, and bwd what backward does for
 it.
 """
@@ -107,7 +107,7 @@ class Llama(nn.Module):
         n = rms_norm(x, self.norm, eps=1e-05)  # [b, s, h]  llama.scale:30
         n = replicate(n, self.tp)  # [b, s, h]  I→R  bwd: all_reduce  llama.scale:30
         logits = linear(n, self.head)  # [b, s, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [b, s] partial over tp  llama.scale:30
+        peak = max_logit(logits)  # [b, s] maximal over tp  llama.scale:30
         peak = all_reduce(peak, self.tp, op="max")  # [b, s]  M→R  no gradient  llama.scale:30
         z, t = softmax_parts(logits, peak, labels, self.tp)  # [b, s] partial over tp  llama.scale:30
         z = all_reduce(z, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
