@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from .ir import ITEM_BYTES, Kind, Op, Program, Region, types
+from .ir import ITEM_BYTES, Kind, Op, Program, Region, base, types
 from .placements import coercion_of, ends
 
 Where = Literal["forward", "backward", "step"]
@@ -54,6 +54,14 @@ def collectives(program: Program) -> tuple[Collective, ...]:
     """Everything that a rank communicates in one step, in the order of the IR; `program` has been differentiated."""
     assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
     return tuple(_Account(program).within(program.region, 1, "step"))
+
+
+def evaluation(program: Program) -> tuple[Collective, ...]:
+    """What `eval_step` communicates: the forward of the same step, and the sums of count and loss."""
+    sums = {base(program.region.yields[0].name), base(program.region.yields[2].name)}
+    return tuple(
+        c for c in collectives(program) if c.where == "forward" or (c.where == "step" and base(c.value) in sums)
+    )
 
 
 def parameter_count(program: Program) -> int:

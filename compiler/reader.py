@@ -46,7 +46,7 @@ def is_ir(text: str) -> bool:
 
 def read_ir(source: Source) -> Program:
     """The program that `source` shows.  Raises PlanError where it is not IR text."""
-    head, separator, rest = source.text.partition("\nprogram ")
+    head, _, rest = source.text.partition("\nprogram ")
     sections = {section.kind.name: section for section in parse_plan(Source(source.path, head)).sections()}
     if not {"cluster", "train"} <= set(sections):
         help = "sections `cluster` and `train` stand before `program`"

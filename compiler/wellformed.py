@@ -40,6 +40,9 @@ def check(program: Program) -> None:
     _Scope(program).outermost()
 
 
+FIRST = "resolve"
+"""After this stage a claim may still stand twice: `validate` tells the user."""
+
 STEP_STAGES = ("differentiate", "place_state", "fuse_buckets")
 """After these passes the program is a training step, before them a model."""
 
@@ -142,7 +145,7 @@ class _Declarations(_Checker):
             ("dim", [dim.name for dim in it.dims]),
             ("parameter", [param.name for param in it.params]),
             ("bucket", [bucket.name for bucket in it.buckets]),
-            ("claim", [(claim.dim, claim.axis) for claim in it.claims]),
+            ("claim", [] if it.stage == FIRST else [(claim.dim, claim.axis) for claim in it.claims]),
         ):
             self._once(what, names)
         for name in (it.name, *self._axes, *(axis.whole for axis in it.axes), *self._sizes):
@@ -184,8 +187,7 @@ class _Declarations(_Checker):
     def _train(self) -> None:
         """The settings are those that the dims were made from."""
         it, train = self._program, self._program.train
-        over = {claim.axis for claim in it.claims if claim.dim == "batch"}
-        batch = train.microbatch * it.degree(tuple(over))
+        batch = train.microbatch * it.degree(tuple(claim.axis for claim in it.claims if claim.dim == "batch"))
         for dim, size in (("seq", train.seq), ("batch", batch), (MICROBATCHES, train.global_batch / batch)):
             said = f"dim {dim} is {self._sizes.get(dim, 'missing')}, but {size:g} by `train`"
             assert self._sizes.get(dim) == size, self._at(said)
@@ -218,7 +220,8 @@ class _Scope(_Checker):
         assert region.kind == kind, self._at(f"a program after this pass is a {kind}, not a {region.kind}")
         self.region(region, dict(self._params))
         lasts = all(end.leave is Leave.LAST for end in region.yields)
-        assert lasts and not region.results, self._at(f"a {kind} yields last values, without results")
+        assert lasts, self._at(f"a {kind} yields last values")
+        assert not region.results, self._at(f"a {kind} has results")
         if kind == "model":
             self._model(region)
         else:
@@ -261,13 +264,15 @@ class _Scope(_Checker):
 
     def _head(self, region: Region) -> None:
         assert self._depth < MAX_DEPTH, self._at(f"regions nest deeper than {MAX_DEPTH}")
-        dim = {"repeat": region.dim, "microbatches": MICROBATCHES}.get(region.kind, "")
-        assert region.dim == dim, self._at(f"a {region.kind} over {region.dim or 'nothing'}")
-        assert not dim or dim in self._sizes or region.kind not in ("repeat", "microbatches"), self._at(f"no dim {dim}")
-        assert bool(dim) == (region.kind in ("repeat", "microbatches")), self._at("a repeat over nothing")
+        looped = region.kind in ("repeat", MICROBATCHES)
+        assert bool(region.dim) == looped, self._at(f"a {region.kind} over {region.dim or 'nothing'}")
+        assert not looped or region.dim in self._sizes, self._at(f"{region.dim} is not declared")
+        assert (region.kind == MICROBATCHES) == (region.dim == MICROBATCHES), self._at(
+            f"a {region.kind} over {region.dim}"
+        )
         assert not region.reverse or region.kind == "repeat", self._at(f"a {region.kind} reversed")
-        if region.kind in ("forward", "backward"):
-            assert not (region.args or region.yields or region.results), self._at(f"{region.kind} takes nothing")
+        takes = region.args or region.yields or region.results
+        assert not takes or region.kind not in ("forward", "backward"), self._at(f"{region.kind} takes nothing")
 
     def _body(self, region: Region, here: dict[str, Type]) -> None:
         self._depth += 1
@@ -299,7 +304,8 @@ class _Scope(_Checker):
         """As many operands, and such attributes, as an op of the kind has."""
         form, count = form_of(OPS[op.kind]), len(op.inputs)
         fits = count >= form.operands if form.open else count == form.operands
-        assert fits and op.outputs, self._at(f"{op.kind} of {count} operands and {len(op.outputs)} results")
+        assert fits, self._at(f"{op.kind} of {count} operands")
+        assert op.outputs, self._at(f"{op.kind} without a result")
         wanted = dict(form.attributes)
         if self._has_work and op.kind != "leaf":
             wanted["work"] = (tuple,)

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import asdict
 
 from .. import __version__
-from ..account import Collective, collectives, parameter_count
+from ..account import Collective, collectives, evaluation, parameter_count
 from ..ir import Program
 from ..source import Source
 from .words import file_word
@@ -30,6 +30,7 @@ def plan_json(program: Program, source: Source, matched: int) -> str:
         },
         "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
         "collectives": [_collective(each) for each in collectives(program)],
+        "evaluation": [_collective(each) for each in evaluation(program)],
         "certificate": {
             "placements": "every op type-checked after every pass",
             "emission": f"train.py read back, {matched} ops matched to the IR",

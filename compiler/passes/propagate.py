@@ -65,6 +65,7 @@ class _Worker:
         self._program, self._types, self._constant = program, types, constant
         self._data_axes = {claim.axis for claim in program.claims if claim.dim in DATA_DIMS}
         self._followed: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self.found = Diagnostics()
 
     def check(self) -> None:
@@ -121,8 +122,14 @@ class _Worker:
             help=f"write `{heads}, {kv_heads} over {first[0].axis}`",
         )
 
+    def _new(self, code: str, claim: Claim) -> bool:
+        """Whether a rule's mistake is seen for the first time: one error for all ops that cannot follow it."""
+        seen = (code, f"{claim.dim} over {claim.axis}") in self._reported
+        self._reported.add((code, f"{claim.dim} over {claim.axis}"))
+        return not seen
+
     def _check(self, op: Op, entry: OpDef, operands: list[Type], first: list[Claim], split: list[str]) -> None:
-        if len(set(split)) > 1:
+        if len(set(split)) > 1 and self._new("E0505", first[0]):
             self.found.error(
                 "E0505",
                 f"`{split[0]}` and `{split[1]}` both claim axis `{first[0].axis}` in one `{_word(op)}`",
@@ -131,7 +138,8 @@ class _Worker:
                 notes=[Note(first[0].span, "claimed here")],
                 help="put one of them in a rule of its own: earlier rules go first",
             )
-        for dim in sorted(set(split) & entry.whole(operands, op) if not entry.expand else ()):
+        broken = set(split) & entry.whole(operands, op) if not entry.expand else set[str]()
+        for dim in sorted(broken if broken and self._new("E0601", first[0]) else ()):
             self.found.error(
                 "E0601",
                 f"`{_word(op)}` needs `{dim}` whole on each rank, but `{dim}` is over `{first[0].axis}`",

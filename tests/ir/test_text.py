@@ -3,22 +3,27 @@
 Non-goals: what programs compute (`test_steps`).
 """
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ir.plan_table import DP_TP, PLANS
 from ir.plans import Plan
 from ir.random_plans import plans
 from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.ir import Op, Program, Region, Stmt, Value
+from scalec.compiler.ops import OPS
 from scalec.compiler.passes import STAGES, lower
 from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import is_ir, read_ir
 from scalec.compiler.source import Source
-from scalec.compiler.wellformed import check
+from scalec.compiler.wellformed import FORMS, check
 
 AT_ALL_STAGES = [
     "one device",
@@ -88,6 +93,80 @@ def test_what_is_not_ir_is_a_diagnostic(line: str) -> None:
     with pytest.raises(PlanError) as caught:
         read_ir(Source("tiny.ir", text))
     assert "E0190" in str(caught.value)
+
+
+# ---- text edited by hand
+
+TOKEN = re.compile(r"\w+|[^\s\w]")
+ODD = ["", "0", "-1", "0.5", "9" * 5000, "1e999", "exit(1)", "x.1", "nowhere", "I", "S"]
+
+
+@cache
+def printed(stage: str) -> str:
+    return print_ir(DP_TP.program(stage))
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> str:
+    """Printed IR with one token replaced by another of the text or by something odd."""
+    text = printed(draw(st.sampled_from(["propagate", "fuse_buckets"])))
+    tokens = list(TOKEN.finditer(text, text.index("\nprogram ")))
+    old = draw(st.sampled_from(tokens))
+    new = draw(st.sampled_from(ODD) | st.sampled_from(tokens).map(lambda token: token[0]))
+    return text[: old.start()] + new + text[old.end() :]
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(edits())
+def test_edited_text_is_refused_or_compiles(text: str) -> None:
+    try:
+        program = read_ir(Source("tiny.ir", text))
+    except PlanError:
+        return
+    if program.stage in STAGES and legal(program):
+        with suppress(PlanError):
+            lower(program)
+
+
+def legal(program: Program) -> bool:
+    try:
+        check(program)
+    except AssertionError:
+        return False
+    return True
+
+
+WRONG_LINES = {
+    "an axis left out": ("propagate", "axis dp = 2 of dp", "#"),
+    "work on no axis": ("propagate", '"dp:batch"', '"d,:batch"'),
+    "code for an initial value": ("resolve", "~ normal(0.02)", "~ exit(1)"),
+    "an unknown axis in a type": ("fuse_buckets", "batch@dp", "batch@nowhere"),
+    "digits without end": ("resolve", "dim hidden = 4", "dim hidden = " + "4" * 5000),
+    "dims that the settings contradict": ("resolve", "dim seq = 4", "dim seq = 8"),
+    "clipping that the settings contradict": ("fuse_buckets", "<max=0.0>", "<max=1.0>"),
+    "more contracted dims than there are": ("resolve", "inner 1", "inner 8"),
+    "a coercion without an end": ("fuse_buckets", ", to=R>", ">"),
+    "a dim twice": ("resolve", "dim seq = 4", "dim seq = 4 !tiny.scale:1 dim seq = 4"),
+    "a name of a rebinding": ("resolve", "program tiny", "program tiny.1"),
+    "a model without a loss": ("resolve", "  yield last loss\n", ""),
+    "regions without end": (
+        "resolve",
+        "  yield last loss\n",
+        "repeat layers () !x:1 { " * 500 + "}" * 500 + "  yield last loss\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_LINES)
+def test_wrong_text_is_refused(mistake: str) -> None:
+    stage, old, new = WRONG_LINES[mistake]
+    assert old in printed(stage)
+    with pytest.raises((PlanError, AssertionError), match=f"E0190|^{stage}: "):
+        check(read_ir(Source("tiny.ir", printed(stage).replace(old, new, 1))))
+
+
+def test_every_op_has_a_form() -> None:
+    assert set(FORMS) == {name for name, entry in OPS.items() if not entry.surface}
 
 
 # ---- corrupted programs

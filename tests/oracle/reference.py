@@ -189,4 +189,5 @@ def cosine(step: int, steps: int, peak: float, warmup: int, floor: float) -> flo
     """Linear to `peak` over `warmup` steps, then half a cosine, of which the last step takes `floor`, a learning rate."""
     if step < warmup:
         return peak * (step + 1) / warmup
-    return floor + (peak - floor) * (1 + cos(pi * (step - warmup) / (steps - 1 - warmup))) / 2
+    done = (step - warmup) / (steps - 1 - warmup)
+    return floor + (peak - floor) * (1 + cos(pi * done)) / 2
