@@ -186,7 +186,7 @@ class _Optimizer:
 
 
 def cosine(step: int, steps: int, peak: float, warmup: int, floor: float) -> float:
-    """Linear to `peak` over `warmup` steps, then half a cosine, of which the last step takes `floor`, a learning rate."""
+    """Linear to `peak` over `warmup` steps, then half a cosine; the last step takes `floor`, a learning rate."""
     if step < warmup:
         return peak * (step + 1) / warmup
     done = (step - warmup) / (steps - 1 - warmup)
