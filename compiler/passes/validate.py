@@ -75,7 +75,9 @@ def _order(program: Program, found: Diagnostics) -> None:
         if places != sorted(set(places)):
             right = ", ".join(order[i] for i in sorted(set(places)))
             help = f"write `{dim} over {right}`: several axes go outer first, in the order of `mesh`"
-            found.error("E0507", f"the axes of `{dim}` are out of order", claims[-1].span, help=help)
+            found.error(
+                "E0507", f"the axes of `{dim}` are out of order, or one is named twice", claims[-1].span, help=help
+            )
 
 
 def _unused(program: Program, found: Diagnostics) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from ... import syntax
-from ...diagnostics import Diagnostic, PlanError
 from ...source import Span
+from .mistakes import wrong
 
 LARGEST = 2**48
 """The largest dim; parameter counts of such dims still fit 64 bits."""
@@ -32,11 +32,11 @@ def evaluate(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             return _root(evaluate(inner, scope), expr.span)
         case syntax.Name(name):
             known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
-            raise _wrong(
+            raise wrong(
                 "E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", f"known: {known}"
             )
         case _:
-            raise _wrong(
+            raise wrong(
                 "E0301", "this is not arithmetic on dims", expr.span, "numbers, dims, `+ - * /` and `sqrt(…)` only"
             )
 
@@ -65,9 +65,9 @@ def _apply(link: syntax.Binary, left: Scalar, right: Scalar) -> Scalar:
         case "/" if right != 0:
             return _exact(left) / _exact(right)
         case "/":
-            raise _wrong("E0302", "division by zero", link.right.span, "is 0")
+            raise wrong("E0302", "division by zero", link.right.span, "is 0")
         case other:
-            raise _wrong("E0301", f"`{other}` is not arithmetic on dims", link.span, "numbers, dims, `+ - * /` only")
+            raise wrong("E0301", f"`{other}` is not arithmetic on dims", link.span, "numbers, dims, `+ - * /` only")
 
 
 def _exact(value: Scalar) -> Scalar:
@@ -76,18 +76,18 @@ def _exact(value: Scalar) -> Scalar:
 
 def _root(value: Scalar, span: Span) -> float:
     if value < 0:
-        raise _wrong("E0302", "the root of a negative number", span, f"of {float(value):g}")
+        raise wrong("E0302", "the root of a negative number", span, f"of {float(value):g}")
     return math.sqrt(value)
 
 
 def whole(name: syntax.Name, value: Scalar, expr: syntax.Expr, scope: Mapping[str, Scalar]) -> int:
     """`value` as the size of the dim `name`.  Raises PlanError where it is not a whole number from 1 to 2^48."""
     if value != int(value):
-        raise _wrong(
+        raise wrong(
             "E0303", f"dim `{name}` is not a whole number", expr.span, f"{_shown(expr, scope)} = {float(value):g}"
         )
     if not 0 < value <= LARGEST:
-        raise _wrong("E0304", f"dim `{name}` is out of range", expr.span, f"is {int(value)}; dims go from 1 to 2^48")
+        raise wrong("E0304", f"dim `{name}` is out of range", expr.span, f"is {int(value)}; dims go from 1 to 2^48")
     return int(value)
 
 
@@ -101,7 +101,3 @@ def _shown(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> str:
             return f"{_shown(left, scope)} {op} {_shown(right, scope)}"
         case _:
             return "…"
-
-
-def _wrong(code: str, message: str, span: Span, label: str, help: str = "") -> PlanError:
-    return PlanError([Diagnostic(code, message, span, label, help=help)])

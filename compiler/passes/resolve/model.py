@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from attrs import evolve, frozen
 
 from ... import syntax
-from ...diagnostics import Diagnostic, Note, PlanError
+from ...diagnostics import Diagnostic, Note, PlanError, did_you_mean
 from ...ir import (
-    DATA_DIMS,
     FLOATS,
-    MICROBATCHES,
     Arg,
     Attr,
     Enter,
@@ -32,6 +30,8 @@ from ...ir import (
 from ...ops import OPS, OpDef, Operand, TypingError
 from ...source import Span
 from .arithmetic import Scalar, evaluate
+from .initial import initialised
+from .mistakes import check_name, check_not_data, wrong
 
 STEMS = {
     "contract": "y",
@@ -45,9 +45,6 @@ STEMS = {
 }
 """What results without a name in the plan are called, after the underscore that marks them."""
 
-
-LONGEST = 64
-"""The most characters of a name."""
 
 MOST_OPERANDS = 256
 """The most operands of one expression."""
@@ -82,7 +79,7 @@ class _Builder:
         self._out: list[Stmt] = []
 
     def build(self) -> Built:
-        _usable(self._model.name)
+        check_name(self._model.name)
         self._check_inputs()
         args = tuple(self._input(given) for given in self._model.inputs)
         for item in self._model.body:
@@ -96,7 +93,7 @@ class _Builder:
             (Yield(loss, Leave.LAST),),
             span=self._model.span,
         )
-        return Built(region, tuple(self._initialised()))
+        return Built(region, tuple(initialised(self._model, self._params, self._roles, self._scope)))
 
     def _check_inputs(self) -> None:
         """The runtime deals out tokens and the labels that follow them."""
@@ -104,7 +101,7 @@ class _Builder:
         if written != [(name, ("batch", "seq")) for name in ("tokens", "labels")]:
             span = self._model.inputs[0].span.to(self._model.inputs[-1].span)
             help = "write `(tokens[batch, seq], labels[batch, seq])`"
-            raise _wrong("E0213", "a model is given tokens and labels", span, "other inputs", help)
+            raise wrong("E0213", "a model is given tokens and labels", span, "other inputs", help)
 
     def _input(self, given: syntax.Input) -> Arg:
         for dim in given.dims:
@@ -139,9 +136,9 @@ class _Builder:
             self._repeat(item)
             return
         if len(item.names) != 1:
-            raise _wrong("E0602", "no op of the language has several results", item.names[1].span, "a second name")
+            raise wrong("E0602", "no op of the language has several results", item.names[1].span, "a second name")
         (name,) = item.names
-        _usable(name)
+        check_name(name)
         if first := self._declared.get(name.name):
             notes = (Note(first.span, "declared here"),)
             raise PlanError(
@@ -151,7 +148,7 @@ class _Builder:
 
     def _repeat(self, item: syntax.Repeat) -> None:
         self._known_dim(item.dim)
-        _not_data(item.dim, "a repeat")
+        check_not_data(item.dim, "a repeat")
         outer_env, outer_out = dict(self._env), self._out
         assigned = dict.fromkeys(name.name for name in _assigned(item) if name.name in self._env)
         repeat = _Repeat(item.dim.name, [])
@@ -179,7 +176,7 @@ class _Builder:
     def _same_type(self, name: str, before: Type, after: Type, item: syntax.Repeat) -> None:
         if before != after:
             label = f"enters as {_dims(before)}, leaves as {_dims(after)}"
-            raise _wrong("E0305", f"`{name}` changes its dims in `repeat {item.dim}`", item.dim.span, label)
+            raise wrong("E0305", f"`{name}` changes its dims in `repeat {item.dim}`", item.dim.span, label)
 
     # ---- expressions
 
@@ -195,7 +192,7 @@ class _Builder:
             case syntax.Binary():
                 return self._chain(expr, like)
             case _:
-                raise _wrong("E0603", "a tensor is needed here", expr.span, "is not a tensor")
+                raise wrong("E0603", "a tensor is needed here", expr.span, "is not a tensor")
 
     def _named(self, name: syntax.Name) -> str:
         if name.name in self._env:
@@ -203,9 +200,9 @@ class _Builder:
         if name.name in self._params:
             return self._use(self._params[name.name], name.span)
         if name.name in self._scope:
-            raise _wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
+            raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
         known = [*self._env, *self._params]
-        raise _wrong("E0201", f"`{name}` is not defined", name.span, "not known here", _similar(name.name, known))
+        raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", did_you_mean(name.name, known))
 
     def _chain(self, expr: syntax.Binary, like: str) -> str:
         """Walks down the left side with a loop, since chains may be long."""
@@ -216,7 +213,7 @@ class _Builder:
             left = left.left
         if len(links) >= MOST_OPERANDS:
             message = f"an expression of more than {MOST_OPERANDS} operands"
-            raise _wrong("E0102", message, expr.span, help="name parts of it")
+            raise wrong("E0102", message, expr.span, help="name parts of it")
         value = self._tensor(left)
         for link in reversed(links):
             value = self._binary(link, value, like if link is expr else "")
@@ -233,7 +230,7 @@ class _Builder:
             case "*":
                 return self._op("mul", (left, right), (), link.span, like)
             case other:
-                raise _wrong("E0604", f"`{other}` works on numbers only", link.span, "between tensors")
+                raise wrong("E0604", f"`{other}` works on numbers only", link.span, "between tensors")
 
     def _contracted(self, link: syntax.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have."""
@@ -245,7 +242,7 @@ class _Builder:
             return over
         label = f"[{', '.join(x.dims)}] @ [{', '.join(w.dims)}]"
         help = "`@` sums over the last dims of its left side, which the right side must have"
-        raise _wrong("E0306", "these operands have no product", link.span, label, help)
+        raise wrong("E0306", "these operands have no product", link.span, label, help)
 
     def _make_matrix(self, right: syntax.Expr, inner: int) -> None:
         if isinstance(right, syntax.ParamUse | syntax.Name):
@@ -257,8 +254,12 @@ class _Builder:
         entry = OPS.get(call.name.name)
         if entry is None or not entry.surface:
             known = [name for name, op in OPS.items() if op.surface]
-            raise _wrong(
-                "E0605", f"there is no op `{call.name}`", call.name.span, "not an op", _similar(call.name.name, known)
+            raise wrong(
+                "E0605",
+                f"there is no op `{call.name}`",
+                call.name.span,
+                "not an op",
+                did_you_mean(call.name.name, known),
             )
         operands, attrs = self._arguments(call, entry)
         return self._op(entry.name, operands, attrs, call.span, like)
@@ -268,17 +269,15 @@ class _Builder:
         given = dict(zip(places, call.args, strict=False))
         if len(call.args) > len(places):
             extra = call.args[len(places)]
-            raise _wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", extra.span, "one argument too many")
+            raise wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", extra.span, "one argument too many")
         for setting in call.kwargs:
             if setting.key.name not in places or setting.key.name in given:
-                raise _wrong(
+                raise wrong(
                     "E0606", f"`{entry.name}` takes ({', '.join(places)})", setting.key.span, "unknown or given twice"
                 )
             given[setting.key.name] = setting.value
         if lacking := [place for place in places if place not in given]:
-            raise _wrong(
-                "E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing"
-            )
+            raise wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing")
         for operand in entry.operands:
             self._begin(given[operand.name], operand.init)
         operands = tuple(self._tensor(given[operand.name], _like(operand.name)) for operand in entry.operands)
@@ -292,7 +291,7 @@ class _Builder:
         given = value if self._types[value].dtype not in FLOATS else ""
         if given != operand.given:
             wanted = f"the input `{operand.given}`" if operand.given else "numbers"
-            raise _wrong("E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`")
+            raise wrong("E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`")
 
     def _begin(self, expr: syntax.Expr, init: str) -> None:
         if init and isinstance(expr, syntax.ParamUse):
@@ -303,7 +302,7 @@ class _Builder:
             return float(evaluate(expr, self._scope))
         if isinstance(expr, syntax.Name) and expr.name in choices:
             return expr.name
-        raise _wrong(
+        raise wrong(
             "E0608", "this is not one of the choices", expr.span, f"one of {', '.join(f'`{c}`' for c in choices)}"
         )
 
@@ -314,7 +313,7 @@ class _Builder:
         try:
             (type,) = OPS[kind].infer(self._frame, [self._types[name] for name in inputs], op)
         except TypingError as error:
-            raise _wrong("E0307", str(error), span, "these dims do not fit") from None
+            raise wrong("E0307", str(error), span, "these dims do not fit") from None
         value = self._value(like or f"_{STEMS.get(kind, kind)}", type)
         self._out.append(evolve(op, outputs=(value,)))
         return value.name
@@ -328,17 +327,17 @@ class _Builder:
             notes = (Note(first.span, "declared here"),)
             raise PlanError([Diagnostic("E0208", f"`{name}` is declared twice", use.span, "again", notes, help)])
         if name in self._env:
-            raise _wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
+            raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):
             self._known_dim(dim)
             if dim.name != "seq":
-                _not_data(dim, "a parameter")
-        _usable(use.name)
+                check_not_data(dim, "a parameter")
+        check_name(use.name)
         self._declare(use.name)
         stack = tuple(repeat.dim for repeat in self._repeats)
         dims = (*stack, *map(str, use.outs), *map(str, use.ins))
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
-            raise _wrong("E0308", f"`{name}` has dim `{twice[-1]}` twice", twice[-1].span, "again")
+            raise wrong("E0308", f"`{name}` has dim `{twice[-1]}` twice", twice[-1].span, "again")
         self._names.fresh(name)
         param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self._params[name] = param
@@ -364,44 +363,6 @@ class _Builder:
             )
         return self._leaves[param.name].outputs[0].name
 
-    def _initialised(self) -> Iterator[Param]:
-        explicit, default = self._inits()
-        for param in self._params.values():
-            init = explicit.get(param.name) or (Init(self._roles[param.name]) if param.name in self._roles else default)
-            if init is None:
-                raise _wrong(
-                    "E0210", f"`{param.name}` has no initial value", param.span, help="add `init ~ normal(0.02)`"
-                )
-            yield evolve(param, init=init)
-
-    def _inits(self) -> tuple[dict[str, Init], Init | None]:
-        explicit: dict[str, Init] = {}
-        default: Init | None = None
-        for item in self._model.body:
-            if isinstance(item, syntax.Init):
-                init = self._distribution(item.dist)
-                for name in item.names:
-                    if name.name not in self._params:
-                        known = list(self._params)
-                        raise _wrong(
-                            "E0201", f"there is no parameter `{name}`", name.span, help=_similar(name.name, known)
-                        )
-                    explicit[name.name] = init
-                default = default if item.names else init
-        return explicit, default
-
-    def _distribution(self, dist: syntax.Name | syntax.Call) -> Init:
-        match dist:
-            case syntax.Name("ones" | "zeros"):
-                return Init(dist.name)
-            case syntax.Call(syntax.Name("normal"), (std,), ()):
-                deviation = float(evaluate(std, self._scope))
-                if deviation < 0:
-                    raise _wrong("E0313", "a standard deviation is not negative", std.span, f"is {deviation:g}")
-                return Init("normal", (deviation,))
-            case _:
-                raise _wrong("E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`")
-
     # ---- names
 
     def _declare(self, name: syntax.Name) -> None:
@@ -409,8 +370,8 @@ class _Builder:
 
     def _known_dim(self, dim: syntax.Name) -> None:
         if dim.name not in self._dims:
-            raise _wrong(
-                "E0201", f"there is no dim `{dim}`", dim.span, "not a dim", _similar(dim.name, sorted(self._dims))
+            raise wrong(
+                "E0201", f"there is no dim `{dim}`", dim.span, "not a dim", did_you_mean(dim.name, sorted(self._dims))
             )
 
     def _value(self, like: str, type: Type) -> Value:
@@ -425,18 +386,6 @@ class _Repeat:
     def __init__(self, dim: str, slices: list[Arg]) -> None:
         self.dim, self.slices = dim, slices
         self.holds: dict[str, str] = {}
-
-
-def _usable(name: syntax.Name) -> None:
-    """Names become attributes and variables; those of unnamed values begin with `_`."""
-    if name.name.startswith("_") or len(name.name) > LONGEST:
-        help = f"names begin with a letter and have at most {LONGEST} characters"
-        raise _wrong("E0215", f"`{name.name[:LONGEST]}` cannot be a name", name.span, help=help)
-
-
-def _not_data(dim: syntax.Name, what: str) -> None:
-    if dim.name in (*DATA_DIMS, MICROBATCHES):
-        raise _wrong("E0216", f"{what} cannot go over `{dim}`", dim.span, "a dim of the data, not of the model")
 
 
 def _like(operand: str) -> str:
@@ -454,14 +403,3 @@ def _assigned(item: syntax.Repeat) -> Iterator[syntax.Name]:
 
 def _dims(type: Type) -> str:
     return f"[{', '.join(type.dims)}]"
-
-
-def _similar(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, 1)
-    return f"did you mean `{close[0]}`?" if close else ""
-
-
-def _wrong(code: str, message: str, span: Span, label: str = "", help: str = "") -> PlanError:
-    return PlanError([Diagnostic(code, message, span, label, help=help)])

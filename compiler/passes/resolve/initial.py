@@ -1,0 +1,55 @@
+"""How parameters begin: the `init` lines of a model, and what an op says of parameters first used there."""
+
+from collections.abc import Iterator, Mapping
+
+from attrs import evolve
+
+from ... import syntax
+from ...diagnostics import did_you_mean
+from ...ir import Init, Param
+from .arithmetic import Scalar, evaluate
+from .mistakes import wrong
+
+
+def initialised(
+    model: syntax.Model, params: Mapping[str, Param], roles: Mapping[str, str], scope: Mapping[str, Scalar]
+) -> Iterator[Param]:
+    """The parameters with their initial values: by name, else by role, else by the model's `init ~ …`."""
+    explicit, default = _inits(model, params, scope)
+    for param in params.values():
+        init = explicit.get(param.name) or (Init(roles[param.name]) if param.name in roles else default)
+        if init is None:
+            message = f"`{param.name}` has no initial value"
+            raise wrong("E0210", message, param.span, help="add `init ~ normal(0.02)`")
+        yield evolve(param, init=init)
+
+
+def _inits(
+    model: syntax.Model, params: Mapping[str, Param], scope: Mapping[str, Scalar]
+) -> tuple[dict[str, Init], Init | None]:
+    """What the lines say of single parameters, and of all others."""
+    explicit: dict[str, Init] = {}
+    default: Init | None = None
+    for item in model.body:
+        if isinstance(item, syntax.Init):
+            init = _distribution(item.dist, scope)
+            for name in item.names:
+                if name.name not in params:
+                    help = did_you_mean(name.name, params)
+                    raise wrong("E0201", f"there is no parameter `{name}`", name.span, help=help)
+                explicit[name.name] = init
+            default = default if item.names else init
+    return explicit, default
+
+
+def _distribution(dist: syntax.Name | syntax.Call, scope: Mapping[str, Scalar]) -> Init:
+    match dist:
+        case syntax.Name("ones" | "zeros"):
+            return Init(dist.name)
+        case syntax.Call(syntax.Name("normal"), (std,), ()):
+            deviation = float(evaluate(std, scope))
+            if deviation < 0:
+                raise wrong("E0313", "a standard deviation is not negative", std.span, f"is {deviation:g}")
+            return Init("normal", (deviation,))
+        case _:
+            raise wrong("E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`")
