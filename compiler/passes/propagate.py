@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from ..diagnostics import Diagnostics, Note
-from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, types, walk
+from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, types
 from ..ops import OPS, OpDef
 from ..ops.attention import head_dims
 
@@ -17,7 +17,7 @@ from ..ops.attention import head_dims
 def propagate(program: Program) -> Program:
     """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot follow."""
     found = types(program)
-    worker = _Worker(program, found, _made_of_parameters(program))
+    worker = _Worker(program, found, _made_of_data(program.region, {arg.value.name for arg in program.region.args}))
     region = worker.region(program.region)
     worker.check()
     return evolve(program, region=region)
@@ -39,30 +39,24 @@ def first_claims(program: Program, axis: str, dims: set[str]) -> list[Claim]:
     return [claim for claim in claims if claim.rank == min(c.rank for c in claims)]
 
 
-def _made_of_parameters(program: Program) -> set[str]:
-    """Values of parameters alone: replicated where data is sharded, so that it is leaves that are reduced, once."""
-    inputs = {arg.value.name for arg in program.region.args}
-    made = {p.name for p in program.params} | (set(types(program)) - inputs)
-    for region in _regions(program.region):
-        made -= {arg.value.name for arg in region.args if arg.source not in made} | {v.name for v in region.results}
-        carried = {arg.value.name for arg in region.args if arg.enter is Enter.CARRY}
-        made -= carried
-    for op in walk(program.region.body):
-        if not made.issuperset(op.inputs):
-            made -= {value.name for value in op.outputs}
-    return made
+def _made_of_data(region: Region, data: set[str]) -> set[str]:
+    """Adds to `data` every value that depends on a value in it; what is carried through a repeat counts as data.
 
-
-def _regions(region: Region) -> Iterable[Region]:
+    The rest is made of parameters alone: replicated where data is sharded, so that it is leaves that are reduced, once.
+    """
     for stmt in region.body:
         if isinstance(stmt, Region):
-            yield stmt
-            yield from _regions(stmt)
+            data |= {arg.value.name for arg in stmt.args if arg.enter is Enter.CARRY or arg.source in data}
+            data |= {value.name for value in stmt.results}
+            _made_of_data(stmt, data)
+        elif not data.isdisjoint(stmt.inputs):
+            data |= {value.name for value in stmt.outputs}
+    return data
 
 
 class _Worker:
-    def __init__(self, program: Program, types: dict[str, Type], constant: set[str]) -> None:
-        self._program, self._types, self._constant = program, types, constant
+    def __init__(self, program: Program, types: dict[str, Type], data: set[str]) -> None:
+        self._program, self._types, self._data = program, types, data
         self._data_axes = {claim.axis for claim in program.claims if claim.dim in DATA_DIMS}
         self._followed: set[tuple[str, str]] = set()
         self._reported: set[tuple[str, str]] = set()
@@ -96,7 +90,7 @@ class _Worker:
         if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks
             first = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
         if not first:
-            return ["*"] if axis in self._data_axes and self._constant.issuperset(op.inputs) else []
+            return ["*"] if axis in self._data_axes and self._data.isdisjoint(op.inputs) else []
         self._followed |= {(claim.dim, claim.axis) for claim in first}
         split = [claim.dim for claim in first if claim.split]
         if linked:
