@@ -63,7 +63,7 @@ class Modules:
         self.program = program
         self.types = types(program)
         self.params = {p.name: p for p in program.params}
-        self.leaves = leaves  # leaf value → parameter
+        self.leaves = leaves  # leaf value → parameter; grows by the slices of repeats
         self._forward, self._inputs = forward, inputs
         self._classes: list[Module] = []
         self._patterns: dict[str, str] = {}
@@ -122,12 +122,11 @@ class Body:
         self, modules: Modules, module: Module, body: tuple[Stmt, ...], ends_: tuple[str, ...], prefix: str
     ) -> None:
         self._all, self._module, self._body, self._ends, self._prefix = modules, module, body, ends_, prefix
-        self._uses = Counter(_reads(body)) + Counter(ends_)
-        self._left = Counter(self._uses)
+        self._uses = Counter(_reads(body)) + Counter(ends_)  # how often each value is read,
+        self._left = Counter(self._uses)  # and how often it still will be
         self._consumer = {name: op.kind for op in body if isinstance(op, Op) for name in op.inputs}
         self._exprs: dict[str, Expr] = {}
         self._holder: dict[str, str] = {}  # Python name → the value it holds
-        self._slices: dict[str, str] = {}  # value → parameter of this module
         self._tables: dict[Table, str] = {}
         self._blocks: list[str] = []  # values whose `with regather` block is open
         self._context = Context(modules.program, modules.types.__getitem__, self._axis, self._rotary, self._is_matrix)
@@ -140,10 +139,8 @@ class Body:
 
     def bind_slice(self, arg: Arg) -> None:
         """A parameter of which every repetition has one."""
-        source = arg.source if arg.source in self._all.leaves else None
-        assert source, "emit: a repeat slices what is no parameter"
-        self._all.leaves[arg.value.name] = self._all.leaves[source]
-        self._slices[arg.value.name] = self._all.leaves[source]
+        assert arg.source in self._all.leaves, "emit: a repeat slices what is no parameter"
+        self._all.leaves[arg.value.name] = self._all.leaves[arg.source]
 
     def bind_table(self, table: Table) -> None:
         """A table of rotary positions that the caller passes on."""
@@ -261,7 +258,7 @@ class Body:
     def _operand(self, name: str) -> Expr:
         if name in self._exprs:
             return self._exprs[name]
-        if name in self._slices or name in self._all.leaves:
+        if name in self._all.leaves:
             return Expr(f"self.{self._attribute(name)}", ATOM, ())
         raise AssertionError(f"emit: {name} is read before it is written")
 

@@ -1,0 +1,99 @@
+"""Mistakes in names, dims, sharding and groups: each gets its code, at the words that are wrong.
+
+Each case edits a plan that compiles, so without its check the plan would compile or fall over.
+"""
+
+import pytest
+
+from scalec.compiler.diagnostics import CODES, PlanError
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.source import Source, Span
+
+PLAN = """\
+model llama(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 64  hidden = 32  heads = 4  kv_heads = 2  head_dim = hidden / heads  ffn = 48  layers = 2 }
+  const { theta = 10000 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {
+    a = rmsnorm(x, norm1[hidden], 1e-5)
+    q = rope(a @ wq[hidden -> heads, head_dim], theta)
+    k = rope(a @ wk[hidden -> kv_heads, head_dim], theta)
+    x = x + attention(q, k, a @ wv[hidden -> kv_heads, head_dim], mask=causal) @ wo[heads, head_dim -> hidden]
+    x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]
+  }
+  loss = cross_entropy(rmsnorm(x, norm[hidden], 1e-5) @ head[hidden -> vocab], labels)
+}
+cluster { gpus_per_node = 4  nodes = 1 }
+mesh  { dp = 2  tp = 2 }
+shard { batch over dp  vocab, heads, kv_heads, ffn over tp  seq over tp }
+train {
+  seq = 16  global_batch = 8  microbatch = 2  steps = 3
+  optimizer adamw { lr = 1e-3 }
+  data text { files = [python_stdlib] }
+}
+"""
+
+GROUPS = "lr = 1e-3  group a {{ params = [{}] }}  group b {{ params = [{}] }}"
+
+CASES = [  # what is written instead of what, the code, the words that are marked ("" where the whole line would do)
+    ("rmsnorm(x, norm1", "rmsnorm(y, norm1", "E0201", "y"),
+    ("loss =", "other =", "E0206", "llama"),
+    ("q = rope", "wte = rope", "E0207", "wte"),
+    ("w_in[hidden", "wq[hidden", "E0208", "wq[hidden -> ffn]"),
+    ("head[hidden -> vocab]", "wq", "E0209", "wq"),
+    ("  init ~ normal(0.02)\n", "", "E0210", "wte[vocab, hidden]"),
+    ("normal(0.02)", "cauchy(1)", "E0211", "cauchy(1)"),
+    ("  loss =", "  y = silu(x)\n  loss =", "E0212", "silu(x)"),
+    ("tokens[batch, seq], labels[batch, seq]", "labels[batch, seq], tokens[batch, seq]", "E0213", ""),
+    ("  loss = c", "  c = c", "E0206", "llama"),
+    ("head[hidden -> vocab], labels)", "head[hidden -> vocab], labels)\n  loss = loss * loss", "E0214", "loss * loss"),
+    ("a = rms", "_a = rms", "E0215", "_a"),
+    ("wte[vocab, hidden])", "wte[vocab, hidden]) + p[batch, hidden]", "E0216", "batch"),
+    ("head_dim = hidden / heads", "head_dim = hidden / 5", "E0303", "hidden / 5"),
+    ("ffn = 48", "ffn = 0", "E0304", "0"),
+    ("a @ wq[hidden -> heads", "a @ wq[ffn -> heads", "E0306", ""),
+    ("global_batch = 8", "global_batch = 6", "E0310", "global_batch = 6"),
+    ("heads = 4  kv", "heads = 8  kv_heads = 6  x", "E0311", ""),
+    ("head_dim = hidden / heads", "head_dim = 3", "E0312", ""),
+    ("theta = 10000", "theta = 0", "E0313", ""),
+    ("lr = 1e-3", GROUPS.format('"none*"', '"wq"'), "E0407", 'params = ["none*"]'),
+    ("lr = 1e-3", GROUPS.format('"w*"', '"wq"'), "E0408", 'params = ["wq"]'),
+    ("batch over dp", "bacth over dp", "E0503", "bacth"),
+    ("ffn over tp", "ffn over pt", "E0504", "pt"),
+    ("ffn over tp", "ffn, hidden over tp", "E0505", "hidden"),
+    ("batch over dp", "batch over tp, dp", "E0507", "batch"),
+    ("seq over tp", "seq over dp", "E0508", "seq"),
+    ("tp = 2 }", "tp = 2  cp = 2 }", "E0509", "cp = 2"),
+    ("ffn = 48", "ffn = 47", "E0510", "ffn"),
+    ("gpus_per_node = 4  nodes = 1", "gpus_per_node = 1  nodes = 4", "E0511", ""),
+    ("nodes = 1", "nodes = 2", "E0512", ""),
+    ("seq over tp }", "seq over tp  layers over dp }", "E0513", "layers"),
+    ("vocab, heads, kv_heads, ffn over tp", "vocab, ffn over tp", "E0601", ""),
+    ("x = embedding", "x = embeding", "E0605", "embeding"),
+    ("norm1[hidden], 1e-5", "norm1[hidden]", "E0606", "rmsnorm(x, norm1[hidden])"),
+    ("embedding(tokens", "embedding(labels", "E0607", "labels"),
+    ("mask=causal", "mask=casual", "E0608", "casual"),
+    ("vocab, heads, kv_heads, ffn", "vocab, heads, ffn", "E0609", ""),
+]
+
+
+def marked(span: Span) -> str:
+    """The words of the plan that a span covers."""
+    line = span.text.split("\n")[span.line - 1]
+    return line[span.column - 1 : span.end_column - 1]
+
+
+def test_the_plan_itself_compiles() -> None:
+    compile_plan(Source("plan.scale", PLAN))
+
+
+@pytest.mark.parametrize(("before", "after", "code", "words"), CASES, ids=[f"{c[2]} {c[1][:24]!r}" for c in CASES])
+def test_each_mistake_has_its_code_and_its_place(before: str, after: str, code: str, words: str) -> None:
+    assert before in PLAN
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source("plan.scale", PLAN.replace(before, after, 1)))
+    found = {diagnostic.code: diagnostic for diagnostic in reversed(caught.value.diagnostics)}
+    assert code in found, str(caught.value)
+    assert code in CODES
+    assert not words or marked(found[code].span) == words
