@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from scalec.compiler.diagnostics import CODES
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "out"))
@@ -24,3 +26,18 @@ def test_the_readme_shows_the_plan_and_the_program_as_they_are() -> None:
     sources = ["plans/tiny_llama.scale", "plans/models/llama.scale", "tests/golden/tiny_llama/train.py"]
     quoted = [block for block, source in zip(blocks, sources, strict=False) if block in (ROOT / source).read_text()]
     assert len(quoted) == len(sources)
+
+
+def test_the_ranges_of_codes_are_those_of_the_table() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    ends: dict[str, str] = {code[:3]: code for code in sorted(CODES) if code != "E0190"}
+    assert re.findall(r"^\| E\d+–(E\d+) \|", text, re.MULTILINE) == list(ends.values())
+
+
+def test_the_quoted_ir_is_that_of_the_tiny_plan() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    quoted = re.search(r"--after insert_collectives`.*?```\n(.*?)```", text, re.DOTALL)
+    assert quoted
+    ir = (ROOT / "tests/golden/tiny_llama/insert_collectives.ir").read_text(encoding="utf-8").split("\n")
+    known = {line.strip() for line in ir}
+    assert not [line for line in quoted[1].splitlines() if line.strip() not in known]
