@@ -1,0 +1,167 @@
+"""Arithmetic in the integers modulo a prime, where equal means equal.
+
+Purpose: the step's values without rounding.  A nonlinear function is a keyed hash, the same for both programs, so that
+two programs agree only if they apply it to the same arguments; all trials are hashed together, so that two arguments
+count as the same only if they are in every trial.  exp(x) is w^s, s the hash of x in the exponents of w: its laws hold.
+(Equality by evaluation in a field: Schwartz 1980, Zippel 1979; exponents as w^s: Wu et al. 2025, Mirage.)
+Non-goals: rounding, overflow, special values.  `docs/proof.md` has the argument and the bound.
+"""
+
+from functools import cache
+from hashlib import blake2b
+
+import numpy as np
+from attrs import define, field
+
+from .tensors import Array, Dims, Tensor, subscripts
+
+P = 2147483579
+"""The modulus: a safe prime, P = 2Q + 1, just under 2^31, so that products fit 64 bits."""
+
+Q = (P - 1) // 2
+"""The order of the squares modulo P: exponents are integers modulo this prime."""
+
+WINDOW = 15
+"""Powers are looked up in two tables for as many bits each."""
+
+Word = np.uint64
+_HALF = Word(16)
+_LOW = Word(0xFFFF)
+
+
+@define
+class Field:
+    """Integers modulo P in `trials` independent trials on a mesh of `axes` axes; counts what the error bound needs."""
+
+    trials: int
+    axes: int
+    seed: int = 0
+    inverted: int = 0
+    hashed: int = 0
+    _keys: dict[tuple[object, ...], Array] = field(factory=dict[tuple[object, ...], Array])
+
+    def random(self, shape: tuple[int, ...], name: str) -> Array:
+        """Uniform numbers that depend on seed and name only: [trials, *shape]."""
+        rng = np.random.default_rng(list(blake2b(f"{self.seed} {name}".encode(), digest_size=16).digest()))
+        return rng.integers(0, P, (self.trials, *shape), dtype=Word)
+
+    def constant(self, value: Array, dims: Dims = ()) -> Tensor:
+        return Tensor(dims, (np.asarray(value) % P).astype(Word))
+
+    def ratio(self, above: int, below: int) -> Tensor:
+        return Tensor((), np.full((1,) * (1 + self.axes), above * pow(below, -1, P) % P, Word))
+
+    def product(self, out: Dims, *factors: Tensor) -> Tensor:
+        result, *rest = factors
+        for i, factor in enumerate(rest):
+            later = {dim for other in rest[i + 1 :] for dim in other.dims}
+            both = tuple(dict.fromkeys(result.dims + factor.dims))
+            keep = out if i == len(rest) - 1 else tuple(dim for dim in both if dim in out or dim in later)
+            result = self._pair(keep, result, factor)
+        return result if rest else self._sum(out, result)
+
+    def _pair(self, out: Dims, x: Tensor, y: Tensor) -> Tensor:
+        degree = x.degree + y.degree
+        if not {*x.dims, *y.dims} - {*out}:
+            return Tensor(out, x.onto(out) * y.onto(out) % P, degree)
+        path = subscripts(out, x.dims, y.dims)  # halves of 16 bits: 2^16 products of 47 bits fit 64
+        high = np.einsum(path, x.array >> _HALF, y.array) % P
+        low = np.einsum(path, x.array & _LOW, y.array)
+        return Tensor(out, ((high << _HALF) + low % P) % P, degree)
+
+    def _sum(self, out: Dims, x: Tensor) -> Tensor:
+        return Tensor(out, np.einsum(subscripts(out, x.dims), x.array) % P, x.degree)
+
+    def total(self, out: Dims, *terms: Tensor) -> Tensor:
+        array = terms[0].onto(out)
+        for term in terms[1:]:
+            array = array + term.onto(out)
+        return Tensor(out, array % P, max(term.degree for term in terms))
+
+    def negative(self, x: Tensor) -> Tensor:
+        return Tensor(x.dims, (P - x.array) % P, x.degree)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """x^(P-2), which is 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound."""
+        self.inverted += x.array[0].size
+        result, square = np.ones_like(x.array), x.array
+        for bit in reversed(f"{P - 2:b}"):
+            if bit == "1":
+                result = result * square % P
+            square = square * square % P
+        return Tensor(x.dims, result, 1)
+
+    def function(self, name: str, *operands: Tensor, constants: tuple[object, ...] = ()) -> Tensor:
+        return Tensor(operands[0].dims, self._hash((name, *constants), *operands) % P, 1)
+
+    def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
+        exponent = self._hash(("exponent",), x) % Q
+        if less is not None:
+            down = Tensor(less.dims, self._hash(("exponent",), less) % Q).onto(x.dims)
+            exponent = (exponent + (Q - down)) % Q
+        low, high = _powers()
+        mask = Word((1 << WINDOW) - 1)
+        return Tensor(x.dims, low[exponent & mask] * high[exponent >> Word(WINDOW)] % P, 1)
+
+    def angles(self, positions: Array, pairs: int, theta: object) -> tuple[Tensor, Tensor]:
+        both = positions[..., None] * pairs + np.arange(pairs)
+        index = Tensor(("seq", "pair"), both.astype(Word))
+        cos, sin = (self._hash((name, theta), index) % P for name in ("cos", "sin"))
+        return Tensor(index.dims, cos, 1), Tensor(index.dims, sin, 1)
+
+    def rank(self, x: Tensor) -> Array:
+        return self._digest(("order",), x)[:1]
+
+    def unequal(self, x: Array, y: Array) -> Array:
+        return x != y
+
+    def _hash(self, name: tuple[object, ...], *operands: Tensor) -> Array:
+        """64 bits for each trial, of all operands in all trials."""
+        digest = self._digest(name, *operands)
+        self.hashed += digest[0].size
+        keys = self._key(("hash", *name), self.trials).reshape(-1, *(1,) * (digest.ndim - 1))
+        return _mixed(digest[np.arange(self.trials) % 2] ^ keys)
+
+    def _digest(self, name: tuple[object, ...], *operands: Tensor) -> Array:
+        """Two independent 64-bit digests of the operands in all trials: [2, *mesh axes, *dims]."""
+        digest: Array | None = None
+        for place, operand in enumerate(operands):
+            weights = self._key(("digest", place, *name), 2 * self.trials).reshape(2, self.trials)
+            array = np.broadcast_to(operand.array, (self.trials, *operand.array.shape[1:]))
+            part = np.einsum("dt,t...->d...", weights, array)
+            digest = part if digest is None else digest + part
+        assert digest is not None, "verify: a function has operands"
+        return _mixed(digest)
+
+    def _key(self, name: tuple[object, ...], count: int) -> Array:
+        """Words that depend on seed and name only."""
+        if name not in self._keys:
+            size = 8 * count
+            blocks = [
+                blake2b(repr((self.seed, i, *name)).encode(), digest_size=64).digest() for i in range(-(-size // 64))
+            ]
+            self._keys[name] = np.frombuffer(b"".join(blocks)[:size], Word)
+        return self._keys[name]
+
+
+def _mixed(x: Array) -> Array:
+    """A bijection of 64-bit words in which every bit depends on every bit (Steele et al. 2014, splitmix64)."""
+    x = x ^ (x >> Word(30))
+    x *= Word(0xBF58476D1CE4E5B9)
+    x ^= x >> Word(27)
+    x *= Word(0x94D049BB133111EB)
+    x ^= x >> Word(31)
+    return x
+
+
+@cache
+def _powers() -> tuple[Array, Array]:
+    """w^i and w^(i · 2^WINDOW) for all i of WINDOW bits; w = 4 generates the squares, whose number is prime."""
+    return _table(4), _table(pow(4, 1 << WINDOW, P))
+
+
+def _table(base: int) -> Array:
+    table = np.ones(1, Word)
+    for bit in range(WINDOW):
+        table = np.concatenate([table, table * Word(pow(base, 1 << bit, P)) % P])
+    return table

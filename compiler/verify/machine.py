@@ -1,0 +1,141 @@
+"""Evaluates an IR program for all ranks of its mesh in one process.
+
+Purpose: what the program computes, rank by rank, by an evaluator that shares no code with the passes or the emitter.
+Non-goals: types: what an op does follows from the tensors and its attributes; only shapes are asserted.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+from attrs import field, frozen
+
+from ..ir import Enter, Leave, Op, Program, Region, Type, types
+from ..placements import ends
+from .meanings import MEANINGS, Call
+from .meanings.step import unpacked
+from .numbers import Numbers
+from .tensors import Tensor, stacked
+from .world import World
+
+Env = dict[str, Tensor]
+Where: TypeAlias = tuple[tuple[str, int], ...]
+"""In which iterations of which loops, outermost first."""
+
+Watch = Callable[[str, Where, Tensor], None]
+
+
+def _nothing(name: str, where: Where, value: Tensor) -> None:
+    pass
+
+
+@frozen
+class Outcome:
+    """What a step computes: by name, the loss, the norm and the count, each gradient and each updated parameter."""
+
+    metrics: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+
+    def items(self) -> Iterable[tuple[str, Tensor]]:
+        """Everything, with words for it."""
+        yield from self.metrics.items()
+        yield from ((f"gradient of {name}", value) for name, value in self.gradients.items())
+        yield from ((f"updated {name}", value) for name, value in self.parameters.items())
+
+
+@frozen
+class Machine:
+    """One evaluation.  `watch` is told every value as it is made."""
+
+    program: Program
+    world: World
+    numbers: Numbers
+    watch: Watch = _nothing
+    types: dict[str, Type] = field(init=False)
+    _gradients: dict[str, Tensor] = field(factory=dict[str, Tensor], init=False)
+    _shapes: dict[Type, tuple[int, ...]] = field(factory=dict[Type, tuple[int, ...]], init=False)
+
+    @types.default
+    def _types(self) -> dict[str, Type]:
+        return types(self.program)
+
+    def run(self, env: Env) -> Outcome:
+        """The outcome of the step from what each rank holds of parameters and inputs."""
+        region = self.program.region
+        inner = self._body(region, env, ())
+        loss, norm, count, *updated = (inner[end.name] for end in region.yields)
+        params = dict(zip((p.name for p in self.program.params), updated, strict=True))
+        return Outcome({"loss": loss, "norm": norm, "count": count}, self._gradients, params)
+
+    def _body(self, region: Region, outer: Env, where: Where) -> Env:
+        """All names visible at the end of the region's body."""
+        env = dict(outer)
+        for stmt in region.body:
+            if isinstance(stmt, Op):
+                made = self._op(stmt, env)
+            elif stmt.kind in ("forward", "backward"):
+                env = self._body(stmt, env, where)
+                continue
+            else:
+                made = self._loop(stmt, env, where)
+            for name, value in made.items():
+                self.watch(name, where, value)
+            env |= made
+        return env
+
+    def _op(self, op: Op, env: Env) -> Env:
+        args = [env[name] for name in op.inputs]
+        if op.kind == "coerce":
+            results = [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers)]
+        else:
+            call = Call(self.program, self.world, self.numbers, op, args, [self.types[name] for name in op.inputs])
+            if op.kind == "update":
+                self._gradients.update(zip(op.inputs[3:], unpacked(call), strict=True))
+            results = MEANINGS[op.kind].value(call)
+        for value, result in zip(op.outputs, results, strict=True):
+            self._check(value.name, value.type, result)
+        return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
+
+    def _check(self, name: str, type: Type, value: Tensor) -> None:
+        if type not in self._shapes:
+            self._shapes[type] = self.world.shape(type)
+        local = value.array.shape[value.lead :]
+        if value.dims != type.dims or local != self._shapes[type]:
+            raise ShapeError(name, f"{value.dims} {local}", f"{type.dims} {self._shapes[type]}")
+
+    def _loop(self, region: Region, outer: Env, where: Where) -> Env:
+        """The results of a repeat or of the microbatches, which run once per index of the region's dim."""
+        count = self.world.dims[region.dim]
+        carried = {arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY}
+        each = [arg for arg in region.args if arg.enter is Enter.EACH]
+        ends: list[list[Tensor]] = []
+        for i in reversed(range(count)) if region.reverse else range(count):
+            slices = {arg.value.name: outer[arg.source].at(i) for arg in each}
+            inner = self._body(region, outer | slices | carried, (*where, (region.dim, i)))
+            ends.append([inner[end.name] for end in region.yields])
+            lasts = [value for end, value in zip(region.yields, ends[-1], strict=True) if end.leave is Leave.LAST]
+            carried = dict(zip(carried, lasts, strict=True))
+        columns = zip(*(reversed(ends) if region.reverse else ends), strict=True)
+        last = dict(zip((end.name for end in region.yields), ends[-1], strict=True))
+        return {
+            value.name: last[end.name] if end.leave is Leave.LAST else self._left(end.leave, region.dim, column)
+            for value, end, column in zip(region.results, region.yields, columns, strict=True)
+        }
+
+    def _left(self, leave: Leave, dim: str, all_: tuple[Tensor, ...]) -> Tensor:
+        return stacked(dim, all_) if leave is Leave.STACK else self.numbers.total(all_[0].dims, *all_)
+
+
+class ShapeError(Exception):
+    """A value has not the shape that its type says: `value`, what it has, what it should have."""
+
+    def __init__(self, value: str, found: str, expected: str) -> None:
+        super().__init__(f"{value} is {found}, not {expected}")
+        self.value, self.found, self.expected = value, found, expected
+
+
+def differing(n: Numbers, found: Tensor, expected: Tensor) -> bool:
+    """Whether any element on any rank in any trial differs."""
+    x, y = np.broadcast_arrays(found.array, expected.array)
+    return bool(n.unequal(x, y).any())

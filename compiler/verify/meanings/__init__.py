@@ -1,0 +1,21 @@
+"""What every op of the IR means, as a formula in an arithmetic that is either exact or float64.
+
+Purpose: the only thing the evaluator knows of ops; shared with nothing that compiles, emits or runs.  Tests hold each
+formula and each gradient against autograd.
+"""
+
+from . import algebra, attention, embedding, loss, norm, pointwise, step
+from .call import Call, Meaning
+
+MEANINGS: dict[str, Meaning] = {
+    **algebra.MEANINGS,
+    **attention.MEANINGS,
+    **embedding.MEANINGS,
+    **loss.MEANINGS,
+    **norm.MEANINGS,
+    **pointwise.MEANINGS,
+    **step.MEANINGS,
+}
+"""By the op's kind."""
+
+__all__ = ["MEANINGS", "Call", "Meaning"]

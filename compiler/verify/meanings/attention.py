@@ -1,0 +1,106 @@
+"""Rotary positions, and softmax attention with key/value heads that serve several query heads."""
+
+import numpy as np
+
+from ...ops.attention import SEQUENCE, head_dims
+from ..tensors import Array, Dims, Tensor
+from .call import Call, Meaning
+
+KEY, GROUP = "key", "group"
+"""The dims of keys beside queries, and of key/value heads beside query heads."""
+
+
+def _rotated(c: Call, x: Tensor, sign: int) -> Tensor:
+    """Pairs (x[i], x[i + d/2]) of the last dim turned by an angle that depends on the position."""
+    n, last, half = c.numbers, x.dims[-1], x.array.shape[-1] // 2
+    cos, sin = n.angles(c.indices(0, SEQUENCE), half, c.get("theta"))
+    cos, sin = (Tensor((SEQUENCE, last), t.array, t.degree) for t in (cos, sin))
+    back = n.negative(sin)
+    ahead, behind = (sin, back) if sign > 0 else (back, sin)
+    first, second = Tensor(x.dims, x.array[..., :half], x.degree), Tensor(x.dims, x.array[..., half:], x.degree)
+    low = n.total(x.dims, n.product(x.dims, first, cos), n.product(x.dims, second, behind))
+    high = n.total(x.dims, n.product(x.dims, second, cos), n.product(x.dims, first, ahead))
+    return joined(low, high)
+
+
+def joined(low: Tensor, high: Tensor) -> Tensor:
+    """Two halves of the last dim."""
+    return Tensor(low.dims, np.concatenate([low.array, high.array], axis=-1), low.degree)
+
+
+class _Softmax:
+    """softmax(q·kᵀ · scale + mask) of each query head with the keys of its group."""
+
+    def __init__(self, c: Call, first: int) -> None:
+        """q and k are the operands from `first` on."""
+        self.c, self.n = c, c.numbers
+        q, k = c.args[first : first + 2]
+        self.heads, few = head_dims(*c.types[first : first + 2])
+        self.q, self.own = q, k.dims
+        self.few: Dims = tuple({SEQUENCE: KEY, few: GROUP}.get(dim, dim) for dim in k.dims)
+        self.many: Dims = tuple(self.heads if dim == GROUP else dim for dim in self.few)
+        self.pick = self._group(c.indices(first, self.heads), c.indices(first + 1, few), few)
+        self.k = self.spread(k)
+        self.scale = self.n.inverse(self.n.function("root", self.n.ratio(q.array.shape[-1], 1)))
+        self.pairs: Dims = (*(dim for dim in q.dims[:-1] if dim != SEQUENCE), SEQUENCE, KEY)
+        self.p = self._weights(c.indices(first, SEQUENCE))
+
+    def _group(self, heads: Array, groups: Array, few: str) -> Tensor:
+        """One where a query head belongs to a key/value head, else zero."""
+        each = self.c.world.dims[self.heads] // self.c.world.dims[few]
+        picked = heads[..., :, None] // each == groups[..., None, :]
+        return self.n.constant(picked.astype(int), (self.heads, GROUP))
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Keys or values, copied to every query head of their group."""
+        return self.n.product(self.many, self.pick, Tensor(self.few, x.array, x.degree))
+
+    def _weights(self, positions: Array) -> Tensor:
+        n = self.n
+        scores = n.product(self.pairs, self.q, self.k, self.scale)
+        seen = n.constant((positions[..., :, None] >= positions[..., None, :]).astype(int), (SEQUENCE, KEY))
+        weights = n.product(self.pairs, n.exponential(scores), seen)
+        return n.product(self.pairs, weights, n.inverse(n.product(self.pairs[:-1], weights)))
+
+    def result(self, v: Tensor) -> Tensor:
+        return self.n.product(self.q.dims, self.p, self.spread(v))
+
+    def gradients(self, dy: Tensor, v: Tensor) -> list[Tensor]:
+        """dq, dk and dv (Dao 2023, appendix)."""
+        n = self.n
+        dp = n.product(self.pairs, dy, self.spread(v))
+        mean = n.negative(n.product(self.pairs[:-1], self.p, dp))
+        ds = n.product(self.pairs, self.p, n.total(self.pairs, dp, mean), self.scale)
+        return [n.product(self.q.dims, ds, self.k), self._back(ds, self.q), self._back(self.p, dy)]
+
+    def _back(self, pairs: Tensor, x: Tensor) -> Tensor:
+        """The gradient of keys or values, summed over the query heads of a group."""
+        grad = self.n.product(self.few, pairs, x, self.pick)
+        return Tensor(self.own, grad.array, grad.degree)
+
+
+def _attention(c: Call) -> list[Tensor]:
+    return [_Softmax(c, 0).result(c.args[2])]
+
+
+def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    return [*_Softmax(c, 0).gradients(grads[0], c.args[2])]
+
+
+def _dx(c: Call) -> list[Tensor]:
+    return _Softmax(c, 1).gradients(c.args[0], c.args[3])
+
+
+def _turned(sign: int) -> Meaning:
+    return Meaning(
+        lambda c: [_rotated(c, c.args[0], sign)],
+        lambda c, grads: [_rotated(c, grads[0], -sign)],
+    )
+
+
+MEANINGS = {
+    "rope": _turned(1),
+    "rope_dx": _turned(-1),
+    "attention": Meaning(_attention, _gradients),
+    "attention_dx": Meaning(_dx),
+}

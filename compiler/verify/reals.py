@@ -1,0 +1,92 @@
+"""The same arithmetic in float64, with the functions themselves.
+
+Purpose: holds the meanings of ops against autograd, and says what a mutant that the field lets pass does to numbers.
+Non-goals: proof.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from .tensors import Array, Dims, Tensor, subscripts
+
+TOLERANCE = 1e-9
+"""How far apart two numbers may be, relative to their size, and count as equal."""
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 + 0.5 * np.tanh(0.5 * x)  # does not overflow
+
+
+def _silu_slope(x: Array) -> Array:
+    s = _sigmoid(x)
+    return s + x * s * (1 - s)
+
+
+def _clip(norm: Array, most: float) -> Array:
+    return np.where((norm > most) & (most > 0), most / np.maximum(norm, 1e-300), 1.0)
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "inverse root": lambda x, eps: (x + eps) ** -0.5,
+    "inverse root slope": lambda x, eps: -0.5 * (x + eps) ** -1.5,
+    "silu": lambda x: x * _sigmoid(x),
+    "silu slope": _silu_slope,
+    "log": np.log,
+    "root": np.sqrt,
+    "clip": _clip,
+    "update": lambda p, g, *_: p - 0.5 * g,
+}
+"""Each nonlinear function of numbers and constants; the update is gradient descent."""
+
+
+@frozen
+class Reals:
+    """Float64, in one trial, on a mesh of `axes` axes."""
+
+    axes: int
+    seed: int = 0
+    trials: int = 1
+
+    def random(self, shape: tuple[int, ...], name: str) -> Array:
+        """Normal numbers that depend on seed and name only: [1, *shape]."""
+        return np.random.default_rng([self.seed, *name.encode()]).standard_normal((1, *shape))
+
+    def constant(self, value: Array, dims: Dims = ()) -> Tensor:
+        return Tensor(dims, np.asarray(value, float))
+
+    def ratio(self, above: int, below: int) -> Tensor:
+        return Tensor((), np.full((1,) * (1 + self.axes), above / below))
+
+    def product(self, out: Dims, *factors: Tensor) -> Tensor:
+        path = subscripts(out, *(factor.dims for factor in factors))
+        return Tensor(out, np.einsum(path, *(factor.array for factor in factors)))
+
+    def total(self, out: Dims, *terms: Tensor) -> Tensor:
+        array: Any = sum(term.onto(out) for term in terms)
+        return Tensor(out, array)
+
+    def negative(self, x: Tensor) -> Tensor:
+        return Tensor(x.dims, -x.array)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        return Tensor(x.dims, 1 / x.array)
+
+    def function(self, name: str, *operands: Tensor, constants: tuple[object, ...] = ()) -> Tensor:
+        return Tensor(operands[0].dims, FUNCTIONS[name](*(x.array for x in operands), *constants))
+
+    def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
+        return Tensor(x.dims, np.exp(x.array if less is None else x.array - less.onto(x.dims)))
+
+    def angles(self, positions: Array, pairs: int, theta: Any) -> tuple[Tensor, Tensor]:
+        angle = positions[..., None] * theta ** (-np.arange(pairs) / pairs)
+        return Tensor(("seq", "pair"), np.cos(angle)), Tensor(("seq", "pair"), np.sin(angle))
+
+    def rank(self, x: Tensor) -> Array:
+        return x.array
+
+    def unequal(self, x: Array, y: Array) -> Array:
+        scale = 1 + np.maximum(np.abs(x), np.abs(y))
+        return ~(np.abs(x - y) <= TOLERANCE * scale)

@@ -1,0 +1,171 @@
+"""Holds what the ranks of a run communicated against the plan, call for call and in its order.
+
+Order is exact in backward too.  autograd runs, of the nodes that are ready, the one that was made last; nodes are made
+in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.
+
+What a record cannot show: two calls of one kind, group, shape and dtype that changed places.
+
+Non-goals: what is in the tensors; what the loop communicates outside of steps and evaluations, but for its order.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import fields, frozen
+
+from .recorded_files import Call, Record, Stretch, ranks, read_plan, read_records
+from .recorded_order import disorder
+from .recorded_plan import Expected, expected
+
+
+@frozen
+class Difference:
+    """Where a rank first leaves the plan: call `position` (from 1) of `stretch`, as it should be and as it was."""
+
+    rank: int
+    stretch: Stretch
+    position: int
+    what: str
+    expected: Expected | None
+    recorded: Call | None
+
+    def lines(self) -> str:
+        """The place, then both calls."""
+        place = f"{self.stretch}, call {self.position}: {self.what}"
+        return f"{place}\n    plan      {self.expected or 'no further call'}\n    recorded  {self.recorded or 'no call'}"
+
+
+@frozen
+class Recorded:
+    """A run against its plan.
+
+    steps, evaluations  how many rank 0 went through
+    calls               that the plan has in a step, on rank 0
+    differences         each rank's first, by rank
+    disorder            what keeps ranks from meeting at their calls, in lines
+    """
+
+    name: str
+    ranks: int
+    backend: str
+    torch: str
+    steps: int
+    evaluations: int
+    calls: int
+    differences: tuple[Difference, ...]
+    disorder: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every rank did what the plan says, all of it and nothing else, and something was recorded."""
+        return self.steps > 0 and not self.differences and not self.disorder
+
+    def lines(self) -> str:
+        """What the user is told."""
+        run = f"{_number(self.steps, 'step')} and {_number(self.evaluations, 'evaluation')}"
+        where = f"{_number(self.ranks, 'rank')}, {self.backend or 'no backend'}, torch {self.torch}"
+        return "\n".join((f"recorded: {self.name}, {run} on {where}", *self._verdict()))
+
+    def _verdict(self) -> Iterator[str]:
+        if self.equal:
+            yield f"equal to the plan, call for call: {_number(self.calls, 'call')} a step on each rank, in its order"
+            yield "all ranks of each group came to the same calls in one order"
+        elif not self.steps:
+            yield "no step was recorded"
+        if self.differences:
+            yield "not equal to the plan:"
+        for first, same in _alike(self.differences):
+            yield f"  {ranks(same)}, {first.lines()}"
+        if self.disorder:
+            yield "not one order on all ranks:"
+            yield from (f"  {line}" for line in self.disorder)
+
+
+def compare(folder: Path) -> Recorded:
+    """Compares the record in `folder`, a run's `recorded/`, with the plan.json in it.
+
+    Raises RecordError where files are missing or damaged, or are of another plan or run.
+    """
+    plan = read_plan(folder)
+    records = read_records(folder, plan)
+    first = records[0]
+    return Recorded(
+        name=plan["name"],
+        ranks=len(records),
+        backend=first.origin["backend"],
+        torch=first.origin["torch"],
+        steps=sum(it.phase == "train" for it in first.stretches),
+        evaluations=sum(it.phase == "evaluate" for it in first.stretches),
+        calls=len(expected(plan, 0)["train"]),
+        differences=tuple(_differences(plan, records)),
+        disorder=disorder(records),
+    )
+
+
+def _differences(plan: dict[str, Any], records: Sequence[Record]) -> Iterator[Difference]:
+    longest = max((_held(record) for record in records), key=len)
+    for record in records:
+        calls, held = expected(plan, record.rank), _held(record)
+        found = next((it for each in held if (it := _difference(record.rank, each, calls[each.phase]))), None)
+        if found:
+            yield found
+        elif len(held) < len(longest):
+            yield Difference(record.rank, longest[len(held)], 1, "the record ends before it", None, None)
+
+
+def _held(record: Record) -> list[Stretch]:
+    """What is held against the plan."""
+    return [stretch for stretch in record.stretches if stretch.phase != "loop"]
+
+
+def _difference(rank: int, stretch: Stretch, plan: Sequence[Expected]) -> Difference | None:
+    """The first call that is not the plan's; None where all are, and none is missing."""
+    calls = [each.call for each in plan]
+    if stretch.whole and list(stretch.calls) == calls:
+        return None
+    pairs = zip(calls, stretch.calls, strict=False)
+    common = min(len(calls), len(stretch.calls))
+    at = next((i for i, (call, done) in enumerate(pairs) if call != done), common)
+    return Difference(
+        rank,
+        stretch,
+        at + 1,
+        _what(calls, stretch, at),
+        plan[at] if at < len(plan) else None,
+        stretch.calls[at] if at < len(stretch.calls) else None,
+    )
+
+
+def _what(plan: Sequence[Call], stretch: Stretch, at: int) -> str:
+    """How the record leaves the plan at call `at`."""
+    done = list(stretch.calls)
+    if at == len(done):
+        return "a call is missing" if stretch.whole else "the record ends here"
+    if at == len(plan) or done[at + 1 : at + _NEAR] == plan[at : at + _NEAR - 1]:
+        return "a call too many"
+    if done[at : at + _NEAR] == plan[at + 1 : at + _NEAR + 1]:
+        return "a call is missing"
+    if Counter(done) == Counter(plan):
+        return "another order"
+    return "another " + ", ".join(it.name for it in fields(Call) if _differ(plan[at], done[at], it.name))
+
+
+_NEAR = 3  # calls that must be the plan's again for one to count as missing or as too many
+
+
+def _differ(call: Call, other: Call, name: str) -> bool:
+    return getattr(call, name) != getattr(other, name)
+
+
+def _alike(differences: Sequence[Difference]) -> Iterator[tuple[Difference, list[int]]]:
+    """Differences of one kind in one place, by the first, with all their ranks."""
+    kinds: dict[tuple[str, int, str], list[Difference]] = {}
+    for it in differences:
+        kinds.setdefault((str(it.stretch), it.position, it.what), []).append(it)
+    return ((same[0], [it.rank for it in same]) for same in kinds.values())
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'s' * (count != 1)}"

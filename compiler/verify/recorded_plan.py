@@ -1,0 +1,72 @@
+"""What each rank has to communicate, written out from plan.json call for call.
+
+Non-goals: the IR.  Reading the account alone, and working out groups from the mesh anew, this shares nothing with what
+wrote the program.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import prod
+from typing import Any
+
+from attrs import frozen
+
+from .recorded_files import Call
+
+
+@frozen
+class Expected:
+    """A call of the plan: the value it makes, and the plan's line that asks for it."""
+
+    call: Call
+    where: str  # forward, backward or step
+    value: str
+    line: str
+
+    def __str__(self) -> str:
+        """The call, and where it comes from."""
+        around = f" in {self.where}" if self.where != "step" else ""
+        return f"{self.call}{around}: `{self.value}`, {self.line}"
+
+
+def expected(plan: dict[str, Any], rank: int) -> dict[str, tuple[Expected, ...]]:
+    """The calls of `rank` in each `train` step and each `evaluate`, in order; groups of one rank communicate nothing."""
+    return {phase: tuple(_calls(plan, plan[key], rank)) for phase, key in _PHASES}
+
+
+_PHASES = (("train", "collectives"), ("evaluate", "evaluation"))
+
+
+def _calls(plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int) -> Iterator[Expected]:
+    calls = [_call(each, peers(plan["mesh"], each["axes"], rank)) for each in listed]
+    loops = [(i, tuple(each["loops"])) for i, each in enumerate(listed) if each["ranks"] > 1]
+    return (calls[i] for i in _unrolled(loops, plan["dims"]))
+
+
+def _call(each: dict[str, Any], group: tuple[int, ...]) -> Expected:
+    reduces = each["op"] in ("all_reduce", "reduce_scatter")
+    reduction = ("max" if each["maximum"] else "sum") if reduces else ""
+    call = Call(each["op"], reduction, group, tuple(each["shape"]), each["dtype"])
+    return Expected(call, each["where"], each["value"], each["line"])
+
+
+def _unrolled(listed: Sequence[tuple[int, tuple[str, ...]]], sizes: dict[str, int]) -> list[int]:
+    """The numbers of `listed`, each as often as the loops around it turn, neighbours in one loop turning together."""
+    order: list[int] = []
+    for loop, inside in groupby(listed, key=lambda it: it[1][:1]):
+        if not loop:
+            order += [i for i, _ in inside]
+            continue
+        turn = _unrolled([(i, loops[1:]) for i, loops in inside], sizes)
+        order += turn * sizes[loop[0].partition(".")[0]]
+    return order
+
+
+def peers(mesh: dict[str, int], axes: Sequence[str], rank: int) -> tuple[int, ...]:
+    """The ranks that differ from `rank` on `axes` only; ranks count the mesh's places, its last axis innermost."""
+    group, inside = [0], prod(mesh.values())
+    for name, size in mesh.items():
+        inside //= size
+        places = range(size) if name in axes else [rank // inside % size]
+        group = [outer * size + place for outer in group for place in places]
+    return tuple(group)

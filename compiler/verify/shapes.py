@@ -1,0 +1,96 @@
+"""Sizes that are small and tell dims and axes apart, for evaluating a program.
+
+Purpose: the program at other sizes: names, ops and placements are untouched, so whatever they say is evaluated.
+Non-goals: choosing placements.
+"""
+
+from itertools import count
+from math import lcm, prod
+
+from attrs import evolve
+
+from ..ir import MICROBATCHES, Claim, Dim, Program, Region, Stmt, types, walk
+from ..ops.attention import head_dims
+
+Sizes = dict[str, int]
+
+
+def meshes(program: Program) -> list[Sizes]:
+    """Two meshes in which every axis is once 2 and once 3; an axis of size 1 stays, for it has rules of its own."""
+    wide = [axis.name for axis in program.axes if axis.size > 1]
+    pairs = [(2, 3) if i % 2 == 0 else (3, 2) for i in range(len(wide))]
+    one = {axis.name: 1 for axis in program.axes}
+    both = [one | {name: pair[k] for name, pair in zip(wide, pairs, strict=True)} for k in (0, 1)]
+    return both if wide else both[:1]
+
+
+def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
+    """The program at other sizes.  `axes` may name factors; a whole axis is as large as its factors together."""
+    whole = {a.name: axes[a.name] if a.name in axes else _product_of(a.name, axes) for a in program.axes}
+    flat = {b.type.dims[0]: _flat(program, b.params, dims) for b in program.buckets}
+    ranks = prod(whole[claim.axis] for claim in program.claims if claim.dim == "batch")
+    batch, global_batch = dims["batch"] // ranks, dims["batch"] * dims[MICROBATCHES]
+    return evolve(
+        program,
+        axes=tuple(evolve(axis, size=whole[axis.name]) for axis in program.axes),
+        dims=tuple(evolve(dim, size=(dims | flat)[dim.name]) for dim in program.dims),
+        train=evolve(program.train, seq=dims["seq"], microbatch=batch, global_batch=global_batch),
+    )
+
+
+def _product_of(name: str, axes: Sizes) -> int:
+    return prod(size for factor, size in axes.items() if factor.rpartition("_")[0] == name)
+
+
+def _flat(program: Program, params: tuple[str, ...], dims: Sizes) -> int:
+    return sum(prod(dims[dim] for dim in p.type.dims) for p in program.params if p.name in params)
+
+
+def small(program: Program, axes: Sizes) -> Sizes:
+    """Sizes of all dims at which the axes divide them and, as far as can be, no two are the same."""
+    return _Sizes(program, axes).chosen()
+
+
+class _Sizes:
+    def __init__(self, program: Program, axes: Sizes) -> None:
+        self._program, self._axes = program, axes
+        self._claims: dict[str, list[Claim]] = {}
+        for claim in program.claims:
+            self._claims.setdefault(claim.dim, []).append(claim)
+        self._flat = {bucket.type.dims[0] for bucket in program.buckets}
+        self._loops = {*_loops(program.region.body), MICROBATCHES}
+        found = types(program)
+        ops = list(walk(program.region.body))
+        attended = [op for op in ops if op.kind == "attention"]
+        self._groups = dict(head_dims(found[op.inputs[0]], found[op.inputs[1]]) for op in attended)
+        self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind == "rope"}
+        self._sizes: Sizes = {}
+
+    def chosen(self) -> Sizes:
+        dims = [dim for dim in self._program.dims if dim.name not in self._flat]
+        for dim in sorted(dims, key=self._turn):
+            self._sizes[dim.name] = self._size(dim)
+        return self._sizes
+
+    def _turn(self, dim: Dim) -> int:
+        """Tokens first, for they multiply everything; query heads after the key/value heads of which they are more."""
+        return 0 if dim.name == "batch" else 1 if dim.name == "seq" else 3 if dim.name in self._groups else 2
+
+    def _size(self, dim: Dim) -> int:
+        claims = self._claims.get(dim.name, [])
+        unit = prod(self._axes[claim.axis] for claim in claims if claim.split)
+        if dim.size == 1 or not all(claim.split for claim in claims):
+            return unit  # few heads: as many as the factors that they fill
+        if dim.name in self._loops:
+            return 2
+        if few := self._groups.get(dim.name):
+            unit = lcm(unit, self._sizes[few] * (2 if dim.size > self._program.size(few) else 1))
+            return unit if dim.size > self._program.size(few) else self._sizes[few]
+        unit = lcm(unit, 2) if dim.name in self._even else unit
+        taken = {size for name, size in self._sizes.items() if name not in self._loops}
+        return next(unit * k for k in count(1) if unit * k > 1 and unit * k not in taken)
+
+
+def _loops(body: tuple[Stmt, ...]) -> set[str]:
+    regions = [stmt for stmt in body if isinstance(stmt, Region)]
+    return {region.dim for region in regions if region.dim} | {d for r in regions for d in _loops(r.body)}
