@@ -36,6 +36,7 @@ class Field:
     trials: int
     axes: int
     seed: int = 0
+    degree: int = 1
     inverted: int = 0
     hashed: int = 0
     _keys: dict[tuple[object, ...], Array] = field(factory=dict[tuple[object, ...], Array])
@@ -62,6 +63,7 @@ class Field:
 
     def _pair(self, out: Dims, x: Tensor, y: Tensor) -> Tensor:
         degree = x.degree + y.degree
+        self.degree = max(self.degree, degree)
         if not {*x.dims, *y.dims} - {*out}:
             return Tensor(out, x.onto(out) * y.onto(out) % P, degree)
         path = subscripts(out, x.dims, y.dims)  # halves of 16 bits: 2^16 products of 47 bits fit 64
@@ -83,7 +85,7 @@ class Field:
 
     def inverse(self, x: Tensor) -> Tensor:
         """x^(P-2), which is 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound."""
-        self.inverted += x.array[0].size
+        self.inverted += x.array[0].size * x.degree
         result, square = np.ones_like(x.array), x.array
         for bit in reversed(f"{P - 2:b}"):
             if bit == "1":

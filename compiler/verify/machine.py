@@ -4,7 +4,7 @@ Purpose: what the program computes, rank by rank, by an evaluator that shares no
 Non-goals: types: what an op does follows from the tensors and its attributes; only shapes are asserted.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -37,11 +37,11 @@ class Outcome:
     gradients: dict[str, Tensor]
     parameters: dict[str, Tensor]
 
-    def items(self) -> Iterable[tuple[str, Tensor]]:
-        """Everything, with words for it."""
-        yield from self.metrics.items()
-        yield from ((f"gradient of {name}", value) for name, value in self.gradients.items())
-        yield from ((f"updated {name}", value) for name, value in self.parameters.items())
+    def results(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Everything: words for it, the parameter that it is of, if any, and the value; parameters in order of names."""
+        yield from ((name, "", value) for name, value in self.metrics.items())
+        yield from ((f"gradient of {name}", name, self.gradients[name]) for name in sorted(self.gradients))
+        yield from ((f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters))
 
 
 @frozen

@@ -11,6 +11,12 @@ from .tensors import Array, Dims, Tensor
 class Numbers(Protocol):
     """An arithmetic on tensors of named dims.  Products and sums align dims by name and broadcast missing ones."""
 
+    seed: int
+
+    def random(self, shape: tuple[int, ...], name: str) -> Array:
+        """Numbers that depend on seed and name only: [trials, *shape]."""
+        ...
+
     def constant(self, value: Array, dims: Dims = ()) -> Tensor:
         """Integers, as numbers of this arithmetic: [1, *mesh axes, *dims]."""
         ...

@@ -1,78 +1,137 @@
-"""Holds the sharded step to the single-device step, value by value, in a prime field.
+"""Holds the sharded step to the single-device step in a prime field: loss, norm, count, every gradient and update.
 
-Purpose: `prove`: equal, with how sure that is, or the first result that differs.
-Non-goals: why it differs (`locate`).
+Purpose: `prove`: equal, and how sure that is, or the first case in which it is not.
+Non-goals: why it is not (`locate`).
 """
 
-from math import log2
+from math import ceil, log2
 
 from attrs import frozen
 
-from ..ir import Program, Type
-from .field import P, Field
+from ..ir import Program, Type, walk
+from .field import Field, P, Q
 from .machine import Machine, Outcome, ShapeError, differing
+from .numbers import Numbers
 from .reference import Reference
-from .scene import everywhere, scene
+from .scene import Scene, scene
 from .shapes import Sizes, meshes, resized, small
-from .tensors import Tensor
 from .world import World
 
-BOUND = 2.0**-50
-"""How probable it may be that unequal steps agree."""
+BOUND = -50
+"""The logarithm of how probable it may be that unequal steps agree in one case."""
 
-TRIALS = 7
+TRIALS = 8
+"""With how many the evaluation begins; if the bound asks for more, it is done again."""
 
 
 @frozen
 class Case:
-    """The step at one choice of small sizes: the sharded program, and the model that it must equal."""
+    """The step at one choice of small sizes: the sharded program, and a program of the model that it must equal."""
 
     program: Program
     model: Program
 
     @property
     def mesh(self) -> Sizes:
-        """The axes' sizes."""
+        """The axes and their sizes."""
         return {axis.name: axis.size for axis in self.program.axes}
 
+    def scene(self, numbers: Numbers) -> Scene:
+        """What both begin with."""
+        return scene(self.program, numbers)
 
-def cases(program: Program, model: Program) -> list[Case]:
-    """The sizes at which a program is evaluated; `model` is the plan's before any placement, or the program itself."""
-    return [case(program, model, axes) for axes in meshes(program)]
+
+@frozen
+class Proof:
+    """What was shown: in each mesh, all results of the step are those of a single device.
+
+    bound   the logarithm to base 2 of the probability that a step that is not equal passes, in the worst case
+    kinds   the kinds of ops that were evaluated, each by its own field meaning
+    """
+
+    meshes: tuple[Sizes, ...]
+    trials: int
+    bound: float
+    parameters: int
+    ops: int
+    kinds: int
+    prime: int = P
 
 
-def case(program: Program, model: Program, axes: Sizes) -> Case:
+class UnequalError(Exception):
+    """The sharded step is not the single-device step: in `case`, the `results` differ."""
+
+    def __init__(self, case: Case, results: list[str]) -> None:
+        super().__init__(case, results)
+        self.case, self.results = case, results
+
+
+def case_of(program: Program, model: Program, axes: Sizes) -> Case:
+    """Both programs at small sizes on the mesh `axes`."""
     dims = small(program, axes)
     return Case(resized(program, axes, dims), resized(model, axes, dims))
 
 
-@frozen
-class Difference:
-    """A result of the step that is not the single device's."""
+def prove(program: Program, model: Program) -> Proof:
+    """Evaluates `program` after the last pass on two small meshes.  Raises UnequalError.
 
-    case: Case
-    result: str
+    `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
+    """
+    bounds: list[float] = []
+    trials = TRIALS
+    found = [case_of(program, model, axes) for axes in meshes(program)]
+    for case in found:
+        numbers, unequal = _evaluated(case, trials)
+        if not unequal and error_bound(numbers) > BOUND:
+            trials = ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(_share(numbers)))
+            numbers, unequal = _evaluated(case, trials)
+        if unequal:
+            raise UnequalError(case, unequal)
+        bounds.append(error_bound(numbers))
+    ops = list(walk(program.region.body))
+    return Proof(
+        meshes=tuple(case.mesh for case in found),
+        trials=trials,
+        bound=max(bounds),
+        parameters=len(program.params),
+        ops=len(ops),
+        kinds=len({op.kind for op in ops}),
+    )
 
 
-def compare(case: Case, numbers: Field) -> list[str]:
-    """The names of the results that differ."""
-    start = scene(case.program, numbers)
+def _evaluated(case: Case, trials: int) -> tuple[Field, list[str]]:
+    numbers = Field(trials, len(case.program.axes))
+    return numbers, unequal(case, numbers)
+
+
+def error_bound(numbers: Field) -> float:
+    """The logarithm of the probability that what was evaluated is equal although the programs are not."""
+    return log2(1 + numbers.hashed**2 / 2) + numbers.trials * log2(_share(numbers))
+
+
+def _share(numbers: Field) -> float:
+    """The share of a polynomial's points at which it may vanish: its degree, denominators cleared, in Q values."""
+    return numbers.degree * (1 + numbers.inverted) / Q
+
+
+def unequal(case: Case, numbers: Numbers) -> list[str]:
+    """The names of the results that differ; of a value that has the wrong shape, its name."""
+    start = case.scene(numbers)
     expected = Reference(case.model, numbers).run(start)
     world = World.of(case.program)
     try:
         found = Machine(case.program, world, numbers).run(start.on(case.program, world))
     except ShapeError as error:
         return [error.value]
-    return _unequal(case.program, world, numbers, found, expected)
+    return differences(case.program, world, numbers, found, expected)
 
 
-def _unequal(program: Program, world: World, numbers: Field, found: Outcome, expected: Outcome) -> list[str]:
+def differences(program: Program, world: World, numbers: Numbers, found: Outcome, expected: Outcome) -> list[str]:
     """The results that differ on any rank from what it should hold of the single device's."""
-    scalar = Type("", ())
-    types = {p.name: p.type for p in program.params}
-    pairs = [
-        *((name, found.metrics[name], value, scalar) for name, value in expected.metrics.items()),
-        *((f"gradient of {name}", found.gradients[name], value, types[name]) for name, value in expected.gradients.items()),
-        *((f"updated {name}", found.parameters[name], value, types[name]) for name, value in expected.parameters.items()),
+    type_of = {p.name: p.type for p in program.params}
+    pairs = zip(found.results(), expected.results(), strict=True)
+    return [
+        name
+        for (name, param, own), (_, _, whole) in pairs
+        if differing(numbers, own, world.spread(whole, type_of.get(param, Type("", ()))))
     ]
-    return [name for name, own, whole, type in pairs if differing(numbers, own, world.spread(whole, type))]

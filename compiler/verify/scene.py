@@ -10,8 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ..ir import MICROBATCHES, Program, base, types, walk
-from .field import Field
-from .reals import Reals
+from .numbers import Numbers
 from .tensors import Tensor
 from .world import World
 
@@ -41,7 +40,7 @@ def everywhere(value: Tensor, world: World) -> Tensor:
     return Tensor(value.dims, value.array.reshape(trials, *(1,) * len(world.axes), *shape), value.degree)
 
 
-def scene(program: Program, numbers: Field | Reals) -> Scene:
+def scene(program: Program, numbers: Numbers) -> Scene:
     """Parameters, tokens and labels of the program's sizes."""
     sizes = {dim.name: dim.size for dim in program.dims}
     params: dict[str, Tensor] = {}
