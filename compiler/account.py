@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from .ir import ITEM_BYTES, Kind, Op, Program, Region, base, types
+from .ir import ITEM_BYTES, Kind, Names, Op, Program, Region, base, types
 from .placements import coercion_of, ends
 
 Where = Literal["forward", "backward", "step"]
@@ -18,12 +18,14 @@ Where = Literal["forward", "backward", "step"]
 
 @frozen
 class Collective:
-    """A collective of the step as one rank sees it; it is done `count` times in a step.
+    """A collective of the step as one rank sees it; it is done `count` times in a step, once for each turn of `loops`.
 
     op       all_reduce, all_gather, reduce_scatter or all_to_all
     maximum  whether an all_reduce takes the maximum, not the sum
     axes     the mesh axes of the group of `ranks` ranks
     shape    of the local tensor that goes in
+    loops    the loops around it, outermost first, by their dims: `layers` is the step's first loop over layers,
+             `layers.1` its second, so that the whole sequence of calls can be written out from the list
     value    the name of what comes out
     line     the plan's line that asks for it, as `name.scale:7`
     """
@@ -34,6 +36,7 @@ class Collective:
     ranks: int
     dtype: str
     shape: tuple[int, ...]
+    loops: tuple[str, ...]
     count: int
     where: Where
     value: str
@@ -53,7 +56,7 @@ class Collective:
 def collectives(program: Program) -> tuple[Collective, ...]:
     """Everything that a rank communicates in one step, in the order of the IR; `program` has been differentiated."""
     assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
-    return tuple(_Account(program).within(program.region, 1, "step"))
+    return tuple(_Account(program).within(program.region, (), "step"))
 
 
 def evaluation(program: Program) -> tuple[Collective, ...]:
@@ -73,17 +76,18 @@ class _Account:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._types = types(program)
+        self._loops = Names()
 
-    def within(self, region: Region, count: int, where: Where) -> Iterator[Collective]:
-        """The collectives of a region whose body runs `count` times in a step."""
+    def within(self, region: Region, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
+        """The collectives of a region whose body runs inside `loops`."""
         for stmt in region.body:
             if isinstance(stmt, Region):
-                times = self._program.size(stmt.dim) if stmt.dim else 1
-                yield from self.within(stmt, count * times, _BLOCKS.get(stmt.kind, where))
+                inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
+                yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
             elif stmt.kind == "coerce" and coercion_of(stmt).collective:
-                yield self._collective(stmt, count, where)
+                yield self._collective(stmt, loops, where)
 
-    def _collective(self, op: Op, count: int, where: Where) -> Collective:
+    def _collective(self, op: Op, loops: tuple[str, ...], where: Where) -> Collective:
         axes, source = op.names("axes"), self._types[op.inputs[0]]
         return Collective(
             op=coercion_of(op).collective,
@@ -92,7 +96,8 @@ class _Account:
             ranks=self._program.degree(axes),
             dtype=source.dtype,
             shape=self._program.local_shape(source),
-            count=count,
+            loops=loops,
+            count=prod(self._program.size(base(loop)) for loop in loops),
             where=where,
             value=op.outputs[0].name,
             line=str(op.span),

@@ -86,6 +86,11 @@ CODES = {
     "E0606": "wrong arguments",
     "E0607": "token ids and numbers confused",
     "E0608": "not one of the choices",
+    # what the step computes
+    "E0701": "a step that is not the single device's",
+    "E0702": "plans that part",
+    "E0703": "output that is not the plan's",
+    "E0704": "a recorded run that is not the plan's",
 }
 """Every code and what it stands for."""
 

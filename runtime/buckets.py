@@ -7,13 +7,15 @@ Non-goals: no choice of what goes together (the plan's), no communication (the p
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from math import prod
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from .mesh import Mesh
+from .mesh import Copies, Mesh, Role
 from .optimizers import Group, Part
 from .parameters import Spec, initialise
 
@@ -31,6 +33,14 @@ class Piece:
     def stop(self) -> int:
         """One past its last element."""
         return self.start + prod(self.shape)
+
+    def element(self, index: int, mesh: Mesh) -> tuple[str, str]:
+        """The parameter and the global index of element `index` of the bucket, for instance `wq` and `[3, 5]`."""
+        rest, at = index - self.start, list[int]()
+        for size in reversed(self.shape):
+            rest, place = divmod(rest, size)
+            at.insert(0, place)
+        return self.name, str([a + b for a, b in zip(at, self.spec.offsets(mesh), strict=True)])
 
     def view(self, flat: Tensor) -> Tensor:
         """This parameter's part of a flat buffer of its bucket, in its own shape."""
@@ -90,6 +100,24 @@ class Bucket:
             yield piece.name, piece.spec, piece.view(self.master)
             for slot, flat in self.slots.items():
                 yield f"optimizer/{slot}/{piece.name}", piece.spec, piece.view(flat)
+
+    def copies(self) -> Iterator[Copies]:
+        """Everything in its memory, in stretches that the same ranks hold alike."""
+        flats: list[tuple[str, Role, Tensor]] = [("", "kept", self.master)]
+        for slot, flat in self.slots.items():
+            flats.append((f"{slot} of ", "kept", flat))
+        flats.append(("the gradient of ", "gradient", self.gradient))
+        if self.working is not self.master:
+            flats.append(("the working copy of ", "working", self.working))
+        for split, group in groupby(self.pieces, lambda piece: {a for axes in piece.spec.split.values() for a in axes}):
+            pieces = list(group)
+            axis, span = self.mesh.without(split), slice(pieces[0].start, pieces[-1].stop)
+            for what, role, flat in flats:
+                yield Copies(flat[span], axis, role, what, partial(self._element, span.start))
+
+    def _element(self, start: int, index: int) -> tuple[str, str]:
+        piece = next(piece for piece in self.pieces if piece.start <= start + index < piece.stop)
+        return piece.element(start + index, self.mesh)
 
     def initialise(self, seed: int) -> None:
         """Initial values of every parameter."""

@@ -4,11 +4,14 @@ I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b`
 dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce` are f and g of Megatron-LM,
 arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
 
+In a sanitized run the axes carry a watch, which sees the operand and the result of each coercion (`sanitize`).
+
 Non-goals: no placements are tracked or checked here; the compiler has proved them.
 """
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -18,12 +21,14 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import AllreduceOptions, ReduceOp
 
-from .mesh import Axis
+from .mesh import Axis, End, Watch
 
 # The group's own methods: called once a layer and more, the functional ops of torch cost about twice the host time.
 # For the same reason shapes are lists, and options are made once.
 
 _NO_GRADIENTS = (None, None)  # of the dims
+_DUAL = {"I": "I", "R": "P", "S": "S", "P": "R"}  # the placement of a gradient
+_SAME = "IR"
 _MAXIMUM = AllreduceOptions()
 _MAXIMUM.reduceOp = ReduceOp.MAX  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -41,6 +46,8 @@ def _reduce(x: Tensor, axis: Axis) -> Tensor:
 def _maximum(x: Tensor, axis: Axis) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
     axis.group.allreduce([out], _MAXIMUM).wait()
+    if axis.watch is not None:
+        axis.watch.coerced(out, axis, axis.watch.here(), "result")
     return out
 
 
@@ -94,16 +101,43 @@ def _first(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.rank == 0 else torch.zeros_like(x)
 
 
-def _conjugate(name: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A coercion that runs `forward` on a value and `backward` on its gradient; `name` shows in profiles."""
+def _watched(
+    convert: Callable[..., Tensor], *ends: tuple[str, End], x: Tensor, axis: Axis, dims: tuple[int, ...], line: Any
+) -> Tensor:
+    """`convert` between two `ends` and their placements; the axis' watch sees what should be the same on all ranks."""
+    watch, ((source, before), (target, after)) = cast(Watch, axis.watch), ends
+    if source in _SAME:
+        watch.coerced(x, axis, line, before)
+    y = convert(x, axis, *dims)
+    if target in _SAME and (y is not x or source not in _SAME):
+        watch.coerced(y, axis, line, after)
+    return y
+
+
+def _conjugate(
+    name: str, ends: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """A coercion between two placements that runs `forward` on a value and `backward` on its gradient.
+
+    `name` shows in profiles.
+    """
+    source, target = ends
+    ahead = partial(_watched, forward, (source, "operand"), (target, "result"))
+    behind = partial(_watched, backward, (_DUAL[target], "result gradient"), (_DUAL[source], "operand gradient"))
 
     def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
         ctx.axis, ctx.dims = axis, dims
-        return forward(x, axis, *dims)
+        if axis.watch is None:
+            return forward(x, axis, *dims)
+        ctx.line = axis.watch.here()
+        return ahead(x=x, axis=axis, dims=dims, line=ctx.line)
 
     def run_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        dims = ctx.dims
-        return (backward(gradient, ctx.axis, *dims), None, *_NO_GRADIENTS[: len(dims)])
+        axis, dims = ctx.axis, ctx.dims
+        if axis.watch is None:
+            return (backward(gradient, axis, *dims), None, *_NO_GRADIENTS[: len(dims)])
+        back = behind(x=gradient, axis=axis, dims=dims, line=ctx.line)
+        return (back, None, *_NO_GRADIENTS[: len(dims)])
 
     function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
     # Past `Function.apply`, a wrapper in Python that serves functorch transforms alone: a microsecond and more a call.
@@ -111,18 +145,18 @@ def _conjugate(name: str, forward: Callable[..., Tensor], backward: Callable[...
     return parent.apply
 
 
-_replicate = _conjugate("Replicate", _same, _reduce)
-_all_reduce_sum = _conjugate("AllReduce", _reduce, _same)
-_all_gather_scatter = _conjugate("AllGather", _gather, _scatter)
-_reduce_scatter_gather = _conjugate("ReduceScatter", _scatter, _gather)
-_all_gather_slice = _conjugate("AllGatherInvariant", _gather, _slice)
-_shard = _conjugate("Shard", _slice, _gather)
-_take_shard = _conjugate("TakeShard", _slice, _pad)
-_pad_shard = _conjugate("PadShard", _pad, _slice)
-_swap_shards = _conjugate("AllToAll", _exchange, _exchange_back)
-_once = _conjugate("Once", _first, _same)
-_invariant = _conjugate("Invariant", _same, _first)
-_once_replicated = _conjugate("OnceReplicated", _first, _first)
+_replicate = _conjugate("Replicate", "IR", _same, _reduce)
+_all_reduce_sum = _conjugate("AllReduce", "PI", _reduce, _same)
+_all_gather_scatter = _conjugate("AllGather", "SR", _gather, _scatter)
+_reduce_scatter_gather = _conjugate("ReduceScatter", "PS", _scatter, _gather)
+_all_gather_slice = _conjugate("AllGatherInvariant", "SI", _gather, _slice)
+_shard = _conjugate("Shard", "IS", _slice, _gather)
+_take_shard = _conjugate("TakeShard", "RS", _slice, _pad)
+_pad_shard = _conjugate("PadShard", "SP", _pad, _slice)
+_swap_shards = _conjugate("AllToAll", "SS", _exchange, _exchange_back)
+_once = _conjugate("Once", "IP", _first, _same)
+_invariant = _conjugate("Invariant", "RI", _same, _first)
+_once_replicated = _conjugate("OnceReplicated", "RP", _first, _first)
 
 
 def replicate(x: Tensor, axis: Axis) -> Tensor:
@@ -192,6 +226,8 @@ def all_reduce_(x: Tensor, axis: Axis) -> Tensor:
     """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x."""
     if axis.size > 1:
         cast(Any, dist).all_reduce(x, group=axis.group)
+        if axis.watch is not None:
+            axis.watch.coerced(x, axis, axis.watch.here(), "result")
     return x
 
 
@@ -200,6 +236,7 @@ class _Gathered:
 
     def __init__(self, x: Tensor, axis: Axis, dim: int) -> None:
         self.local, self.axis, self.dim = x.detach(), axis, dim
+        self.line = axis.watch and axis.watch.here()
         self.consumers = 0
         self.waiting = 0
         self.full: Tensor | None = None
@@ -209,10 +246,16 @@ class _Gathered:
         self.waiting += 1
 
     def take(self) -> Tensor:
-        full = _gather(self.local, self.axis, self.dim) if self.full is None else self.full
+        full = self._again() if self.full is None else self.full
         self.waiting -= 1
         self.full = full if self.waiting else None
         self.waiting = self.waiting or self.consumers  # a second backward through a retained graph
+        return full
+
+    def _again(self) -> Tensor:
+        full = _gather(self.local, self.axis, self.dim)
+        if self.axis.watch is not None:
+            self.axis.watch.coerced(full, self.axis, self.line, "result again")
         return full
 
 

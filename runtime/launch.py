@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import RunError
-from .mesh import Mesh
+from .mesh import Mesh, Watch
 from .plan import Plan
 
 
@@ -84,7 +84,9 @@ def going_on(plan: Plan, steps: int) -> str:
 
 
 def check(plan: Plan, options: Options) -> None:
-    """RunError if the processes or GPUs do not fit the plan."""
+    """RunError if the processes or GPUs do not fit the plan, or what is asked for does not go together."""
+    if recording() and sanitizing():
+        raise RunError("SCALEC_RECORD and SCALEC_SANITIZE are not for one run: its comparisons would be recorded too")
     ranks, world = prod(plan.mesh.values()), _environment("WORLD_SIZE", 1)
     if world != ranks:
         axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
@@ -103,6 +105,16 @@ def is_first() -> bool:
     return _environment("RANK", 0) == 0
 
 
+def recording() -> bool:
+    """Whether SCALEC_RECORD=1 asks for a record of every collective."""
+    return os.environ.get("SCALEC_RECORD") == "1"
+
+
+def sanitizing() -> bool:
+    """Whether SCALEC_SANITIZE=1 asks that copies be compared."""
+    return os.environ.get("SCALEC_SANITIZE") == "1"
+
+
 def connect(plan: Plan, device_type: str) -> Mesh:
     """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
     local = _environment("LOCAL_RANK", 0)
@@ -113,4 +125,14 @@ def connect(plan: Plan, device_type: str) -> Mesh:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // _environment("LOCAL_WORLD_SIZE", 1)))
     if _environment("WORLD_SIZE", 1) > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
-    return Mesh(plan.mesh, device)
+    return Mesh(plan.mesh, device, _watch(device))
+
+
+def _watch(device: torch.device) -> Watch | None:
+    """What looks at every value of a sanitized run."""
+    if not sanitizing():
+        return None
+    from .sanitize import Sanitizer, require_determinism  # most runs do without
+
+    require_determinism()
+    return Sanitizer(device)

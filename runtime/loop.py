@@ -5,8 +5,10 @@ Non-goals: the step itself (the emitted program's), and what it communicates.
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from . import checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
 from .ending import ending
 from .errors import RunError
-from .launch import Options, check, connect, going_on, is_first, parse, torchrun
+from .launch import Options, check, connect, going_on, is_first, parse, recording, sanitizing, torchrun
 from .log import Log
 from .mesh import Mesh
 from .plan import Metrics, Plan
@@ -107,12 +109,32 @@ class _Run:
 
     def go(self) -> None:
         """Trains up to the last step."""
-        self._begin()
-        for step in range(self.start.first, self.options.steps):
-            lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
-            metrics = self.train_step(self.model, self.state, self.loader.batch(step), lr)
-            self._after(step + 1, metrics, lr)
+        if sanitizing():
+            self._sanitize()
+        with self._recorder() if recording() else nullcontext():
+            self._begin()
+            for step in range(self.start.first, self.options.steps):
+                lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
+                metrics = self.train_step(self.model, self.state, self.loader.batch(step), lr)
+                self._after(step + 1, metrics, lr)
         self.log.summary(self.saved, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
+
+    def _sanitize(self) -> None:
+        """Inputs and metrics are compared too, and differences know their step."""
+        from .sanitize import observed  # most runs do without
+
+        inputs = self.plan.inputs
+        self.train_step = observed(self.train_step, self.mesh, inputs, "step", self.start.first)
+        self.eval_step = observed(self.eval_step, self.mesh, inputs, "validation batch", 0)
+
+    def _recorder(self) -> AbstractContextManager[Any]:
+        """Records collectives while entered, and knows the steps and evaluations from what else the loop does."""
+        from .record import Recorder  # most runs do without
+
+        recorder = Recorder(self.options.out / "recorded", self.plan, self.start.first)
+        self.train_step = recorder.of("train", self.train_step)
+        self.eval_step = recorder.of("evaluate", self.eval_step)
+        return recorder
 
     def _begin(self) -> None:
         if self.start.resume is None:

@@ -3,15 +3,19 @@
 Non-goals: no placements of values (the compiler knows them), no launching.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+End = Literal["operand", "result", "operand gradient", "result gradient", "result again"]  # the last in backward
+Role = Literal["kept", "working", "gradient"]  # of memory: the record, what a model computes with, a sum
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -22,6 +26,45 @@ class Axis:
     size: int
     rank: int
     group: Any  # the stubs of ProcessGroup are partial
+    watch: "Watch | None" = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Copies:
+    """A flat tensor of the state that all ranks of `axis` hold alike.
+
+    `what` says what it is of each parameter, for instance `exp_avg of `; `element` names one: parameter, global index.
+    """
+
+    tensor: Tensor
+    axis: Axis
+    role: Role
+    what: str
+    element: Callable[[int], tuple[str, str]]
+
+
+class Watch(Protocol):
+    """Looks at values as a run goes, and raises where one is not what its placement says (`sanitize`)."""
+
+    def here(self) -> Any:
+        """The line of the program that calls a coercion."""
+        ...
+
+    def coerced(self, x: Tensor, axis: Axis, line: Any, end: End) -> None:
+        """A coercion's `end`, which should be one value on all ranks of the axis."""
+        ...
+
+    def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
+        """A model, and the memory of its state."""
+        ...
+
+    def updating(self) -> None:
+        """The state is about to change: working copies have served."""
+        ...
+
+    def updated(self) -> None:
+        """The state has new values."""
+        ...
 
 
 class Mesh:
@@ -30,9 +73,10 @@ class Mesh:
     A mesh of one rank needs no process group; any other needs an initialised one of as many ranks.
     """
 
-    def __init__(self, axes: Mapping[str, int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, axes: Mapping[str, int], device: torch.device | str = "cpu", watch: Watch | None = None) -> None:
         self.axes = dict(axes)
         self.device = torch.device(device)
+        self.watch = watch
         self.device_mesh = self._device_mesh()
         coordinate = self.device_mesh.get_coordinate() if self.device_mesh else [0] * len(self.axes)
         assert coordinate is not None, f"mesh {self.axes}: this rank has no place on it"
@@ -59,8 +103,9 @@ class Mesh:
         """The named axes as one, in mesh order.  Collective on first use: all ranks ask in the same order."""
         names = tuple(name for name in self.axes if name in names)
         if names not in self._cache:
-            group = self._group([name for name in names if self.axes[name] > 1])
-            self._cache[names] = Axis("*".join(names), self.size(*names), self.rank(*names), group)
+            wide = [name for name in names if self.axes[name] > 1]
+            group = self._group(wide)
+            self._cache[names] = Axis("*".join(wide), self.size(*names), self.rank(*names), group, self.watch)
         return self._cache[names]
 
     def _group(self, names: list[str]) -> ProcessGroup | None:
@@ -71,6 +116,10 @@ class Mesh:
         if self.size(*names) == self.size(*self.axes):
             return dist.group.WORLD
         return cast(Any, dist).new_group(self._peers(names), use_local_synchronization=True)
+
+    def without(self, names: Collection[str]) -> Axis:
+        """All axes but the named ones, as one.  Collective on first use."""
+        return self.axis(*(name for name in self.axes if name not in names))
 
     def _peers(self, names: list[str]) -> list[int]:
         """Global ranks that differ from this one on the named axes only, row-major over them."""

@@ -3,14 +3,14 @@
 Non-goals: no communication (the program reduces the flat gradients in sight), no files (checkpoint.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from .buckets import Bucket
-from .mesh import Mesh
+from .mesh import Copies, Mesh
 from .optimizers import Group, Optimizer
 from .parameters import Spec, Weight
 
@@ -39,11 +39,14 @@ class State:
         self._optimizer = optimizer
         self._parts = [part for bucket in self._buckets.values() for part in bucket.parts()]
         self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
+        if mesh.watch is not None:
+            mesh.watch.installed(model, [*self._copies()])
 
     def initialise(self, seed: int) -> None:
         """Initial values of every parameter, a function of seed, name and global index."""
         for bucket in self._buckets.values():
             bucket.initialise(seed)
+        self._updated()
 
     def gradients(self) -> dict[str, Tensor]:
         """Each bucket's flat gradient, by name: this rank's sum since the last update."""
@@ -59,6 +62,8 @@ class State:
 
         Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.
         """
+        if self.mesh.watch is not None:
+            self.mesh.watch.updating()
         if scale is not None:
             for bucket in self._buckets.values():
                 bucket.gradient.mul_(scale)
@@ -69,6 +74,7 @@ class State:
         for bucket in self._buckets.values():
             bucket.refresh()
         self.zero()
+        self._updated()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters (masters) by name, `optimizer/SLOT/NAME` and `optimizer/step`, as views.
@@ -88,6 +94,17 @@ class State:
             _local(own).copy_(_local(values[key]))
         for bucket in self._buckets.values():
             bucket.refresh()
+        self._updated()
+
+    def _copies(self) -> Iterator[Copies]:
+        """Everything in its memory, and which ranks hold it alike."""
+        for bucket in self._buckets.values():
+            yield from bucket.copies()
+        yield Copies(self._step, self.mesh.axis(*self.mesh.axes), "kept", "", lambda _: ("optimizer/step", ""))
+
+    def _updated(self) -> None:
+        if self.mesh.watch is not None:
+            self.mesh.watch.updated()
 
 
 def _specs(model: nn.Module) -> dict[str, Spec]:

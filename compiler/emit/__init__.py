@@ -4,6 +4,7 @@ Purpose: `train.py` and `plan.json`, and the check that the one does what the ot
 Non-goals: writing them (`output`).
 """
 
+from ..certificate import Proof
 from ..ir import Program
 from ..source import Source
 from .plan_json import plan_json
@@ -11,7 +12,10 @@ from .program import train_py
 from .readback import check
 
 
-def emit(program: Program, source: Source) -> dict[str, str]:
-    """The files of the program, by name."""
-    text = train_py(program, source)
-    return {"train.py": text, "plan.json": plan_json(program, source, check(text, program))}
+def emit(program: Program, source: Source, model: Program | None = None, proof: Proof | None = None) -> dict[str, str]:
+    """The files of the program, by name.
+
+    `model` is the plan before any placement, from which all can be made and checked again; of IR text, the program.
+    """
+    text = train_py(program, source, proof)
+    return {"train.py": text, "plan.json": plan_json(program, source, model or program, proof, check(text, program))}

@@ -10,13 +10,15 @@ from attrs import asdict
 
 from .. import __version__
 from ..account import Collective, collectives, evaluation, parameter_count
+from ..certificate import Proof, certificate
 from ..ir import Program
+from ..printer import print_ir
 from ..source import Source
 from .words import file_word
 
 
-def plan_json(program: Program, source: Source, matched: int) -> str:
-    """The text; `matched` is the number of ops that `readback` matched."""
+def plan_json(program: Program, source: Source, model: Program, proof: Proof | None, matched: int) -> str:
+    """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any placement."""
     content = {
         "written_by": f"scalec {__version__}",
         "name": program.name,
@@ -31,11 +33,8 @@ def plan_json(program: Program, source: Source, matched: int) -> str:
         "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
         "collectives": [_collective(each) for each in collectives(program)],
         "evaluation": [_collective(each) for each in evaluation(program)],
-        "certificate": {
-            "placements": "every op type-checked after every pass",
-            "emission": f"train.py read back, {matched} ops matched to the IR",
-            "values": "not evaluated on this compile",
-        },
+        "certificate": certificate(proof, matched),
+        "model": print_ir(model).splitlines(),
     }
     return json.dumps(content, indent=2) + "\n"
 

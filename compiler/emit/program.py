@@ -12,6 +12,7 @@ from attrs import frozen
 from jinja2 import FileSystemLoader
 
 from .. import __version__
+from ..certificate import Proof, header
 from ..ir import Arg, Op, Program, Region, Type, walk
 from ..resources import folder
 from ..settings import Group
@@ -22,8 +23,8 @@ from .step import step_lines
 from .words import DTYPES, FUNCTIONAL, RUNTIME, axes_word, file_word, letter, literal
 
 
-def train_py(program: Program, source: Source) -> str:
-    """The text of `train.py`."""
+def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
+    """The text of `train.py`; its header says what was shown of it."""
     microbatches = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward = microbatches.body[0]
     assert isinstance(forward, Region), "emit: no forward block"
@@ -45,6 +46,7 @@ def train_py(program: Program, source: Source) -> str:
         mesh=" × ".join(f"{axis.name} {axis.size}" for axis in program.axes) or "one rank",
         launch=" ".join(launch(program).options()),
         legend=_wrapped(_legend(program), 116),
+        shown=_wrapped(header(proof), 116),
         classes=[_Class(module, program) for module in model.classes],
         model_class=model.classes[-1].name,
         buckets=_buckets(program, model),

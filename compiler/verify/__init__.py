@@ -1,0 +1,26 @@
+"""Shows, before anything runs, that a sharded step computes the single-device step.
+
+Purpose: `verify` for a program, `hold_alike` for two plans, `audit` for the verifier itself, `recorded` for a run.
+Non-goals: types, which every pass is checked for (`wellformed`); the emitted text (`emit.readback`); rounding, kernels
+and the network.  `docs/proof.md` has the argument.
+"""
+
+from ..certificate import Proof
+from ..diagnostics import PlanError
+from ..ir import Program
+from .locate import locate
+from .proof import UnequalError, prove
+from .same import hold_alike
+
+__all__ = ["hold_alike", "verify"]
+
+
+def verify(program: Program, model: Program) -> Proof:
+    """What was shown of `program`, after the last pass: its step is that of `model`, the plan before any placement.
+
+    Raises PlanError with the first value that is wrong.
+    """
+    try:
+        return prove(program, model)
+    except UnequalError as error:
+        raise PlanError([locate(error, program, model)]) from None

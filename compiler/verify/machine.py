@@ -4,15 +4,15 @@ Purpose: what the program computes, rank by rank, by an evaluator that shares no
 Non-goals: types: what an op does follows from the tensors and its attributes; only shapes are asserted.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from ..ir import Enter, Leave, Op, Program, Region, Type, types
 from ..placements import ends
-from .meanings import MEANINGS, Call
+from .meanings import MEANINGS, Call, Meaning
 from .meanings.step import unpacked
 from .numbers import Numbers
 from .tensors import Tensor, stacked
@@ -38,10 +38,14 @@ class Outcome:
     parameters: dict[str, Tensor]
 
     def results(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Everything: words for it, the parameter that it is of, if any, and the value; parameters in order of names."""
+        """Everything: words for it, the parameter it is of, if any, and the value; parameters in order of names."""
         yield from ((name, "", value) for name, value in self.metrics.items())
         yield from ((f"gradient of {name}", name, self.gradients[name]) for name in sorted(self.gradients))
         yield from ((f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters))
+
+
+def _types_of(machine: "Machine") -> dict[str, Type]:
+    return types(machine.program)
 
 
 @frozen
@@ -52,13 +56,10 @@ class Machine:
     world: World
     numbers: Numbers
     watch: Watch = _nothing
-    types: dict[str, Type] = field(init=False)
+    meanings: Mapping[str, Meaning] = field(default=MEANINGS)
+    types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True), init=False)
     _gradients: dict[str, Tensor] = field(factory=dict[str, Tensor], init=False)
     _shapes: dict[Type, tuple[int, ...]] = field(factory=dict[Type, tuple[int, ...]], init=False)
-
-    @types.default
-    def _types(self) -> dict[str, Type]:
-        return types(self.program)
 
     def run(self, env: Env) -> Outcome:
         """The outcome of the step from what each rank holds of parameters and inputs."""
@@ -85,24 +86,28 @@ class Machine:
         return env
 
     def _op(self, op: Op, env: Env) -> Env:
-        args = [env[name] for name in op.inputs]
-        if op.kind == "coerce":
-            results = [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers)]
-        else:
-            call = Call(self.program, self.world, self.numbers, op, args, [self.types[name] for name in op.inputs])
-            if op.kind == "update":
-                self._gradients.update(zip(op.inputs[3:], unpacked(call), strict=True))
-            results = MEANINGS[op.kind].value(call)
+        try:
+            results = self._results(op, [env[name] for name in op.inputs])
+        except ValueError as error:  # numpy's, of shapes that do not fit
+            raise ShapeError(op.outputs[0].name, str(error)) from error
         for value, result in zip(op.outputs, results, strict=True):
             self._check(value.name, value.type, result)
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
+
+    def _results(self, op: Op, args: list[Tensor]) -> list[Tensor]:
+        if op.kind == "coerce":
+            return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers)]
+        call = Call(self.program, self.world, self.numbers, op, args, [self.types[name] for name in op.inputs])
+        if op.kind == "update":
+            self._gradients.update(zip(op.inputs[3:], unpacked(call), strict=True))
+        return self.meanings[op.kind].value(call)
 
     def _check(self, name: str, type: Type, value: Tensor) -> None:
         if type not in self._shapes:
             self._shapes[type] = self.world.shape(type)
         local = value.array.shape[value.lead :]
         if value.dims != type.dims or local != self._shapes[type]:
-            raise ShapeError(name, f"{value.dims} {local}", f"{type.dims} {self._shapes[type]}")
+            raise ShapeError(name, f"{value.dims} {local} is not {type.dims} {self._shapes[type]}")
 
     def _loop(self, region: Region, outer: Env, where: Where) -> Env:
         """The results of a repeat or of the microbatches, which run once per index of the region's dim."""
@@ -111,7 +116,7 @@ class Machine:
         each = [arg for arg in region.args if arg.enter is Enter.EACH]
         ends: list[list[Tensor]] = []
         for i in reversed(range(count)) if region.reverse else range(count):
-            slices = {arg.value.name: outer[arg.source].at(i) for arg in each}
+            slices = {arg.value.name: self._slice(outer[arg.source], i) for arg in each}
             inner = self._body(region, outer | slices | carried, (*where, (region.dim, i)))
             ends.append([inner[end.name] for end in region.yields])
             lasts = [value for end, value in zip(region.yields, ends[-1], strict=True) if end.leave is Leave.LAST]
@@ -123,16 +128,19 @@ class Machine:
             for value, end, column in zip(region.results, region.yields, columns, strict=True)
         }
 
+    def _slice(self, x: Tensor, index: int) -> Tensor:
+        return x.at(index)
+
     def _left(self, leave: Leave, dim: str, all_: tuple[Tensor, ...]) -> Tensor:
         return stacked(dim, all_) if leave is Leave.STACK else self.numbers.total(all_[0].dims, *all_)
 
 
 class ShapeError(Exception):
-    """A value has not the shape that its type says: `value`, what it has, what it should have."""
+    """A value that cannot be made, or has not the shape that its type says."""
 
-    def __init__(self, value: str, found: str, expected: str) -> None:
-        super().__init__(f"{value} is {found}, not {expected}")
-        self.value, self.found, self.expected = value, found, expected
+    def __init__(self, value: str, why: str) -> None:
+        super().__init__(value, why)
+        self.value = value
 
 
 def differing(n: Numbers, found: Tensor, expected: Tensor) -> bool:

@@ -11,7 +11,10 @@ from .tensors import Array, Dims, Tensor
 class Numbers(Protocol):
     """An arithmetic on tensors of named dims.  Products and sums align dims by name and broadcast missing ones."""
 
-    seed: int
+    @property
+    def seed(self) -> int:
+        """What everything drawn at random depends on."""
+        ...
 
     def random(self, shape: tuple[int, ...], name: str) -> Array:
         """Numbers that depend on seed and name only: [trials, *shape]."""

@@ -6,9 +6,11 @@ Non-goals: why it is not (`locate`).
 
 from math import ceil, log2
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from ..certificate import Proof, mesh_words
 from ..ir import Program, Type, walk
+from ..passes import lower
 from .field import Field, P, Q
 from .machine import Machine, Outcome, ShapeError, differing
 from .numbers import Numbers
@@ -36,26 +38,14 @@ class Case:
         """The axes and their sizes."""
         return {axis.name: axis.size for axis in self.program.axes}
 
+    @property
+    def single(self) -> Program:
+        """The model with the program's axes, into which its own may have been factored; it lies over none of them."""
+        return evolve(self.model, axes=self.program.axes)
+
     def scene(self, numbers: Numbers) -> Scene:
         """What both begin with."""
         return scene(self.program, numbers)
-
-
-@frozen
-class Proof:
-    """What was shown: in each mesh, all results of the step are those of a single device.
-
-    bound   the logarithm to base 2 of the probability that a step that is not equal passes, in the worst case
-    kinds   the kinds of ops that were evaluated, each by its own field meaning
-    """
-
-    meshes: tuple[Sizes, ...]
-    trials: int
-    bound: float
-    parameters: int
-    ops: int
-    kinds: int
-    prime: int = P
 
 
 class UnequalError(Exception):
@@ -72,6 +62,12 @@ def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     return Case(resized(program, axes, dims), resized(model, axes, dims))
 
 
+def compiles_alike(case: Case) -> bool:
+    """Whether the small model, compiled anew, is the program: at these sizes the compiler decides as at the plan's."""
+    again, own = lower(case.model), case.program
+    return (again.region, again.params, again.buckets) == (own.region, own.params, own.buckets)
+
+
 def prove(program: Program, model: Program) -> Proof:
     """Evaluates `program` after the last pass on two small meshes.  Raises UnequalError.
 
@@ -81,6 +77,7 @@ def prove(program: Program, model: Program) -> Proof:
     trials = TRIALS
     found = [case_of(program, model, axes) for axes in meshes(program)]
     for case in found:
+        assert compiles_alike(case), f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
         numbers, unequal = _evaluated(case, trials)
         if not unequal and error_bound(numbers) > BOUND:
             trials = ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(_share(numbers)))
@@ -91,8 +88,10 @@ def prove(program: Program, model: Program) -> Proof:
     ops = list(walk(program.region.body))
     return Proof(
         meshes=tuple(case.mesh for case in found),
+        prime=P,
         trials=trials,
-        bound=max(bounds),
+        bound=ceil(max(bounds)),
+        gradients=len(program.params),
         parameters=len(program.params),
         ops=len(ops),
         kinds=len({op.kind for op in ops}),
@@ -117,7 +116,7 @@ def _share(numbers: Field) -> float:
 def unequal(case: Case, numbers: Numbers) -> list[str]:
     """The names of the results that differ; of a value that has the wrong shape, its name."""
     start = case.scene(numbers)
-    expected = Reference(case.model, numbers).run(start)
+    expected = Reference(case.single, numbers).run(start)
     world = World.of(case.program)
     try:
         found = Machine(case.program, world, numbers).run(start.on(case.program, world))

@@ -25,19 +25,35 @@ def _silu_slope(x: Array) -> Array:
     return s + x * s * (1 - s)
 
 
+def _inverse_root(x: Array, eps: float) -> Array:
+    return (x + eps) ** -0.5
+
+
+def _inverse_root_slope(x: Array, eps: float) -> Array:
+    return -0.5 * (x + eps) ** -1.5
+
+
+def _silu(x: Array) -> Array:
+    return x * _sigmoid(x)
+
+
 def _clip(norm: Array, most: float) -> Array:
     return np.where((norm > most) & (most > 0), most / np.maximum(norm, 1e-300), 1.0)
 
 
+def _descended(param: Array, grad: Array, *settings: object) -> Array:
+    return param - 0.5 * grad
+
+
 FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "inverse root": lambda x, eps: (x + eps) ** -0.5,
-    "inverse root slope": lambda x, eps: -0.5 * (x + eps) ** -1.5,
-    "silu": lambda x: x * _sigmoid(x),
+    "inverse root": _inverse_root,
+    "inverse root slope": _inverse_root_slope,
+    "silu": _silu,
     "silu slope": _silu_slope,
     "log": np.log,
     "root": np.sqrt,
     "clip": _clip,
-    "update": lambda p, g, *_: p - 0.5 * g,
+    "update": _descended,
 }
 """Each nonlinear function of numbers and constants; the update is gradient descent."""
 

@@ -33,8 +33,9 @@ class Difference:
 
     def lines(self) -> str:
         """The place, then both calls."""
+        plan, recorded = self.expected or "no further call", self.recorded or "no call"
         place = f"{self.stretch}, call {self.position}: {self.what}"
-        return f"{place}\n    plan      {self.expected or 'no further call'}\n    recorded  {self.recorded or 'no call'}"
+        return f"{place}\n    plan      {plan}\n    recorded  {recorded}"
 
 
 @frozen
@@ -94,8 +95,8 @@ def compare(folder: Path) -> Recorded:
     return Recorded(
         name=plan["name"],
         ranks=len(records),
-        backend=first.origin["backend"],
-        torch=first.origin["torch"],
+        backend=first.backend,
+        torch=first.torch,
         steps=sum(it.phase == "train" for it in first.stretches),
         evaluations=sum(it.phase == "evaluate" for it in first.stretches),
         calls=len(expected(plan, 0)["train"]),

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from attrs import field, frozen
+from attrs import frozen
 
 NAMES = {"int64": "i64", "float64": "f64", "float32": "f32", "bfloat16": "bf16"}
 """The plan's names of torch's dtypes."""
@@ -21,10 +21,16 @@ class RecordError(Exception):
 
 @frozen
 class Call:
-    """A collective as one rank asks for it: `group` in global ranks, shape and dtype of the local tensor that goes in."""
+    """A collective as one rank asks for it.
+
+    op         all_reduce, all_gather, reduce_scatter or all_to_all; torch's own name of any other, with `::` in it
+    reduction  `sum` or `max`; empty for what reduces nothing
+    group      as global ranks
+    shape      of the local tensor that goes in, as is its dtype
+    """
 
     op: str
-    reduction: str  # `sum` or `max`, empty for what reduces nothing
+    reduction: str
     group: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: str
@@ -37,7 +43,7 @@ class Call:
 
 @frozen
 class Stretch:
-    """The calls of one train_step, one evaluation, or of what the loop does in between; `whole` if it came to its end."""
+    """The calls of one `train` step, one `evaluate`, or of the `loop` between them; `whole` if it came to its end."""
 
     phase: str
     step: int
@@ -51,10 +57,12 @@ class Stretch:
 
 @frozen
 class Record:
-    """What one rank recorded; `origin` tells whose record it is."""
+    """What one rank recorded; ranks that were started together share `run`."""
 
     rank: int
-    origin: dict[str, Any] = field(eq=False)
+    run: str
+    backend: str
+    torch: str
     stretches: tuple[Stretch, ...]
 
     def calls(self) -> Iterator[tuple[Stretch, Call]]:
@@ -74,16 +82,19 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RecordError(f"there is no {path}: copy the one here that was compiled together with the program")
     try:
-        plan = json.loads(path.read_bytes())
+        plan: Any = json.loads(path.read_bytes())
     except ValueError as error:
         raise RecordError(f"{path} is not JSON: {error}") from None
     if not isinstance(plan, dict) or not {"name", "mesh", "dims", "collectives", "evaluation"} <= set(cast(Any, plan)):
         raise RecordError(f"{path} is not the account of a compiled plan")
-    return cast("dict[str, Any]", plan)
+    account = cast("dict[str, Any]", plan)
+    if any("loops" not in each for each in account["collectives"]):
+        raise RecordError(f"{path} is of an earlier scalec: compile the plan again, and record once more")
+    return account
 
 
 def read_records(folder: Path, plan: dict[str, Any]) -> list[Record]:
-    """The records of all ranks of the plan's mesh, by rank.  Raises RecordError where one is not of this plan and run."""
+    """The records of all ranks of the plan's mesh, by rank.  Raises RecordError unless all are of this plan and run."""
     world = prod(plan["mesh"].values())
     paths = {rank: folder / f"rank{rank:05}.jsonl" for rank in range(world)}
     missing = [rank for rank, path in paths.items() if not path.is_file()]
@@ -92,7 +103,7 @@ def read_records(folder: Path, plan: dict[str, Any]) -> list[Record]:
         raise RecordError(f"{folder} has no record of {ranks(missing)}: {where}")
     records = [_read(path, rank, plan) for rank, path in paths.items()]
     for record in records:
-        if record.origin.get("run") != records[0].origin.get("run"):
+        if record.run != records[0].run:
             raise RecordError(f"ranks 0 and {record.rank} recorded different runs: empty {folder} and record once more")
     return records
 
@@ -106,7 +117,7 @@ def _read(path: Path, rank: int, plan: dict[str, Any]) -> Record:
         if json.dumps(origin.get(key)) != json.dumps(expected):  # as text: the order of a mesh's axes counts
             raise RecordError(f"{path} is of another plan: its {key} is {origin.get(key)}, not {expected}")
     try:
-        return Record(rank, origin, tuple(_stretches(lines[1:])))
+        return Record(rank, origin["run"], origin["backend"], origin["torch"], tuple(_stretches(lines[1:])))
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} is damaged: {error}") from None
 

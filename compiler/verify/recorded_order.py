@@ -48,9 +48,7 @@ def _essence(call: Call) -> Call | str:
     return call.op if "::" in call.op else call
 
 
-def _waiting(
-    calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], ranks: Sequence[int]
-) -> list[str]:
+def _waiting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], ranks: Sequence[int]) -> list[str]:
     """For each rank the call that it has come to; of many ranks the first few."""
     lines: list[str] = []
     for rank in ranks[:_SHOWN]:

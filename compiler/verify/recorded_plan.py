@@ -30,11 +30,9 @@ class Expected:
 
 
 def expected(plan: dict[str, Any], rank: int) -> dict[str, tuple[Expected, ...]]:
-    """The calls of `rank` in each `train` step and each `evaluate`, in order; groups of one rank communicate nothing."""
-    return {phase: tuple(_calls(plan, plan[key], rank)) for phase, key in _PHASES}
-
-
-_PHASES = (("train", "collectives"), ("evaluate", "evaluation"))
+    """The calls of `rank` in each `train` step and each `evaluate`, in order; a group of one rank does not call."""
+    phases = (("train", "collectives"), ("evaluate", "evaluation"))
+    return {phase: tuple(_calls(plan, plan[key], rank)) for phase, key in phases}
 
 
 def _calls(plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int) -> Iterator[Expected]:

@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from ..ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
-from .machine import Outcome, Watch, Where
+from .field import Field
+from .machine import Outcome, Watch, Where, differing
 from .meanings import MEANINGS, Call
 from .meanings import step as meaning
 from .numbers import Numbers
 from .scene import Scene, everywhere
-from .tensors import Tensor
+from .tensors import Dims, Tensor
 from .world import World
 
 Env = dict[str, Tensor]
@@ -60,6 +61,17 @@ def _unwatched(name: str, where: Where, value: Tensor) -> None:
     pass
 
 
+def _one_rank(reference: "Reference") -> World:
+    """All microbatches are one batch."""
+    sizes = {dim.name: dim.size for dim in reference.program.dims}
+    batch = sizes["batch"] * sizes[MICROBATCHES]
+    return World({axis.name: 1 for axis in reference.program.axes}, sizes | {"batch": batch})
+
+
+def _types_of(reference: "Reference") -> dict[str, Type]:
+    return types(reference.program)
+
+
 @frozen
 class Reference:
     """One evaluation.  `watch` is told every value of the forward."""
@@ -67,20 +79,9 @@ class Reference:
     program: Program
     numbers: Numbers
     watch: Watch = _unwatched
-    world: World = field(init=False)
-    _types: dict[str, Type] = field(init=False)
+    world: World = field(default=Factory(_one_rank, takes_self=True), init=False)
+    _types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True), init=False)
     _tape: list[_Taped] = field(factory=list[_Taped], init=False)
-
-    @world.default
-    def _one_rank(self) -> World:
-        """All microbatches are one batch."""
-        sizes = {dim.name: dim.size for dim in self.program.dims}
-        batch = sizes["batch"] * sizes[MICROBATCHES]
-        return World({axis.name: 1 for axis in self.program.axes}, sizes | {"batch": batch})
-
-    @_types.default
-    def _all_types(self) -> dict[str, Type]:
-        return types(self.program)
 
     def run(self, scene: Scene) -> Outcome:
         """The outcome of the step."""
@@ -166,6 +167,30 @@ class Reference:
 
     def _zero(self, x: Tensor) -> Tensor:
         return Tensor(x.dims, np.zeros_like(x.array))
+
+
+def forwards_apart(first: Program, second: Program, start: Scene, trials: int) -> tuple[str, Where] | None:
+    """The first value of the forward, by name and iteration, at which two models part; None where there is none."""
+    seen: dict[tuple[str, Where], Tensor] = {}
+    apart: list[tuple[str, Where]] = []
+
+    def look(name: str, where: Where, value: Tensor) -> None:
+        other = seen.get((name, where))
+        if other and {*other.dims} == {*value.dims} and differing(numbers, bare(other, value.dims), bare(value)):
+            apart.append((name, where))
+
+    numbers = Field(trials, len(first.axes))
+    Reference(first, numbers, lambda name, where, value: seen.__setitem__((name, where), value)).run(start)
+    numbers = Field(trials, len(second.axes))
+    Reference(second, numbers, look).run(start)
+    return apart[0] if apart else None
+
+
+def bare(value: Tensor, dims: Dims | None = None) -> Tensor:
+    """A value on one rank, without the axes of the mesh and with its dims in the order of `dims`."""
+    dims = dims or value.dims
+    array = value.onto(dims)
+    return Tensor(dims, array.reshape(len(array), *array.shape[array.ndim - len(dims) :]), value.degree)
 
 
 def _batched(value: Tensor) -> Tensor:

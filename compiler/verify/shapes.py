@@ -11,6 +11,7 @@ from attrs import evolve
 
 from ..ir import MICROBATCHES, Claim, Dim, Program, Region, Stmt, types, walk
 from ..ops.attention import head_dims
+from ..settings import Cluster
 
 Sizes = dict[str, int]
 
@@ -35,6 +36,7 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
         axes=tuple(evolve(axis, size=whole[axis.name]) for axis in program.axes),
         dims=tuple(evolve(dim, size=(dims | flat)[dim.name]) for dim in program.dims),
         train=evolve(program.train, seq=dims["seq"], microbatch=batch, global_batch=global_batch),
+        cluster=Cluster(),  # the plan's machines are for its own mesh
     )
 
 

@@ -44,9 +44,9 @@ class Tensor:
 
 
 @cache
-def _layout(own: Dims, dims: Dims, lead: int) -> tuple[Dims, tuple[int, ...]]:
+def _layout(own: Dims, dims: Dims, lead: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     assert set(own) <= set(dims), f"verify: {own} are not among {dims}"
-    order: Any = (*range(lead), *(lead + own.index(dim) for dim in dims if dim in own))
+    order = (*range(lead), *(lead + own.index(dim) for dim in dims if dim in own))
     return order, tuple(lead + i for i, dim in enumerate(dims) if dim not in own)
 
 

@@ -96,9 +96,25 @@ def test_inside_a_repeat_each_iteration_counts() -> None:
         "rmsnorm(x, scale[hidden], 1e-5)", "(x @ up[hidden -> vocab]) @ down[vocab -> hidden]"
     )
     inside = [it for it in collectives(program(tp_only)) if it.line == "tiny.scale:6"]
-    assert [(it.op, it.count, it.where) for it in inside] == [
-        ("all_reduce", 3 * 5, "forward"),
-        ("all_reduce", 3 * 5, "backward"),
+    assert [(it.op, it.count, it.where, it.loops) for it in inside] == [
+        ("all_reduce", 3 * 5, "forward", ("microbatches", "layers")),
+        ("all_reduce", 3 * 5, "backward", ("microbatches", "layers.1")),
+    ]
+
+
+def test_loops_over_one_dim_are_told_apart() -> None:
+    lines = "x = x + (x @ up{n}[hidden -> vocab]) @ down{n}[vocab -> hidden]"
+    repeats = "\n".join(f"repeat layers {{ {lines.replace('{n}', str(n))} }}" for n in (1, 2))
+    before, after = PLAN.replace("  seq   over tp\n", "").split(
+        "  repeat layers {\n    x = x + rmsnorm(x, scale[hidden], 1e-5)\n  }"
+    )
+    found = collectives(program(f"{before}{repeats}{after}"))
+    assert list(dict.fromkeys(loop for it in found for loop in it.loops)) == [
+        "microbatches",
+        "layers",
+        "layers.1",
+        "layers.2",
+        "layers.3",
     ]
 
 

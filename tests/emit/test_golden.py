@@ -12,9 +12,10 @@ import pytest
 
 from scalec.compiler.emit import emit
 from scalec.compiler.limits import load
-from scalec.compiler.passes import compile_plan
+from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.printer import print_ir
 from scalec.compiler.source import Source
+from scalec.compiler.verify import verify
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "plans" / "tiny_llama.scale"
@@ -38,10 +39,17 @@ def source(variant: str) -> Source:
     return Source(str(TINY.with_name(f"{variant}.scale")), text)
 
 
+def files(plan: Source) -> dict[str, str]:
+    """What `scalec compile` writes."""
+    model = compile_plan(plan, "resolve")
+    program = lower(model)
+    return emit(program, plan, model, verify(program, model))
+
+
 @pytest.mark.parametrize("variant", SHARDS)
 def test_the_program_reads_as_it_did(variant: str, golden: Callable[[str, str], None]) -> None:
     plan = source(variant)
-    golden(f"{variant}/train.py", emit(compile_plan(plan), plan)["train.py"])
+    golden(f"{variant}/train.py", files(plan)["train.py"])
 
 
 @pytest.mark.parametrize("stage", ["resolve", "propagate", "insert_collectives", "fuse_buckets"])
@@ -51,13 +59,13 @@ def test_the_ir_reads_as_it_did(stage: str, golden: Callable[[str, str], None]) 
 
 def test_what_a_step_communicates_is_as_it_was(golden: Callable[[str, str], None]) -> None:
     plan = source("tiny_llama")
-    golden("tiny_llama/plan.json", emit(compile_plan(plan), plan)["plan.json"])
+    golden("tiny_llama/plan.json", files(plan)["plan.json"])
 
 
 @pytest.mark.parametrize("variant", SHARDS)
 def test_the_same_plan_gives_the_same_bytes(variant: str) -> None:
     plan = source(variant)
-    assert emit(compile_plan(plan), plan) == emit(compile_plan(plan), plan)
+    assert files(plan) == files(plan)
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]])

@@ -73,8 +73,8 @@ def _softmax_parts(c: Call) -> list[Tensor]:
 
 
 def _softmax_parts_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    logits, peak, _ = c.args
-    return [_parts_dx(c, *grads, logits, peak, _hot(c, 2, 0)), None, None]
+    (dz, dt), (logits, peak, _) = grads, c.args
+    return [_parts_dx(c, dz, dt, logits, peak, _hot(c, 2, 0)), None, None]
 
 
 def _softmax_parts_dx(c: Call) -> list[Tensor]:

@@ -27,9 +27,7 @@ def _dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     n = c.numbers
     g = n.product(x.dims, dy, weight)
     slope = n.product((), n.ratio(2, 1))
-    turned = n.product(
-        x.dims, x, _inverse(c, x, weight, "inverse root slope"), _mean(c, g, x, weight.dims), slope
-    )
+    turned = n.product(x.dims, x, _inverse(c, x, weight, "inverse root slope"), _mean(c, g, x, weight.dims), slope)
     return n.total(x.dims, n.product(x.dims, g, _inverse(c, x, weight)), turned)
 
 

@@ -71,7 +71,8 @@ def unpacked(c: Call) -> list[Tensor]:
     grad, params = c.args[0], c.args[3:]
     sizes = [prod(c.world.shape(type)) for type in c.types[3:]]
     flat = grad.array.reshape(*grad.array.shape[: grad.lead], -1)
-    assert flat.shape[-1] == sum(sizes), "verify: the gradient has not the size of its parameters"
+    if flat.shape[-1] != sum(sizes):
+        raise ValueError("the gradient has not the size of its parameters")
     parts = np.split(flat, np.cumsum(sizes)[:-1], axis=-1)
     shapes = [c.world.shape(type) for type in c.types[3:]]
     return [

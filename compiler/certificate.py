@@ -1,0 +1,107 @@
+"""What was shown of a step's values, and the words for it: no more than that.
+
+Purpose: one text for the command line, `plan.json` and the header of `train.py`.
+Non-goals: showing it (`verify`).
+"""
+
+from attrs import frozen
+
+Mesh = dict[str, int]
+
+
+@frozen
+class Proof:
+    """The sharded step equals the single device's on each of `meshes`: all its results, on every rank.
+
+    bound    the logarithm to base 2 of the probability that a step that is not equal passes
+    gradients, parameters  how many of each were compared, beside loss, norm and count
+    ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning
+    """
+
+    meshes: tuple[Mesh, ...]
+    prime: int
+    trials: int
+    bound: int
+    gradients: int
+    parameters: int
+    ops: int
+    kinds: int
+
+    def results(self) -> str:
+        """What was compared."""
+        both = f"{self.gradients} gradients and {self.parameters} updated parameters"
+        return f"loss, gradient norm, count of labels, {both}"
+
+    def where(self) -> str:
+        """The meshes on which it was evaluated."""
+        return " and ".join(mesh_words(mesh) for mesh in self.meshes)
+
+    def field(self) -> str:
+        """How it was evaluated, and how sure that is."""
+        return f"integers modulo {self.prime}, {self.trials} trials, error below 2^{self.bound}"
+
+    def summary(self) -> str:
+        """One line."""
+        both = f"loss, {self.gradients} gradients and {self.parameters} updates"
+        return f"the step is that of a single device: {both} equal on {self.where()}, error below 2^{self.bound}"
+
+    def lines(self) -> str:
+        """All of it, in a few lines."""
+        rows = {
+            "results": self.results(),
+            "meshes": f"{self.where()}, at small sizes",
+            "field": self.field(),
+            "ops": f"{self.ops} in the IR, of {self.kinds} kinds, each with a field meaning",
+        }
+        return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
+
+
+def mesh_words(mesh: Mesh) -> str:
+    """For instance `dp 2 × tp 3`."""
+    return " × ".join(f"{name} {size}" for name, size in mesh.items()) or "one rank"
+
+
+NOT_EVALUATED = "not evaluated: compiled with --no-verify"
+
+RUN_TIME = (
+    "not run by the compiler; scalec's tests run such programs on gloo against plain torch, and"
+    " `SCALEC_RECORD=1` with `scalec verify --recorded` holds a run's collectives to this account"
+)
+
+
+def certificate(proof: Proof | None, matched: int) -> dict[str, object]:
+    """The certificate of `plan.json`; `matched` is the number of ops that the read-back matched."""
+    return {
+        "placements": "every op type-checked after every pass",
+        "values": _values(proof) if proof else NOT_EVALUATED,
+        "emission": f"train.py read back, {matched} ops matched to the IR",
+        "run_time": RUN_TIME,
+    }
+
+
+def _values(proof: Proof) -> dict[str, object]:
+    return {
+        "claim": "the IR's step evaluated equal to the single-device step, without tolerance",
+        "results": proof.results(),
+        "meshes": list(proof.meshes),
+        "prime": proof.prime,
+        "trials": proof.trials,
+        "error": f"below 2^{proof.bound}",
+        "ops": proof.ops,
+        "kinds_of_ops": proof.kinds,
+        "not_covered": "rounding, kernels, the network, sizes other than those of the meshes",
+    }
+
+
+def header(proof: Proof | None) -> str:
+    """The sentences of `train.py`'s docstring."""
+    if not proof:
+        return (
+            "Shown: this file matches the IR, op for op.  Not shown: that the step's values are those of a single"
+            " device, for it was compiled with --no-verify."
+        )
+    return (
+        f"Shown: the IR's step evaluated equal to the single-device step ({proof.results()}; on {proof.where()} at"
+        f" small sizes, in {proof.field()}), and this file matches the IR, op for op.  Not shown: rounding, kernels,"
+        " the network; run time is tested by scalec's own suite on gloo, and for this program by SCALEC_RECORD=1."
+    )

@@ -1,0 +1,70 @@
+"""The command line: `scalec compile | run | ir | check | verify`.
+
+Purpose: runs a command, shows what is wrong, returns the exit status.
+Non-goals: what the command line takes (`arguments`), what the commands do (`plans`, `proofs`).
+
+Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs, so that `--help` is
+quick.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .arguments import options
+from .usage import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError
+
+if TYPE_CHECKING:
+    from ..diagnostics import PlanError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command, by default that of this process; returns the exit status."""
+    given = options(list(sys.argv[1:] if arguments is None else arguments))
+    from ..diagnostics import PlanError
+
+    try:
+        status: int | None = given.command(given)
+        sys.stdout.flush()
+        return status or 0
+    except PlanError as error:
+        return _plan_wrong(error)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return BROKEN_PIPE
+    except Exception as error:
+        return _bug(error)
+
+
+def _plan_wrong(error: "PlanError") -> int:
+    from ..diagnostics import render, wants_colour
+
+    colour = wants_colour(sys.stderr)
+    print("\n\n".join(render(each, colour=colour) for each in error.diagnostics), file=sys.stderr)
+    return PLAN_WRONG
+
+
+def _bug(error: Exception) -> int:
+    import traceback
+
+    traceback.print_exception(error)
+    said = f"{type(error).__name__}: {error}"
+    print(f"\nthis is a bug in scalec, in {_culprit(error)}: {said}", file=sys.stderr)
+    return BUG
+
+
+def _culprit(error: Exception) -> str:
+    """The pass in which an error arose, or else the module."""
+    from traceback import walk_tb
+
+    package = __name__.rpartition(".")[0]
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    ours = [name.removeprefix(f"{package}.") for name in modules if name.startswith(f"{package}.")]
+    passes = [name.split(".")[1] for name in ours if name.startswith("passes.")]
+    return f"pass `{passes[-1]}`" if passes else f"module `{ours[-1]}`"

@@ -1,0 +1,130 @@
+"""What the command line takes, and what it says of itself."""
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import __version__
+from . import plans, proofs
+
+
+class Command(NamedTuple):
+    """A command: what it is called and does, in one line and in full, and an example."""
+
+    name: str
+    does: Callable[[Namespace], int | None]
+    help: str
+    text: str
+    example: str
+
+
+COMMANDS = (
+    Command(
+        "compile",
+        plans.compile_,
+        "compile a plan to a training program",
+        "Compiles a plan to DIR/train.py, a PyTorch program to read and run, and DIR/plan.json, its account.\n"
+        "Says what a step communicates, and the command that starts the training.  Files that scalec did not\n"
+        "write are never overwritten.",
+        "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
+    ),
+    Command(
+        "run",
+        plans.run,
+        "compile a plan and train it on this machine",
+        "Compiles a plan as `scalec compile` does, then starts it with torchrun on as many ranks as its mesh has.\n"
+        "What stands behind `--` goes to train.py; `-- --help` says what it takes.",
+        "scalec run plans/tiny_llama.scale -- --steps 100 --lr 1e-3",
+    ),
+    Command(
+        "ir",
+        plans.ir,
+        "show the program between two passes",
+        "Prints the intermediate representation of a plan after a pass, by default the last.  The text can be\n"
+        "stored, edited and compiled in place of the plan.",
+        "scalec ir plans/tiny_llama.scale --after insert_collectives",
+    ),
+    Command(
+        "check",
+        plans.check,
+        "say whether a plan is right",
+        "Compiles a plan without writing anything: says `ok` with the model's size, or what is wrong with it.",
+        "scalec check plans/llama3_405b.scale",
+    ),
+    Command(
+        "verify",
+        proofs.verify,
+        "prove that a plan's sharded step is the single-device step",
+        "Evaluates the step that a plan compiles to, on small sizes and for all ranks, in a prime field, and holds\n"
+        "loss, every gradient and every updated parameter to the step of a single device: equal, or the first value\n"
+        "that is not.  Of two plans, says whether they make the same update.",
+        "scalec verify plans/llama3_405b.scale",
+    ),
+)
+
+MODES = {
+    "audit": "break the step in every way that it can break, and count which the proof catches",
+    "recheck": "PLAN is a folder that scalec compiled to: show once more all that its certificate says",
+    "recorded": "PLAN is a folder where a run lies with SCALEC_RECORD=1: hold what it communicated to the plan",
+}
+"""What else `verify` does, as options of it."""
+
+EPILOG = """exit status:
+  0  done
+  1  the plan is wrong; what is wrong with it is on standard error
+  2  the command line is wrong, or the output would overwrite what scalec did not write
+
+SCALEC_DUMP=<pass>|all prints the program after that pass, or each, on standard error.
+`scalec COMMAND --help` says more of a command."""
+
+
+def _parser() -> ArgumentParser:
+    text = "scalec compiles declarative plans to readable distributed PyTorch training programs."
+    parser = ArgumentParser(
+        "scalec", description=text, epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"scalec {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for it in COMMANDS:
+        sub = commands.add_parser(
+            it.name,
+            help=it.help,
+            description=it.text,
+            epilog=f"example:\n  {it.example}",
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(command=it.does)
+        _add_arguments(sub, it.name)
+    return parser
+
+
+def _add_arguments(parser: ArgumentParser, command: str) -> None:
+    text = "a plan (.scale), or IR text that `scalec ir` printed"
+    if command == "verify":
+        parser.add_argument("plans", type=Path, nargs="+", metavar="PLAN", help=f"{text}; two to hold them together")
+        for name, help in MODES.items():
+            parser.add_argument(f"--{name}", action="store_true", help=help)
+        return
+    parser.add_argument("plan", type=Path, metavar="PLAN", help=text)
+    if command in ("compile", "run"):
+        help = "the folder to write to (default out/ and the plan's name)"
+        parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=help)
+        help = "write without evaluating the step, and say so in what is written"
+        parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
+    if command == "run":
+        parser.usage = "scalec run [-h] [-o DIR] [--no-verify] PLAN [-- ARGUMENT ...]"
+    if command == "ir":
+        parser.add_argument("--after", metavar="PASS", help="the pass; an unknown one lists them all")
+
+
+def options(words: list[str]) -> Namespace:
+    """The options, with what stands behind `--` as `rest`: argparse would not know it from positional arguments."""
+    cut = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    given = parser.parse_args(words[:cut])
+    given.rest = words[cut + 1 :]
+    if given.rest and given.command is not plans.run:
+        parser.error("arguments behind `--` are for `scalec run` alone")
+    return given

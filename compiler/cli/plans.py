@@ -1,0 +1,144 @@
+"""The commands on one plan: `compile`, `run`, `ir`, `check`.
+
+Non-goals: what is said of a plan (`summary`), how files are written (`emit.output`), how it is proved (`verify`).
+"""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from .usage import UsageError
+
+if TYPE_CHECKING:
+    from ..ir import Program
+    from ..source import Source
+
+
+class Plan(NamedTuple):
+    """A plan's text, its program before any placement (of IR text, as it stands), and after the last pass."""
+
+    source: "Source"
+    model: "Program"
+    program: "Program"
+
+
+def compile_(options: Namespace) -> None:
+    """`scalec compile`."""
+    from ..summary import launch
+
+    plan = load(options.plan)
+    script = _write(plan, options)
+    how = launch(plan.program)
+    where = "" if how.nodes == 1 else f" this on each of {how.nodes:,} machines, $HEAD one of them"
+    print(f"train with{where}:\n\n  {how.command(script)}")
+
+
+def run(options: Namespace) -> NoReturn:
+    """`scalec run`."""
+    from importlib.util import find_spec
+
+    from ..summary import launch
+
+    plan = load(options.plan)
+    how = launch(plan.program)
+    if how.nodes > 1:
+        raise UsageError(f"this plan runs on {how.nodes} machines: `scalec compile` prints what to start on each")
+    if find_spec("torch") is None:
+        raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
+    script = _write(plan, options)
+    sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *how.options()]
+    os.execv(sys.executable, [*torchrun, str(script), *options.rest])
+
+
+def ir(options: Namespace) -> None:
+    """`scalec ir`."""
+    from ..diagnostics import listing
+    from ..passes import STAGES
+    from ..printer import print_ir
+
+    stage = options.after or STAGES[-1]
+    if stage not in STAGES:
+        raise UsageError(f"there is no pass `{stage}`; in order they are {listing(STAGES)}")
+    program = load(options.plan, stage).program
+    if program.stage != stage:
+        raise UsageError(f"`{options.plan}` is IR from after `{program.stage}`, which comes after `{stage}`")
+    sys.stdout.write(print_ir(program))
+
+
+def check(options: Namespace) -> None:
+    """`scalec check`."""
+    from ..summary import headline
+
+    print(f"ok  {headline(load(options.plan).program)}")
+
+
+def load(path: Path, stage: str | None = None) -> Plan:
+    """A plan or IR text, and its program after the pass `stage`, by default the last."""
+    from ..limits import load
+    from ..passes import STAGES, lower, resolve
+    from ..reader import is_ir
+
+    source = load(path)
+    model = read(source) if is_ir(source.text) else resolve(source)
+    return Plan(source, model, lower(model, stage or STAGES[-1], _dump()))
+
+
+def _dump() -> "Callable[[Program], None]":
+    """What shows programs on their way through the passes, as SCALEC_DUMP=<pass>|all asks for, on standard error."""
+    from ..passes import STAGES
+    from ..printer import print_ir
+
+    wanted = os.environ.get("SCALEC_DUMP", "")
+    if wanted not in ("", "all", *STAGES):
+        sys.stderr.write(f"SCALEC_DUMP: there is no pass `{wanted}`; say all, {', '.join(STAGES)}\n")
+
+    def show(program: "Program") -> None:
+        if wanted in ("all", program.stage):
+            sys.stderr.write(f"# after {program.stage}\n{print_ir(program)}\n")
+
+    return show
+
+
+def read(source: "Source") -> "Program":
+    """The program that IR text shows; text edited by hand may show an illegal one, which is no bug of scalec."""
+    from ..diagnostics import Diagnostic, Note, PlanError
+    from ..passes import STAGES
+    from ..reader import read_ir
+    from ..wellformed import check
+
+    program = read_ir(source)
+    try:
+        assert program.stage in STAGES, f"there is no pass `{program.stage}`"
+        check(program)
+    except AssertionError as error:
+        note = Note(None, str(error))
+        raise PlanError([Diagnostic("E0190", "this IR is not legal", source.whole(), notes=(note,))]) from None
+    return program
+
+
+def _write(plan: Plan, options: Namespace) -> Path:
+    """Proves and writes the files, says so with a summary, and returns the path of the program."""
+    from ..emit import emit
+    from ..emit.output import OutputError, write
+    from ..summary import communication, headline
+
+    proof = None
+    if options.verify:
+        from ..verify import verify
+
+        proof = verify(plan.program, plan.model)
+    folder = options.output or Path("out", options.plan.stem)
+    files = emit(plan.program, plan.source, plan.model, proof)
+    try:
+        write(folder, files)
+    except OutputError as error:
+        raise UsageError(str(error)) from error
+    wrote = " and ".join(str(folder / name) for name in files)
+    shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
+    print(f"{headline(plan.program)}\n\n{communication(plan.program)}\n\n{shown}\nwrote {wrote}")
+    return folder / "train.py"

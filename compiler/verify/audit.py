@@ -1,0 +1,142 @@
+"""Whether the verifier finds mistakes: every mutant of a program is evaluated as the program itself is.
+
+Purpose: `audit`: of all mutants, which are found, by what and where; those that are not are executed in float64, which
+says whether they compute something else (missed: a defect of the verifier) or the same (equivalent).
+Non-goals: making mutants (`mutants`); types and the emitted program, which find mistakes by other means.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from attrs import evolve, frozen
+
+from ..ir import Program
+from .field import Field
+from .machine import ShapeError
+from .meanings import MEANINGS
+from .mutants import Mutant, mutants
+from .mutants.faults import FAULTS
+from .numbers import Numbers
+from .proof import Case, case_of, differences
+from .reals import Reals
+from .reference import Reference
+from .replay import Memory, Replay
+from .shapes import Sizes, meshes
+from .world import World
+
+TRIALS = 2
+"""Enough: a mutant that passes by chance is held for missed, not for found."""
+
+
+class Fate(Enum):
+    """What becomes of a mutant."""
+
+    SHAPES = "by shapes"  # killed: a value cannot be made, or has not the shape that is declared
+    VALUES = "by values"  # killed: a result of the step differs
+    EQUIVALENT = "equivalent"  # not killed, and in float64 it computes what the program computes
+    MISSED = "missed"  # not killed, and in float64 it computes something else
+
+
+KILLED = (Fate.SHAPES, Fate.VALUES)
+
+
+@frozen
+class Verdict:
+    """A mutant's fate, and the mesh that showed it."""
+
+    mutant: Mutant
+    fate: Fate
+    mesh: Sizes
+
+
+@frozen
+class Audit:
+    """The fate of every mutant of a program."""
+
+    verdicts: tuple[Verdict, ...]
+
+    def of(self, *fates: Fate) -> list[Verdict]:
+        """The verdicts with one of these fates."""
+        return [verdict for verdict in self.verdicts if verdict.fate in fates]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was missed, and at most 2% were equivalent."""
+        return not self.of(Fate.MISSED) and 50 * len(self.of(Fate.EQUIVALENT)) <= len(self.verdicts)
+
+    def lines(self) -> Iterator[str]:
+        """A table of the fates by family, and every mutant that was not killed with its plan line."""
+        families = dict.fromkeys(verdict.mutant.family for verdict in self.verdicts)
+        rows = [_row(name, [v for v in self.verdicts if v.mutant.family == name]) for name in families]
+        yield from _table([("mutants", "made", *(fate.value for fate in Fate)), *rows, _row("all", self.verdicts)])
+        yield f"{len(self.of(*KILLED))} killed of {len(self.verdicts)}"
+        for verdict in self.of(Fate.EQUIVALENT, Fate.MISSED):
+            yield f"{verdict.fate.value}: {verdict.mutant.what} ({verdict.mutant.line})"
+
+
+def _row(name: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    count = Counter(verdict.fate for verdict in verdicts)
+    return name, str(len(verdicts)), *(str(count[fate]) for fate in Fate)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with the first column flush left and the others, which are numbers, flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *numbers in rows:
+        cells = [first.ljust(widths[0]), *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True))]
+        yield "  ".join(cells)
+
+
+def audit(program: Program, model: Program) -> Audit:
+    """Evaluates every mutant of `program` after the last pass, whose step is that of `model` (`proof.prove`)."""
+    cases = sorted((case_of(program, model, axes) for axes in meshes(program)), key=_ranks)
+    exact = [_Bench(case, Field(TRIALS, len(program.axes))) for case in cases]
+    floats = [_Bench(case, Reals(len(program.axes))) for case in cases]
+    return Audit(tuple(_verdict(mutant, exact, floats) for mutant in mutants(program)))
+
+
+def _ranks(case: Case) -> int:
+    return case.program.degree(tuple(case.mesh))
+
+
+class _Bench:
+    """A case on which mutants are evaluated, with what they begin with and what they should compute."""
+
+    def __init__(self, case: Case, numbers: Numbers) -> None:
+        self.case, self._numbers = case, numbers
+        self._world = World.of(case.program)
+        start = case.scene(numbers)
+        self._env = start.on(case.program, self._world)
+        self._expected = Reference(case.single, numbers).run(start)
+        self._memory = Memory()
+        self._machine(case.program, learning=True).run(self._env)
+
+    def _machine(self, program: Program, learning: bool = False) -> Replay:
+        return Replay(
+            program,
+            self._world,
+            self._numbers,
+            meanings=MEANINGS | FAULTS,
+            memory=self._memory,
+            learning=learning,
+        )
+
+    def wrong(self, mutant: Mutant) -> Fate | None:
+        """Whether a mutant differs from the single-device step, and by what."""
+        program = evolve(self.case.program, region=mutant.program.region)
+        try:
+            found = self._machine(program).run(self._env)
+        except (ShapeError, AssertionError):
+            return Fate.SHAPES
+        return Fate.VALUES if differences(program, self._world, self._numbers, found, self._expected) else None
+
+
+def _verdict(mutant: Mutant, exact: Sequence[_Bench], floats: Sequence[_Bench]) -> Verdict:
+    for bench in exact:
+        if fate := bench.wrong(mutant):
+            return Verdict(mutant, fate, bench.case.mesh)
+    for bench in floats:
+        if bench.wrong(mutant):
+            return Verdict(mutant, Fate.MISSED, bench.case.mesh)
+    return Verdict(mutant, Fate.EQUIVALENT, exact[-1].case.mesh)

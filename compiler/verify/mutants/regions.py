@@ -1,0 +1,147 @@
+"""Mistakes in what runs several times: microbatches, the layers of a repeat, and what backward keeps of them."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from attrs import evolve
+
+from ...ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, walk
+from ...source import Span
+from .edits import Edit, aside, regions, renamed, replaced, with_input
+
+Found: TypeAlias = Iterator[tuple[str, Span, Program]]
+
+LIKE = {"embedding_dw": 2, "rmsnorm_dw": 1}
+"""Operands that only say what the result's shape is."""
+
+
+def _last_microbatch(program: Program) -> Found:
+    """Instead of the sum over microbatches: a gradient, or the loss."""
+    for region in _of_several(program, "microbatches"):
+        for i, end in enumerate(region.yields):
+            value = region.results[i]
+            stack = aside(evolve(value, type=value.type.stacked(region.dim)))
+            kept = _with_end(region, i, Leave.STACK, stack)
+            last = Op("last", (stack.name,), (value,), span=region.span)
+            yield f"only the last microbatch's {end.name}", region.span, replaced(program, region, kept, last)
+
+
+def _averaged(program: Program) -> Found:
+    for region in _of_several(program, "microbatches"):
+        for i, end in enumerate(region.yields):
+            value = region.results[i]
+            summed = _with_end(region, i, end.leave, aside(value))
+            mean = Op("divided", (aside(value).name,), (value,), (("dims", (MICROBATCHES,)),), span=region.span)
+            yield (
+                f"{end.name} divided by the number of microbatches",
+                region.span,
+                replaced(program, region, summed, mean),
+            )
+
+
+def _of_several(program: Program, kind: str) -> list[Region]:
+    return [region for region in regions(program, kind) if program.size(region.dim) > 1]
+
+
+def _with_end(region: Region, index: int, leave: Leave, result: Value) -> Region:
+    """The region with another result at `index`."""
+    yields, results = list(region.yields), list(region.results)
+    yields[index], results[index] = evolve(yields[index], leave=leave), result
+    return evolve(region, yields=tuple(yields), results=tuple(results))
+
+
+def _carried(region: Region) -> list[Arg]:
+    """What changes from one iteration to the next."""
+    carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+    ends = [end.name for end in region.yields if end.leave is Leave.LAST]
+    return [arg for arg, end in zip(carried, ends, strict=True) if end != arg.value.name]
+
+
+def _carry_lost(program: Program) -> Found:
+    """Every iteration begins with what the first begins with."""
+    for region in _of_several(program, "repeat"):
+        for arg in _carried(region):
+            lost = renamed(region, {arg.value.name: arg.source})
+            yield f"{arg.value.name} not carried", region.span, replaced(program, region, lost)
+
+
+def _order(program: Program) -> Found:
+    for region in _of_several(program, "repeat"):
+        if _carried(region) and _slices(region):
+            turned = evolve(region, reverse=not region.reverse)
+            way = "forward" if region.reverse else "backward"
+            yield f"repeat over {region.dim} run {way}", region.span, replaced(program, region, turned)
+
+
+def _slices(region: Region) -> list[Arg]:
+    return [arg for arg in region.args if arg.enter is Enter.EACH]
+
+
+def _other_layer(program: Program) -> Found:
+    """Layers take the slices of a parameter, or of what backward keeps, in the opposite order."""
+    for region in _of_several(program, "repeat"):
+        for i, arg in enumerate(region.args):
+            if arg.enter is Enter.EACH:
+                own = aside(Value(arg.source, arg.value.type.stacked(region.dim)))
+                flip = Op("flipped", (arg.source,), (own,), span=region.span)
+                args = (*region.args[:i], evolve(arg, source=own.name), *region.args[i + 1 :])
+                turned = evolve(region, args=args)
+                yield f"{arg.source} of another layer", region.span, replaced(program, region, flip, turned)
+
+
+def _other_kept(program: Program) -> Found:
+    """An op of backward reads another value of the same type of those that the layer has kept."""
+    for backward in regions(program, "backward"):
+        for region in regions(evolve(program, region=backward), "repeat"):
+            for op in region.body:
+                if isinstance(op, Op):
+                    yield from _swapped_operands(program, region, op)
+
+
+def _swapped_operands(program: Program, region: Region, op: Op) -> Found:
+    kept = {arg.value.name: arg for arg in _slices(region)}
+    for i, name in enumerate(op.inputs):
+        if name in kept and LIKE.get(op.kind) != i:
+            other = _another(kept, name, op)
+            if other:
+                words = f"{op.outputs[0].name} made of {other} instead of {name}"
+                yield words, op.span, replaced(program, op, with_input(op, i, other))
+
+
+def _another(kept: dict[str, Arg], name: str, op: Op) -> str | None:
+    arg = kept[name]
+    return next(
+        (
+            other
+            for other, its in kept.items()
+            if its.value.type == arg.value.type and its.source != arg.source
+        ),
+        None,
+    )
+
+
+def _part_of_gradient(program: Program) -> Found:
+    """Of a value with several uses, one gradient is lost: tied parameters, residuals, q, k and v."""
+    for op in _sums_of_gradients(program):
+        for i, name in enumerate(op.inputs):
+            others = evolve(op, inputs=(*op.inputs[:i], *op.inputs[i + 1 :]))
+            yield f"{name} lost from {op.outputs[0].name}", op.span, replaced(program, op, others)
+            twice = evolve(op, inputs=(*op.inputs, name))
+            yield f"{name} counted twice in {op.outputs[0].name}", op.span, replaced(program, op, twice)
+
+
+def _sums_of_gradients(program: Program) -> list[Op]:
+    """All sums but those of the model."""
+    model = [id(op) for region in regions(program, "forward") for op in walk(region.body)]
+    return [op for op in walk(program.region.body) if op.kind == "add" and id(op) not in model]
+
+
+FAMILIES: dict[str, Edit] = {
+    "the last microbatch alone": _last_microbatch,
+    "divided by microbatches": _averaged,
+    "carry of a repeat lost": _carry_lost,
+    "repeat in the wrong direction": _order,
+    "slices of another layer": _other_layer,
+    "wrong value kept for backward": _other_kept,
+    "part of a gradient lost or doubled": _part_of_gradient,
+}

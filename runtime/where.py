@@ -1,0 +1,113 @@
+"""Which line of the program a coercion stands in, and what the program calls its values.
+
+The source is read when a value has to be named, which is once: on failure.
+
+Non-goals: no knowledge of what coercions do.
+"""
+
+import ast
+import linecache
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import CodeType
+from typing import Any, cast
+
+from torch import nn
+
+_PACKAGE = __name__.rpartition(".")[0] + "."
+_BETWEEN = "contextlib"  # the frame of a `with` block's own function
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A call in the program; `module` and `microbatch` (from 1, or 0 outside of any) say in which run of its line."""
+
+    code: CodeType
+    instruction: int  # bytes into the code
+    module: str
+    microbatch: int
+
+    @property
+    def operand(self) -> str:
+        """The text of the call's first argument."""
+        return ast.unparse(self._call().args[0])
+
+    @property
+    def result(self) -> str:
+        """The name that the call's result is given; the call itself where it stands inside another expression."""
+        call = ast.unparse(self._call())
+        for stmt in self._statements():
+            if isinstance(stmt, ast.With) and (target := stmt.items[0].optional_vars):
+                return ast.unparse(target)
+            if isinstance(stmt, ast.Assign) and ast.unparse(stmt.value) == call:
+                return ast.unparse(stmt.targets[0])
+            if isinstance(stmt, ast.Expr) and ast.unparse(stmt.value) == call:
+                return self.operand  # changed in place
+        return call
+
+    @property
+    def place(self) -> str:
+        """`llama.scale:22, train.py:61`: the plan's line, which a comment tells, and the program's."""
+        return _place(self.code.co_filename, self._number())
+
+    def _span(self) -> tuple[int, int, int, int]:
+        """First and last line, first and last column (in bytes) of the call."""
+        positions = next(islice(self.code.co_positions(), self.instruction // 2, None))
+        assert None not in positions, "where: code without positions"
+        return cast("tuple[int, int, int, int]", positions)
+
+    def _number(self) -> int:
+        return self._span()[0]
+
+    def _statements(self) -> list[ast.stmt]:
+        """The statement of the line, which emitted programs write on one line; none where it goes on."""
+        source = linecache.getline(self.code.co_filename, self._number()).strip()
+        for whole in (source, f"{source}\n pass"):  # the second for a block that it opens
+            with suppress(SyntaxError):
+                return ast.parse(whole).body
+        return []
+
+    def _call(self) -> ast.Call:
+        """The coercion; a `with` block's own call has the whole block's place."""
+        start, end, left, right = self._span()
+        lines = [linecache.getline(self.code.co_filename, number).encode() for number in range(start, end + 1)]
+        lines[-1] = lines[-1][:right]
+        text = b"".join([lines[0][left:], *lines[1:]]).decode()
+        opened = next((stmt for stmt in self._statements() if isinstance(stmt, ast.With)), None)
+        call = opened.items[0].context_expr if opened else ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call), "where: a coercion that is no call"
+        return call
+
+
+def _place(file: str, number: int) -> str:
+    """A line of the program, after that of the plan, which stands at the end of its comment or in one above it."""
+    above = linecache.getline(file, number - 1).strip()
+    comments = [linecache.getline(file, number).partition("#")[2], above[1:] if above.startswith("#") else ""]
+    plan = next((found[1] for comment in comments if (found := re.search(r"(\S+:\d+)\s*$", comment))), "")
+    return f"{plan}{', ' if plan else ''}{Path(file).name}:{number}"
+
+
+def first_use(model: nn.Module, parameter: str) -> str:
+    """The first line, in the `forward` of its module, that reads a parameter, as `Line.place`; empty if none does."""
+    owner, _, attribute = parameter.rpartition(".")
+    modules: dict[str, Any] = dict(cast(Any, model).named_modules())
+    if owner not in modules:
+        return ""
+    code = modules[owner].forward.__func__.__code__
+    numbers = range(code.co_firstlineno, max(line for *_, line in code.co_lines() if line) + 1)
+    use = re.compile(rf"self\.{attribute}\b")
+    number = next((n for n in numbers if use.search(linecache.getline(code.co_filename, n))), None)
+    return _place(code.co_filename, number) if number else ""
+
+
+def calling_line(module: str, microbatch: int) -> Line:
+    """The line that called into this package."""
+    frame = cast(Any, sys)._getframe(1)
+    while (name := str(frame.f_globals["__name__"])).startswith(_PACKAGE) or name == _BETWEEN:
+        assert frame.f_back, "where: called by nobody"
+        frame = frame.f_back
+    return Line(frame.f_code, frame.f_lasti, module, microbatch)

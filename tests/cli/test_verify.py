@@ -1,0 +1,232 @@
+"""`scalec verify` as a user meets it, and what `compile` says of the proof."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler import cli
+
+ROOT = Path(__file__).parents[2]
+
+PLAN = f"""use "{ROOT.name}/plans/models/llama.scale" {{
+  dims {{ vocab = 16  hidden = 8  heads = 4  kv_heads = 2  ffn = 12  layers = 2 }}
+}}
+mesh {{ dp = 2  tp = 2 }}
+shard {{
+  batch over dp
+  vocab, heads, kv_heads, ffn over tp
+}}
+train {{
+  seq = 16  global_batch = 8  microbatch = 2  steps = 1
+  optimizer sgd {{ lr = 0.1  clip = 1.0 }}
+  data text {{ files = ["a"] }}
+}}
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ROOT.name).symlink_to(ROOT)
+    (tmp_path / "tiny.scale").write_text(PLAN)
+    return tmp_path
+
+
+@pytest.fixture
+def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`scalec(*words)` runs the command line: its exit status, standard output and standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        status = cli.main(words)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_a_plan_is_equal(scalec: Run) -> None:
+    status, out, err = scalec("verify", "tiny.scale")
+    assert (status, err) == (0, "")
+    assert re.sub(r"\d+\.\d+ s", "… s", out) == (
+        "equal  llama: 1,256 parameters on 4 ranks, dp 2 x tp 2\n"
+        "\n"
+        "results   loss, gradient norm, count of labels, 12 gradients and 12 updated parameters\n"
+        "meshes    dp 2 × tp 3 and dp 3 × tp 2, at small sizes\n"
+        "field     integers modulo 2147483579, 8 trials, error below 2^-51\n"
+        "ops       103 in the IR, of 27 kinds, each with a field meaning\n"
+        "time      … s\n"
+    )
+
+
+# ---- IR text edited by hand
+
+
+def coercions(text: str) -> list[int]:
+    """The lines that are coercions."""
+    return [i for i, line in enumerate(text.splitlines()) if " = coerce(" in line]
+
+
+def test_without_any_one_coercion_the_ir_is_refused(scalec: Run) -> None:
+    text = scalec("ir", "tiny.scale")[1]
+    lines = text.splitlines()
+    assert len(coercions(text)) > 30
+    for at in coercions(text):
+        Path("edited.ir").write_text("\n".join(lines[:at] + lines[at + 1 :]) + "\n")
+        for command in ("verify", "compile"):
+            status, out, err = scalec(command, "edited.ir")
+            assert (status, out) == (1, ""), lines[at]
+            assert err.startswith("error[E0190]")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("stage", ["insert_collectives", "differentiate", "place_state"])
+def test_without_any_one_coercion_earlier_ir_is_refused(scalec: Run, stage: str) -> None:
+    text = scalec("ir", "tiny.scale", "--after", stage)[1]
+    lines = text.splitlines()
+    assert coercions(text)
+    for at in coercions(text):
+        Path("edited.ir").write_text("\n".join(lines[:at] + lines[at + 1 :]) + "\n")
+        assert scalec("verify", "edited.ir")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "said"),
+    [
+        ("yield sum loss, sum ", "yield last loss, sum ", "E0190", "carries"),
+        ("mul(_g, _y.4)", "mul(_g, _g)", "E0701", "wrong only after the forward"),
+        ("mul(loss.2, share)", "mul(share, share)", "E0701", "results of the step differ: loss"),
+        ("softmax_parts_dx(d_z.1, d_t.1,", "softmax_parts_dx(d_t.1, d_z.1,", "E0701", "gradient of head"),
+    ],
+)
+def test_ir_that_is_legal_and_wrong(scalec: Run, old: str, new: str, code: str, said: str) -> None:
+    text = scalec("ir", "tiny.scale")[1]
+    assert old in text
+    Path("edited.ir").write_text(text.replace(old, new, 1))
+    for command in ("verify", "compile"):
+        status, _, err = scalec(command, "edited.ir")
+        assert status == 1
+        assert err.startswith(f"error[{code}]")
+        assert said in err
+    assert not Path("out").exists()
+
+
+# ---- two plans
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        PLAN.replace("dp = 2  tp = 2", "tp = 4"),
+        PLAN.replace("dp = 2  tp = 2", "dp = 1"),
+        PLAN.replace("microbatch = 2", "microbatch = 1"),
+        PLAN.replace("ffn over tp\n", "ffn over tp  seq over tp\n"),
+        PLAN.replace("seq = 16", "precision = bf16  gathered = regather  seq = 16"),
+    ],
+)
+def test_two_plans_make_the_same_update(scalec: Run, other: str) -> None:
+    other = other.replace("batch over dp\n  vocab, heads, kv_heads, ffn over tp", "") if "dp = 1" in other else other
+    Path("other.scale").write_text(other.replace("batch over dp", "") if "tp = 4" in other else other)
+    status, out, err = scalec("verify", "tiny.scale", "other.scale")
+    assert (status, err) == (0, "")
+    assert out.startswith("equal  tiny.scale and other.scale make the same update\n\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("ffn = 12", "ffn = 16", ["dim `ffn` is 12 in the first plan, 16 in the second"]),
+        ("lr = 0.1", "lr = 0.2", ["the plans part at the update", "forward and loss are the same"]),
+        ("clip = 1.0", "", ["the plans part at the update"]),
+        ("global_batch = 8", "global_batch = 16", ["a step has not as many sequences in both plans"]),
+    ],
+)
+def test_two_plans_part(scalec: Run, old: str, new: str, said: list[str]) -> None:
+    Path("other.scale").write_text(PLAN.replace(old, new))
+    status, out, err = scalec("verify", "tiny.scale", "other.scale")
+    assert (status, out) == (1, "")
+    assert err.startswith("error[E0702]")
+    for words in said:
+        assert words in err
+
+
+def test_two_models_part_at_a_value(scalec: Run) -> None:
+    model = (ROOT / "plans" / "models" / "llama.scale").read_text()
+    Path("mine.scale").write_text(model.replace("silu(m @ w_gate[hidden -> ffn])", "(m @ w_gate[hidden -> ffn])"))
+    Path("other.scale").write_text(PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale"))
+    status, _, err = scalec("verify", "tiny.scale", "other.scale")
+    assert status == 1
+    assert err.startswith("error[E0702]: the plans part at `")
+    assert "layers 0" in err
+    assert "llama.scale:28" in err
+    assert "mine.scale:28" in err
+
+
+# ---- what is written
+
+
+def test_the_certificate_says_what_was_shown(scalec: Run) -> None:
+    assert scalec("compile", "tiny.scale")[0] == 0
+    values = json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"]
+    assert values["meshes"] == [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}]
+    assert values["error"] == "below 2^-51"
+    assert "the IR's step evaluated equal to the single-device step" in Path("out/tiny/train.py").read_text()
+
+
+def test_no_verify_says_so_in_both(scalec: Run) -> None:
+    status, out, _ = scalec("compile", "tiny.scale", "--no-verify")
+    assert status == 0
+    assert "\nnot verified: --no-verify\n" in out
+    assert json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"].startswith("not evaluated")
+    text = Path("out/tiny/train.py").read_text()
+    assert "compiled with\n--no-verify" in text or "with --no-verify" in text
+    assert "evaluated equal" not in text
+
+
+def test_recheck(scalec: Run) -> None:
+    scalec("compile", "tiny.scale")
+    status, out, err = scalec("verify", "--recheck", "out/tiny")
+    assert (status, err) == (0, "")
+    assert out.startswith("equal  out/tiny: llama")
+    assert out.endswith("train.py  103 ops, each matched to the IR\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("train.py", "x = all_reduce(x, self.tp)", "x = x", "train.py is not the plan's"),
+        ("train.py", "silu(linear(m, self.w_gate))", "linear(m, self.w_gate)", "train.py is not the plan's"),
+        ("plan.json", '"trials": 8', '"trials": 80', "it differs under certificate"),
+        ("plan.json", '"op": "all_reduce"', '"op": "all_gather"', "it differs under collectives"),
+    ],
+)
+def test_recheck_finds_what_was_changed(scalec: Run, file: str, old: str, new: str, said: str) -> None:
+    scalec("compile", "tiny.scale")
+    path = Path("out/tiny", file)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    status, _, err = scalec("verify", "--recheck", "out/tiny")
+    assert status == 1
+    assert err.startswith("error[E0703]")
+    assert said in err
+
+
+# ---- usage
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a", "b", "c"], "verify takes one plan, or two to hold against each other"),
+        (["--audit", "--recheck", "a"], "--audit and --recheck are asked for; choose one"),
+        (["--audit", "a", "b"], "verify takes one plan"),
+    ],
+)
+def test_usage(scalec: Run, words: list[str], said: str) -> None:
+    status, out, err = scalec("verify", *words)
+    assert (status, out) == (2, "")
+    assert said in err

@@ -1,0 +1,250 @@
+"""Emitted programs with their values compared: silent where all is well, and the first wrong value found and named.
+
+A difference ends one group's ranks, and the others wait for them: the runner fails with the message of the first.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from oracle import harness, reference
+from oracle.plans import Case, plan_text
+from ranks import run_ranks
+from scalec.runtime import Batch, Mesh, State, collectives
+from scalec.runtime.sanitize import Sanitizer, observed
+
+TP = Case(dp=2, tp=2, microbatches=2, optimizer="adamw", clip=1.0)
+SP = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)
+STEPS = 3
+Fault = Callable[[int, torch.nn.Module, State, Batch], Batch]
+"""What goes wrong on this rank before a step, counted from 1, and the batch that the step then sees."""
+
+
+def _healthy(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    return batch
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dp=2, clip=1.0),
+        Case(tp=2, microbatches=2, vocab=False),
+        TP,
+        SP,
+        Case(dp=2, tp=2, sp=True, gathered="regather", precision="bf16", optimizer="adamw"),
+        Case(tp=4, kv=1, model="parallel", precision="fp32"),
+        Case(dp=2, tp=2, sp=True, gathered="regather", model="tied", valid="silent_rank", optimizer="momentum"),
+        Case(replicas=2, dp=2, vocab=False),
+    ],
+    ids=str,
+)
+def test_nothing_is_found_where_all_is_well(case: Case, tmp_path: Path) -> None:
+    plain, watched = (_run(case, tmp_path, _healthy, sanitized) for sanitized in (False, True))
+    assert watched == plain
+    assert len(plain[0]) == STEPS
+
+
+def _run(case: Case, folder: Path, fault: Fault, sanitized: bool, inputs: bool = True) -> list[list[float]]:
+    """The losses of each rank."""
+    module = harness.compiled(case, folder)
+    start, batches = reference.initial(case.config), [*harness.batches(case, STEPS)]
+    return run_ranks(case.ranks, _train, module, start, batches, fault, sanitized, inputs)
+
+
+def _train(
+    module: ModuleType, start: dict[str, Tensor], batches: Any, fault: Fault, sanitized: bool, inputs: bool
+) -> list[float]:
+    mesh = Mesh(module.PLAN.mesh, watch=Sanitizer(torch.device("cpu")) if sanitized else None)
+    model, state = module.build(mesh)
+    harness.fill(state, start)
+    step = module.train_step
+    if sanitized:
+        step = observed(step, mesh, module.PLAN.inputs if inputs else {}, "step", 0)
+    losses: list[float] = []
+    for number, rows in enumerate(batches, 1):
+        batch = fault(number, model, state, harness.local_batch(module.PLAN, *rows))
+        losses.append(float(step(model, state, batch, 0.01).loss))
+    return losses
+
+
+def _message(case: Case, folder: Path, fault: Fault, inputs: bool = True) -> str:
+    """What the first rank to fail says."""
+    with pytest.raises(pytest.fail.Exception) as failed:
+        _run(case, folder, fault, True, inputs)
+    last = str(failed.value).strip().splitlines()[-1]
+    assert last.startswith("scalec.runtime.errors.RunError: ")
+    return last.removeprefix("scalec.runtime.errors.RunError: ")
+
+
+# ---- the state
+
+
+def _in_record(name: str, change: Callable[[Tensor], None]) -> Fault:
+    """Before step 2, on rank 3, a change to its part of a record of the state, as int64."""
+
+    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+        if step == 2 and dist.get_rank() == 3:
+            change(harness.local_of(state.state_dict()[name]).view(-1).view(torch.int64))
+        return batch
+
+    return fault
+
+
+def _flip(bits: Tensor) -> None:
+    bits[5] ^= 1
+
+
+def _swap(bits: Tensor) -> None:
+    bits[[5, 6]] = bits[[6, 5]]
+
+
+@pytest.mark.parametrize("case", [TP, SP], ids=["tp", "sp"])
+@pytest.mark.parametrize("change", [_flip, _swap])
+def test_a_changed_weight_is_found_within_the_step(case: Case, change: Any, tmp_path: Path) -> None:
+    """wq's rows lie over tp: the part of rank 3 begins at row 8."""
+    message = _message(case, tmp_path, _in_record("layers.1.wq", change))
+    assert message.startswith("step 2, update: layers.1.wq[8, 5] is not the same over dp: rank 1 differs from rank 3, ")
+    assert "; used at tiny.scale:9, train.py:" in message
+
+
+def test_a_changed_weight_is_named_where_its_effect_shows_first(tmp_path: Path) -> None:
+    """norm1 is whole on every rank: with what it scales, the ranks of tp part in the forward already."""
+    message = _message(TP, tmp_path, _in_record("layers.1.norm1", _flip))
+    assert message.startswith("step 2, microbatch 1, forward: `a` at [0, 0, 5] in layers.1 is not the same over tp: ")
+    assert "rank 2 differs from rank 3" in message
+    assert "; at tiny.scale:9, train.py:" in message
+    assert "; before it, layers.1.norm1[5] is not the same over tp: rank 2 differs from rank 3, " in message
+
+
+def test_the_rank_in_the_minority_is_named(tmp_path: Path) -> None:
+    """With sequence parallelism each rank uses norm1 on tokens of its own."""
+    message = _message(SP, tmp_path, _in_record("layers.1.norm1", _flip))
+    start = "step 2, update: layers.1.norm1[5] is not the same over dp*tp: rank 3 differs from the other 3, "
+    assert message.startswith(start)
+
+
+def test_changed_optimizer_state_is_found(tmp_path: Path) -> None:
+    message = _message(SP, tmp_path, _in_record("optimizer/exp_avg_sq/wte", _flip))
+    assert message.startswith("step 2, update: exp_avg_sq of wte[16, 5] is not the same over dp: rank 1 differs from ")
+
+
+def test_a_changed_working_copy_is_found_though_the_update_mends_it(tmp_path: Path) -> None:
+    case = Case(dp=2, precision="bf16", optimizer="adamw")
+
+    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+        if step == 2 and dist.get_rank() == 1:
+            model.get_parameter("layers.0.wo").data.view(torch.int16)[3, 4] ^= 1
+        return batch
+
+    message = _message(case, tmp_path, fault)
+    assert message.startswith("step 2, update: the working copy of layers.0.wo[3, 4] is not the same over dp: ")
+
+
+def test_bad_values_are_found_before_the_first_step(tmp_path: Path) -> None:
+    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+        own = state.state_dict()
+        if dist.get_rank() == 2:
+            harness.local_of(own["norm"])[7] += 1
+        state.load_state_dict(own)
+        return batch
+
+    message = _message(SP, tmp_path, fault)
+    assert message.startswith("before the first step: norm[7] is not the same over dp*tp: rank 2 differs from the ")
+
+
+# ---- what comes in
+
+
+def _masked(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    """Rank 3 has a label less than rank 2, with which it shares its rows."""
+    if step == 2 and dist.get_rank() == 3:
+        batch.labels.view(-1)[(batch.labels.view(-1) >= 0).nonzero()[0]] = -100
+    return batch
+
+
+def test_other_labels_on_one_rank_of_tp_are_found(tmp_path: Path) -> None:
+    message = _message(TP, tmp_path, _masked)
+    assert message.startswith("step 2, inputs: `labels` at [")
+    assert "is not the same over tp: rank 2 differs from rank 3, " in message
+
+
+def test_another_count_of_labels_is_found_by_what_it_scales(tmp_path: Path) -> None:
+    message = _message(TP, tmp_path, _masked, inputs=False)
+    assert message.startswith("step 2, microbatch 1, backward: the gradient of `")
+    assert " over tp: rank " in message
+
+
+# ---- coercions that are not done
+
+
+def _lost(name: str, ends: str) -> Fault:
+    """A coercion that from step 2 on does nothing, forward or backward, on any rank."""
+
+    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+        if step == 2:
+            setattr(collectives, name, collectives._conjugate("Lost", ends, collectives._same, collectives._same))
+        return batch
+
+    return fault
+
+
+def test_a_missing_all_reduce_is_found_at_its_first_use(tmp_path: Path) -> None:
+    message = _message(TP, tmp_path, _lost("_all_reduce_sum", "PI"))
+    assert message.startswith("step 2, microbatch 1, forward: `x` at [0, 0, 0] is not the same over tp: ")
+    assert "; at tiny.scale:7, train.py:" in message
+
+
+def test_a_missing_all_reduce_of_a_gradient_is_found_at_its_first_use(tmp_path: Path) -> None:
+    """Backward begins with the logits."""
+    message = _message(TP, tmp_path, _lost("_replicate", "IR"))
+    assert message.startswith("step 2, microbatch 1, backward: the gradient of `n` at [0, 0, 0] is not the same over ")
+    assert "; at tiny.scale:17, train.py:" in message
+
+
+def test_a_missing_reduction_of_gradients_names_a_parameter(tmp_path: Path) -> None:
+    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+        reduce: Any = dist.all_reduce
+        if step == 2:  # of buckets, not of scalars
+            dist.all_reduce = lambda x, group: None if x.dim() else reduce(x, group=group)
+        return batch
+
+    message = _message(SP, tmp_path, fault)
+    assert message.startswith("step 2, forward: the gradient of wte[")
+    assert " is not the same over dp: " in message
+
+
+# ---- as a user runs it
+
+
+def test_a_run_ends_with_one_line(tmp_path: Path) -> None:
+    program = harness.written(plan_text(SP), tmp_path) / "train.py"
+    lines = program.read_text().replace(
+        "    state.update(", '    gradients["dp_tp"][3] += mesh.rank("dp", "tp") == 1\n    state.update('
+    )
+    program.write_text(lines)
+    (tmp_path / "corpus.bin").write_bytes(bytes(i * 7 % 32 for i in range(4000)))
+    command = (
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=4 train.py --device=cpu --steps=4"
+    )
+    done = subprocess.run(
+        [*command.split(), f"--data={tmp_path}/corpus.bin"],
+        cwd=tmp_path,
+        env={**os.environ, "SCALEC_SANITIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert errors[0].startswith("error: step 1, update: layers.0.norm1[3] is not the same over dp*tp: rank 1 ")

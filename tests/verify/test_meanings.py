@@ -1,0 +1,403 @@
+"""The evaluator's own audit: every op's meaning in float64 against plain torch, every gradient against autograd.
+
+Purpose: `compiler.verify.meanings` is the only thing the evaluator knows of ops; here each line of it is held against
+the definition, written in torch and not taken from our runtime.
+Non-goals: coercions (`test_world`), arithmetic in the field (`test_field`), whole steps (`test_proof`).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from attrs import evolve, fields, frozen
+
+from ir.frames import frame
+from scalec.compiler.ir import Attr, Op, Program, Type, Value
+from scalec.compiler.ops import OPS
+from scalec.compiler.settings import Group, Optimizer, Schedule
+from scalec.compiler.verify.field import Field
+from scalec.compiler.verify.meanings import MEANINGS, Call
+from scalec.compiler.verify.meanings.step import updated
+from scalec.compiler.verify.reals import Reals
+from scalec.compiler.verify.tensors import Tensor
+from scalec.compiler.verify.world import World
+
+NAMES = "batch seq hidden ffn vocab heads kv_heads head_dim layers".split()
+DIMS = dict(zip("bshfvnkdl", NAMES, strict=True))
+"""The letters of shapes."""
+
+SIZES = {
+    name: dict(zip(DIMS, sizes, strict=True))
+    for name, sizes in {
+        "kv heads < heads": (2, 5, 6, 3, 7, 6, 2, 4, 3),
+        "kv heads = heads": (3, 4, 2, 5, 6, 3, 3, 6, 2),
+        "one kv head": (2, 6, 4, 2, 5, 4, 1, 2, 1),
+        "ones": (1, 1, 1, 1, 2, 1, 1, 2, 1),
+    }.items()
+}
+
+Numbers = dict[str, int]
+Formula = Callable[..., Any]
+
+
+# ---- definitions in torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    over = tuple(range(-weight.ndim, 0))
+    return x / torch.sqrt((x * x).mean(over, keepdim=True) + eps) * weight
+
+
+def rope(x: torch.Tensor, theta: float, seq: int) -> torch.Tensor:
+    """Pairs as complex numbers, turned by position · theta^(-2i/d) (Su et al. 2021); `seq` is the dim of positions."""
+    half = x.shape[-1] // 2
+    position = torch.arange(x.shape[seq]).reshape([-1 if i == seq else 1 for i in range(x.ndim)])
+    angle = position * theta ** (-2 * torch.arange(half).double() / x.shape[-1])
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> torch.Tensor:
+    """Causal softmax attention; `layout` is that of q (Vaswani et al. 2017; groups: Ainslie et al. 2023)."""
+    inner = [letter for letter in "bnsd" if letter in layout]
+    to, back = [layout.index(letter) for letter in inner], [inner.index(letter) for letter in layout]
+    q, k, v = (x.permute(to) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for x in (k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).permute(back)
+
+
+def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The row of each id; zeros for an id that the table lacks."""
+    known = (ids >= 0).reshape(*ids.shape, *(1,) * (table.ndim - 1))
+    return table[ids.clamp(min=0)] * known
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1, reduction="sum")
+
+
+def softmax_parts(logits: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    at_label = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return (logits - peak[..., None]).exp().sum(-1), (at_label - peak) * (labels >= 0)
+
+
+def token_loss(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (z.log() - t)[labels >= 0].sum()
+
+
+def clip_scale(norm: torch.Tensor, most: float) -> torch.Tensor:
+    return (most / norm).clamp(max=1) if most else torch.ones_like(norm)
+
+
+def updated_by_descent(grad: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *params: torch.Tensor) -> Any:
+    """Gradient descent at a rate of a half, from one gradient of all parameters, one behind another."""
+    parts = grad.flatten().split([param.numel() for param in params])
+    pairs = zip(params, parts, strict=True)
+    return tuple(param - 0.5 * scale * part.reshape(param.shape) * (count > 0) for param, part in pairs)
+
+
+def vjp(formula: Formula, *wanted: int, results: int = 1) -> Formula:
+    """The gradients of the operands `wanted`, as a function of the results' gradients and the operands."""
+
+    def gradients(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        grads, operands = args[:results], [x.clone() for x in args[results:]]
+        return _pulled(formula, operands, grads, wanted)
+
+    return gradients
+
+
+def _pulled(
+    formula: Formula, operands: list[torch.Tensor], grads: Sequence[torch.Tensor], wanted: Sequence[int]
+) -> Any:
+    for i in wanted:
+        operands[i].requires_grad_(True)
+    found = formula(*operands)
+    results = found if isinstance(found, tuple) else (found,)
+    return torch.autograd.grad(results, [operands[i] for i in wanted], grads, create_graph=True)
+
+
+def attention_dx(layout: str) -> Formula:
+    """Of dy, q, k, v and the result, which a definition does not need."""
+    back = vjp(partial(attention, layout=layout), 0, 1, 2)
+    return lambda dy, q, k, v, o: back(dy, q, k, v)
+
+
+# ---- the table
+
+
+@frozen
+class Case:
+    """What an op takes and gives, in words of letters, and its definition.
+
+    Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar.
+    """
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    formula: Formula
+    attrs: tuple[tuple[str, Attr], ...] = ()
+
+
+def case(spec: str, formula: Formula, **attrs: Attr) -> Case:
+    """`spec` is `operands -> results`."""
+    operands, results = spec.split("->")
+    return Case(tuple(operands.split()), tuple(results.split()), formula, tuple(attrs.items()))
+
+
+def einsum(path: str) -> Formula:
+    return lambda *xs: torch.einsum(path, *xs)
+
+
+def same(*args: torch.Tensor) -> torch.Tensor:
+    return args[0].clone()
+
+
+def added(*args: torch.Tensor) -> torch.Tensor:
+    return sum(args[1:], args[0])
+
+
+def norm_back(*wanted: int) -> Formula:
+    """Of dy, weight, x."""
+    back = vjp(lambda weight, x: rms_norm(x, weight, 0.1), *wanted)
+    return lambda *args: back(*args)[0]
+
+
+CASES = {
+    "add": [case("bsh bsh bsh -> bsh", added), case("h bsh sh -> bsh", added), case(". . -> .", added)],
+    "attention": [
+        case("bsnd bskd bskd -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
+        case("sbnd sbkd sbkd -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
+        case("snd skd skd -> snd", partial(attention, layout="snd"), mask="causal"),
+        case("snd snd snd -> snd", partial(attention, layout="snd"), mask="causal"),
+    ],
+    "attention_dx": [
+        case("bsnd bsnd bskd bskd bsnd -> bsnd bskd bskd", attention_dx("bsnd"), mask="causal"),
+        case("sbnd sbnd sbkd sbkd sbnd -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
+    ],
+    "cast": [case("bsh -> bsh", same, dtype="f64")],
+    "clip_scale": [case("+. -> .", partial(clip_scale, most=most), max=most) for most in (1e-9, 0.5, 1.0, 1e9, 0.0)],
+    "contract": [
+        case("bsh fh -> bsf", einsum("bsh,fh->bsf"), over=("hidden",)),
+        case("sbnd hnd -> sbh", einsum("sbnd,hnd->sbh"), over=("heads", "head_dim")),
+        case("sbf bsh -> fh", einsum("sbf,bsh->fh"), over=("seq", "batch")),
+        case("h h -> .", einsum("h,h->"), over=("hidden",)),
+    ],
+    "count_valid": [case("#bs -> .", lambda x: (x >= 0).sum()), case("#sb -> .", lambda x: (x >= 0).sum())],
+    "cross_entropy": [case("bsv #bs -> .", cross_entropy), case("sbv #sb -> .", cross_entropy)],
+    "cross_entropy_dx": [case(". sbv #sb -> sbv", vjp(cross_entropy, 0))],
+    "embedding": [case("#bs vh -> bsh", embedding), case("#sb vnd -> sbnd", embedding)],
+    "embedding_dw": [case("bsh #bs vh -> vh", vjp(embedding, 1)), case("sbh #sb vh -> vh", vjp(embedding, 1))],
+    "grad_norm": [case("+. +. -> .", lambda *xs: added(*xs).sqrt()), case("+. -> .", torch.sqrt)],
+    "leaf": [case("vh -> vh", same)],
+    "leaf_grad": [case("vh -> vh", same)],
+    "max_logit": [case("sbv -> sb", lambda x: x.amax(-1)), case("v -> .", lambda x: x.amax(-1))],
+    "mul": [
+        case("bsh bsh -> bsh", torch.mul),
+        case("bsh h -> bsh", torch.mul),
+        case("sh bsh -> bsh", torch.mul),
+    ],
+    "pack": [case("fh h lnd -> .*", lambda *xs: torch.cat([x.flatten() for x in xs]), dim="flat")],
+    "reciprocal": [case(f"{word} -> .", lambda n: 1 / n.clamp(min=1).double(), dtype="f64") for word in ("#.", "0.")],
+    "rmsnorm": [
+        case("bsh h -> bsh", partial(rms_norm, eps=0.1), eps=0.1),
+        case("sbnd nd -> sbnd", partial(rms_norm, eps=1e-5), eps=1e-5),
+        case("bsnd d -> bsnd", partial(rms_norm, eps=2.0), eps=2.0),
+    ],
+    "rmsnorm_dx": [
+        case("bsh h bsh -> bsh", norm_back(1), eps=0.1),
+        case("sbnd nd sbnd -> sbnd", norm_back(1), eps=0.1),
+    ],
+    "rmsnorm_dw": [
+        case("bsh h bsh -> h", norm_back(0), eps=0.1),
+        case("sbnd nd sbnd -> nd", norm_back(0), eps=0.1),
+    ],
+    "rope": [
+        case("bsnd -> bsnd", partial(rope, theta=100.0, seq=1), theta=100.0),
+        case("sbkd -> sbkd", partial(rope, theta=5e5, seq=0), theta=5e5),
+        case("sd -> sd", partial(rope, theta=2.0, seq=0), theta=2.0),
+    ],
+    "rope_dx": [case("bsnd -> bsnd", lambda dy: vjp(partial(rope, theta=100.0, seq=1), 0)(dy, dy)[0], theta=100.0)],
+    "silu": [case("bsh -> bsh", F.silu)],
+    "silu_dx": [case("bsh bsh -> bsh", vjp(F.silu, 0))],
+    "softmax_parts": [case("sbv sb #sb -> sb sb", softmax_parts), case("bsv bs #bs -> bs bs", softmax_parts)],
+    "softmax_parts_dx": [case("sb sb sbv sb #sb -> sbv", vjp(softmax_parts, 0, results=2))],
+    "sum": [
+        case("bsh -> h", lambda x: x.sum((0, 1)), over=("batch", "seq")),
+        case("bsh -> bs", lambda x: x.sum(-1), over=("hidden",)),
+    ],
+    "sum_squares": [case("bsh fh -> .", lambda *xs: sum((x * x).sum() for x in xs)), case("v -> .", lambda x: x @ x)],
+    "token_loss": [case("+sb sb #sb -> .", token_loss), case("+bs bs #bs -> .", token_loss)],
+    "token_loss_dx": [
+        case(". +sb #sb -> sb sb", lambda dy, z, labels: vjp(token_loss, 0, 1)(dy, z, torch.zeros_like(z), labels))
+    ],
+    "update": [
+        case("vh . #. vh -> vh", updated_by_descent),
+        case("vh . 0. vh -> vh", updated_by_descent),
+        case("fh+lnd+h . #. fh lnd h -> fh lnd h", updated_by_descent),
+    ],
+    "zeros": [case("bsh -> bsh", torch.zeros_like)],
+}
+"""For every kind but `coerce`, which is no function of one rank's operands."""
+
+WITHOUT_GRADIENT = {("max_logit", 0), ("softmax_parts", 1)}
+"""Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
+
+ALL = [pytest.param(kind, it, id=f"{kind} {i}") for kind, them in CASES.items() for i, it in enumerate(them)]
+OF_A_FORWARD = [param for param in ALL if MEANINGS[str(param.values[0])].gradients]
+
+
+def test_every_op_has_a_meaning_and_stands_here() -> None:
+    assert set(MEANINGS) == set(CASES) == set(OPS) - {"coerce"}
+
+
+def test_every_op_with_an_adjoint_has_gradients() -> None:
+    forward = {kind for kind, entry in OPS.items() if entry.adjoint} | {"cast", "leaf"}
+    assert forward <= {kind for kind, meaning in MEANINGS.items() if meaning.gradients}
+
+
+# ---- drawing operands
+
+
+def dims(word: str, sizes: Numbers) -> dict[str, int]:
+    """The dims of a word and their sizes; `fh+h` is one flat dim."""
+    letters = word.lstrip("#0+").replace(".", "")
+    if "+" in letters:
+        return {"flat": sum(int(np.prod(list(dims(part, sizes).values()))) for part in letters.split("+"))}
+    return {DIMS[letter]: sizes[letter] for letter in letters}
+
+
+def drawn(word: str, sizes: Numbers, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    shape = list(dims(word, sizes).values())
+    if word[0] in "#0":
+        return np.asarray(0 if word[0] == "0" else rng.integers(-1 if len(word) > 2 else 1, sizes["v"], shape))
+    value = rng.normal(size=shape)
+    return np.asarray(np.exp(value) if word[0] == "+" else value)
+
+
+@frozen
+class Drawn:
+    """An op of a case at some sizes, and its operands."""
+
+    kind: str
+    case: Case
+    sizes: Numbers
+    operands: list[np.ndarray[Any, Any]]
+
+    def call(self) -> Call:
+        """The op on one rank in float64."""
+        full = frame({}, {DIMS[letter]: size for letter, size in self.sizes.items()})
+        types = [
+            Type("i64" if word[0] in "#0" else "f64", tuple(dims(word, self.sizes))) for word in self.case.operands
+        ]
+        names = tuple(f"x{i}" for i in range(len(types)))
+        results = tuple(Value(f"y{i}", self._result(word)) for i, word in enumerate(self.case.results))
+        op = Op(self.kind, names, results, self.case.attrs, span=full.region.span)
+        args = [Tensor(type.dims, x[None]) for type, x in zip(types, self.operands, strict=True)]
+        return Call(full, World.of(full), Reals(0), op, args, types)
+
+    def _result(self, word: str) -> Type:
+        return Type("f64", ("flat",) if word == ".*" else tuple(dims(word, self.sizes)))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The operands for the definition."""
+        return [torch.from_numpy(x.copy()) for x in self.operands]
+
+    def defined(self) -> list[torch.Tensor]:
+        """What the definition gives."""
+        found = self.case.formula(*self.tensors())
+        return [*found] if isinstance(found, tuple) else [found]
+
+
+def draw(kind: str, case: Case, sizes: str, seed: int = 0) -> Drawn:
+    rng = np.random.default_rng(seed)
+    return Drawn(kind, case, SIZES[sizes], [drawn(word, SIZES[sizes], rng) for word in case.operands])
+
+
+def assert_same(found: Tensor, expected: torch.Tensor, dims: Sequence[str], what: str) -> None:
+    assert found.dims == tuple(dims), what
+    assert found.array.shape == (1, *expected.shape), what
+    np.testing.assert_allclose(found.array[0], expected.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=what)
+
+
+# ---- the audit
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("kind", "case"), ALL)
+def test_meanings_are_the_definitions(kind: str, case: Case, sizes: str) -> None:
+    it = draw(kind, case, sizes)
+    call = it.call()
+    for value, found, expected in zip(call.op.outputs, MEANINGS[kind].value(call), it.defined(), strict=True):
+        assert_same(found, expected, value.type.dims, f"{kind}: {value.name}")
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("kind", "case"), OF_A_FORWARD)
+def test_gradients_are_those_of_autograd(kind: str, case: Case, sizes: str) -> None:
+    it = draw(kind, case, sizes)
+    call, gradients = it.call(), MEANINGS[kind].gradients
+    assert gradients
+    rng = np.random.default_rng(1)
+    dys = [rng.normal(size=result.shape) for result in it.defined()]
+    grads = [Tensor(value.type.dims, dy[None]) for value, dy in zip(call.op.outputs, dys, strict=True)]
+    found = gradients(call, grads)
+    wanted = [i for i, type in enumerate(call.types) if type.dtype != "i64" and (kind, i) not in WITHOUT_GRADIENT]
+    assert [i for i, grad in enumerate(found) if grad] == wanted
+    expected = _pulled(case.formula, it.tensors(), [torch.from_numpy(dy) for dy in dys], wanted) if wanted else ()
+    for i, want in zip(wanted, expected, strict=True):
+        grad = found[i]
+        assert grad
+        assert_same(grad, want, call.types[i].dims, f"{kind}: the gradient of operand {i}")
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_parts_of_cross_entropy_are_its_whole(sizes: str) -> None:
+    """Value and gradient through the parts are those of the whole, though none goes through the peak."""
+    rng = np.random.default_rng(0)
+    logits, labels = (torch.from_numpy(drawn(word, SIZES[sizes], rng)) for word in ("sbv", "#sb"))
+    logits.requires_grad_(True)
+    parts = token_loss(*softmax_parts(logits, logits.detach().amax(-1), labels), labels)
+    whole = cross_entropy(logits, labels)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (parts, whole)))
+
+
+# ---- the update, which in the field is a function of everything that an optimizer is told
+
+
+def changed(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """The optimizer with each of its settings changed."""
+    values = {"kind": "sgd", "lr": 2e-3, "betas": (0.8, 0.95), "eps": 1e-7, "momentum": 0.5, "weight_decay": 0.2}
+    schedules = {"kind": "cosine", "warmup": 7, "floor": 1e-5}
+    groups = [Group("norms", ("w*",), weight_decay=0.3), Group("norms", ("w*",), weight_decay=0.1, lr_scale=2.0)]
+    found = {name: evolve(optimizer, **{name: value}) for name, value in values.items()}
+    found |= {f"schedule {n}": evolve(optimizer, schedule=evolve(Schedule(), **{n: v})) for n, v in schedules.items()}
+    found |= {f"group {i}": evolve(optimizer, groups=(group,)) for i, group in enumerate(groups)}
+    known = {"spans", "clip", "schedule", "groups", *values}  # clipping is an op of its own
+    assert {field.name for field in fields(Optimizer)} == known
+    assert {field.name for field in fields(Schedule)} == {"spans", *schedules}
+    return found
+
+
+def field_update(optimizer: Optimizer, name: str) -> np.ndarray[Any, Any]:
+    """An update of the same numbers in the field."""
+    program: Program = frame({}, {"vocab": 3})
+    program = evolve(program, train=evolve(program.train, optimizer=optimizer))
+    numbers = Field(2, 0)
+    param, grad = (Tensor(("vocab",), numbers.random((3,), word), 1) for word in ("param", "grad"))
+    count = Tensor((), np.ones(1, int))
+    return updated(program, numbers, name, param, grad, numbers.ratio(1, 1), count).array
+
+
+def test_updates_depend_on_every_setting_of_the_optimizer() -> None:
+    optimizer = Optimizer(kind="adamw", lr=1e-3, weight_decay=0.1)
+    plain = field_update(optimizer, "wq")
+    assert (field_update(optimizer, "wq") == plain).all()
+    for what, other in {**changed(optimizer), "name": optimizer}.items():
+        assert (field_update(other, "norm" if what == "name" else "wq") != plain).all(), what
