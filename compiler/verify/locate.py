@@ -194,10 +194,10 @@ def _lacking(program: Program, op: Op) -> _Lack | None:
     operands = [all_types[name] for name in op.inputs]
     if op.kind == "coerce" or _fits(program, op, operands):
         return None
-    wide = tuple(axis.name for axis in program.axes if axis.size > 1)
-    groups = [(axis,) for axis in wide] + ([wide] if len(wide) > 1 else [])
-    for i, type in enumerate(operands):
-        for axes, place in product(groups, [INVARIANT, REPLICATED, PARTIAL, *map(sharded, type.dims)]):
+    names = [axis.name for axis in program.axes]
+    groups = [axes for count in range(1, len(names) + 1) for axes in combinations(names, count)]
+    for axes, (i, type) in product(groups, enumerate(operands)):
+        for place in (INVARIANT, REPLICATED, PARTIAL, *map(sharded, type.dims)):
             other = evolve(type, places=program.places(dict(type.places) | dict.fromkeys(axes, place)))
             if _fits(program, op, [*operands[:i], other, *operands[i + 1 :]]):
                 return _Lack(op, op.inputs[i], axes, type.at(axes[0]), place)
