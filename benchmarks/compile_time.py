@@ -75,11 +75,16 @@ def _compile(text: str, out: Path, cold: bool) -> Cost:
     plan = out.with_suffix(".scale")
     plan.write_text(text)
     with TemporaryDirectory() as nothing:
-        environment = {**os.environ, "XDG_CACHE_HOME": nothing} if cold else None
-        start = perf_counter()
-        process = subprocess.Popen([SCALEC, "compile", plan, "-o", out], env=environment, stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(process.pid, 0)
-        wall = perf_counter() - start
+        return compiled(plan, out, environment={**os.environ, "XDG_CACHE_HOME": nothing} if cold else None)
+
+
+def compiled(plan: Path, out: Path, *options: str, environment: dict[str, str] | None = None) -> Cost:
+    """What one process of `scalec compile` costs."""
+    command = [SCALEC, "compile", plan, "-o", out, *options]
+    start = perf_counter()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall = perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)  # wait4 took it from under its nose
     if process.returncode:
         raise SystemExit(f"scalec compile {plan} failed")

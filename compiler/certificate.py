@@ -13,11 +13,13 @@ Mesh = dict[str, int]
 class Proof:
     """The sharded step equals the single device's on each of `meshes`: all its results, on every rank.
 
+    against  what the single-device step was made from
     bound    the logarithm to base 2 of the probability that a step that is not equal passes
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning
     """
 
+    against: str
     meshes: tuple[Mesh, ...]
     prime: int
     trials: int
@@ -49,6 +51,7 @@ class Proof:
         """All of it, in a few lines."""
         rows = {
             "results": self.results(),
+            "against": f"the step on one device of {self.against}",
             "meshes": f"{self.where()}, at small sizes",
             "field": self.field(),
             "ops": f"{self.ops} in the IR, of {self.kinds} kinds, each with a field meaning",
@@ -81,7 +84,7 @@ def certificate(proof: Proof | None, matched: int) -> dict[str, object]:
 
 def _values(proof: Proof) -> dict[str, object]:
     return {
-        "claim": "the IR's step evaluated equal to the single-device step, without tolerance",
+        "claim": f"the IR's step evaluated equal to the single-device step of {proof.against}, without tolerance",
         "results": proof.results(),
         "meshes": list(proof.meshes),
         "prime": proof.prime,
@@ -101,7 +104,8 @@ def header(proof: Proof | None) -> str:
             " device, for it was compiled with --no-verify."
         )
     return (
-        f"Shown: the IR's step evaluated equal to the single-device step ({proof.results()}; on {proof.where()} at"
-        f" small sizes, in {proof.field()}), and this file matches the IR, op for op.  Not shown: rounding, kernels,"
-        " the network; run time is tested by scalec's own suite on gloo, and for this program by SCALEC_RECORD=1."
+        f"Shown: the IR's step evaluated equal to the single-device step of {proof.against} ({proof.results()};"
+        f" on {proof.where()} at small sizes, in {proof.field()}), and this file matches the IR, op for op.  Not shown:"
+        " rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program by"
+        " SCALEC_RECORD=1 and SCALEC_SANITIZE=1."
     )

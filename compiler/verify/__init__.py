@@ -5,12 +5,16 @@ Non-goals: types, which every pass is checked for (`wellformed`); the emitted te
 and the network.  `docs/proof.md` has the argument.
 """
 
+from attrs import evolve
+
 from ..certificate import Proof
 from ..diagnostics import PlanError
 from ..ir import Program
 from .locate import locate
-from .proof import UnequalError, prove
+from .proof import FIRST, UnequalError, prove
 from .same import hold_alike
+
+DEFECT = "the plan is not at fault: this is a defect of scalec; please report it with the plan"
 
 __all__ = ["hold_alike", "verify"]
 
@@ -23,4 +27,5 @@ def verify(program: Program, model: Program) -> Proof:
     try:
         return prove(program, model)
     except UnequalError as error:
-        raise PlanError([locate(error, program, model)]) from None
+        found = locate(error, program, model)
+        raise PlanError([evolve(found, help=DEFECT) if model.stage == FIRST else found]) from None

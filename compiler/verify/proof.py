@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from ..certificate import Proof, mesh_words
 from ..ir import Program, Type, walk
-from ..passes import lower
+from ..passes import STAGES, lower
 from .field import Field, P, Q
 from .machine import Machine, Outcome, ShapeError, differing
 from .numbers import Numbers
@@ -18,6 +18,8 @@ from .reference import Reference
 from .scene import Scene, scene
 from .shapes import Sizes, meshes, resized, small
 from .world import World
+
+FIRST = STAGES[0]
 
 BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
@@ -87,6 +89,7 @@ def prove(program: Program, model: Program) -> Proof:
         bounds.append(error_bound(numbers))
     ops = list(walk(program.region.body))
     return Proof(
+        against="the plan's model" if model.stage == FIRST else f"the forward in IR text from after `{model.stage}`",
         meshes=tuple(case.mesh for case in found),
         prime=P,
         trials=trials,

@@ -56,6 +56,7 @@ def test_a_plan_is_equal(scalec: Run) -> None:
         "equal  llama: 1,256 parameters on 4 ranks, dp 2 x tp 2\n"
         "\n"
         "results   loss, gradient norm, count of labels, 12 gradients and 12 updated parameters\n"
+        "against   the step on one device of the plan's model\n"
         "meshes    dp 2 × tp 3 and dp 3 × tp 2, at small sizes\n"
         "field     integers modulo 2147483579, 8 trials, error below 2^-51\n"
         "ops       103 in the IR, of 27 kinds, each with a field meaning\n"
@@ -174,7 +175,7 @@ def test_the_certificate_says_what_was_shown(scalec: Run) -> None:
     values = json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"]
     assert values["meshes"] == [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}]
     assert values["error"] == "below 2^-51"
-    assert "the IR's step evaluated equal to the single-device step" in Path("out/tiny/train.py").read_text()
+    assert "the IR's step evaluated equal to the single-device step of the plan's model" in Path("out/tiny/train.py").read_text()
 
 
 def test_no_verify_says_so_in_both(scalec: Run) -> None:
