@@ -8,8 +8,6 @@ text edited by hand.
 
 from collections.abc import Collection, Iterable
 
-from attrs import frozen
-
 from .ir import (
     FLOATS,
     INVARIANT,
@@ -30,7 +28,7 @@ from .ir import (
     Yield,
 )
 from .limits import MAX_DEPTH
-from .ops import OPS, OpDef, TypingError
+from .ops import OPS, TypingError
 from .placements import COERCIONS, ends
 
 
@@ -51,57 +49,6 @@ WORK_STAGES = ("propagate", "choose_layout")
 
 INITS = {"normal": 1, "ones": 0, "zeros": 0}
 """Initial values, and how many numbers each takes."""
-
-
-@frozen
-class Form:
-    """What an op of the compiler's own is written with; `open` if more operands than `operands` may follow."""
-
-    operands: int
-    attributes: tuple[tuple[str, tuple[type, ...]], ...] = ()
-    open: bool = False
-
-
-NUMBER = (int, float)
-
-FORMS = {
-    "add": Form(1, open=True),
-    "mul": Form(2),
-    "contract": Form(2, (("over", (tuple,)),)),
-    "sum": Form(1, (("over", (tuple,)),)),
-    "rope_dx": Form(1, (("theta", NUMBER),)),
-    "attention_dx": Form(5, (("mask", (str,)),)),
-    "embedding_dw": Form(3),
-    "cross_entropy_dx": Form(3),
-    "max_logit": Form(1),
-    "softmax_parts": Form(3),
-    "softmax_parts_dx": Form(5),
-    "token_loss": Form(3),
-    "token_loss_dx": Form(3),
-    "rmsnorm_dx": Form(3, (("eps", NUMBER),)),
-    "rmsnorm_dw": Form(3, (("eps", NUMBER),)),
-    "silu_dx": Form(2),
-    "coerce": Form(1, (("axes", (tuple,)), ("from", (Placement,)), ("to", (Placement,)))),
-    "cast": Form(1, (("dtype", (str,)),)),
-    "zeros": Form(1),
-    "leaf": Form(1),
-    "leaf_grad": Form(1),
-    "count_valid": Form(1),
-    "reciprocal": Form(1, (("dtype", (str,)),)),
-    "pack": Form(1, (("dim", (str,)),), open=True),
-    "sum_squares": Form(1, open=True),
-    "grad_norm": Form(1, open=True),
-    "clip_scale": Form(1, (("max", NUMBER),)),
-    "update": Form(4, open=True),
-}
-"""The ops that no plan writes; those that one does declare their own form (`OpDef.surface`)."""
-
-
-def form_of(entry: OpDef) -> Form:
-    """What an op is written with."""
-    if not entry.surface:
-        return FORMS[entry.name]
-    return Form(len(entry.operands), tuple((a.name, (str,) if a.choices else NUMBER) for a in entry.attributes))
 
 
 class _Checker:
@@ -302,11 +249,10 @@ class _Scope(_Checker):
 
     def _form(self, op: Op) -> None:
         """As many operands, and such attributes, as an op of the kind has."""
-        form, count = form_of(OPS[op.kind]), len(op.inputs)
-        fits = count >= form.operands if form.open else count == form.operands
-        assert fits, self._at(f"{op.kind} of {count} operands")
+        entry, count = OPS[op.kind], len(op.inputs)
+        assert entry.fits(count), self._at(f"{op.kind} of {count} operands")
         assert op.outputs, self._at(f"{op.kind} without a result")
-        wanted = dict(form.attributes)
+        wanted: dict[str, tuple[type, ...]] = {attribute.name: attribute.types for attribute in entry.attributes}
         if self._has_work and op.kind != "leaf":
             wanted["work"] = (tuple,)
         if op.kind == "update" and self._buckets:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import FLOATS, Op, Type
-from .protocol import ALL, Builder, OpDef, Operand, Shape, TypingError, missing
+from .protocol import ALL, Attribute, Builder, OpDef, Shape, TypingError, missing, takes
 
 
 def _same_numbers(types: Sequence[Type], op: Op) -> None:
@@ -67,10 +67,14 @@ def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     return [dx, dw]
 
 
+OVER = Attribute("over", kinds=(tuple,))
+
 ADD = OpDef(
     "add",
     "The sum of any number of operands; operands of fewer dims are broadcast.",
     _widest,
+    operands=takes("x"),
+    more=True,
     linear=((ALL,),),
     adjoint=_add_adjoint,
 )
@@ -79,7 +83,7 @@ MUL = OpDef(
     "mul",
     "The elementwise product of two operands.",
     _widest,
-    operands=(Operand("x"), Operand("y")),
+    operands=takes("x", "y"),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
 )
@@ -88,10 +92,18 @@ CONTRACT = OpDef(
     "contract",
     "The product x·w summed over the dims `over`; written `x @ w[over -> …]`.",
     _contracted,
-    operands=(Operand("x"), Operand("w")),
+    operands=takes("x", "w"),
+    attributes=(OVER,),
     linear=((0,), (1,)),
     adjoint=_contract_adjoint,
     function="linear",
 )
 
-SUM = OpDef("sum", "The sum over the dims `over`: the gradient of a broadcast.", _summed, linear=((0,),))
+SUM = OpDef(
+    "sum",
+    "The sum over the dims `over`: the gradient of a broadcast.",
+    _summed,
+    operands=takes("x"),
+    attributes=(OVER,),
+    linear=((0,),),
+)

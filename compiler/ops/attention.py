@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..ir import Op, Placement, Type
 from .pointwise import same
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
 
 SEQUENCE = "seq"
 
@@ -76,7 +76,15 @@ ROPE = OpDef(
     surface=True,
 )
 
-ROPE_DX = OpDef("rope_dx", "The rotation back.", same, linear=((0,),), whole=_sequence_and_last)
+ROPE_DX = OpDef(
+    "rope_dx",
+    "The rotation back.",
+    same,
+    operands=takes("dy"),
+    attributes=ROPE.attributes,
+    linear=((0,),),
+    whole=_sequence_and_last,
+)
 
 ATTENTION = OpDef(
     "attention",
@@ -95,6 +103,8 @@ ATTENTION_DX = OpDef(
     "attention_dx",
     "The gradients of q, k and v, from dy, q, k, v and the result (Dao 2023, appendix).",
     _qkv,
+    operands=takes("dy", "q", "k", "v", "y"),
+    attributes=ATTENTION.attributes,
     linear=((0,),),
     whole=_sequence_and_last,
     allows=_heads_alike,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import Op, Type
-from .protocol import Builder, OpDef, Operand, Shape, TypingError
+from .protocol import Builder, OpDef, Operand, Shape, TypingError, takes
 
 
 def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -33,5 +33,9 @@ EMBEDDING = OpDef(
 )
 
 EMBEDDING_DW = OpDef(
-    "embedding_dw", "The table's gradient; the table itself gives only its shape.", _like_table, linear=((0,),)
+    "embedding_dw",
+    "The table's gradient; the table itself gives only its shape.",
+    _like_table,
+    operands=takes("dy", "tokens", "table"),
+    linear=((0,),),
 )

@@ -6,7 +6,7 @@ No rank ever holds all logits.  The loss is a sum: the division by the step's co
 from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
-from .protocol import Builder, OpDef, Operand, Shape, TypingError
+from .protocol import Builder, OpDef, Operand, Shape, TypingError, takes
 
 
 def wide(dtype: str) -> str:
@@ -98,34 +98,50 @@ CROSS_ENTROPY_DX = OpDef(
     "cross_entropy_dx",
     "The logits' gradient: softmax less one at the label.",
     _like_logits,
+    operands=takes("dy", "logits", "labels"),
     linear=((0,),),
     whole=_classes,
 )
 
 MAX_LOGIT = OpDef(
-    "max_logit", "The largest logit; no gradient, since the loss does not depend on it.", _per_token, contracts=MAXIMUM,
+    "max_logit",
+    "The largest logit; no gradient, since the loss does not depend on it.",
+    _per_token,
+    operands=takes("logits"),
+    contracts=MAXIMUM,
     function="max_logit",
-)  # fmt: skip
+)
 
 SOFTMAX_PARTS = OpDef(
     "softmax_parts",
     "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for a label elsewhere.",
     _two_per_token,
+    operands=takes("logits", "peak", "labels"),
     adjoint=_parts_adjoint,
     function="softmax_parts",
 )
 
 SOFTMAX_PARTS_DX = OpDef(
-    "softmax_parts_dx", "The logits' gradient: dz · exp(logits − peak), plus dt at the label.", _parts_grad,
+    "softmax_parts_dx",
+    "The logits' gradient: dz · exp(logits − peak), plus dt at the label.",
+    _parts_grad,
+    operands=takes("dz", "dt", "logits", "peak", "labels"),
     linear=((0, 1),),
-)  # fmt: skip
+)
 
 TOKEN_LOSS = OpDef(
     "token_loss",
     "The sum over tokens with a label of log z − t.",
     _total,
+    operands=takes("z", "t", "labels"),
     adjoint=_token_loss_adjoint,
     function="token_loss",
 )
 
-TOKEN_LOSS_DX = OpDef("token_loss_dx", "The gradients of z and t.", _like_parts, linear=((0,),))
+TOKEN_LOSS_DX = OpDef(
+    "token_loss_dx",
+    "The gradients of z and t.",
+    _like_parts,
+    operands=takes("dy", "z", "labels"),
+    linear=((0,),),
+)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..ir import Op, Type
 from .pointwise import same
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
 
 
 def _normed(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -43,6 +43,22 @@ RMSNORM = OpDef(
     surface=True,
 )
 
-RMSNORM_DX = OpDef("rmsnorm_dx", "The gradient of rmsnorm's operand.", same, linear=((0,),), whole=_weight_dims)
+RMSNORM_DX = OpDef(
+    "rmsnorm_dx",
+    "The gradient of rmsnorm's operand.",
+    same,
+    operands=takes("dy", "weight", "x"),
+    attributes=RMSNORM.attributes,
+    linear=((0,),),
+    whole=_weight_dims,
+)
 
-RMSNORM_DW = OpDef("rmsnorm_dw", "The gradient of rmsnorm's weight.", _like_weight, linear=((0,),), whole=_weight_dims)
+RMSNORM_DW = OpDef(
+    "rmsnorm_dw",
+    "The gradient of rmsnorm's weight.",
+    _like_weight,
+    operands=takes("dy", "weight", "x"),
+    attributes=RMSNORM.attributes,
+    linear=((0,),),
+    whole=_weight_dims,
+)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import Op, Type
-from .protocol import Builder, OpDef, Operand, Shape
+from .protocol import Builder, OpDef, Operand, Shape, takes
 
 
 def same(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -25,4 +25,10 @@ SILU = OpDef(
     surface=True,
 )
 
-SILU_DX = OpDef("silu_dx", "The gradient of silu's operand: dy · silu'(x).", same, linear=((0,),))
+SILU_DX = OpDef(
+    "silu_dx",
+    "The gradient of silu's operand: dy · silu'(x).",
+    same,
+    operands=takes("dy", "x"),
+    linear=((0,),),
+)

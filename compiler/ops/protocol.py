@@ -60,13 +60,27 @@ class Operand:
     init: str = ""
 
 
+NUMBER = (int, float)
+
+
 @frozen
 class Attribute:
-    """A constant argument as a plan writes it: a number, or one of `choices`."""
+    """A constant argument: a number, one of `choices`, or, where no plan writes it, of the Python types `kinds`."""
 
     name: str
     choices: tuple[str, ...] = ()
     default: float | str | None = None
+    kinds: tuple[type, ...] = NUMBER
+
+    @property
+    def types(self) -> tuple[type, ...]:
+        """What its value may be an instance of."""
+        return (str,) if self.choices else self.kinds
+
+
+def takes(*names: str) -> tuple[Operand, ...]:
+    """Operands of an op that no plan writes."""
+    return tuple(map(Operand, names))
 
 
 Dims = Callable[[Sequence[Type], Op], frozenset[str]]
@@ -95,6 +109,7 @@ class OpDef:
     typing    replaces the generic typing rule
     adjoint   the gradients of the operands from those of the results: input-gradient and weight-gradient parts
     expand    rewrites an op that does not hold its `whole` dims into ops that show their collectives
+    more      whether any number of further operands may follow
     function  the runtime's function in emitted programs; "" where Python has an operator for it
     """
 
@@ -103,6 +118,7 @@ class OpDef:
     shapes: Shapes | None = None
     operands: tuple[Operand, ...] = ()
     attributes: tuple[Attribute, ...] = ()
+    more: bool = False
     linear: tuple[tuple[int, ...], ...] = ()
     whole: Dims = no_dims
     allows: Allows = one_dim
@@ -115,7 +131,7 @@ class OpDef:
 
     def infer(self, program: Program, types: Sequence[Type], op: Op) -> tuple[Type, ...]:
         """The types of the results.  Raises TypingError where no rule allows the operands."""
-        if self.operands and len(types) != len(self.operands):
+        if not self.fits(len(types)):
             raise TypingError(f"{self.name} takes {len(self.operands)} operands, not {len(types)}")
         if self.typing:
             return tuple(self.typing(program, types, op))
@@ -126,6 +142,10 @@ class OpDef:
             for result, place in zip(at, self._on_axis(axis.name, types, shapes, op), strict=True):
                 result[axis.name] = place
         return tuple(Type(t, dims, program.places(p)) for (t, dims), p in zip(shapes, at, strict=True))
+
+    def fits(self, count: int) -> bool:
+        """Whether the op takes so many operands."""
+        return count >= len(self.operands) if self.more else count == len(self.operands)
 
     def _on_axis(self, axis: str, types: Sequence[Type], shapes: Sequence[Shape], op: Op) -> list[Placement]:
         """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded alike, or replicated."""

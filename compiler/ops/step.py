@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..ir import Kind, Op, Placement, Program, Type, sharded
 from ..placements import Step, ends
 from .pointwise import same
-from .protocol import OpDef, Shape, TypingError
+from .protocol import Attribute, OpDef, Shape, TypingError, takes
 
 
 def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -62,27 +62,82 @@ def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return list(types[3:])
 
 
+DTYPE = Attribute("dtype", kinds=(str,))
+
 COERCE = OpDef(
-    "coerce", "Changes a value's placement over a group of ranks; `placements` has the table.", typing=_coerced
+    "coerce",
+    "Changes a value's placement over a group of ranks; `placements` has the table.",
+    operands=takes("x"),
+    attributes=(
+        Attribute("axes", kinds=(tuple,)),
+        Attribute("from", kinds=(Placement,)),
+        Attribute("to", kinds=(Placement,)),
+    ),
+    typing=_coerced,
 )
-CAST = OpDef("cast", "Changes the element type.", typing=_cast)
-ZEROS = OpDef("zeros", "Zeros like the operand, placed as the result says.", typing=_declared)
+
+CAST = OpDef("cast", "Changes the element type.", operands=takes("x"), attributes=(DTYPE,), typing=_cast)
+
+ZEROS = OpDef("zeros", "Zeros like the operand, placed as the result says.", operands=takes("x"), typing=_declared)
+
 LEAF = OpDef(
-    "leaf", "A parameter as the model uses it: the chain from its state of record is chosen later.", typing=_declared
+    "leaf",
+    "A parameter as the model uses it: the chain from its state of record is chosen later.",
+    operands=takes("param"),
+    typing=_declared,
 )
+
 LEAF_GRAD = OpDef(
-    "leaf_grad", "A leaf's gradient as the update takes it: the conjugate of the chain.", typing=_declared
+    "leaf_grad",
+    "A leaf's gradient as the update takes it: the conjugate of the chain.",
+    operands=takes("grad"),
+    typing=_declared,
 )
-COUNT_VALID = OpDef("count_valid", "The number of labels that are not negative.", _scalar_count, function="count_valid")
-RECIPROCAL = OpDef("reciprocal", "1 / max(count, 1).", typing=_reciprocal)
-PACK = OpDef("pack", "Gradients as one flat buffer: views, not copies.", typing=_packed)
+
+COUNT_VALID = OpDef(
+    "count_valid",
+    "The number of labels that are not negative.",
+    _scalar_count,
+    operands=takes("labels"),
+    function="count_valid",
+)
+
+RECIPROCAL = OpDef("reciprocal", "1 / max(count, 1).", operands=takes("count"), attributes=(DTYPE,), typing=_reciprocal)
+
+PACK = OpDef(
+    "pack",
+    "Gradients as one flat buffer: views, not copies.",
+    operands=takes("grad"),
+    more=True,
+    attributes=(Attribute("dim", kinds=(str,)),),
+    typing=_packed,
+)
+
 SUM_SQUARES = OpDef(
-    "sum_squares", "The sum of squares of all elements.", _scalar, allows=_all_sharded, function="sum_squares"
+    "sum_squares",
+    "The sum of squares of all elements.",
+    _scalar,
+    operands=takes("grad"),
+    more=True,
+    allows=_all_sharded,
+    function="sum_squares",
 )
-GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", _scalar)
+
+GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", _scalar, operands=takes("squares"), more=True)
+
 CLIP_SCALE = OpDef(
-    "clip_scale", "min(1, max / norm); 1 where max is 0, which is no clipping.", same, function="clip_scale"
+    "clip_scale",
+    "min(1, max / norm); 1 where max is 0, which is no clipping.",
+    same,
+    operands=takes("norm"),
+    attributes=(Attribute("max"),),
+    function="clip_scale",
 )
+
 UPDATE = OpDef(
-    "update", "The optimizer's step: scaled gradients to new parameters; nothing where count is 0.", typing=_updated
+    "update",
+    "The optimizer's step: scaled gradients to new parameters; nothing where count is 0.",
+    operands=takes("grad", "scale", "count", "param"),
+    more=True,
+    typing=_updated,
 )
