@@ -103,10 +103,9 @@ class Bucket:
 
     def copies(self) -> Iterator[Copies]:
         """Everything in its memory, in stretches that the same ranks hold alike."""
-        flats: list[tuple[str, Role, Tensor]] = [("", "kept", self.master)]
+        flats: list[tuple[str, Role, Tensor]] = [("", "kept", self.master), ("the gradient of ", "gradient", self.gradient)]
         for slot, flat in self.slots.items():
-            flats.append((f"{slot} of ", "kept", flat))
-        flats.append(("the gradient of ", "gradient", self.gradient))
+            flats.insert(0, (f"{slot} of ", "kept", flat))  # one that differs spoils its parameter: it is named first
         if self.working is not self.master:
             flats.append(("the working copy of ", "working", self.working))
         for split, group in groupby(self.pieces, lambda piece: {a for axes in piece.spec.split.values() for a in axes}):

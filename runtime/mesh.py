@@ -105,7 +105,7 @@ class Mesh:
         if names not in self._cache:
             wide = [name for name in names if self.axes[name] > 1]
             group = self._group(wide)
-            self._cache[names] = Axis("*".join(wide), self.size(*names), self.rank(*names), group, self.watch)
+            self._cache[names] = Axis("*".join(wide or names), self.size(*names), self.rank(*names), group, self.watch)
         return self._cache[names]
 
     def _group(self, names: list[str]) -> ProcessGroup | None:

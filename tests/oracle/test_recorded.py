@@ -70,6 +70,12 @@ def test_the_record_is_the_plan(case: Case, tmp_path: Path) -> None:
     assert f"equal to the plan, call for call: {found.calls} calls a step on each rank, in its order" in found.lines()
 
 
+def test_what_the_sanitizer_compares_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_SANITIZE", "1")
+    found = recorded(harness.compiled(PLANTED, tmp_path), tmp_path, "--steps 1")
+    assert found.equal, found.lines()
+
+
 def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
     found = recorded(harness.compiled(Case(), tmp_path), tmp_path, "--steps 1")
     assert found.equal, found.lines()

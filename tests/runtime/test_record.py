@@ -147,12 +147,6 @@ def test_it_is_off_unless_asked_for_and_on_it_changes_no_bit(record: str, tmp_pa
     assert _losses(tmp_path / "off") == _losses(tmp_path / "on")
 
 
-def test_the_sanitizer_may_not_be_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCALEC_SANITIZE", "1")
-    assert _run(tmp_path) == [2, 2]
-    assert "error: SCALEC_RECORD and SCALEC_SANITIZE are not for one run" in (tmp_path / "err0").read_text()
-
-
 def test_off_it_is_not_imported() -> None:
     command = "import sys, scalec.runtime; sys.exit('scalec.runtime.record' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ranks import run_ranks
 from scalec.runtime import (
@@ -132,6 +133,29 @@ def test_equal_values_are_no_difference() -> None:
     assert run_ranks(2, _compared, lambda rank: [torch.full((3,), torch.nan), torch.ones(2, 3).t()]) == [None, None]
 
 
+class _Calls(TorchDispatchMode):
+    """Counts collectives as a recorder sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.namespace == "c10d"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_recorder_does_not_see_the_comparisons() -> None:
+    assert run_ranks(2, _seen) == [1, 1]
+
+
+def _seen() -> int:
+    axis = Mesh({"tp": 2}, watch=Sanitizer(CPU)).axis("tp")
+    with _Calls() as calls:
+        all_reduce(torch.ones(3), axis)
+    return calls.count
+
+
 # ---- coercions called from here
 
 
@@ -222,3 +246,14 @@ def test_without_the_sanitizer_nothing_of_it_is_loaded() -> None:
     code = "import sys, scalec.runtime; print([m for m in sys.modules if 'sanitize' in m or 'fingerprint' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ops_without_a_deterministic_form_are_refused() -> None:
+    code = """
+import torch
+from scalec.runtime.sanitize import require_determinism
+require_determinism()
+torch.zeros(4).put_(torch.tensor([1, 1]), torch.ones(2), accumulate=False)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "RuntimeError: put_ does not have a deterministic implementation" in done.stderr
