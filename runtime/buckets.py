@@ -103,7 +103,10 @@ class Bucket:
 
     def copies(self) -> Iterator[Copies]:
         """Everything in its memory, in stretches that the same ranks hold alike."""
-        flats: list[tuple[str, Role, Tensor]] = [("", "kept", self.master), ("the gradient of ", "gradient", self.gradient)]
+        flats: list[tuple[str, Role, Tensor]] = [
+            ("", "kept", self.master),
+            ("the gradient of ", "gradient", self.gradient),
+        ]
         for slot, flat in self.slots.items():
             flats.insert(0, (f"{slot} of ", "kept", flat))  # one that differs spoils its parameter: it is named first
         if self.working is not self.master:

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from .mesh import Axis, Mesh
 
+exp, sigmoid, tanh = torch.exp, torch.sigmoid, torch.tanh
+
 _vector_norm: Callable[..., Tensor] = cast(Any, torch.linalg).vector_norm
 
 
@@ -24,6 +26,11 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dim, inside in float32 at least (arXiv:1910.07467)."""
     return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap · tanh(x / cap): x bounded by ±cap (Gemma 2, arXiv:2408.00118)."""
+    return cap * torch.tanh(x / cap)
 
 
 def embedding(tokens: Tensor, table: Tensor, axis: Axis | None = None) -> Tensor:

@@ -56,8 +56,35 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"{function}({', '.join(e.text for e in operands)})", ATOM
 
 
+def _named(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """A call with the op's attributes as keywords."""
+    arguments = [*(e.text for e in operands), *(f"{key}={literal(value)}" for key, value in op.attrs)]
+    return f"{OPS[op.kind].function}({', '.join(arguments)})", ATOM
+
+
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return " + ".join(_aligned(op, i, SUM, operands, context) for i in range(len(operands))), SUM
+    text = _aligned(op, 0, SUM, operands, context)
+    for i, operand in enumerate(operands[1:], start=1):
+        term = _aligned(op, i, PRODUCT, operands, context)
+        negative = operand.ops and operand.ops[-1].kind == "scale" and term.startswith("-")
+        text += f" - {term[1:]}" if negative else f" + {term}"
+    return text, SUM
+
+
+def _scale(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    if op.get("by") == -1:
+        return f"-{operands[0].within(ATOM)}", PRODUCT
+    return f"{operands[0].within(PRODUCT)} * {literal(op.get('by'))}", PRODUCT
+
+
+def _shift(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    by = float(str(op.get("by")))
+    return f"{operands[0].within(SUM)} {'-' if by < 0 else '+'} {literal(abs(by))}", SUM
+
+
+def _div(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    left, right = _aligned(op, 0, PRODUCT, operands, context), _aligned(op, 1, ATOM, operands, context)
+    return f"{left} / {right}", PRODUCT
 
 
 def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -140,10 +167,15 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "attention": _attention,
     "coerce": _coerce,
     "contract": _contract,
+    "div": _div,
     "embedding": _embedding,
+    "gelu": _named,
     "mul": _mul,
     "rmsnorm": _rmsnorm,
     "rope": _rope,
+    "scale": _scale,
+    "shift": _shift,
+    "softcap": _named,
     "softmax_parts": _softmax_parts,
 }
 """How ops are written that are more than a call of their operands."""

@@ -31,13 +31,13 @@ RUNTIME = tuple(
     """
     SGD AdamW Batch Constant Cosine Group Input Mesh Metrics Plan State Text Tokens
     all_gather all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale count_valid cross_entropy
-    embedding invariant max_logit normal once once_replicated ones pad_shard reduce_scatter regather replicate rms_norm
-    rope rope_table shard softmax_parts sum_squares take_shard token_loss train weight zeros
+    embedding exp invariant max_logit normal once once_replicated ones pad_shard reduce_scatter regather replicate
+    rms_norm rope rope_table shard sigmoid softcap softmax_parts sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
 
-FUNCTIONAL = ("linear", "silu")
+FUNCTIONAL = ("gelu", "linear", "relu", "silu")
 """What of `torch.nn.functional` they use."""
 
 PROGRAM = set("PLAN Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split())

@@ -3,11 +3,13 @@
 from . import algebra, attention, embedding, loss, norm, pointwise, step
 from .protocol import Attribute, Builder, OpDef, Operand, TypingError
 
-OPS: dict[str, OpDef] = {
-    entry.name: entry
-    for family in (algebra, attention, embedding, loss, norm, pointwise, step)
+_NAMED = (
+    entry
+    for family in (algebra, attention, embedding, loss, norm, step)
     for entry in vars(family).values()
     if isinstance(entry, OpDef)
-}
+)
+
+OPS: dict[str, OpDef] = {entry.name: entry for entry in (*_NAMED, *pointwise.FUNCTIONS, *pointwise.SLOPES)}
 
 __all__ = ["OPS", "Attribute", "Builder", "OpDef", "Operand", "TypingError"]

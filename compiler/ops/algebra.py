@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import FLOATS, Op, Type
+from .pointwise import same
 from .protocol import ALL, Attribute, Builder, OpDef, Shape, TypingError, missing, takes
 
 
@@ -58,6 +59,26 @@ def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return found
 
 
+def _div_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """y = x / z: dx = dy / z, dz = -dy · y / z."""
+    (grad,), (x, z), full = grads, op.inputs, op.outputs[0].type
+    (over,) = b.emit("div", [grad, b.saved(z)], [x])
+    dx = _narrow(over, x, full, b) if b.wanted(x) else None
+    if not b.wanted(z):
+        return [dx, None]
+    (product,) = b.emit("mul", [over, b.saved(op.outputs[0].name)], [z])
+    (negative,) = b.emit("scale", [product], [z], by=-1.0)
+    return [dx, _narrow(negative, z, full, b)]
+
+
+def _scale_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return [b.emit("scale", grads, op.inputs, by=op.get("by"))[0]]
+
+
+def _shift_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return [grads[0]]
+
+
 def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """y = x·w: the input's gradient is dy·w over w's own dims, the weight's is dy·x over x's own dims."""
     (grad,), (x, w), over = grads, op.inputs, op.names("over")
@@ -86,6 +107,34 @@ MUL = OpDef(
     operands=takes("x", "y"),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
+)
+
+DIV = OpDef(
+    "div",
+    "The elementwise quotient x / y.",
+    _widest,
+    operands=takes("x", "y"),
+    linear=((0,),),
+    adjoint=_div_adjoint,
+)
+
+SCALE = OpDef(
+    "scale",
+    "The product with the number `by`.",
+    same,
+    operands=takes("x"),
+    attributes=(Attribute("by"),),
+    linear=((0,),),
+    adjoint=_scale_adjoint,
+)
+
+SHIFT = OpDef(
+    "shift",
+    "The sum with the number `by`.",
+    same,
+    operands=takes("x"),
+    attributes=(Attribute("by"),),
+    adjoint=_shift_adjoint,
 )
 
 CONTRACT = OpDef(

@@ -1,9 +1,9 @@
-"""Nonlinear functions of one operand, elementwise."""
+"""Nonlinear functions of one operand, elementwise: each with the op that its gradient is made of."""
 
 from collections.abc import Sequence
 
 from ..ir import Op, Type
-from .protocol import Builder, OpDef, Operand, Shape, takes
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, takes
 
 
 def same(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -11,24 +11,46 @@ def same(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, types[0].dims)]
 
 
-def _silu_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [b.emit("silu_dx", [grads[0], b.saved(op.inputs[0])], op.inputs)[0]]
+def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return [b.emit(f"{op.kind}_dx", [grads[0], b.saved(op.inputs[0])], op.inputs, **dict(op.attrs))[0]]
 
 
-SILU = OpDef(
-    "silu",
-    "x · sigmoid(x) (Hendrycks and Gimpel 2016).",
-    same,
-    operands=(Operand("x"),),
-    adjoint=_silu_adjoint,
-    function="silu",
-    surface=True,
+def _function(name: str, doc: str, *attributes: Attribute) -> OpDef:
+    return OpDef(
+        name,
+        doc,
+        same,
+        operands=(Operand("x"),),
+        attributes=attributes,
+        adjoint=_adjoint,
+        function=name,
+        surface=True,
+    )
+
+
+def _slope(entry: OpDef) -> OpDef:
+    """The gradient of such a function's operand."""
+    return OpDef(
+        f"{entry.name}_dx",
+        f"The gradient of {entry.name}'s operand: dy times the slope at x.",
+        same,
+        operands=takes("dy", "x"),
+        attributes=entry.attributes,
+        linear=((0,),),
+    )
+
+
+FUNCTIONS = (
+    _function("exp", "e^x."),
+    _function(
+        "gelu",
+        "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and Gimpel 2016).",
+        Attribute("approximate", choices=("none", "tanh"), default="none"),
+    ),
+    _function("relu", "max(x, 0) (Nair and Hinton 2010)."),
+    _function("sigmoid", "1 / (1 + e^-x)."),
+    _function("silu", "x · sigmoid(x) (Hendrycks and Gimpel 2016)."),
+    _function("softcap", "cap · tanh(x / cap) (Gemma Team 2024).", Attribute("cap")),
+    _function("tanh", "The hyperbolic tangent."),
 )
-
-SILU_DX = OpDef(
-    "silu_dx",
-    "The gradient of silu's operand: dy · silu'(x).",
-    same,
-    operands=takes("dy", "x"),
-    linear=((0,),),
-)
+SLOPES = tuple(map(_slope, FUNCTIONS))

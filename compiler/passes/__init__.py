@@ -43,9 +43,9 @@ def _unseen(program: Program) -> None:
 
 
 def lower(program: Program, until: str = STAGES[-1], seen: Callable[[Program], None] = _unseen) -> Program:
-    """Runs the passes that `program` has not been through, up to `until`; each program on the way is checked and `seen`.
+    """Runs the passes that `program` has not been through, up to `until`.  Raises PlanError.
 
-    Raises PlanError.
+    Each program on the way is checked, and then `seen`.
     """
     check(program)
     seen(program)

@@ -12,7 +12,7 @@ from attrs import define
 
 from ...ir import Attr, Op, Program, Type
 from ...placements import COERCIONS, coercion_of
-from .text import DTYPES, Names, Ops, demand, keywords, literal, terms, wrong
+from .text import DTYPES, Names, Ops, demand, keywords, literal, number, terms, wrong
 from .values import Axes, Local, Seen, Table, ends_of, local
 
 Gather = tuple[str, frozenset[tuple[str, Attr]]]
@@ -41,10 +41,17 @@ class Expressions:
             case ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self.held:
                 self.read.add(name)
                 return self.held[name]
-            case ast.BinOp(op=ast.Add()):
-                return self._aligned(node, "add", terms(node))
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) if (by := number(node.right)) is not None:
+                kind = "scale" if isinstance(node.op, ast.Mult) else "shift"
+                return self._by(node, kind, self.tensor(node.left), -by if isinstance(node.op, ast.Sub) else by)
+            case ast.UnaryOp(op=ast.USub()):
+                return self._by(node, "scale", self.tensor(node.operand), -1.0)
+            case ast.BinOp(op=ast.Add() | ast.Sub()):
+                return self._aligned(node, "add", [self._term(*term) for term in terms(node)])
             case ast.BinOp(op=ast.Mult()):
-                return self._aligned(node, "mul", [node.left, node.right])
+                return self._aligned(node, "mul", [self.tensor(node.left), self.tensor(node.right)])
+            case ast.BinOp(op=ast.Div()):
+                return self._aligned(node, "div", [self.tensor(node.left), self.tensor(node.right)])
             case ast.Call(func=ast.Attribute(value=viewed, attr=view), keywords=[]) if view in VIEWS:
                 return VIEWS[view](self, node, self.tensor(viewed))
             case ast.Call(func=ast.Name(id=name)) if name in CALLS:
@@ -59,9 +66,18 @@ class Expressions:
         )
         return value
 
-    def _aligned(self, node: ast.expr, kind: str, operands: list[ast.expr]) -> Local:
+    def _by(self, node: ast.expr, kind: str, x: Local, by: float) -> Local:
+        """A product or sum with a number."""
+        (result,) = self.take(node, kind, [x], {"by": by})
+        return Local(result.name, x.groups)
+
+    def _term(self, node: ast.expr, away: bool) -> Local:
+        """An operand of a sum."""
+        value = self.tensor(node)
+        return self._by(node, "scale", value, -1.0) if away else value
+
+    def _aligned(self, node: ast.expr, kind: str, values: list[Local]) -> Local:
         """Sums and products: torch aligns operands at their last dims, and repeats them over dims of size one."""
-        values = [self.tensor(operand) for operand in operands]
         (result,) = self.take(node, kind, values, {})
         for value in values:
             tail = result.groups[len(result.groups) - len(value.groups) :]
@@ -237,6 +253,25 @@ def _alike(kind: str, count: int) -> Callable[[Expressions, ast.Call], Seen]:
     return read
 
 
+def _function(name: str, *attributes: str) -> Callable[[Expressions, ast.Call], Seen]:
+    """An elementwise function of one operand, its attributes as keywords; groups of joined dims stay joined."""
+
+    def read(e: Expressions, call: ast.Call) -> Local:
+        demand(call, len(call.args) == 1, f"{name} takes one operand")
+        x, given = e.tensor(call.args[0]), keywords(call, *attributes)
+        attrs = {key: _attribute(given[key]) for key in attributes}
+        return Local(e.take(call, name, [x], attrs)[0].name, x.groups)
+
+    return read
+
+
+def _attribute(node: ast.expr) -> Attr:
+    value = literal(node)
+    if not isinstance(value, str | float):
+        raise wrong(node, f"{value!r} is no number or word")
+    return value
+
+
 # ---- coercions
 
 
@@ -279,7 +314,9 @@ CALLS: dict[str, Callable[[Expressions, ast.Call], Seen]] = {
     "max_logit": _alike("max_logit", 1),
     "rms_norm": _rms_norm,
     "rope": _rope,
-    "silu": _alike("silu", 1),
+    **{name: _function(name) for name in ("exp", "relu", "sigmoid", "silu", "tanh")},
+    "gelu": _function("gelu", "approximate"),
+    "softcap": _function("softcap", "cap"),
     "softmax_parts": _softmax_parts,
     "token_loss": _alike("token_loss", 3),
     **{entry.function: _coercion(entry.function) for entry in COERCIONS.values()},

@@ -14,7 +14,7 @@ from .step import Step
 from .text import demand, demand_header, demand_same, wrong
 from .values import blocks, local
 
-FUNCTIONAL = frozenset({"linear", "silu"})
+FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu"})
 STEPS = {"Batch", "Mesh", "Metrics", "all_reduce_", "clip_scale", "count_valid", "sum_squares"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
 SETTINGS = {"AdamW", "Constant", "Cosine", "Group", "Input", "Plan", "SGD", "State", "Text", "Tokens", "train"}

@@ -220,6 +220,12 @@ class Step:
             case _:
                 raise wrong(node, f"nothing in the IR does `{ast.unparse(node)}`")
 
+    def _summands(self, node: ast.expr) -> list[ast.expr]:
+        """The operands of a sum without differences."""
+        found = terms(node)
+        demand(node, not any(away for _, away in found), "takes a difference")
+        return [operand for operand, _ in found]
+
     def _tensor(self, node: ast.expr) -> str:
         value = self._value(node)
         if not isinstance(value, str):
@@ -275,7 +281,7 @@ class Step:
                 return Zero(self._types[self._like(node)])
             case _, "sqrt":
                 demand_same(node, f"({ast.unparse(base)}).sqrt()")
-                return self._take(node, "grad_norm", terms(base))
+                return self._take(node, "grad_norm", self._summands(base))
             case _, "reciprocal":
                 return self._reciprocal(node)
             case _:

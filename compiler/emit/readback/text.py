@@ -75,11 +75,24 @@ def targets(node: ast.expr) -> list[str]:
     return names
 
 
-def terms(node: ast.expr) -> list[ast.expr]:
-    """The operands of `a + b + c`, which is one sum."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*terms(node.left), node.right]
-    return [node]
+def number(node: ast.expr) -> float | None:
+    """The float that a literal is, or nothing."""
+    match node:
+        case ast.Constant(value=float() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=float() as value)):
+            return -value
+        case _:
+            return None
+
+
+def terms(node: ast.expr) -> list[tuple[ast.expr, bool]]:
+    """The operands of `a + b - c`, which is one sum, and whether each is taken away."""
+    match node:
+        case ast.BinOp(op=ast.Add() | ast.Sub()) if number(node.right) is None:
+            return [*terms(node.left), (node.right, isinstance(node.op, ast.Sub))]
+        case _:
+            return [(node, False)]
 
 
 def axes_of(call: ast.Call) -> tuple[str, ...]:

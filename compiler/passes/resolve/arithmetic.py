@@ -50,27 +50,29 @@ def _chain(expr: syntax.Binary, scope: Mapping[str, Scalar]) -> Scalar:
         left = left.left
     value = evaluate(left, scope)
     for link in reversed(links):
-        value = _apply(link, value, evaluate(link.right, scope))
+        value = apply(link, value, evaluate(link.right, scope))
     return value
 
 
-def _apply(link: syntax.Binary, left: Scalar, right: Scalar) -> Scalar:
+def apply(link: syntax.Binary, left: Scalar, right: Scalar) -> Scalar:
+    """`left` and `right`, joined by the operator of `link`."""
     match link.op:
         case "+":
-            return _exact(left) + _exact(right)
+            return exact(left) + exact(right)
         case "-":
-            return _exact(left) - _exact(right)
+            return exact(left) - exact(right)
         case "*":
-            return _exact(left) * _exact(right)
+            return exact(left) * exact(right)
         case "/" if right != 0:
-            return _exact(left) / _exact(right)
+            return exact(left) / exact(right)
         case "/":
             raise wrong("E0302", "division by zero", link.right.span, "is 0")
         case other:
             raise wrong("E0301", f"`{other}` is not arithmetic on dims", link.span, "numbers, dims, `+ - * /` only")
 
 
-def _exact(value: Scalar) -> Scalar:
+def exact(value: Scalar) -> Scalar:
+    """The number as a fraction where it is whole, so that quotients stay exact."""
     return Fraction(value) if isinstance(value, int) else value
 
 

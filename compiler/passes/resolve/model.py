@@ -29,7 +29,7 @@ from ...ir import (
 )
 from ...ops import OPS, OpDef, Operand, TypingError
 from ...source import Span
-from .arithmetic import Scalar, evaluate
+from .arithmetic import Scalar, apply, evaluate, exact
 from .initial import initialised
 from .mistakes import check_name, check_not_data, wrong
 
@@ -38,6 +38,11 @@ STEMS = {
     "attention": "o",
     "rmsnorm": "n",
     "silu": "g",
+    "relu": "g",
+    "gelu": "g",
+    "scale": "y",
+    "shift": "y",
+    "div": "y",
     "mul": "g",
     "add": "y",
     "embedding": "e",
@@ -191,6 +196,8 @@ class _Builder:
                 return self._call(expr, like)
             case syntax.Binary():
                 return self._chain(expr, like)
+            case syntax.Negative(inner) if not self._is_number(inner):
+                return self._by("scale", self._tensor(inner), -1, expr, like)
             case _:
                 raise wrong("E0603", "a tensor is needed here", expr.span, "is not a tensor")
 
@@ -214,23 +221,76 @@ class _Builder:
         if len(links) >= MOST_OPERANDS:
             message = f"an expression of more than {MOST_OPERANDS} operands"
             raise wrong("E0102", message, expr.span, help="name parts of it")
-        value = self._tensor(left)
+        value = self._either(left)
         for link in reversed(links):
-            value = self._binary(link, value, like if link is expr else "")
+            value = self._binary(link, value, self._either(link.right), like if link is expr else "")
+        if not isinstance(value, str):
+            raise wrong("E0603", "a tensor is needed here", expr.span, "is a number")
         return value
 
-    def _binary(self, link: syntax.Binary, left: str, like: str) -> str:
-        right = self._tensor(link.right)
-        match link.op:
-            case "@":
+    def _either(self, expr: syntax.Expr) -> str | Scalar:
+        """The value that `expr` computes, or the number that it is."""
+        return evaluate(expr, self._scope) if self._is_number(expr) else self._tensor(expr)
+
+    def _is_number(self, expr: syntax.Expr) -> bool:
+        """Whether all that an expression is made of are numbers."""
+        pending = [expr]
+        while pending:
+            match pending.pop():
+                case syntax.Number():
+                    pass
+                case syntax.Name(name) if name in self._scope and name not in self._env:
+                    pass
+                case syntax.Negative(inner) | syntax.Call(syntax.Name("sqrt"), (inner,), ()):
+                    pending.append(inner)
+                case syntax.Binary(_, left, right):
+                    pending += (left, right)
+                case _:
+                    return False
+        return True
+
+    def _binary(self, link: syntax.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
+        match left, link.op, right:
+            case str(), "@", str():
                 over = self._contracted(link, left, right)
                 return self._op("contract", (left, right), (("over", over),), link.span, like)
-            case "+":
+            case str(), "+", str():
                 return self._op("add", (left, right), (), link.span, like)
-            case "*":
+            case str(), "-", str():
+                return self._op("add", (left, self._by("scale", right, -1, link)), (), link.span, like)
+            case str(), "*", str():
                 return self._op("mul", (left, right), (), link.span, like)
-            case other:
-                raise wrong("E0604", f"`{other}` works on numbers only", link.span, "between tensors")
+            case str(), "/", str():
+                return self._op("div", (left, right), (), link.span, like)
+            case _:
+                return self._with_number(link, left, right, like)
+
+    def _with_number(self, link: syntax.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
+        """A sum, difference, product or quotient of which a side at least is a number."""
+        match left, link.op, right:
+            case str(), "+", _ if not isinstance(right, str):
+                return self._by("shift", left, right, link, like)
+            case str(), "-", _ if not isinstance(right, str):
+                return self._by("shift", left, -right, link, like)
+            case str(), "*", _ if not isinstance(right, str):
+                return self._by("scale", left, right, link, like)
+            case str(), "/", _ if not isinstance(right, str) and right:
+                return self._by("scale", left, 1 / exact(right), link, like)
+            case _, "+", str() if not isinstance(left, str):
+                return self._by("shift", right, left, link, like)
+            case _, "-", str() if not isinstance(left, str):
+                return self._by("shift", self._by("scale", right, -1, link), left, link, like)
+            case _, "*", str() if not isinstance(left, str):
+                return self._by("scale", right, left, link, like)
+            case _ if not isinstance(left, str) and not isinstance(right, str):
+                return apply(link, left, right)
+            case _:
+                help = "a tensor may be multiplied by a number, divided by one that is not 0, and added to one"
+                raise wrong("E0604", f"`{link.op}` does not work on these", link.span, "a tensor and a number", help)
+
+    def _by(self, kind: str, value: str, by: Scalar, at: syntax.Expr, like: str = "") -> str:
+        """A tensor scaled or shifted by a number."""
+        return self._op(kind, (value,), (("by", float(by)),), at.span, like)
 
     def _contracted(self, link: syntax.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have."""
@@ -276,14 +336,20 @@ class _Builder:
                     "E0606", f"`{entry.name}` takes ({', '.join(places)})", setting.key.span, "unknown or given twice"
                 )
             given[setting.key.name] = setting.value
-        if lacking := [place for place in places if place not in given]:
+        optional = {
+            attribute.name: attribute.default for attribute in entry.attributes if attribute.default is not None
+        }
+        if lacking := [place for place in places if place not in given and place not in optional]:
             raise wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing")
         for operand in entry.operands:
             self._begin(given[operand.name], operand.init)
         operands = tuple(self._tensor(given[operand.name], _like(operand.name)) for operand in entry.operands)
         for operand, value in zip(entry.operands, operands, strict=True):
             self._check_kind(entry, operand, value, given[operand.name].span)
-        attrs = tuple((a.name, self._attribute(given[a.name], a.choices)) for a in entry.attributes)
+        attrs = tuple(
+            (a.name, self._attribute(given[a.name], a.choices) if a.name in given else optional[a.name])
+            for a in entry.attributes
+        )
         return operands, attrs
 
     def _check_kind(self, entry: OpDef, operand: Operand, value: str, span: Span) -> None:

@@ -32,7 +32,30 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [c.numbers.total(x.dims, grads[0], c.numbers.product(x.dims, x, c.numbers.ratio(0, 1)))]
 
 
+def _by(c: Call) -> Tensor:
+    """The op's number, exactly."""
+    return c.numbers.ratio(*float(str(c.get("by"))).as_integer_ratio())
+
+
+def _scaled(c: Call, x: Tensor) -> Tensor:
+    return c.numbers.product(x.dims, x, _by(c))
+
+
+def _quotient(c: Call) -> list[Tensor]:
+    x, y = c.args
+    return [c.numbers.product(c.dims, x, c.numbers.inverse(y))]
+
+
+def _quotient_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    n, (x, y) = c.numbers, c.args
+    over = n.inverse(y)
+    return [n.product(x.dims, grads[0], over), n.negative(n.product(y.dims, grads[0], x, over, over))]
+
+
 MEANINGS = {
+    "div": Meaning(_quotient, _quotient_gradients),
+    "scale": Meaning(lambda c: [_scaled(c, c.args[0])], lambda c, grads: [_scaled(c, grads[0])]),
+    "shift": Meaning(lambda c: [c.numbers.total(c.dims, c.args[0], _by(c))], lambda c, grads: [grads[0]]),
     "add": Meaning(_add, _add_gradients),
     "mul": Meaning(_product, _product_gradients),
     "contract": Meaning(_product, _product_gradients),

@@ -65,11 +65,11 @@ class _Softmax:
     def result(self, v: Tensor) -> Tensor:
         return self.n.product(self.q.dims, self.p, self.spread(v))
 
-    def gradients(self, dy: Tensor, v: Tensor) -> list[Tensor]:
+    def gradients(self, dy: Tensor, v: Tensor, result: Tensor) -> list[Tensor]:
         """dq, dk and dv (Dao 2023, appendix)."""
         n = self.n
         dp = n.product(self.pairs, dy, self.spread(v))
-        mean = n.negative(n.product(self.pairs[:-1], self.p, dp))
+        mean = n.negative(n.product(self.pairs[:-1], dy, result))
         ds = n.product(self.pairs, self.p, n.total(self.pairs, dp, mean), self.scale)
         return [n.product(self.q.dims, ds, self.k), self._back(ds, self.q), self._back(self.p, dy)]
 
@@ -84,11 +84,13 @@ def _attention(c: Call) -> list[Tensor]:
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [*_Softmax(c, 0).gradients(grads[0], c.args[2])]
+    softmax, v = _Softmax(c, 0), c.args[2]
+    return [*softmax.gradients(grads[0], v, softmax.result(v))]
 
 
 def _dx(c: Call) -> list[Tensor]:
-    return _Softmax(c, 1).gradients(c.args[0], c.args[3])
+    dy, _, _, v, result = c.args
+    return _Softmax(c, 1).gradients(dy, v, result)
 
 
 def _turned(sign: int) -> Meaning:

@@ -12,10 +12,9 @@ def _valid(c: Call, labels: Tensor, dims: Dims) -> Tensor:
 
 
 def _peak(c: Call, logits: Tensor) -> Tensor:
-    at = c.numbers.rank(logits).argmax(axis=-1, keepdims=True)
-    at = np.broadcast_to(at, (len(logits.array), *at.shape[1:]))
-    full = np.broadcast_to(logits.array, (len(logits.array), *at.shape[1:-1], logits.array.shape[-1]))
-    return Tensor(logits.dims[:-1], np.take_along_axis(full, at, axis=-1)[..., 0], logits.degree)
+    values, keys = np.broadcast_arrays(logits.array, c.numbers.rank(logits))
+    peak = np.take_along_axis(values, keys.argmax(axis=-1, keepdims=True), axis=-1)
+    return Tensor(logits.dims[:-1], peak[..., 0], logits.degree)
 
 
 def _parts(c: Call, logits: Tensor, peak: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,23 @@
-"""Functions of one operand, elementwise."""
+"""Functions of one operand, elementwise: a function of that name, and its slope."""
 
+from ...ops.pointwise import FUNCTIONS
 from ..tensors import Tensor
 from .call import Call, Meaning
 
 
-def _silu(c: Call) -> list[Tensor]:
-    return [c.numbers.function("silu", c.args[0])]
+def _meanings(name: str) -> dict[str, Meaning]:
+    """The function and the op of its gradient; both have the same attributes."""
+
+    def applied(c: Call, word: str, x: Tensor) -> Tensor:
+        return c.numbers.function(word, x, constants=tuple(value for _, value in c.op.attrs))
+
+    def back(c: Call, dy: Tensor, x: Tensor) -> Tensor:
+        return c.numbers.product(x.dims, dy, applied(c, f"{name} slope", x))
+
+    return {
+        name: Meaning(lambda c: [applied(c, name, c.args[0])], lambda c, grads: [back(c, grads[0], c.args[0])]),
+        f"{name}_dx": Meaning(lambda c: [back(c, *c.args)]),
+    }
 
 
-def _slope(c: Call, dy: Tensor, x: Tensor) -> Tensor:
-    return c.numbers.product(x.dims, dy, c.numbers.function("silu slope", x))
-
-
-MEANINGS = {
-    "silu": Meaning(_silu, lambda c, grads: [_slope(c, grads[0], c.args[0])]),
-    "silu_dx": Meaning(lambda c: [_slope(c, *c.args)]),
-}
+MEANINGS = {kind: meaning for entry in FUNCTIONS for kind, meaning in _meanings(entry.name).items()}
