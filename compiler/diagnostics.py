@@ -91,6 +91,9 @@ CODES = {
     "E0702": "plans that part",
     "E0703": "output that is not the plan's",
     "E0704": "a recorded run that is not the plan's",
+    # configurations of other programs
+    "E0801": "a model that no plan expresses",
+    "E0802": "not a configuration",
 }
 """Every code and what it stands for."""
 

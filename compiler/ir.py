@@ -12,6 +12,7 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
+from .names import Stored
 from .settings import Cluster, Train
 from .source import Span
 
@@ -262,6 +263,7 @@ class Program:
     train: Train
     cluster: Cluster
     buckets: tuple[Bucket, ...] = ()
+    names: tuple[Stored, ...] = ()
 
     def size(self, dim: str) -> int:
         """The global size of `dim`."""

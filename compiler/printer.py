@@ -1,12 +1,13 @@
 """Writes a program as IR text, which `reader` reads back to an equal program.
 
-Non-goals: plan text (`settings.show` writes the sections that stand before the IR).
+Non-goals: plan text (`settings.show` and `names.show_names` write the sections that stand before the IR).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 from .ir import Attr, Kind, Op, Param, Placement, Program, Region, Type, Value
+from .names import show_names
 from .settings import show
 from .source import Span
 
@@ -16,6 +17,7 @@ def print_ir(program: Program) -> str:
     lines = [
         show(program.cluster),
         show(program.train),
+        *([show_names(program.names)] if program.names else []),
         "",
         f"program {program.name} after {program.stage}",
         *(f"axis {a.name} = {a.size} of {a.whole} {_location(a.span)}" for a in program.axes),

@@ -35,6 +35,7 @@ from .ir import (
     Yield,
     sharded,
 )
+from .names import Stored, read_names
 from .parser import MAX_DIGITS, parse_plan
 from .source import Source, Span
 
@@ -54,11 +55,12 @@ def read_ir(source: Source) -> Program:
     found = Diagnostics()
     cluster = settings.read(settings.Cluster, sections["cluster"], found)
     train = settings.read(settings.Train, sections["train"], found)
+    names = read_names(sections["names"], found) if "names" in sections else ()
     found.check()
     assert cluster, "reader: settings that failed to read were not reported"
     assert train, "reader: settings that failed to read were not reported"
     text = "\n" * (head.count("\n") + 1) + "program " + rest  # tokens then know their lines in the source
-    reader: Any = parser("ir", _Builder(train, cluster, source))
+    reader: Any = parser("ir", _Builder(train, cluster, names, source))
     try:
         return reader.parse(text)
     except UnexpectedInput as error:
@@ -112,9 +114,11 @@ class _On:
 class _Builder(Transformer[Token, Program]):
     """One method per rule of `ir.lark`, called while parsing."""
 
-    def __init__(self, train: settings.Train, cluster: settings.Cluster, source: Source) -> None:
+    def __init__(
+        self, train: settings.Train, cluster: settings.Cluster, names: tuple[Stored, ...], source: Source
+    ) -> None:
         super().__init__()
-        self._train, self._cluster, self._source = train, cluster, source
+        self._train, self._cluster, self._names, self._source = train, cluster, names, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
     def start(self, parts: Parts) -> Program:
@@ -131,6 +135,7 @@ class _Builder(Transformer[Token, Program]):
             self._train,
             self._cluster,
             _all(Bucket, parts),
+            self._names,
         )
 
     def axis(self, parts: Parts) -> Axis:

@@ -257,7 +257,13 @@ class _Scope(_Checker):
             wanted["work"] = (tuple,)
         if op.kind == "update" and self._buckets:
             wanted["bucket"] = (str,)
-        assert sorted(key for key, _ in op.attrs) == sorted(wanted), self._at(f"{op.kind} has {', '.join(wanted)}")
+        given, optional = (
+            [key for key, _ in op.attrs],
+            {a.name: a.default for a in entry.attributes if a.default is not None},
+        )
+        fits = len({*given}) == len(given) and {*wanted} - {*optional} <= {*given} <= {*wanted}
+        assert fits, self._at(f"{op.kind} has {', '.join(wanted)}")
+        assert all(value != optional.get(key) for key, value in op.attrs), self._at(f"{op.kind}: a default is written")
         for key, value in op.attrs:
             assert isinstance(value, wanted[key]), self._at(f"{op.kind}: {key} is not {wanted[key][0].__name__}")
 

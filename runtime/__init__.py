@@ -1,7 +1,7 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
-Modules in reading order: mesh, collectives, functional; parameters, optimizers, buckets, state; data, schedule, plan,
-checkpoint, launch, ending, log, loop.
+Modules in reading order: mesh, collectives, functional; parameters, optimizers, buckets, state; data, schedule,
+weights, plan, checkpoint, export, launch, ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
@@ -27,12 +27,17 @@ from .errors import RunError
 from .functional import (
     attention,
     clip_scale,
+    concat,
     count_valid,
     cross_entropy,
     embedding,
     exp,
+    layer_norm,
     max_logit,
+    mean,
+    mean_square,
     rms_norm,
+    rms_scaled,
     rope,
     rope_table,
     sigmoid,
@@ -49,6 +54,7 @@ from .parameters import normal, ones, weight, zeros
 from .plan import Metrics, Plan
 from .schedule import Constant, Cosine
 from .state import State
+from .weights import HuggingFace, Stored
 
 __all__ = [
     "SGD",
@@ -58,6 +64,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Group",
+    "HuggingFace",
     "Input",
     "Loader",
     "Mesh",
@@ -65,6 +72,7 @@ __all__ = [
     "Plan",
     "RunError",
     "State",
+    "Stored",
     "Text",
     "Tokens",
     "all_gather",
@@ -74,12 +82,16 @@ __all__ = [
     "all_to_all",
     "attention",
     "clip_scale",
+    "concat",
     "count_valid",
     "cross_entropy",
     "embedding",
     "exp",
     "invariant",
+    "layer_norm",
     "max_logit",
+    "mean",
+    "mean_square",
     "normal",
     "once",
     "once_replicated",
@@ -89,6 +101,7 @@ __all__ = [
     "regather",
     "replicate",
     "rms_norm",
+    "rms_scaled",
     "rope",
     "rope_table",
     "shard",

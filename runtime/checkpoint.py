@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .state import State
 
@@ -45,6 +47,24 @@ def load(path: Path, state: State) -> None:
     with _dcp() as dcp:
         dcp.load(values, checkpoint_id=path)
     state.load_state_dict(values)
+
+
+def parameters(path: Path) -> dict[str, Tensor]:
+    """The parameters that a checkpoint holds, whole, without their values: tensors on the device `meta`."""
+    from torch.distributed.checkpoint import FileSystemReader  # slow to import, needed only to save and load
+
+    recorded: dict[str, Any] = FileSystemReader(path).read_metadata().state_dict_metadata
+    return {
+        name: torch.empty(each.size, dtype=each.properties.dtype, device="meta")
+        for name, each in recorded.items()
+        if not name.startswith("optimizer/")
+    }
+
+
+def read(path: Path, values: dict[str, Tensor]) -> None:
+    """Fills tensors of a checkpoint, whole ones, by name.  For one process."""
+    with _dcp() as dcp:
+        dcp.load(values, checkpoint_id=path)
 
 
 def newest(folder: Path) -> Path | None:

@@ -3,8 +3,9 @@
 Non-goals: no communication; what must be reduced over an axis is returned as a partial value and reduced in sight.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +25,37 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last dim, inside in float32 at least (arXiv:1910.07467)."""
+    """x / sqrt(mean(x²) + eps) · weight over the weight's dims, inside in float32 at least (arXiv:1910.07467)."""
     return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x (arXiv:1607.06450)."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def mean_square(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
+    """Σ x² / size over some dims, float32 at least; of global size `size`, so P over an axis that shards them."""
+    return x.to(_wide(x.dtype)).square().sum(dim) / size
+
+
+def rms_scaled(x: Tensor, weight: Tensor, square: Tensor, eps: float) -> Tensor:
+    """x / sqrt(square + eps) · weight: `rms_norm` over the weight's dims where no rank holds all of x.
+
+    square: the mean of x² over these, whole, for each element of the other dims.
+    """
+    root = (square + eps).rsqrt().view(*square.shape, *(1 for _ in weight.shape))
+    return (x * root * weight).to(x.dtype)
+
+
+def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
+    """Σ x / size over some dims of global size `size`, so P over an axis that shards them."""
+    return (x.sum(dim, dtype=_wide(x.dtype)) / size).to(x.dtype)
+
+
+def concat(*tensors: Tensor) -> Tensor:
+    """Tensors one behind the other along their last dims."""
+    return torch.cat(tensors, dim=-1)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
@@ -43,13 +73,29 @@ def embedding(tokens: Tensor, table: Tensor, axis: Axis | None = None) -> Tensor
 
 
 def rope_table(
-    seq: int, dim: int, theta: float, between: int, mesh: Mesh, dtype: torch.dtype = torch.float32
+    seq: int,
+    dim: int,
+    theta: float,
+    between: int,
+    mesh: Mesh,
+    dtype: torch.dtype = torch.float32,
+    scaling: Literal["none", "linear", "llama3"] = "none",
+    factor: float = 1.0,
+    low: float = 1.0,
+    high: float = 4.0,
+    original: float = 8192.0,
 ) -> Tensor:
     """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope` (arXiv:2104.09864).
 
-    `between` is the number of dims between seq and head_dim in the tensors to rotate.
+    `between` is the number of dims between seq and head_dim in the tensors to rotate.  `scaling` slows them down by
+    `factor`: linear all of them (arXiv:2306.15595); llama3 those that turn less than `low` times over `original`
+    positions, none that turn more than `high` times, and those between in part (arXiv:2407.21783, section 3.4.1).
     """
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=mesh.device) / dim)
+    if scaling != "none":
+        turns = original * frequency / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else 0.0
+        frequency = frequency * (kept + (1 - kept) / factor)
     angle = torch.arange(seq, dtype=torch.float64, device=mesh.device).outer(frequency)
     sine = angle.sin()
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)])
@@ -57,19 +103,56 @@ def rope_table(
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:
-    """Rotary positions: rotates (x[i], x[i + d/2]) of the last dim d by the angles of `rope_table`."""
+    """Rotary positions: rotates (x[i], x[i + d/2]) of the last dim, or of its first d, by a table's angles."""
+    turned = table.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat([rope(x[..., :turned], table), x[..., turned:]], -1)
     cosine, sine = table.unbind()
     return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, -1), sine)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, seq: int) -> Tensor:
-    """Causal attention, scaled by d^-1/2.  seq is the sequence dim: 0 for [s, b, n, d], 1 for [b, s, n, d].
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq: int,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    """softmax(cap(q·kᵀ · scale) + mask)·v.  seq is the sequence dim: 0 for [s, b, n, d], 1 for [b, s, n, d].
 
-    k and v may have fewer heads: head i of q attends to head i // (n / k) of k.
+    k and v may have fewer heads: head i of q attends to head i // (n / k) of k.  A query sees keys less than `window`
+    away, 0 for all, and with `causal` none ahead.  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
     """
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    near = 0 < window < q.shape[-2]
+    seen = _seen(q.shape[-2], causal, window, q.device) if near else None
+    if softcap:
+        out = _capped(q, k, v, _seen(q.shape[-2], causal, window, q.device), scale, softcap)
+    else:
+        gqa = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=causal and not near, scale=scale, enable_gqa=gqa
+        )
     return out.movedim(-2, seq)
+
+
+def _seen(size: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """Which keys each query sees: [size, size], true where it does."""
+    place = torch.arange(size, device=device)
+    ahead = place.unsqueeze(1) - place
+    seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
+    return seen & (ahead.abs() < window) if window else seen
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None, cap: float) -> Tensor:
+    """Attention with capped scores, which torch has no kernel for: all scores in memory, in float32 at least."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.mT).to(_wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return (cap * torch.tanh(scores / cap)).masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ class Options:
     data: tuple[str, ...]
     seed: int
     resume: bool
+    init: Path | None
+    export: Path | None
     out: Path
     log_every: int
     eval_every: int
@@ -49,6 +51,9 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
     add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
     add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    add("--init", type=Path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
+    help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
+    add("--export", type=Path, metavar="DIR", help=help)
     add("--out", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
@@ -78,9 +83,20 @@ def going_on(plan: Plan, steps: int) -> str:
     """The command that takes this run on to `steps`, with every other option that it was given."""
     replaced = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     replaced.add_argument("--steps")
+    replaced.add_argument("--init")
     replaced.add_argument("--resume", action="store_true")
     kept = replaced.parse_known_args()[1]
     return torchrun(plan, "--resume", "--steps", str(steps), *kept)
+
+
+def check_options(plan: Plan, options: Options) -> None:
+    """RunError if the options do not fit each other or the plan."""
+    if plan.names is None and (options.init or options.export):
+        raise RunError("this plan has no `names hf { … }`, which says what tensors are called in files of weights")
+    if options.init and options.resume:
+        raise RunError("--init begins a run and --resume goes on with one: choose one")
+    if options.export and _environment("WORLD_SIZE", 1) > 1:
+        raise RunError("--export is done by one process: start it with python instead of torchrun")
 
 
 def check(plan: Plan, options: Options) -> None:

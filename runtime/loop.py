@@ -17,11 +17,12 @@ from . import checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
 from .ending import ending
 from .errors import RunError
-from .launch import Options, check, connect, going_on, is_first, parse, recording, sanitizing, torchrun
+from .launch import Options, check, check_options, connect, going_on, is_first, parse, recording, sanitizing, torchrun
 from .log import Log
 from .mesh import Mesh
 from .plan import Metrics, Plan
 from .state import State
+from .weights import Reader
 
 Build = Callable[[Mesh], tuple[nn.Module, State]]
 TrainStep = Callable[[nn.Module, State, Batch, float], Metrics]
@@ -31,12 +32,16 @@ _EVAL_BATCHES = 8
 
 
 def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
-    """Runs the program from the command line: checks, connects, trains, validates, saves.
+    """Runs the program from the command line: checks, connects, trains, validates, saves; or exports what was saved.
 
     Exit status 0, 1 where the run failed, 2 where it could not start.
     """
     options = parse(plan)
     try:
+        check_options(plan, options)
+        if options.export:
+            _export(plan, options, options.export)
+            return
         check(plan, options)
         start = _prepare(plan, options)
     except RunError as error:
@@ -49,16 +54,17 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
 
 @dataclass(frozen=True)
 class _Start:
-    """What a run begins from: its data, and a checkpoint if it goes on from one."""
+    """What a run begins from: its data, and weights or a checkpoint if it goes on from such."""
 
     training: Stream
     validation: Stream | None
+    weights: Reader | None
     resume: Path | None
     first: int
 
 
 def _prepare(plan: Plan, options: Options) -> _Start:
-    """Opens the data and finds the checkpoint.  RunError if either is not there or not enough."""
+    """Opens the data and the weights, and finds the checkpoint.  RunError if any is not there or not enough."""
     training, held = split_files(find_files(options.data), plan.data.holdout)
     resume = checkpoint.newest(_checkpoints(options)) if options.resume else None
     if options.resume and resume is None:
@@ -69,9 +75,22 @@ def _prepare(plan: Plan, options: Options) -> _Start:
     return _Start(
         Stream(training, plan.data.dtype, plan.seq),
         Stream(held, plan.data.dtype, plan.seq) if held else None,
+        Reader(options.init, plan.names) if options.init and plan.names else None,
         resume,
         first,
     )
+
+
+def _export(plan: Plan, options: Options, folder: Path) -> None:
+    """Writes the newest checkpoint as files of weights.  RunError."""
+    from .export import export  # most runs do without
+
+    saved = checkpoint.newest(_checkpoints(options))
+    if saved is None:
+        raise RunError(f"nothing to export: no checkpoint in {_checkpoints(options)}")
+    assert plan.names, "loop: check_options lets an export without names pass"
+    export(saved, folder, plan.names)
+    print(f"wrote {saved} to {folder}; the model's config.json and tokenizer belong beside it")
 
 
 def _checkpoints(options: Options) -> Path:
@@ -137,7 +156,10 @@ class _Run:
         return recorder
 
     def _begin(self) -> None:
-        if self.start.resume is None:
+        if self.start.weights is not None:
+            self.start.weights.fill(self.state)
+            self.log.say(f"beginning with {self.options.init}")
+        elif self.start.resume is None:
             self.state.initialise(self.options.seed)
         else:
             checkpoint.load(self.start.resume, self.state)

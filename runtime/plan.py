@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .data import Corpus, Input
 from .schedule import Schedule
+from .weights import HuggingFace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Plan:
     lr: float  # the schedule's peak
     schedule: Schedule
     nodes: int = 1
+    names: HuggingFace | None = None  # where files of weights hold the parameters
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Non-goals: no communication (the program reduces the flat gradients in sight), no files (checkpoint.py).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -46,6 +46,14 @@ class State:
         """Initial values of every parameter, a function of seed, name and global index."""
         for bucket in self._buckets.values():
             bucket.initialise(seed)
+        self._updated()
+
+    def take(self, value: Callable[[str, Spec], Tensor]) -> None:
+        """Values of every parameter, given as this rank's part by its name and spec."""
+        for bucket in self._buckets.values():
+            for piece in bucket.pieces:
+                piece.view(bucket.master).copy_(value(piece.name, piece.spec))
+            bucket.refresh()
         self._updated()
 
     def gradients(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import plans, proofs
+from . import importing, plans, proofs
 
 
 class Command(NamedTuple):
@@ -61,6 +61,14 @@ COMMANDS = (
         "that is not.  Of two plans, says whether they make the same update.",
         "scalec verify plans/llama3_405b.scale",
     ),
+    Command(
+        "import",
+        importing.import_,
+        "write a plan for a Hugging Face model",
+        "Writes the plan of a model from its config.json, or says which of its fields no plan expresses.  With its\n"
+        "weights the program begins by `train.py --init FOLDER`.",
+        "scalec import config.json -o plan.scale",
+    ),
 )
 
 MODES = {
@@ -101,6 +109,11 @@ def _parser() -> ArgumentParser:
 
 
 def _add_arguments(parser: ArgumentParser, command: str) -> None:
+    if command == "import":
+        parser.add_argument("config", type=Path, metavar="CONFIG", help="the config.json of a model")
+        help = "the plan to write (default: standard output)"
+        parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=help)
+        return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
     if command == "verify":
         parser.add_argument("plans", type=Path, nargs="+", metavar="PLAN", help=f"{text}; two to hold them together")

@@ -55,8 +55,8 @@ def _audit(path: Path) -> int:
     plan = load(path)
     _proved(plan)
     found = audit(plan.program, plan.model)
-    print(found.lines())
-    return 0 if found.sound else PLAN_WRONG
+    print("\n".join(found.lines()))
+    return 0 if found.passed else PLAN_WRONG
 
 
 def _recorded(folder: Path) -> int:

@@ -4,6 +4,7 @@ Purpose: the table from op kinds to the calls of emitted programs.  Non-goals: l
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from attrs import frozen
 
@@ -66,7 +67,7 @@ def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     text = _aligned(op, 0, SUM, operands, context)
     for i, operand in enumerate(operands[1:], start=1):
         term = _aligned(op, i, PRODUCT, operands, context)
-        negative = operand.ops and operand.ops[-1].kind == "scale" and term.startswith("-")
+        negative = operand.ops and ("by", -1) in operand.ops[-1].attrs and term.startswith("-")
         text += f" - {term[1:]}" if negative else f" + {term}"
     return text, SUM
 
@@ -120,8 +121,24 @@ def matrix_view(type: Type, inner: int) -> str:
     return (f".flatten(-{inner})" if inner > 1 else "") + (f".flatten(0, {outer - 1})" if outer > 1 else "")
 
 
-def _rmsnorm(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"rms_norm({operands[0].text}, {operands[1].text}, eps={literal(op.get('eps'))})", ATOM
+def _sum(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"{operands[0].within(ATOM)}.sum({_over(op, context)})", ATOM
+
+
+def _mean(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """By the global size, of which this rank may hold a part."""
+    size = prod(context.program.size(dim) for dim in op.names("over"))
+    return f"{OPS[op.kind].function}({operands[0].text}, dim={_over(op, context)}, size={size})", ATOM
+
+
+def _softmax(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"softmax({operands[0].text}, dim={_over(op, context)})", ATOM
+
+
+def _over(op: Op, context: Context) -> str:
+    """Where the dims that an op goes over stand in its operand."""
+    at = [context.types(op.inputs[0]).dims.index(dim) for dim in op.names("over")]
+    return literal(tuple(at) if len(at) > 1 else at[0])
 
 
 def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -129,8 +146,13 @@ def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _attention(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    q, k, v = (e.text for e in operands)
-    return f"attention({q}, {k}, {v}, seq={context.types(op.inputs[0]).dims.index('seq')})", ATOM
+    given = dict(op.attrs)
+    options = ["causal=False"] if given.pop("mask") == "full" else []
+    if window := given.pop("window", 0):
+        options.append(f"window={round(float(str(window)))}")
+    options += [f"{key}={literal(value)}" for key, value in given.items()]
+    seq = context.types(op.inputs[0]).dims.index("seq")
+    return f"attention({', '.join([*(e.text for e in operands), f'seq={seq}', *options])})", ATOM
 
 
 def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -170,12 +192,18 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "div": _div,
     "embedding": _embedding,
     "gelu": _named,
+    "layernorm": _named,
+    "mean": _mean,
+    "mean_square": _mean,
     "mul": _mul,
-    "rmsnorm": _rmsnorm,
+    "rms_scaled": _named,
+    "rmsnorm": _named,
     "rope": _rope,
     "scale": _scale,
     "shift": _shift,
     "softcap": _named,
+    "softmax": _softmax,
     "softmax_parts": _softmax_parts,
+    "sum": _sum,
 }
 """How ops are written that are more than a call of their operands."""

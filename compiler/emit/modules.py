@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from attrs import define, field, frozen
 
-from ..ir import Arg, Enter, Kind, Op, Param, Program, Region, Stmt, Type, types, walk
+from ..ir import Arg, Attr, Enter, Kind, Op, Param, Program, Region, Stmt, Type, types, walk
 from ..placements import coercion, coercion_of, conjugate, ends
 from .expressions import ATOM, Context, Expr, express
 from .words import axes_word, class_name, identifier, literal, matrix_shape, place, shape, singular
@@ -27,6 +27,7 @@ class Table:
     dim: int
     theta: float
     between: int
+    scaling: tuple[tuple[str, Attr], ...] = ()
 
 
 @define
@@ -326,9 +327,10 @@ def table_of(op: Op, types: dict[str, Type], program: Program) -> Table:
     """The table of rotary positions that an op `rope` needs."""
     type = types[op.inputs[0]]
     between = len(type.dims) - type.dims.index("seq") - 2
-    theta = op.get("theta")
+    given = dict(op.attrs)
+    theta, dims = given.pop("theta"), given.pop("dims", program.local_size(type, type.dims[-1]))
     assert isinstance(theta, float), "emit: rope without theta"
-    return Table(program.local_size(type, "seq"), program.local_size(type, type.dims[-1]), theta, between)
+    return Table(program.local_size(type, "seq"), round(float(str(dims))), theta, between, tuple(given.items()))
 
 
 def _reads(body: tuple[Stmt, ...]) -> Iterator[str]:

@@ -18,9 +18,10 @@ from ..resources import folder
 from ..settings import Group
 from ..source import Source
 from ..summary import launch, ranks
-from .modules import Model, Module, Modules, Table, weight_line
+from .modules import WIDTH, Model, Module, Modules, Table, weight_line
 from .step import step_lines
-from .words import DTYPES, FUNCTIONAL, RUNTIME, axes_word, file_word, letter, literal
+from .weights import weights_lines
+from .words import DTYPES, FUNCTIONAL, PRECISIONS, RUNTIME, axes_word, file_word, letter, literal
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
@@ -53,7 +54,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         optimizer=_optimizer(program),
         dtypes=_dtypes(program),
         step=step_lines(program),
-        plan=_plan(program, microbatches.args, modules.types),
+        plan=[*_plan(program, microbatches.args, modules.types), *weights_lines(program, model.patterns)],
     )
     return _with_imports(body)
 
@@ -135,15 +136,19 @@ class _Class:
 
 def _table_lines(name: str, table: Table, program: Program) -> list[str]:
     sizes = f"{table.seq}, {table.dim}, theta={literal(table.theta)}, between={table.between}"
+    scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
+    arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[_compute(program)]}{scaling}"
+    fits = len(f"        {name} = rope_table({arguments})") <= WIDTH
+    call = [f"{name} = rope_table({arguments})"] if fits else [f"{name} = rope_table(", f"    {arguments}", ")"]
     return [
-        f"{name} = rope_table({sizes}, mesh=mesh, dtype={DTYPES[_compute(program)]})",
+        *call,
         f"self.register_buffer({literal(name)}, {name}, persistent=False)",
     ]
 
 
 def _compute(program: Program) -> str:
     """The element type of activations."""
-    return {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}[program.train.precision]
+    return PRECISIONS[program.train.precision]
 
 
 def _dtypes(program: Program) -> str:

@@ -27,17 +27,21 @@ LETTERS = {
 
 DTYPES = {"f32": "torch.float32", "f64": "torch.float64", "bf16": "torch.bfloat16"}
 
+PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
+"""The element type of activations, by the setting `precision`."""
+
 RUNTIME = tuple(
     """
-    SGD AdamW Batch Constant Cosine Group Input Mesh Metrics Plan State Text Tokens
-    all_gather all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale count_valid cross_entropy
-    embedding exp invariant max_logit normal once once_replicated ones pad_shard reduce_scatter regather replicate
-    rms_norm rope rope_table shard sigmoid softcap softmax_parts sum_squares take_shard tanh token_loss train weight zeros
+    SGD AdamW Batch Constant Cosine Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens
+    all_gather all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale concat count_valid
+    cross_entropy embedding exp invariant layer_norm max_logit mean mean_square normal once once_replicated ones
+    pad_shard reduce_scatter regather replicate rms_norm rms_scaled rope rope_table shard sigmoid softcap
+    softmax_parts sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
 
-FUNCTIONAL = ("gelu", "linear", "relu", "silu")
+FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
 """What of `torch.nn.functional` they use."""
 
 PROGRAM = set("PLAN Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split())

@@ -32,10 +32,6 @@ def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, (*left, *right))]
 
 
-def _summed(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[0].dtype, tuple(dim for dim in types[0].dims if dim not in op.names("over")))]
-
-
 def _narrow(grad: str, name: str, full: Type, b: Builder) -> str:
     """The gradient of an operand that was broadcast to `full`: summed over the dims it lacks."""
     over = missing(b.type(name), full)
@@ -87,8 +83,6 @@ def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     dw = b.emit("contract", [grad, b.saved(x)], [w], over=outer[x])[0] if b.wanted(w) else None
     return [dx, dw]
 
-
-OVER = Attribute("over", kinds=(tuple,))
 
 ADD = OpDef(
     "add",
@@ -142,17 +136,8 @@ CONTRACT = OpDef(
     "The product x·w summed over the dims `over`; written `x @ w[over -> …]`.",
     _contracted,
     operands=takes("x", "w"),
-    attributes=(OVER,),
+    attributes=(Attribute("over", kinds=(tuple,)),),
     linear=((0,), (1,)),
     adjoint=_contract_adjoint,
     function="linear",
-)
-
-SUM = OpDef(
-    "sum",
-    "The sum over the dims `over`: the gradient of a broadcast.",
-    _summed,
-    operands=takes("x"),
-    attributes=(OVER,),
-    linear=((0,),),
 )

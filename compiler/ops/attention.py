@@ -43,16 +43,17 @@ def _sequence_and_last(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 
 def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
-    """Key/value heads are sharded only together with the query heads that use them."""
+    """Key/value heads are sharded only together with the query heads that use them, over the outer of their axes."""
     q, k = types[:2] if op.kind == "attention" else types[1:3]
     heads, kv_heads = head_dims(q, k)
     split = {place.dim for place in places} - {""}
-    return split == {heads, kv_heads} or (len(split) == 1 and split != {kv_heads})
+    outer = q.axes_of(heads)[: len(k.axes_of(kv_heads))] == k.axes_of(kv_heads)
+    return outer and (split == {heads, kv_heads} or (len(split) == 1 and split != {kv_heads}))
 
 
 def _attention_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     saved = [b.saved(name) for name in (*op.inputs, op.outputs[0].name)]
-    return list(b.emit("attention_dx", [*grads, *saved], op.inputs, mask=op.get("mask")))
+    return list(b.emit("attention_dx", [*grads, *saved], op.inputs, **dict(op.attrs)))
 
 
 def _qkv(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -60,15 +61,25 @@ def _qkv(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _rope_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [b.emit("rope_dx", grads, op.inputs, theta=op.get("theta"))[0]]
+    return [b.emit("rope_dx", grads, op.inputs, **dict(op.attrs))[0]]
 
 
 ROPE = OpDef(
     "rope",
-    "Rotates pairs (x[i], x[i + d/2]) of the last dim by position · theta^(-2i/d) (Su et al. 2021).",
+    "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position · theta^(-2i/d) (Su et al."
+    " 2021).  scaling linear divides angles by `factor` (Chen et al. 2023); llama3 those of wavelengths over original /"
+    " low, none under original / high, and between them a part (Grattafiori et al. 2024).",
     _rotated,
     operands=(Operand("x"),),
-    attributes=(Attribute("theta"),),
+    attributes=(
+        Attribute("theta"),
+        Attribute("dims", default=0.0),
+        Attribute("scaling", choices=("none", "linear", "llama3"), default="none"),
+        Attribute("factor", default=1.0),
+        Attribute("low", default=1.0),
+        Attribute("high", default=4.0),
+        Attribute("original", default=8192.0),
+    ),
     linear=((0,),),
     whole=_sequence_and_last,
     adjoint=_rope_adjoint,
@@ -88,10 +99,17 @@ ROPE_DX = OpDef(
 
 ATTENTION = OpDef(
     "attention",
-    "softmax(q·kᵀ / sqrt(d) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al. 2023).",
+    "softmax(cap(q·kᵀ · scale) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al."
+    " 2023).  scale 0 is d^(-1/2); softcap c is c · tanh(x / c), 0 none; a query sees keys less than `window` away, 0"
+    " all.",
     _attended,
     operands=(Operand("q"), Operand("k"), Operand("v")),
-    attributes=(Attribute("mask", choices=("causal",)),),
+    attributes=(
+        Attribute("mask", choices=("causal", "full")),
+        Attribute("window", default=0.0),
+        Attribute("scale", default=0.0),
+        Attribute("softcap", default=0.0),
+    ),
     whole=_sequence_and_last,
     allows=_heads_alike,
     adjoint=_attention_adjoint,

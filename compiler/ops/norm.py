@@ -1,34 +1,139 @@
-"""Normalisation over the trailing dims."""
+"""Normalisation over the trailing dims; over a sharded one as a small sum over ranks and a product.
 
-from collections.abc import Sequence
+No rank ever holds all of a dim that is sharded: what each needs of the others is one number for each token, and so is
+what its gradient needs.
+"""
 
-from ..ir import Op, Type
+from collections.abc import Callable, Sequence
+
+from attrs import evolve
+
+from ..ir import Op, Type, Value
+from .loss import wide
 from .pointwise import same
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, Shapes, TypingError, missing, takes
+from .reduce import OVER
+
+EPS = Attribute("eps")
 
 
 def _normed(types: Sequence[Type], op: Op) -> list[Shape]:
-    x, weight = types
+    x, weight, *bias = types
     if x.dims[-len(weight.dims) :] != weight.dims:
         raise TypingError(
-            f"rmsnorm normalises the last dims, but [{', '.join(x.dims)}] does not end in those of its weight"
+            f"{op.kind} normalises the last dims, but [{', '.join(x.dims)}] does not end in those of its weight"
         )
-    return [(x.dtype, x.dims)]
+    if any(other.dims != weight.dims for other in bias):
+        raise TypingError(f"{op.kind} takes a bias of the dims of its weight")
+    return same(types, op)
 
 
 def _weight_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
     return frozenset(types[1].dims)
 
 
-def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    (dy,), (x, weight), eps = grads, op.inputs, op.get("eps")
-    dx = b.emit("rmsnorm_dx", [dy, b.saved(weight), b.saved(x)], [x], eps=eps)[0] if b.wanted(x) else None
-    dw = b.emit("rmsnorm_dw", [dy, b.saved(weight), b.saved(x)], [weight], eps=eps)[0] if b.wanted(weight) else None
-    return [dx, dw]
-
-
 def _like_weight(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[1].dtype, types[1].dims)]
+
+
+def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    (dy,), (x, weight, *bias), eps = grads, op.inputs, op.get("eps")
+    back = [dy, b.saved(weight), b.saved(x)]
+    dx = b.emit(f"{op.kind}_dx", back, [x], eps=eps)[0] if b.wanted(x) else None
+    dw = b.emit(f"{op.kind}_dw", back, [weight], eps=eps)[0] if b.wanted(weight) else None
+    db = [b.emit("sum", grads, [name], over=missing(b.type(name), b.type(x)))[0] for name in bias]
+    return [dx, dw, *db]
+
+
+# ---- over a sharded dim
+
+
+def _token(op: Op, x: Type, weight: Type, dtype: str) -> Type:
+    """The type of what there is one of for each token."""
+    return Type(dtype, x.dims[: len(x.dims) - len(weight.dims)])
+
+
+def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
+    """rmsnorm: a mean of squares, which is a sum over ranks, and the product that it goes into."""
+    x, weight = (type_of(name) for name in op.inputs[:2])
+    work, span = ("work", op.names("work")), op.span
+    square = Value(fresh("square"), _token(op, x, weight, wide(x.dtype)))
+    return [
+        Op("mean_square", op.inputs[:1], (square,), (("over", weight.dims), work), span=span),
+        Op("rms_scaled", (*op.inputs[:2], square.name), op.outputs, (("eps", op.get("eps")), work), span=span),
+    ]
+
+
+def _expand_layernorm(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
+    """layernorm: x less its mean, as rmsnorm has it, plus the bias.  (The squares of x would cancel.)"""
+    x, weight, *bias = op.inputs
+    work, over, span = op.names("work"), type_of(weight).dims, op.span
+    rest = tuple(item for item in work if item.partition(":")[2] not in over)  # the mean has none of these dims
+    token = _token(op, type_of(x), type_of(weight), type_of(x).dtype)
+    mean, minus = Value(fresh("_mean"), token), Value(fresh("_mean"), token)
+    centred, scaled = Value(fresh("centred"), type_of(x)), Value(fresh("_n"), type_of(x)) if bias else op.outputs[0]
+    known = {centred.name: centred.type, weight: type_of(weight)}
+    inner = evolve(op, inputs=(centred.name, weight), outputs=(scaled,))
+    last = [Op("add", (scaled.name, *bias), op.outputs, (("work", work),), span=span)] if bias else []
+    return [
+        Op("mean", (x,), (mean,), (("over", over), ("work", work)), span=span),
+        Op("scale", (mean.name,), (minus,), (("by", -1.0), ("work", rest)), span=span),
+        Op("add", (x, minus.name), (centred,), (("work", work),), span=span),
+        *_expand(inner, fresh, known.__getitem__),
+        *last,
+    ]
+
+
+def _square_mean(types: Sequence[Type], op: Op) -> list[Shape]:
+    x = types[0]
+    return [(wide(x.dtype), tuple(dim for dim in x.dims if dim not in op.names("over")))]
+
+
+def _mean_square_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    x = op.inputs[0]
+    return [b.emit("mean_square_dx", [*grads, b.saved(x)], [x])[0]]
+
+
+def _like_x(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(types[1].dtype, types[1].dims)]
+
+
+def _scaled_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """In x it is linear: its gradient is the same op on dy."""
+    (dy,), (x, weight, square), eps = grads, op.inputs, op.get("eps")
+    w, s = b.saved(weight), b.saved(square)
+    back = [dy, w, b.saved(x), s]
+    return [
+        b.emit("rms_scaled", [dy, w, s], [x], eps=eps)[0],
+        b.emit("rms_scaled_dw", back, [weight], eps=eps)[0],
+        b.emit("rms_scaled_dsquare", back, [square], eps=eps)[0],
+    ]
+
+
+def _scaled_by(types: Sequence[Type], op: Op) -> list[Shape]:
+    x, weight, square = types
+    if x.dims != (*square.dims, *weight.dims):
+        raise TypingError(f"{op.kind} takes one mean of squares for each token")
+    return same(types, op)
+
+
+def _like_square(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(types[3].dtype, types[3].dims)]
+
+
+# ---- the entries
+
+
+def _norm_gradient(name: str, doc: str, shapes: Shapes) -> OpDef:
+    """Of the whole dims of a norm, linear in dy."""
+    operands = takes("dy", "weight", "x")
+    return OpDef(name, doc, shapes, operands, attributes=(EPS,), linear=((0,),), whole=_weight_dims)
+
+
+def _scaled_gradient(name: str, doc: str, shapes: Shapes) -> OpDef:
+    """Of rms_scaled, linear in dy and in x."""
+    operands = takes("dy", "weight", "x", "square")
+    return OpDef(name, doc, shapes, operands, attributes=(EPS,), linear=((0,), (2,)))
 
 
 RMSNORM = OpDef(
@@ -36,29 +141,58 @@ RMSNORM = OpDef(
     "x · weight / sqrt(mean(x²) + eps), the mean over the weight's dims (Zhang and Sennrich 2019).",
     _normed,
     operands=(Operand("x"), Operand("weight", init="ones")),
-    attributes=(Attribute("eps"),),
+    attributes=(EPS,),
     whole=_weight_dims,
     adjoint=_adjoint,
+    expand=_expand,
     function="rms_norm",
     surface=True,
 )
+RMSNORM_DX = _norm_gradient("rmsnorm_dx", "The gradient of rmsnorm's operand.", same)
+RMSNORM_DW = _norm_gradient("rmsnorm_dw", "The gradient of rmsnorm's weight.", _like_weight)
 
-RMSNORM_DX = OpDef(
-    "rmsnorm_dx",
-    "The gradient of rmsnorm's operand.",
-    same,
-    operands=takes("dy", "weight", "x"),
-    attributes=RMSNORM.attributes,
-    linear=((0,),),
+LAYERNORM = OpDef(
+    "layernorm",
+    "(x − mean(x)) · weight / sqrt(var(x) + eps) + bias, mean and variance over the weight's dims (Ba et al. 2016).",
+    _normed,
+    operands=(Operand("x"), Operand("weight", init="ones"), Operand("bias", init="zeros", optional=True)),
+    attributes=(EPS,),
     whole=_weight_dims,
+    adjoint=_adjoint,
+    expand=_expand_layernorm,
+    function="layer_norm",
+    surface=True,
+)
+LAYERNORM_DX = _norm_gradient("layernorm_dx", "The gradient of layernorm's operand.", same)
+LAYERNORM_DW = _norm_gradient("layernorm_dw", "The gradient of layernorm's weight.", _like_weight)
+
+MEAN_SQUARE = OpDef(
+    "mean_square",
+    "The sum of x² over the dims `over`, divided by the product of their global sizes.",
+    _square_mean,
+    operands=takes("x"),
+    attributes=(OVER,),
+    adjoint=_mean_square_adjoint,
+    function="mean_square",
 )
 
-RMSNORM_DW = OpDef(
-    "rmsnorm_dw",
-    "The gradient of rmsnorm's weight.",
-    _like_weight,
-    operands=takes("dy", "weight", "x"),
-    attributes=RMSNORM.attributes,
+MEAN_SQUARE_DX = OpDef(
+    "mean_square_dx",
+    "The gradient of mean_square's operand: 2 · x · dy, divided by the sizes of the dims that dy lacks.",
+    _like_x,
+    operands=takes("dy", "x"),
     linear=((0,),),
-    whole=_weight_dims,
 )
+
+RMS_SCALED = OpDef(
+    "rms_scaled",
+    "x · weight / sqrt(square + eps).",
+    _scaled_by,
+    operands=takes("x", "weight", "square"),
+    attributes=(EPS,),
+    linear=((0,),),
+    adjoint=_scaled_adjoint,
+    function="rms_scaled",
+)
+RMS_SCALED_DW = _scaled_gradient("rms_scaled_dw", "The gradient of rms_scaled's weight.", _like_weight)
+RMS_SCALED_DSQUARE = _scaled_gradient("rms_scaled_dsquare", "The gradient of its mean of squares.", _like_square)

@@ -4,8 +4,8 @@ Purpose: one entry per op, from which placement, differentiation, checks, accoun
 Non-goals: the entries themselves (one module per family beside this one).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from attrs import frozen
 
@@ -52,12 +52,14 @@ ALL = -1
 class Operand:
     """An operand as a plan writes it: numbers, or the input named by `given`.
 
-    `init` is how a parameter first used here begins, "" for the model's `init`.
+    `init` is how a parameter first used here begins, "" for the model's `init`.  What is `optional` stands behind what
+    is not; an op without it has fewer operands.
     """
 
     name: str
     given: str = ""
     init: str = ""
+    optional: bool = False
 
 
 NUMBER = (int, float)
@@ -65,16 +67,23 @@ NUMBER = (int, float)
 
 @frozen
 class Attribute:
-    """A constant argument: a number, one of `choices`, or, where no plan writes it, of the Python types `kinds`."""
+    """A constant argument: a number, one of `choices`, dims, or, where no plan writes it, of the Python types `kinds`.
+
+    One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
+    operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model.
+    """
 
     name: str
     choices: tuple[str, ...] = ()
     default: float | str | None = None
     kinds: tuple[type, ...] = NUMBER
+    dims: Literal["", "own", "last", "any"] = ""
 
     @property
     def types(self) -> tuple[type, ...]:
         """What its value may be an instance of."""
+        if self.dims:
+            return (str,) if self.dims == "any" else (tuple,)
         return (str,) if self.choices else self.kinds
 
 
@@ -84,12 +93,18 @@ def takes(*names: str) -> tuple[Operand, ...]:
 
 
 Dims = Callable[[Sequence[Type], Op], frozenset[str]]
+Joins = Callable[[Sequence[Type], Op], Mapping[str, tuple[str, ...]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 
 
 def no_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
     """None of them."""
     return frozenset()
+
+
+def no_sums(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
+    """None of them."""
+    return {}
 
 
 def one_dim(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
@@ -104,6 +119,7 @@ class OpDef:
     shapes    element types and dims of the results, from the operands'
     linear    groups of operands in each of which the op is jointly linear (they may be partial)
     whole     dims that each rank must hold whole
+    joins     dims that others make up, one behind the other: their sizes are the sums of these
     allows    whether operands that one axis shards so make sense together
     contracts the placement of a result that lacks the dim that was sharded
     typing    replaces the generic typing rule
@@ -121,6 +137,7 @@ class OpDef:
     more: bool = False
     linear: tuple[tuple[int, ...], ...] = ()
     whole: Dims = no_dims
+    joins: Joins = no_sums
     allows: Allows = one_dim
     contracts: Placement = PARTIAL
     typing: Typing | None = None
@@ -133,6 +150,8 @@ class OpDef:
         """The types of the results.  Raises TypingError where no rule allows the operands."""
         if not self.fits(len(types)):
             raise TypingError(f"{self.name} takes {len(self.operands)} operands, not {len(types)}")
+        for dim, parts in self.joins(types, op).items():
+            _require_sum(program, dim, parts)
         if self.typing:
             return tuple(self.typing(program, types, op))
         assert self.shapes, f"op {self.name} declares neither shapes nor typing"
@@ -143,9 +162,19 @@ class OpDef:
                 result[axis.name] = place
         return tuple(Type(t, dims, program.places(p)) for (t, dims), p in zip(shapes, at, strict=True))
 
+    def get(self, op: Op, name: str) -> Attr:
+        """The attribute `name` of an op, given or by default."""
+        given = dict(op.attrs)
+        if name in given:
+            return given[name]
+        default = next(attribute.default for attribute in self.attributes if attribute.name == name)
+        assert default is not None, f"{op.kind} lacks {name}"
+        return default
+
     def fits(self, count: int) -> bool:
         """Whether the op takes so many operands."""
-        return count >= len(self.operands) if self.more else count == len(self.operands)
+        least = sum(not operand.optional for operand in self.operands)
+        return least <= count and (self.more or count <= len(self.operands))
 
     def _on_axis(self, axis: str, types: Sequence[Type], shapes: Sequence[Shape], op: Op) -> list[Placement]:
         """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded alike, or replicated."""
@@ -177,6 +206,14 @@ class OpDef:
         if not holds:
             places = ", ".join(str(t.at(axis)) for t in types)
             raise TypingError(f"{self.name} {what} on {axis}; its operands are {places}")
+
+
+def _require_sum(program: Program, dim: str, parts: tuple[str, ...]) -> None:
+    """A dim is as large as its parts together."""
+    sizes = [program.size(part) for part in parts]
+    if sum(sizes) != program.size(dim):
+        words = " + ".join(f"{part} {size}" for part, size in zip(parts, sizes, strict=True))
+        raise TypingError(f"{dim} is {program.size(dim)}, but {words} = {sum(sizes)}")
 
 
 def _replicated(type: Type) -> list[Placement]:

@@ -33,6 +33,8 @@ def _scalar_count(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _reciprocal(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    if types[0].axes_in(Kind.PARTIAL):
+        raise TypingError("reciprocal takes a count that is reduced")
     return [Type(str(op.get("dtype")), (), types[0].places)]
 
 

@@ -102,7 +102,8 @@ class _Worker:
         """Each rank holds the key/value heads that its query heads use: as many shards of both, or one head for all."""
         heads, kv_heads = linked
         axes = tuple(c.axis for c in self._program.claims if c.dim == kv_heads and c.split)
-        one_left = self._program.size(kv_heads) == self._program.degree(axes)
+        order = [axis.name for axis in self._program.axes if axis.name in (*axes, first[0].axis)]
+        one_left = self._program.size(kv_heads) == self._program.degree(axes) and order[-1] == first[0].axis
         alone = {heads, kv_heads} & set(split)
         if len(alone) == len(set(linked)) or not alone or (alone == {heads} and one_left):
             return

@@ -7,7 +7,8 @@ key/value heads, which the axis can be factored for.  Non-goals: what single ops
 import fnmatch
 
 from ..diagnostics import Diagnostics, Note, did_you_mean, listing
-from ..ir import DATA_DIMS, Claim, Enter, Program, Region, types, walk
+from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, types, walk
+from ..ops import OPS
 from ..ops.attention import head_dims
 from ..settings import Group
 
@@ -200,8 +201,22 @@ def _heads(program: Program, found: Diagnostics) -> None:
                 label = f"{program.size(heads)} / {program.size(kv_heads)} is not whole"
                 found.error("E0311", f"`{kv_heads}` does not divide `{heads}`", op.span, label)
         if op.kind == "rope":
-            last, theta = type_of[op.inputs[0]].dims[-1], op.get("theta")
-            if program.size(last) % 2:
-                found.error("E0312", f"rope turns pairs, but `{last}` = {program.size(last)} is odd", op.span)
-            if not (isinstance(theta, float) and theta > 0):
-                found.error("E0313", f"rope's theta is {theta}", op.span, help="a number above 0, for instance 10000")
+            _rope(program, op, type_of[op.inputs[0]].dims[-1], found)
+
+
+def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
+    given = {a.name: OPS["rope"].get(op, a.name) for a in OPS["rope"].attributes}
+    dims, size = given["dims"], program.size(last)
+    if size % 2:
+        found.error("E0312", f"rope turns pairs, but `{last}` = {size} is odd", op.span)
+    if isinstance(dims, float) and dims and not (dims % 2 == 0 and 0 < dims < size):
+        help = f"an even number below {size}, or leave it out for all of `{last}`"
+        found.error("E0312", f"rope cannot turn {dims:g} of `{last}` = {size}", op.span, help=help)
+    for name in ("theta", "factor", "low", "high", "original"):
+        value = given[name]
+        if not (isinstance(value, float) and value > 0):
+            found.error("E0313", f"rope's {name} is {value}", op.span, help="a number above 0, for instance 10000")
+    if given["scaling"] == "none" and given["factor"] != 1:
+        found.error(
+            "E0313", "rope has a factor and no scaling", op.span, help="add `scaling=linear` or `scaling=llama3`"
+        )

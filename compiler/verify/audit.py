@@ -18,15 +18,12 @@ from .meanings import MEANINGS
 from .mutants import Mutant, mutants
 from .mutants.faults import FAULTS
 from .numbers import Numbers
-from .proof import Case, case_of, differences
+from .proof import TRIALS, Case, case_of, differences
 from .reals import Reals
 from .reference import Reference
 from .replay import Memory, Replay
 from .shapes import Sizes, meshes
 from .world import World
-
-TRIALS = 2
-"""Enough: a mutant that passes by chance is held for missed, not for found."""
 
 
 class Fate(Enum):
@@ -110,7 +107,9 @@ class _Bench:
         self._env = start.on(case.program, self._world)
         self._expected = Reference(case.single, numbers).run(start)
         self._memory = Memory()
-        self._machine(case.program, learning=True).run(self._env)
+        own = self._machine(case.program, learning=True).run(self._env)
+        apart = differences(case.program, self._world, numbers, own, self._expected)
+        assert not apart, f"verify: what is audited is not the single-device step: {apart}"
 
     def _machine(self, program: Program, learning: bool = False) -> Replay:
         return Replay(

@@ -105,14 +105,16 @@ class Field:
         mask = Word((1 << WINDOW) - 1)
         return Tensor(x.dims, low[exponent & mask] * high[exponent >> Word(WINDOW)] % P, 1)
 
-    def angles(self, positions: Array, pairs: int, theta: object) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
         both = positions[..., None] * pairs + np.arange(pairs)
         index = Tensor(("seq", "pair"), both.astype(Word))
-        cos, sin = (self._hash((name, theta), index) % P for name in ("cos", "sin"))
+        cos, sin = (self._hash((name, theta, *scaling), index) % P for name in ("cos", "sin"))
         return Tensor(index.dims, cos, 1), Tensor(index.dims, sin, 1)
 
     def rank(self, x: Tensor) -> Array:
-        return self._digest(("order",), x)[:1]
+        """An order for each trial: in a single one, 0 might be the least, and a maximum with zeros then a sum."""
+        keys = self._key(("order",), self.trials).reshape(-1, *(1,) * (x.array.ndim - 1))
+        return _mixed(x.array ^ keys)
 
     def unequal(self, x: Array, y: Array) -> Array:
         return x != y

@@ -52,12 +52,15 @@ class Numbers(Protocol):
         """exp(x - less), so that exp(x - y) · exp(y - z) = exp(x - z)."""
         ...
 
-    def angles(self, positions: Array, pairs: int, theta: object) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of position · theta^(-i / pairs): positions [1, *mesh axes, n], results dims (seq, pair)."""
+    def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of position · theta^(-i / pairs): positions [1, *mesh axes, n], results dims (seq, pair).
+
+        scaling: its kind, factor, low, high, original, as `rope` takes them.
+        """
         ...
 
     def rank(self, x: Tensor) -> Array:
-        """Keys by which numbers are compared, [1, *mesh axes, *dims]: the largest number has the largest key."""
+        """Keys by which numbers are compared, [trials, *mesh axes, *dims]: the largest number has the largest key."""
         ...
 
     def unequal(self, x: Array, y: Array) -> Array:

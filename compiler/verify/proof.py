@@ -24,7 +24,7 @@ FIRST = STAGES[0]
 BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
 
-TRIALS = 8
+TRIALS = 10
 """With how many the evaluation begins; if the bound asks for more, it is done again."""
 
 

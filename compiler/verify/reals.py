@@ -91,6 +91,14 @@ def _clip(norm: Array, most: float) -> Array:
     return np.where((norm > most) & (most > 0), most / np.maximum(norm, 1e-300), 1.0)
 
 
+def _slowed(frequency: Array, kind: str, factor: float, low: float, high: float, original: float) -> Array:
+    """Frequencies of rotary positions after scaling; llama3 as in its reference code, by wavelength."""
+    if kind == "none":
+        return frequency
+    share = np.clip((original * frequency / (2 * pi) - low) / (high - low), 0, 1) if kind == "llama3" else 0.0
+    return frequency * (share + (1 - share) / factor)
+
+
 def _descended(param: Array, grad: Array, *settings: object) -> Array:
     return param - 0.5 * grad
 
@@ -158,8 +166,8 @@ class Reals:
     def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
         return Tensor(x.dims, np.exp(x.array if less is None else x.array - less.onto(x.dims)))
 
-    def angles(self, positions: Array, pairs: int, theta: Any) -> tuple[Tensor, Tensor]:
-        angle = positions[..., None] * theta ** (-np.arange(pairs) / pairs)
+    def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        angle = positions[..., None] * _slowed(theta ** (-np.arange(pairs) / pairs), *scaling)
         return Tensor(("seq", "pair"), np.cos(angle)), Tensor(("seq", "pair"), np.sin(angle))
 
     def rank(self, x: Tensor) -> Array:

@@ -11,13 +11,10 @@ from attrs import frozen
 
 from ..ir import MICROBATCHES, Program, base, types, walk
 from .numbers import Numbers
-from .tensors import Tensor
+from .tensors import Array, Tensor
 from .world import World
 
 INPUT_DIMS = (MICROBATCHES, "batch", "seq")
-
-UNLABELLED = 0.3
-"""The share of tokens without a label; besides, the first sequence of every microbatch has none."""
 
 
 @frozen
@@ -49,11 +46,25 @@ def scene(program: Program, numbers: Numbers) -> Scene:
         params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), 1)
     rng = np.random.default_rng(list(blake2b(f"{numbers.seed} tokens".encode(), digest_size=16).digest()))
     shape = (1, *(sizes[dim] for dim in INPUT_DIMS))
-    tokens, labels = rng.integers(0, _vocabulary(program), (2, *shape))
-    labels[rng.random(shape) < UNLABELLED] = -1
-    if sizes["batch"] > 1:
-        labels[:, :, 0] = -1  # so that ranks have counts of their own, and one has none
-    return Scene(params, {"tokens": Tensor(INPUT_DIMS, tokens), "labels": Tensor(INPUT_DIMS, labels)})
+    inputs = {"tokens": _tokens(rng, shape, _vocabulary(program)), "labels": _labels(rng, shape, _vocabulary(program))}
+    return Scene(params, {name: Tensor(INPUT_DIMS, value) for name, value in inputs.items()})
+
+
+def _tokens(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
+    """Each differs from the one before it: among equal ones, where attention looks makes no difference."""
+    return np.cumsum(rng.integers(1, max(vocabulary, 2), shape), axis=-1) % vocabulary
+
+
+def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
+    """None in the first of several sequences nor in the first half of any: ranks have counts of their own, some none.
+
+    The first microbatch has more than the others, so that a mean of means is not the mean; a count is never 1 in all.
+    """
+    _, microbatches, batch, seq = shape
+    microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
+    skipped = np.minimum(np.where(microbatch == 0, 1, 2), batch - 1)
+    labelled = (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
+    return np.where(labelled, rng.integers(0, vocabulary, shape), -1)
 
 
 def _vocabulary(program: Program) -> int:

@@ -10,7 +10,8 @@ from math import lcm, prod
 from attrs import evolve
 
 from ..ir import MICROBATCHES, Claim, Dim, Program, Region, Stmt, types, walk
-from ..ops.attention import head_dims
+from ..ops import OPS
+from ..ops.attention import SEQUENCE, head_dims
 from ..settings import Cluster
 
 Sizes = dict[str, int]
@@ -64,8 +65,14 @@ class _Sizes:
         found = types(program)
         ops = list(walk(program.region.body))
         attended = [op for op in ops if op.kind == "attention"]
-        self._groups = dict(head_dims(found[op.inputs[0]], found[op.inputs[1]]) for op in attended)
+        self._groups: dict[str, set[str]] = {}
+        for heads, few in (head_dims(found[op.inputs[0]], found[op.inputs[1]]) for op in attended):
+            if heads != few:
+                self._groups.setdefault(heads, set()).add(few)
+        joins = [OPS[op.kind].joins([found[name] for name in op.inputs], op) for op in ops]
+        self._parts = {dim: parts for each in joins for dim, parts in each.items()}
         self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind == "rope"}
+        self._even |= {part for dim in self._even for part in self._parts.get(dim, ())}
         self._sizes: Sizes = {}
 
     def chosen(self) -> Sizes:
@@ -74,23 +81,37 @@ class _Sizes:
             self._sizes[dim.name] = self._size(dim)
         return self._sizes
 
-    def _turn(self, dim: Dim) -> int:
-        """Tokens first, for they multiply everything; query heads after the key/value heads of which they are more."""
-        return 0 if dim.name == "batch" else 1 if dim.name == "seq" else 3 if dim.name in self._groups else 2
+    def _turn(self, dim: Dim) -> tuple[int, int]:
+        """Tokens first, for they multiply everything; query heads after the key/value heads of which they are more,
+        and what is joined after its parts."""
+        later = 4 if dim.name in self._parts else 3 if dim.name in self._groups else 2
+        turn = 0 if dim.name == "batch" else 1 if dim.name == "seq" else later
+        return turn, dim.size if turn > 2 else 0
+
+    def _is_apart(self, few: str) -> bool:
+        """Whether key/value heads lie over other axes than query heads that use them."""
+        users = [heads for heads, all_few in self._groups.items() if few in all_few]
+        return any(self._axes_of(heads) != self._axes_of(few) for heads in users)
+
+    def _axes_of(self, dim: str) -> list[str]:
+        return [claim.axis for claim in self._claims.get(dim, []) if claim.split]
 
     def _size(self, dim: Dim) -> int:
         claims = self._claims.get(dim.name, [])
         unit = prod(self._axes[claim.axis] for claim in claims if claim.split)
-        if dim.size == 1 or not all(claim.split for claim in claims):
-            return unit  # few heads: as many as the factors that they fill
+        if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
+            return unit  # few heads: as many as the factors that they fill, one on each rank
+        if parts := self._parts.get(dim.name):
+            return sum(self._sizes[part] for part in parts)
         if dim.name in self._loops:
-            return 2
+            return next((size for size in self._axes.values() if size > 1), 2)  # 2 on one mesh, 3 on the other
         if few := self._groups.get(dim.name):
-            unit = lcm(unit, self._sizes[few] * (2 if dim.size > self._program.size(few) else 1))
-            return unit if dim.size > self._program.size(few) else self._sizes[few]
+            return lcm(unit, *(self._sizes[each] * (2 if dim.size > self._program.size(each) else 1) for each in few))
         unit = lcm(unit, 2) if dim.name in self._even else unit
         taken = {size for name, size in self._sizes.items() if name not in self._loops}
-        return next(unit * k for k in count(1) if unit * k > 1 and unit * k not in taken)
+        alone = dim.name == SEQUENCE and self._sizes["batch"] == 1
+        least = 3 if alone else 2  # of a sequence alone, two tokens have labels, and one has none
+        return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
 
 
 def _loops(body: tuple[Stmt, ...]) -> set[str]:

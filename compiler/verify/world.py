@@ -135,8 +135,8 @@ def _sum(x: Tensor, n: Numbers) -> Array:
 
 
 def _largest(x: Tensor, n: Numbers) -> Array:
-    keys = np.stack([n.rank(Tensor(x.dims, part)) for part in x.array])
-    return np.take_along_axis(x.array, np.broadcast_to(keys.argmax(axis=0)[None], (1, *x.array.shape[1:])), axis=0)[0]
+    parts, keys = np.broadcast_arrays(x.array, np.stack([n.rank(Tensor(x.dims, part)) for part in x.array]))
+    return np.take_along_axis(parts, keys.argmax(axis=0)[None], axis=0)[0]
 
 
 def _padded(parts: Array, at: int) -> Array:

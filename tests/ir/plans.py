@@ -1,12 +1,9 @@
-"""Small plans for the tests of the IR, and numbers to run them on."""
+"""Small plans for the tests of the IR."""
 
 import re
-from collections.abc import Mapping
 
-import numpy as np
 from attrs import frozen
 
-from ir.placing import Array
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import STAGES, compile_plan
 from scalec.compiler.source import Source
@@ -87,21 +84,3 @@ train {{
     def program(self, until: str = STAGES[-1]) -> Program:
         """The plan after a pass."""
         return compile_plan(Source("tiny.scale", self.text()), until)
-
-
-def parameters(program: Program, rng: np.random.Generator) -> dict[str, Array]:
-    """Random global parameters, all different, so that no mistake cancels."""
-    sizes = {dim.name: dim.size for dim in program.dims}
-    return {p.name: rng.normal(0, 0.3, [sizes[dim] for dim in p.type.dims]) for p in program.params}
-
-
-def batch(plan: Plan, rng: np.random.Generator, ignored: float = 0.3) -> dict[str, Array]:
-    """Random tokens and labels, `[microbatches, batch, seq]`, with a part of the labels ignored."""
-    shape = (plan.microbatches, plan.microbatch, plan.seq)
-    labels = rng.integers(0, 12, shape)
-    return {"tokens": rng.integers(0, 12, shape), "labels": np.where(rng.random(shape) < ignored, -100, labels)}
-
-
-def microbatch(inputs: Mapping[str, Array], index: int) -> dict[str, Array]:
-    """One microbatch of `batch`."""
-    return {name: value[index] for name, value in inputs.items()}

@@ -1,18 +1,20 @@
-"""The table of coercions: closed under duality, adjoint to its conjugates, and what `path` makes of it.
+"""The table of coercions: closed under duality, and what `path` makes of it.
 
-Non-goals: what the runtime's collectives do (`tests/runtime`); here a coercion is what its placements mean.
+Non-goals: what each coercion does, and that its conjugate is its adjoint (`tests/verify/test_world.py`); the runtime's
+collectives (`tests/runtime`).
 """
 
-import numpy as np
 import pytest
 from attrs import field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir.frames import frame, placements
-from ir.placing import Array, Held, Mesh
+from ir.parts import TRIALS, drawn, is_spread, spread
 from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Placement, Program, Type, sharded
-from scalec.compiler.placements import COERCIONS, DUAL, OrderError, Step, conjugate, dual, dual_type, path
+from scalec.compiler.placements import COERCIONS, DUAL, OrderError, Step, conjugate, dual, path
+from scalec.compiler.verify.field import Field
+from scalec.compiler.verify.world import World
 
 EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
 ENTRIES = [(EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d"))) for a, b in COERCIONS]
@@ -53,37 +55,6 @@ def test_all_changes_are_entries_but_one() -> None:
     assert set(COERCIONS) == changes - {(Kind.PARTIAL, Kind.REPLICATED)} | maxima
 
 
-# ---- the adjoint identity
-
-
-def product(u: Held, v: Held, axis: str, ranks: int) -> int:
-    """⟨u, v⟩ over all ranks; an invariant counts once."""
-    total = int((u.parts * v.parts).sum())
-    return total // ranks if v.type.at(axis) == INVARIANT else total
-
-
-def integers(rng: np.random.Generator) -> Array:
-    return rng.integers(-9, 10, (12, 24))
-
-
-@pytest.mark.parametrize("entry", WITH_GRADIENT, ids=ids)
-@settings(derandomize=True, max_examples=15, deadline=None)
-@given(ranks=st.integers(1, 4), seed=st.integers(0, 99))
-def test_adjoint_identity(entry: tuple[Placement, Placement], ranks: int, seed: int) -> None:
-    """⟨g, C x⟩ = ⟨C* g, x⟩, with g placed by the dual of where C leads."""
-    (source, target), rng = entry, np.random.default_rng(seed)
-    mesh = Mesh({"tp": ranks}, {"d": 12, "e": 24})
-    before, after = (Type("f64", ("d", "e"), (("tp", p),) * (p != INVARIANT)) for p in entry)
-    x = mesh.spread(integers(rng), before, rng)
-    g = mesh.spread(integers(rng), dual_type(after), rng)
-    forward = mesh.coerced(x, ["tp"], source, target)
-    backward = mesh.coerced(g, ["tp"], *conjugate(source, target))
-    assert forward.type == after
-    assert backward.type == dual_type(before)
-    assert product(g, forward, "tp", ranks) == product(backward, x, "tp", ranks)
-    assert (mesh.whole(forward) == mesh.whole(x)).all()
-
-
 # ---- path
 
 
@@ -120,20 +91,18 @@ def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
-@given(pairs(), st.integers(0, 9))
-def test_paths_lead_where_they_should(pair: Pair, seed: int) -> None:
-    mesh, rng = Mesh.of(pair.program), np.random.default_rng(seed)
-    value = integers(rng)
-    held = mesh.spread(value, pair.source, rng)
-    steps = applied(pair)
+@given(pairs())
+def test_paths_lead_where_they_should(pair: Pair) -> None:
+    """Each step is an entry of the table, and leaves the value as it is."""
+    world, numbers, steps = World.of(pair.program), Field(TRIALS, len(pair.program.axes)), applied(pair)
+    value = drawn(world, pair.source.dims, "value")
+    held = spread(world, numbers, value, pair.source, "value")
     for step, before, after in steps:
         assert (step.source.kind, step.target.kind) in COERCIONS
         assert all(before.at(axis) == step.source for axis in step.axes)
-        held = mesh.coerced(held, step.axes, step.source, step.target)
-        assert held.type == after
-        mesh.check(held)
-    assert held.type == (pair.target if steps else pair.source)
-    assert (mesh.whole(held) == value).all()
+        held = world.coerced(held, step.axes, step.source, step.target, numbers)
+        assert is_spread(world, numbers, held, after, value)
+    assert not steps or steps[-1][2] == pair.target
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)

@@ -191,14 +191,15 @@ def test_functions_differ_by_name_constants_order_and_seed() -> None:
     assert len(rows) == 2 * len(found)
 
 
-def test_ranks_order_alike_everywhere() -> None:
-    """A total order of arguments: the same keys for the same numbers, and no two numbers of one key."""
-    n = field(3)
-    x = n.random((COUNT,), "x")
+def test_ranks_are_a_total_order_of_each_trial() -> None:
+    """The same keys for the same numbers wherever they stand, no two numbers of one key, and 0 not always the least."""
+    n, x = field(3), np.arange(COUNT, dtype=Word)[None]
     keys = n.rank(Tensor(("i",), x, 1))
-    assert keys.shape == (1, COUNT)
-    assert len(np.unique(keys)) == COUNT
+    assert keys.shape == (3, COUNT)
+    assert all(len(np.unique(row)) == COUNT for row in keys)
     assert (n.rank(Tensor(("i",), x[:, ::-1], 1)) == keys[:, ::-1]).all()
+    assert len({tuple(np.argsort(row[:20])) for row in keys}) == 3
+    assert len({tuple(row[1:20] > row[0]) for row in keys}) == 3
 
 
 # ---- what the bound rests on

@@ -34,11 +34,12 @@ SIZES = {
     name: dict(zip(DIMS, sizes, strict=True))
     for name, sizes in {
         "kv heads < heads": (2, 5, 6, 3, 7, 6, 2, 4, 3),
-        "kv heads = heads": (3, 4, 2, 5, 6, 3, 3, 6, 2),
-        "one kv head": (2, 6, 4, 2, 5, 4, 1, 2, 1),
-        "ones": (1, 1, 1, 1, 2, 1, 1, 2, 1),
+        "kv heads = heads": (3, 4, 2, 5, 11, 3, 3, 6, 2),
+        "one kv head": (2, 6, 4, 2, 4, 4, 1, 2, 1),
+        "ones": (1, 1, 1, 1, 3, 1, 1, 2, 1),
     }.items()
 }
+"""In all of them `vocab` is as large as `ffn` and `head_dim` together, as what is joined is."""
 
 Numbers = dict[str, int]
 Formula = Callable[..., Any]
@@ -50,6 +51,17 @@ Formula = Callable[..., Any]
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     over = tuple(range(-weight.ndim, 0))
     return x / torch.sqrt((x * x).mean(over, keepdim=True) + eps) * weight
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 0.1) -> Any:
+    over = tuple(range(-weight.ndim, 0))
+    deviation = torch.sqrt(x.var(over, correction=0, keepdim=True) + eps)
+    y = (x - x.mean(over, keepdim=True)) / deviation * weight
+    return y if bias is None else y + bias
+
+
+def rms_scaled(x: torch.Tensor, weight: torch.Tensor, square: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * weight / torch.sqrt(square + eps).reshape(*square.shape, *[1] * weight.ndim)
 
 
 def rope(x: torch.Tensor, theta: float, seq: int) -> torch.Tensor:
@@ -135,7 +147,8 @@ def attention_dx(layout: str) -> Formula:
 class Case:
     """What an op takes and gives, in words of letters, and its definition.
 
-    Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar.
+    Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar,
+    `=bsnd` the attention of the three before.
     """
 
     operands: tuple[str, ...]
@@ -162,13 +175,37 @@ def added(*args: torch.Tensor) -> torch.Tensor:
     return sum(args[1:], args[0])
 
 
-def norm_back(*wanted: int) -> Formula:
+def parted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """`vocab` as `ffn` and `head_dim`."""
+    sizes = next(sizes for sizes in SIZES.values() if sizes["v"] == x.shape[-1])
+    return x.split((sizes["f"], sizes["d"]), -1)
+
+
+def softmax_dx(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """By the Jacobian, diag(y) − y · yᵀ."""
+    return torch.einsum("bsij,bsj->bsi", torch.diag_embed(y) - y[..., :, None] * y[..., None, :], dy)
+
+
+def norm_back(*wanted: int, norm: Formula = rms_norm) -> Formula:
     """Of dy, weight, x."""
-    back = vjp(lambda weight, x: rms_norm(x, weight, 0.1), *wanted)
+    back = vjp(lambda weight, x, *rest: norm(x, weight, *rest, eps=0.1), *wanted)
     return lambda *args: back(*args)[0]
 
 
+ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
+    "exp": [(torch.exp, {})],
+    "gelu": [(partial(F.gelu, approximate=how), {"approximate": how}) for how in ("none", "tanh")],
+    "relu": [(F.relu, {})],
+    "sigmoid": [(torch.sigmoid, {})],
+    "silu": [(F.silu, {})],
+    "softcap": [(lambda x: 2 * torch.tanh(x / 2), {"cap": 2.0})],
+    "tanh": [(torch.tanh, {})],
+}
+"""Functions of one operand with their attributes, which those of their slopes are too."""
+
 CASES = {
+    **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in ELEMENTWISE.items()},
+    **{f"{name}_dx": [case("bsh bsh -> bsh", vjp(f, 0), **attrs) for f, attrs in e] for name, e in ELEMENTWISE.items()},
     "add": [case("bsh bsh bsh -> bsh", added), case("h bsh sh -> bsh", added), case(". . -> .", added)],
     "attention": [
         case("bsnd bskd bskd -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
@@ -177,11 +214,16 @@ CASES = {
         case("snd snd snd -> snd", partial(attention, layout="snd"), mask="causal"),
     ],
     "attention_dx": [
-        case("bsnd bsnd bskd bskd bsnd -> bsnd bskd bskd", attention_dx("bsnd"), mask="causal"),
-        case("sbnd sbnd sbkd sbkd sbnd -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
+        case("bsnd bsnd bskd bskd =bsnd -> bsnd bskd bskd", attention_dx("bsnd"), mask="causal"),
+        case("sbnd sbnd sbkd sbkd =sbnd -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
     ],
     "cast": [case("bsh -> bsh", same, dtype="f64")],
     "clip_scale": [case("+. -> .", partial(clip_scale, most=most), max=most) for most in (1e-9, 0.5, 1.0, 1e9, 0.0)],
+    "concat": [
+        case("bsf bsd -> bsv", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
+        case("f d -> v", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
+    ],
+    "concat_dx": [case("sbv -> sbf sbd", parted, parts=("ffn", "head_dim"))],
     "contract": [
         case("bsh fh -> bsf", einsum("bsh,fh->bsf"), over=("hidden",)),
         case("sbnd hnd -> sbh", einsum("sbnd,hnd->sbh"), over=("heads", "head_dim")),
@@ -191,12 +233,37 @@ CASES = {
     "count_valid": [case("#bs -> .", lambda x: (x >= 0).sum()), case("#sb -> .", lambda x: (x >= 0).sum())],
     "cross_entropy": [case("bsv #bs -> .", cross_entropy), case("sbv #sb -> .", cross_entropy)],
     "cross_entropy_dx": [case(". sbv #sb -> sbv", vjp(cross_entropy, 0))],
+    "div": [
+        case("bsh bsh -> bsh", torch.div),
+        case("bsh +h -> bsh", torch.div),
+        case("sh bsh -> bsh", torch.div),
+    ],
     "embedding": [case("#bs vh -> bsh", embedding), case("#sb vnd -> sbnd", embedding)],
     "embedding_dw": [case("bsh #bs vh -> vh", vjp(embedding, 1)), case("sbh #sb vh -> vh", vjp(embedding, 1))],
     "grad_norm": [case("+. +. -> .", lambda *xs: added(*xs).sqrt()), case("+. -> .", torch.sqrt)],
+    "layernorm": [
+        case("bsh h h -> bsh", layer_norm, eps=0.1),
+        case("bsh h -> bsh", layer_norm, eps=0.1),
+        case("sbnd nd nd -> sbnd", layer_norm, eps=0.1),
+    ],
+    "layernorm_dx": [
+        case("bsh h bsh -> bsh", norm_back(1, norm=layer_norm), eps=0.1),
+        case("sbnd nd sbnd -> sbnd", norm_back(1, norm=layer_norm), eps=0.1),
+    ],
+    "layernorm_dw": [case("sbnd nd sbnd -> nd", norm_back(0, norm=layer_norm), eps=0.1)],
     "leaf": [case("vh -> vh", same)],
     "leaf_grad": [case("vh -> vh", same)],
     "max_logit": [case("sbv -> sb", lambda x: x.amax(-1)), case("v -> .", lambda x: x.amax(-1))],
+    "mean": [
+        case("bsh -> h", lambda x: x.mean((0, 1)), over=("batch", "seq")),
+        case("bsh -> bs", lambda x: x.mean(-1), over=("hidden",)),
+    ],
+    "mean_dx": [case("bh bsh -> bsh", lambda dy, x: vjp(lambda x: x.mean(1), 0)(dy, x)[0])],
+    "mean_square": [
+        case("sbnd -> sb", lambda x: (x * x).mean((2, 3)), over=("heads", "head_dim")),
+        case("bsh -> bs", lambda x: (x * x).mean(-1), over=("hidden",)),
+    ],
+    "mean_square_dx": [case("sb sbnd -> sbnd", vjp(lambda x: (x * x).mean((2, 3)), 0))],
     "mul": [
         case("bsh bsh -> bsh", torch.mul),
         case("bsh h -> bsh", torch.mul),
@@ -217,20 +284,32 @@ CASES = {
         case("bsh h bsh -> h", norm_back(0), eps=0.1),
         case("sbnd nd sbnd -> nd", norm_back(0), eps=0.1),
     ],
+    "rms_scaled": [
+        case("bsh h +bs -> bsh", partial(rms_scaled, eps=0.1), eps=0.1),
+        case("sbnd nd +sb -> sbnd", partial(rms_scaled, eps=0.1), eps=0.1),
+    ],
+    "rms_scaled_dw": [case("sbnd nd sbnd +sb -> nd", norm_back(0, norm=rms_scaled), eps=0.1)],
+    "rms_scaled_dsquare": [case("sbnd nd sbnd +sb -> sb", norm_back(2, norm=rms_scaled), eps=0.1)],
     "rope": [
         case("bsnd -> bsnd", partial(rope, theta=100.0, seq=1), theta=100.0),
         case("sbkd -> sbkd", partial(rope, theta=5e5, seq=0), theta=5e5),
         case("sd -> sd", partial(rope, theta=2.0, seq=0), theta=2.0),
     ],
     "rope_dx": [case("bsnd -> bsnd", lambda dy: vjp(partial(rope, theta=100.0, seq=1), 0)(dy, dy)[0], theta=100.0)],
-    "silu": [case("bsh -> bsh", F.silu)],
-    "silu_dx": [case("bsh bsh -> bsh", vjp(F.silu, 0))],
+    "softmax": [
+        case("bsh -> bsh", lambda x: x.softmax(-1), over=("hidden",)),
+        case("bsh -> bsh", lambda x: x.softmax(1), over=("seq",)),
+    ],
+    "softmax_dx": [case("bsh bsh -> bsh", softmax_dx, over=("hidden",))],
+    "scale": [case("bsh -> bsh", lambda x: -0.75 * x, by=-0.75)],
+    "shift": [case("bsh -> bsh", lambda x: x - 0.75, by=-0.75)],
     "softmax_parts": [case("sbv sb #sb -> sb sb", softmax_parts), case("bsv bs #bs -> bs bs", softmax_parts)],
     "softmax_parts_dx": [case("sb sb sbv sb #sb -> sbv", vjp(softmax_parts, 0, results=2))],
     "sum": [
         case("bsh -> h", lambda x: x.sum((0, 1)), over=("batch", "seq")),
         case("bsh -> bs", lambda x: x.sum(-1), over=("hidden",)),
     ],
+    "sum_dx": [case("bh bsh -> bsh", lambda dy, x: dy[:, None].expand_as(x))],
     "sum_squares": [case("bsh fh -> .", lambda *xs: sum((x * x).sum() for x in xs)), case("v -> .", lambda x: x @ x)],
     "token_loss": [case("+sb sb #sb -> .", token_loss), case("+bs bs #bs -> .", token_loss)],
     "token_loss_dx": [
@@ -266,7 +345,7 @@ def test_every_op_with_an_adjoint_has_gradients() -> None:
 
 def dims(word: str, sizes: Numbers) -> dict[str, int]:
     """The dims of a word and their sizes; `fh+h` is one flat dim."""
-    letters = word.lstrip("#0+").replace(".", "")
+    letters = word.lstrip("#0+=").replace(".", "")
     if "+" in letters:
         return {"flat": sum(int(np.prod(list(dims(part, sizes).values()))) for part in letters.split("+"))}
     return {DIMS[letter]: sizes[letter] for letter in letters}
@@ -316,7 +395,11 @@ class Drawn:
 
 def draw(kind: str, case: Case, sizes: str, seed: int = 0) -> Drawn:
     rng = np.random.default_rng(seed)
-    return Drawn(kind, case, SIZES[sizes], [drawn(word, SIZES[sizes], rng) for word in case.operands])
+    operands = [drawn(word, SIZES[sizes], rng) for word in case.operands]
+    for i, word in enumerate(case.operands):
+        if word[0] == "=":
+            operands[i] = attention(*map(torch.from_numpy, operands[i - 3 : i]), layout=word[1:]).numpy()
+    return Drawn(kind, case, SIZES[sizes], operands)
 
 
 def assert_same(found: Tensor, expected: torch.Tensor, dims: Sequence[str], what: str) -> None:

@@ -56,7 +56,10 @@ def test_plans_prove_equal(name: str) -> None:
     assert proof.gradients == proof.parameters == len(compiled(name)[0].params)
 
 
-@pytest.mark.parametrize("name", SOURCES)
+REDUCED = "three axes", "two key/value heads on eight ranks", "one key/value head", "nested repeats", "tied embedding"
+
+
+@pytest.mark.parametrize("name", [*REDUCED, DP_TP, "llama3_405b"])
 def test_the_reduced_program_is_that_of_the_reduced_plan(name: str) -> None:
     for i, axes in enumerate(meshes(compiled(name)[0])):
         small = case(name, i)
@@ -64,7 +67,7 @@ def test_the_reduced_program_is_that_of_the_reduced_plan(name: str) -> None:
         assert again == evolve(small.program, stage=again.stage), f"on {axes}"
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [*REDUCED, DP_TP, "one device", "axes of size 1", "llama3_405b"])
 def test_every_axis_is_evaluated_at_two_and_at_three(name: str) -> None:
     program = compiled(name)[0]
     for axis in program.axes:
@@ -75,6 +78,20 @@ def test_every_axis_is_evaluated_at_two_and_at_three(name: str) -> None:
 def test_steps_agree_in_float64_too(name: str) -> None:
     small = case(name)
     assert unequal(small, Reals(len(small.program.axes))) == []
+
+
+@pytest.mark.parametrize("name", [*REDUCED, DP_TP, "one device", "sequence alone", "tiny_llama"])
+def test_what_a_step_begins_with_tells_mistakes(name: str) -> None:
+    """Every microbatch has labels, the first of them more; there are several in all; no token follows itself."""
+    for i in range(len(meshes(compiled(name)[0]))):
+        small = case(name, i)
+        inputs = small.scene(Field(1, len(small.program.axes))).inputs
+        tokens, labels = inputs["tokens"].array[0], inputs["labels"].array[0]
+        assert (tokens[..., 1:] != tokens[..., :-1]).all()
+        counts = (labels >= 0).sum(axis=(1, 2))
+        assert 2 <= counts.sum() < labels.size
+        assert counts.all()
+        assert (counts[1:] < counts[0]).all()
 
 
 @pytest.mark.parametrize("name", [DP_TP, "one device", "clipped", "tiny_llama"])
@@ -189,4 +206,6 @@ def test_a_program_is_held_against_its_own_forward() -> None:
     with pytest.raises(UnequalError) as caught:
         prove(wrong, wrong)
     assert "gradient of norm1" in caught.value.results
+    with pytest.raises(UnequalError):
+        prove(wrong, compiled(DP_TP)[1])
     assert "loss" not in caught.value.results

@@ -7,8 +7,10 @@ view is seen.  Non-goals: statements (`forward`).
 import ast
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
+from typing import cast
 
-from attrs import define
+from attrs import define, evolve
 
 from ...ir import Attr, Op, Program, Type
 from ...placements import COERCIONS, coercion_of
@@ -154,6 +156,22 @@ def _unsqueeze(e: Expressions, call: ast.Call, x: Local) -> Local:
             raise wrong(call, "adds no dim")
 
 
+def _summed(e: Expressions, call: ast.Call, x: Local) -> Local:
+    """Over the dims that are counted."""
+    demand(call, len(call.args) == 1, "sums over one dim or a tuple of them")
+    return e.take(call, "sum", [x], {"over": _counted(call.args[0], x)})[0]
+
+
+def _counted(node: ast.expr, x: Local) -> tuple[str, ...]:
+    """The names of dims by their places."""
+    value = literal(node)
+    places = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+    found = [x.dims[at] for at in places if isinstance(at, int) and 0 <= at < len(x.dims)]
+    plain = len(found) == len(places) and len(x.dims) == len(x.groups)
+    demand(node, plain, f"`{ast.unparse(node)}` are not dims of {x.groups}")
+    return tuple(found)
+
+
 # ---- calls
 
 
@@ -172,11 +190,48 @@ def _linear(e: Expressions, call: ast.Call) -> Local:
     return Local(y.name, groups)
 
 
-def _rms_norm(e: Expressions, call: ast.Call) -> Local:
-    x, weight = e.operands(call, 2)
-    demand(call, x.dims[-len(weight.dims) :] == weight.dims, f"normalises {weight.dims} of {x.dims}")
-    eps = literal(keywords(call, "eps")["eps"])
-    return e.take(call, "rmsnorm", [x, weight], {"eps": _number(call, eps)})[0]
+def _norm(kind: str, *counts: int) -> Callable[[Expressions, ast.Call], Seen]:
+    """A norm of so many operands: x, weight, and what else there may be."""
+
+    def read(e: Expressions, call: ast.Call) -> Local:
+        demand(call, len(call.args) in counts, f"{len(call.args)} operands")
+        x, weight, *rest = values = e.operands(call, len(call.args))
+        demand(call, x.dims[-len(weight.dims) :] == weight.dims, f"normalises {weight.dims} of {x.dims}")
+        lacks = x.dims[: -len(weight.dims)] if kind == "rms_scaled" else weight.dims
+        demand(call, all(other.dims == lacks for other in rest), "the operands lie differently")
+        eps = _number(call, literal(keywords(call, "eps")["eps"]))
+        return e.take(call, kind, values, {"eps": eps})[0]
+
+    return read
+
+
+def _mean(kind: str) -> Callable[[Expressions, ast.Call], Seen]:
+    """A mean over counted dims, divided by their global sizes."""
+
+    def read(e: Expressions, call: ast.Call) -> Local:
+        (x,), given = e.operands(call, 1), keywords(call, "dim", "size")
+        over = _counted(given["dim"], x)
+        size = prod(e.program.size(dim) for dim in over)
+        demand(call, literal(given["size"]) == size, f"{over} are {size}, not {ast.unparse(given['size'])}")
+        return e.take(call, kind, [x], {"over": over})[0]
+
+    return read
+
+
+def _softmax(e: Expressions, call: ast.Call) -> Local:
+    (x,) = e.operands(call, 1)
+    return e.take(call, "softmax", [x], {"over": _counted(keywords(call, "dim")["dim"], x)})[0]
+
+
+def _concat(e: Expressions, call: ast.Call) -> Local:
+    """Torch does not care what the joined dim is called."""
+    keywords(call)
+    values = e.operands(call, len(call.args))
+    demand(call, len({value.dims[:-1] for value in values}) == 1, "the operands lie differently")
+    for dim in e.program.dims:
+        if e.ops.has("concat", [value.name for value in values], {"as": dim.name}):
+            return e.take(call, "concat", values, {"as": dim.name})[0]
+    raise wrong(call, "the IR joins no such values that are not joined yet")
 
 
 def _number(node: ast.AST, value: object) -> float:
@@ -189,29 +244,43 @@ def _rope(e: Expressions, call: ast.Call) -> Local:
     demand(call, len(call.args) == 2, "rope takes an operand and a table")
     keywords(call)
     x, table = e.plain(call.args[0]), e.value(call.args[1])
-    theta = table.theta if isinstance(table, Table) else 0.0
-    seq, dim = e.sizes(x, ("seq", x.dims[-1]))
-    needed = Table(seq, dim, theta, len(x.dims) - x.dims.index("seq") - 2, DTYPES[e.types[x.name].dtype])
-    demand(call, table == needed, f"the table is {table}, not {needed}")
-    return e.take(call, "rope", [x], {"theta": theta})[0]
+    if not isinstance(table, Table):
+        raise wrong(call, "rope turns by a table")
+    seq, width = e.sizes(x, ("seq", x.dims[-1]))
+    between, dtype = len(x.dims) - x.dims.index("seq") - 2, DTYPES[e.types[x.name].dtype]
+    needed = evolve(table, seq=seq, between=between, dtype=dtype)
+    demand(call, table == needed and table.dim <= width, f"the table is {table}, not {needed}")
+    part: dict[str, Attr] = {"dims": float(table.dim)} if table.dim < width else {}
+    return e.take(call, "rope", [x], {"theta": table.theta, **part, **dict(table.scaling)})[0]
 
 
 def _attention(e: Expressions, call: ast.Call) -> Local:
-    """The runtime's attention is causal, takes [seq, batch, heads, head_dim] or with the first two swapped."""
+    """The runtime's attention takes [seq, batch, heads, head_dim] or with the first two swapped."""
     q, k, v = e.operands(call, 3)
     demand(
         call,
         k.dims == v.dims and q.dims[:2] == k.dims[:2] and len(q.dims) == 4,
         f"attention of {q.dims}, {k.dims}, {v.dims}",
     )
-    seq = literal(keywords(call, "seq")["seq"])
+    given = {str(keyword.arg): literal(keyword.value) for keyword in call.keywords}
+    seq = given.pop("seq", None)
     demand(call, q.dims[:2].index("seq") == seq, f"seq={seq}, but the dims are {q.dims}")
     heads, kv_heads = (e.sizes(value, value.dims[2:3])[0] for value in (q, k))
     whole = heads * e.program.size(k.dims[2]) == kv_heads * e.program.size(q.dims[2])
     demand(
         call, whole or kv_heads == 1, f"{heads} of the heads and {kv_heads} of the kv heads are no part of the whole"
     )
-    return e.take(call, "attention", [q, k, v], {"mask": "causal"})[0]
+    return e.take(call, "attention", [q, k, v], _attention_attributes(call, given))[0]
+
+
+def _attention_attributes(call: ast.Call, given: dict[str, object]) -> dict[str, Attr]:
+    """The IR's attributes for the options of the runtime's attention."""
+    attrs: dict[str, Attr] = {"mask": "causal" if given.pop("causal", True) is True else "full"}
+    for key, value in given.items():
+        demand(call, key in ("window", "scale", "softcap"), f"attention has no option {key}")
+        demand(call, isinstance(value, int if key == "window" else float), f"{key} = {value!r}")
+        attrs[key] = float(str(value))
+    return attrs
 
 
 def _embedding(e: Expressions, call: ast.Call) -> Local:
@@ -297,6 +366,7 @@ def _demand_once(e: Expressions, call: ast.Call, op: Op, again: bool) -> None:
 
 VIEWS: dict[str, Callable[[Expressions, ast.Call, Local], Local]] = {
     "flatten": _flatten,
+    "sum": _summed,
     "unflatten": _unflatten,
     "unsqueeze": _unsqueeze,
 }
@@ -308,15 +378,21 @@ def _coercion(function: str) -> Callable[[Expressions, ast.Call], Seen]:
 
 CALLS: dict[str, Callable[[Expressions, ast.Call], Seen]] = {
     "attention": _attention,
+    "concat": _concat,
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
+    "layer_norm": _norm("layernorm", 2, 3),
     "linear": _linear,
     "max_logit": _alike("max_logit", 1),
-    "rms_norm": _rms_norm,
+    "mean": _mean("mean"),
+    "mean_square": _mean("mean_square"),
+    "rms_norm": _norm("rmsnorm", 2),
+    "rms_scaled": _norm("rms_scaled", 3),
     "rope": _rope,
     **{name: _function(name) for name in ("exp", "relu", "sigmoid", "silu", "tanh")},
     "gelu": _function("gelu", "approximate"),
     "softcap": _function("softcap", "cap"),
+    "softmax": _softmax,
     "softmax_parts": _softmax_parts,
     "token_loss": _alike("token_loss", 3),
     **{entry.function: _coercion(entry.function) for entry in COERCIONS.values()},

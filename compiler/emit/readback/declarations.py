@@ -5,8 +5,9 @@ Non-goals: which parameter a weight is, and what `forward` does (`forward`).
 
 import ast
 
+from ...ir import Attr
 from .forward import Attribute, Class, Modules, Weight
-from .text import Names, axes_of, demand, demand_header, demand_same, keywords, literal, statements, wrong
+from .text import Names, axes_of, demand, demand_header, demand_same, literal, statements, wrong
 from .values import Axes, Table
 
 
@@ -103,14 +104,25 @@ class _Init:
 
     def _table(self, call: ast.Call) -> Table:
         self._names.demand(call, "rope_table")
-        given = keywords(call, "theta", "between", "mesh", "dtype")
+        given = {str(keyword.arg): keyword.value for keyword in call.keywords}
+        scaling = tuple((key, _scaling(call, key, node)) for key, node in list(given.items())[4:])
+        demand(call, {*given} >= {"theta", "between", "mesh", "dtype"}, "lacks what a table needs")
         theta, dtype = literal(given["theta"]), ast.unparse(given["dtype"])
         sizes = [literal(node) for node in (*call.args, given["between"])]
         match sizes:
             case [int(seq), int(dim), int(between)] if isinstance(theta, float):
-                demand_same(
-                    call, f"rope_table({seq}, {dim}, theta={theta!r}, between={between}, mesh=mesh, dtype={dtype})"
-                )
-                return Table(seq, dim, theta, between, dtype)
+                more = "".join(f", {key}={value!r}" for key, value in scaling)
+                sizes = f"{seq}, {dim}, theta={theta!r}, between={between}"
+                demand_same(call, f"rope_table({sizes}, mesh=mesh, dtype={dtype}{more})")
+                return Table(seq, dim, theta, between, dtype, scaling)
             case _:
                 raise wrong(call, "is no table of rotary positions")
+
+
+def _scaling(call: ast.Call, key: str, node: ast.expr) -> Attr:
+    """An option of a table, which scales its angles."""
+    value = literal(node)
+    demand(call, key in ("scaling", "factor", "low", "high", "original"), f"a table has no option {key}")
+    if not isinstance(value, str | float):
+        raise wrong(call, f"{key} = {value!r}")
+    return value

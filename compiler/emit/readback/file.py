@@ -13,11 +13,12 @@ from .settings import check_build, check_plan, model_class
 from .step import Step
 from .text import demand, demand_header, demand_same, wrong
 from .values import blocks, local
+from .weights import stored
 
-FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu"})
+FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu", "softmax"})
 STEPS = {"Batch", "Mesh", "Metrics", "all_reduce_", "clip_scale", "count_valid", "sum_squares"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
-SETTINGS = {"AdamW", "Constant", "Cosine", "Group", "Input", "Plan", "SGD", "State", "Text", "Tokens", "train"}
+SETTINGS = set("AdamW Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,
@@ -51,7 +52,7 @@ class File:
         model = self._model(names)
         taken = self._steps(model, model_class(build), train, evaluate) + model.taken
         check_build(build, self._program, model.paths, self._dtype(), names)
-        check_plan(self._plan[0], self._program, self._types, names)
+        check_plan(self._plan[0], self._program, self._types, stored(self._program, model.paths, self._dtype()), names)
         expected = sum(1 for _ in walk(self._program.region.body))
         demand(last, taken == expected, f"does {taken} ops, not the {expected} of the IR")
         return taken

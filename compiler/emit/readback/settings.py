@@ -99,12 +99,14 @@ def _settings(param: str, program: Program) -> Settings:
     return optimizer.weight_decay, 1.0
 
 
-def check_plan(node: ast.expr, program: Program, types: dict[str, Type], names: frozenset[str]) -> None:
-    """`PLAN` says what the program says."""
+def check_plan(
+    node: ast.expr, program: Program, types: dict[str, Type], stored: dict[str, str], names: frozenset[str]
+) -> None:
+    """`PLAN` says what the program says; `stored` is what it says of files of weights."""
     if not isinstance(node, ast.Call):
         raise wrong(node, "the plan is no call")
     demand(node, ast.unparse(node.func) == "Plan" and not node.args, "is no plan")
-    expected = _plan(program, types)
+    expected = _plan(program, types) | stored
     for key, value in keywords(node, *expected).items():
         demand_same(value, expected[key])
     used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}

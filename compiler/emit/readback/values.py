@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ...ir import MAXIMUM, Kind, Op, Placement, Program, Region, Type, sharded
+from ...ir import MAXIMUM, Attr, Kind, Op, Placement, Program, Region, Type, sharded
 from ...placements import COERCIONS
 
 Groups = tuple[tuple[str, ...], ...]
@@ -40,6 +40,7 @@ class Table:
     theta: float
     between: int
     dtype: str
+    scaling: tuple[tuple[str, Attr], ...] = ()
 
 
 def local(name: str, types: Mapping[str, Type]) -> Local:

@@ -14,11 +14,12 @@ from ...source import Source
 from .arithmetic import Scalar, evaluate, whole
 from .document import Document, gather
 from .model import build
+from .stored import stored
 
 PRECISIONS = {"fp32": ("f32", "f32"), "bf16": ("bf16", "f32"), "fp64": ("f64", "f64")}
 """The element types of activations and of parameters' state of record, by `precision`."""
 
-SECTIONS = ("cluster", "mesh", "shard", "train")
+SECTIONS = ("cluster", "mesh", "names", "shard", "train")
 
 
 def resolve(source: Source) -> Program:
@@ -49,7 +50,8 @@ def resolve(source: Source) -> Program:
         cluster,
     )
     built = build(document.model, frame, scope, *PRECISIONS[train.precision])
-    return evolve(frame, region=built.region, params=built.params)
+    names = stored(document.sections["names"], built.params) if "names" in document.sections else ()
+    return evolve(frame, region=built.region, params=built.params, names=names)
 
 
 def _sections(document: Document, found: Diagnostics) -> dict[str, syntax.Section]:

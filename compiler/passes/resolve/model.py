@@ -4,7 +4,7 @@ Purpose: names, dims and arguments are checked here, at their place in the plan.
 Non-goals: anything distributed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
@@ -27,8 +27,9 @@ from ...ir import (
     Value,
     Yield,
 )
-from ...ops import OPS, OpDef, Operand, TypingError
+from ...ops import OPS, Attribute, OpDef, Operand, TypingError
 from ...source import Span
+from .arguments import arguments
 from .arithmetic import Scalar, apply, evaluate, exact
 from .initial import initialised
 from .mistakes import check_name, check_not_data, wrong
@@ -37,6 +38,8 @@ STEMS = {
     "contract": "y",
     "attention": "o",
     "rmsnorm": "n",
+    "layernorm": "n",
+    "softmax": "p",
     "silu": "g",
     "relu": "g",
     "gelu": "g",
@@ -325,32 +328,18 @@ class _Builder:
         return self._op(entry.name, operands, attrs, call.span, like)
 
     def _arguments(self, call: syntax.Call, entry: OpDef) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
-        places = [*(operand.name for operand in entry.operands), *(attribute.name for attribute in entry.attributes)]
-        given = dict(zip(places, call.args, strict=False))
-        if len(call.args) > len(places):
-            extra = call.args[len(places)]
-            raise wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", extra.span, "one argument too many")
-        for setting in call.kwargs:
-            if setting.key.name not in places or setting.key.name in given:
-                raise wrong(
-                    "E0606", f"`{entry.name}` takes ({', '.join(places)})", setting.key.span, "unknown or given twice"
-                )
-            given[setting.key.name] = setting.value
-        optional = {
-            attribute.name: attribute.default for attribute in entry.attributes if attribute.default is not None
-        }
-        if lacking := [place for place in places if place not in given and place not in optional]:
-            raise wrong("E0606", f"`{entry.name}` takes ({', '.join(places)})", call.span, f"`{lacking[0]}` is missing")
-        for operand in entry.operands:
-            self._begin(given[operand.name], operand.init)
-        operands = tuple(self._tensor(given[operand.name], _like(operand.name)) for operand in entry.operands)
-        for operand, value in zip(entry.operands, operands, strict=True):
-            self._check_kind(entry, operand, value, given[operand.name].span)
-        attrs = tuple(
-            (a.name, self._attribute(given[a.name], a.choices) if a.name in given else optional[a.name])
-            for a in entry.attributes
-        )
-        return operands, attrs
+        given = arguments(call, entry, self._is_number)
+        for operand, expr in given.operands:
+            self._begin(expr, operand.init)
+        operands = tuple(self._tensor(expr, _like(operand.name)) for operand, expr in given.operands)
+        for (operand, expr), value in zip(given.operands, operands, strict=True):
+            self._check_kind(entry, operand, value, expr.span)
+        attrs = {a.name: self._attribute(a, expr, self._types[operands[0]]) for a, expr in given.attributes}
+        for attribute in entry.attributes:
+            if attribute.dims == "last" and attribute.name not in attrs:
+                attrs[attribute.name] = self._types[operands[0]].dims[-1:]
+        defaults = {attribute.name: attribute.default for attribute in entry.attributes}
+        return operands, tuple((name, value) for name, value in attrs.items() if value != defaults[name])
 
     def _check_kind(self, entry: OpDef, operand: Operand, value: str, span: Span) -> None:
         """Token ids go where they are looked up, labels into the loss, and numbers everywhere else."""
@@ -363,7 +352,14 @@ class _Builder:
         if init and isinstance(expr, syntax.ParamUse):
             self._roles.setdefault(expr.name.name, init)
 
-    def _attribute(self, expr: syntax.Expr, choices: tuple[str, ...]) -> Attr:
+    def _attribute(self, attribute: Attribute, expr: syntax.Expr, first: Type) -> Attr:
+        """The value of an attribute; `first` is the type of the first operand, whose dims it may name."""
+        if attribute.dims == "any":
+            return self._dim(expr, sorted(self._dims))
+        if attribute.dims:
+            items = expr.items if isinstance(expr, syntax.List) else (expr,)
+            return tuple(self._dim(item, first.dims) for item in items)
+        choices = attribute.choices
         if not choices:
             return float(evaluate(expr, self._scope))
         if isinstance(expr, syntax.Name) and expr.name in choices:
@@ -371,6 +367,18 @@ class _Builder:
         raise wrong(
             "E0608", "this is not one of the choices", expr.span, f"one of {', '.join(f'`{c}`' for c in choices)}"
         )
+
+    def _dim(self, expr: syntax.Expr, known: Sequence[str]) -> str:
+        """A dim as an argument: one of `known`, but not the one that counts samples."""
+        if not isinstance(expr, syntax.Name):
+            raise wrong("E0307", "a dim is needed here", expr.span, "is not a dim")
+        self._known_dim(expr)
+        if expr.name not in known:
+            label, help = f"its dims are [{', '.join(known)}]", did_you_mean(expr.name, known)
+            raise wrong("E0307", f"`{expr}` is not a dim of this operand", expr.span, label, help)
+        if expr.name == "batch":
+            raise wrong("E0307", "no op works along `batch`", expr.span, "samples do not know of each other")
+        return expr.name
 
     def _op(
         self, kind: str, inputs: tuple[str, ...], attrs: tuple[tuple[str, Attr], ...], span: Span, like: str

@@ -4,16 +4,18 @@ Purpose: the only thing the evaluator knows of ops; shared with nothing that com
 formula and each gradient against autograd.
 """
 
-from . import algebra, attention, embedding, loss, norm, pointwise, step
+from . import algebra, attention, embedding, join, loss, norm, pointwise, reduce, step
 from .call import Call, Meaning
 
 MEANINGS: dict[str, Meaning] = {
     **algebra.MEANINGS,
     **attention.MEANINGS,
     **embedding.MEANINGS,
+    **join.MEANINGS,
     **loss.MEANINGS,
     **norm.MEANINGS,
     **pointwise.MEANINGS,
+    **reduce.MEANINGS,
     **step.MEANINGS,
 }
 """By the op's kind."""

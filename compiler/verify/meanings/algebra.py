@@ -27,11 +27,6 @@ def _product_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [c.numbers.product(x.dims, grads[0], y), c.numbers.product(y.dims, grads[0], x)]
 
 
-def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    (x,) = c.args
-    return [c.numbers.total(x.dims, grads[0], c.numbers.product(x.dims, x, c.numbers.ratio(0, 1)))]
-
-
 def _by(c: Call) -> Tensor:
     """The op's number, exactly."""
     return c.numbers.ratio(*float(str(c.get("by"))).as_integer_ratio())
@@ -59,5 +54,4 @@ MEANINGS = {
     "add": Meaning(_add, _add_gradients),
     "mul": Meaning(_product, _product_gradients),
     "contract": Meaning(_product, _product_gradients),
-    "sum": Meaning(_product, _sum_gradients),
 }

@@ -11,9 +11,17 @@ KEY, GROUP = "key", "group"
 
 
 def _rotated(c: Call, x: Tensor, sign: int) -> Tensor:
-    """Pairs (x[i], x[i + d/2]) of the last dim turned by an angle that depends on the position."""
+    """Pairs (x[i], x[i + d/2]) of the last dim, or of its first few, turned by angles that positions give."""
+    if few := int(c.number("dims")):
+        turned, rest = (Tensor(x.dims, part, x.degree) for part in np.split(x.array, [few], axis=-1))
+        return joined(_turned_all(c, turned, sign), rest)
+    return _turned_all(c, x, sign)
+
+
+def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
     n, last, half = c.numbers, x.dims[-1], x.array.shape[-1] // 2
-    cos, sin = n.angles(c.indices(0, SEQUENCE), half, c.get("theta"))
+    scaling = (c.get("scaling"), *(c.number(name) for name in ("factor", "low", "high", "original")))
+    cos, sin = n.angles(c.indices(0, SEQUENCE), half, c.number("theta"), scaling)
     cos, sin = (Tensor((SEQUENCE, last), t.array, t.degree) for t in (cos, sin))
     back = n.negative(sin)
     ahead, behind = (sin, back) if sign > 0 else (back, sin)
@@ -41,7 +49,7 @@ class _Softmax:
         self.many: Dims = tuple(self.heads if dim == GROUP else dim for dim in self.few)
         self.pick = self._group(c.indices(first, self.heads), c.indices(first + 1, few), few)
         self.k = self.spread(k)
-        self.scale = self.n.inverse(self.n.function("root", self.n.ratio(q.array.shape[-1], 1)))
+        self.scale = self._scale(q)
         self.pairs: Dims = (*(dim for dim in q.dims[:-1] if dim != SEQUENCE), SEQUENCE, KEY)
         self.p = self._weights(c.indices(first, SEQUENCE))
 
@@ -51,6 +59,11 @@ class _Softmax:
         picked = heads[..., :, None] // each == groups[..., None, :]
         return self.n.constant(picked.astype(int), (self.heads, GROUP))
 
+    def _scale(self, q: Tensor) -> Tensor:
+        if scale := self.c.number("scale"):
+            return self.n.ratio(*scale.as_integer_ratio())
+        return self.n.inverse(self.n.function("root", self.n.ratio(q.array.shape[-1], 1)))
+
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values, copied to every query head of their group."""
         return self.n.product(self.many, self.pick, Tensor(self.few, x.array, x.degree))
@@ -58,9 +71,20 @@ class _Softmax:
     def _weights(self, positions: Array) -> Tensor:
         n = self.n
         scores = n.product(self.pairs, self.q, self.k, self.scale)
-        seen = n.constant((positions[..., :, None] >= positions[..., None, :]).astype(int), (SEQUENCE, KEY))
+        self.slope: Tensor | None = None
+        if cap := self.c.number("softcap"):
+            self.slope = n.function("softcap slope", scores, constants=(cap,))
+            scores = n.function("softcap", scores, constants=(cap,))
+        seen = n.constant(self._seen(positions).astype(int), (SEQUENCE, KEY))
         weights = n.product(self.pairs, n.exponential(scores), seen)
         return n.product(self.pairs, weights, n.inverse(n.product(self.pairs[:-1], weights)))
+
+    def _seen(self, positions: Array) -> Array:
+        """Which keys a query sees."""
+        ahead = positions[..., :, None] - positions[..., None, :]
+        seen = ahead >= 0 if self.c.get("mask") == "causal" else ahead == ahead
+        window = self.c.number("window")
+        return seen & (np.abs(ahead) < window) if window else seen
 
     def result(self, v: Tensor) -> Tensor:
         return self.n.product(self.q.dims, self.p, self.spread(v))
@@ -71,6 +95,7 @@ class _Softmax:
         dp = n.product(self.pairs, dy, self.spread(v))
         mean = n.negative(n.product(self.pairs[:-1], dy, result))
         ds = n.product(self.pairs, self.p, n.total(self.pairs, dp, mean), self.scale)
+        ds = n.product(self.pairs, ds, self.slope) if self.slope else ds
         return [n.product(self.q.dims, ds, self.k), self._back(ds, self.q), self._back(self.p, dy)]
 
     def _back(self, pairs: Tensor, x: Tensor) -> Tensor:

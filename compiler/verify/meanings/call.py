@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from ...ir import Attr, Op, Program, Type
+from ...ops import OPS
 from ..numbers import Numbers
 from ..tensors import Array, Dims, Tensor
 from ..world import World
@@ -27,8 +28,14 @@ class Call:
         return self.op.outputs[0].type.dims
 
     def get(self, key: str) -> Attr:
-        """The attribute `key`."""
-        return self.op.get(key)
+        """The attribute `key`, given or by default."""
+        return OPS[self.op.kind].get(self.op, key)
+
+    def number(self, key: str) -> float:
+        """The attribute `key`, a number."""
+        value = self.get(key)
+        assert isinstance(value, int | float), f"verify: {self.op.kind}: {key} is no number"
+        return float(value)
 
     def indices(self, operand: int, dim: str) -> Array:
         """The global indices along `dim` of what each rank holds of an operand: [1, *mesh axes, n]."""

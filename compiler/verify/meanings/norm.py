@@ -1,47 +1,116 @@
-"""Normalisation: y = x · w · r, r = (mean(x²) + eps)^(-1/2) over the weight's dims."""
+"""Normalisation: y = x · w · r, r = (mean(x²) + eps)^(-1/2) over the weight's dims; whole, and in two parts.
 
-from math import prod
+Of layernorm x is what remains of it without its mean, and the variance is the mean of squares of that.
+"""
 
 from ..tensors import Dims, Tensor
 from .call import Call, Meaning
+from .reduce import sizes
 
 
-def _mean(c: Call, x: Tensor, y: Tensor, over: Dims) -> Tensor:
-    """The mean of x · y over some dims, each of which a rank holds whole."""
-    rest = tuple(dim for dim in x.dims if dim not in over)
-    size = prod(c.world.dims[dim] for dim in over)
-    return c.numbers.product(rest, x, y, c.numbers.ratio(1, size))
+def _without(x: Tensor, over: Dims) -> Dims:
+    return tuple(dim for dim in x.dims if dim not in over)
 
 
-def _inverse(c: Call, x: Tensor, weight: Tensor, name: str = "inverse root") -> Tensor:
-    return c.numbers.function(name, _mean(c, x, x, weight.dims), constants=(c.get("eps"),))
+def _mean(c: Call, over: Dims, x: Tensor, *factors: Tensor) -> Tensor:
+    """The mean of a product over some dims; of one that is sharded, a rank's part of it."""
+    return c.numbers.product(_without(x, over), x, *factors, sizes(c, over))
 
 
-def _rmsnorm(c: Call) -> list[Tensor]:
+def _centred(c: Call, x: Tensor, over: Dims) -> Tensor:
+    """x less its mean, which is also the gradient of that."""
+    return c.numbers.total(x.dims, x, c.numbers.negative(_mean(c, over, x)))
+
+
+def _twice(c: Call) -> Tensor:
+    return c.numbers.ratio(2, 1)
+
+
+# ---- in parts
+
+
+def _root(c: Call, square: Tensor) -> Tensor:
+    return c.numbers.function("inverse root", square, constants=(c.get("eps"),))
+
+
+def _scaled(c: Call, x: Tensor, weight: Tensor, square: Tensor) -> Tensor:
+    return c.numbers.product(x.dims, x, weight, _root(c, square))
+
+
+def _scaled_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tensor) -> Tensor:
+    return c.numbers.product(weight.dims, dy, x, _root(c, square))
+
+
+def _scaled_dsquare(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tensor) -> Tensor:
+    slope = c.numbers.function("inverse root slope", square, constants=(c.get("eps"),))
+    return c.numbers.product(square.dims, dy, weight, x, slope)
+
+
+def _scaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    (dy,), (x, weight, square) = grads, c.args
+    back = (dy, weight, x, square)
+    return [_scaled(c, dy, weight, square), _scaled_dw(c, *back), _scaled_dsquare(c, *back)]
+
+
+def _mean_square_dx(c: Call, dy: Tensor, x: Tensor) -> Tensor:
+    return c.numbers.product(x.dims, x, dy, sizes(c, _without(x, dy.dims)), _twice(c))
+
+
+# ---- whole
+
+
+def _rms(c: Call, x: Tensor, weight: Tensor) -> Tensor:
+    return _scaled(c, x, weight, _mean(c, weight.dims, x, x))
+
+
+def _rms_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """Directly, and through the mean of squares."""
+    square = _mean(c, weight.dims, x, x)
+    through = _mean_square_dx(c, _scaled_dsquare(c, dy, weight, x, square), x)
+    return c.numbers.total(x.dims, _scaled(c, dy, weight, square), through)
+
+
+def _rms_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    return _scaled_dw(c, dy, weight, x, _mean(c, weight.dims, x, x))
+
+
+def _rms_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     x, weight = c.args
-    return [c.numbers.product(x.dims, x, _inverse(c, x, weight), weight)]
+    return [_rms_dx(c, grads[0], weight, x), _rms_dw(c, grads[0], weight, x)]
 
 
-def _dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """dx = r · g + 2 · r'(mean x²) · x · mean(g · x), with g = dy · w."""
-    n = c.numbers
-    g = n.product(x.dims, dy, weight)
-    slope = n.product((), n.ratio(2, 1))
-    turned = n.product(x.dims, x, _inverse(c, x, weight, "inverse root slope"), _mean(c, g, x, weight.dims), slope)
-    return n.total(x.dims, n.product(x.dims, g, _inverse(c, x, weight)), turned)
+def _layernorm(c: Call) -> list[Tensor]:
+    x, weight, *bias = c.args
+    return [c.numbers.total(x.dims, _rms(c, _centred(c, x, weight.dims), weight), *bias)]
 
 
-def _dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    return c.numbers.product(weight.dims, dy, x, _inverse(c, x, weight))
+def _layernorm_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    return _centred(c, _rms_dx(c, dy, weight, _centred(c, x, weight.dims)), weight.dims)
 
 
-def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    x, weight = c.args
-    return [_dx(c, grads[0], weight, x), _dw(c, grads[0], weight, x)]
+def _layernorm_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    return _rms_dw(c, dy, weight, _centred(c, x, weight.dims))
+
+
+def _layernorm_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    (dy,), (x, weight, *bias) = grads, c.args
+    own = [_layernorm_dx(c, dy, weight, x), _layernorm_dw(c, dy, weight, x)]
+    return [*own, *(c.numbers.product(b.dims, dy) for b in bias)]
 
 
 MEANINGS = {
-    "rmsnorm": Meaning(_rmsnorm, _gradients),
-    "rmsnorm_dx": Meaning(lambda c: [_dx(c, *c.args)]),
-    "rmsnorm_dw": Meaning(lambda c: [_dw(c, *c.args)]),
+    "rmsnorm": Meaning(lambda c: [_rms(c, *c.args)], _rms_gradients),
+    "rmsnorm_dx": Meaning(lambda c: [_rms_dx(c, *c.args)]),
+    "rmsnorm_dw": Meaning(lambda c: [_rms_dw(c, *c.args)]),
+    "layernorm": Meaning(_layernorm, _layernorm_gradients),
+    "layernorm_dx": Meaning(lambda c: [_layernorm_dx(c, *c.args)]),
+    "layernorm_dw": Meaning(lambda c: [_layernorm_dw(c, *c.args)]),
+    "mean_square": Meaning(
+        lambda c: [_mean(c, c.op.names("over"), c.args[0], c.args[0])],
+        lambda c, grads: [_mean_square_dx(c, grads[0], c.args[0])],
+    ),
+    "mean_square_dx": Meaning(lambda c: [_mean_square_dx(c, *c.args)]),
+    "rms_scaled": Meaning(lambda c: [_scaled(c, *c.args)], _scaled_gradients),
+    "rms_scaled_dw": Meaning(lambda c: [_scaled_dw(c, *c.args)]),
+    "rms_scaled_dsquare": Meaning(lambda c: [_scaled_dsquare(c, *c.args)]),
 }

@@ -1,5 +1,6 @@
 """Functions of one operand, elementwise: a function of that name, and its slope."""
 
+from ...ops import OPS
 from ...ops.pointwise import FUNCTIONS
 from ..tensors import Tensor
 from .call import Call, Meaning
@@ -9,7 +10,7 @@ def _meanings(name: str) -> dict[str, Meaning]:
     """The function and the op of its gradient; both have the same attributes."""
 
     def applied(c: Call, word: str, x: Tensor) -> Tensor:
-        return c.numbers.function(word, x, constants=tuple(value for _, value in c.op.attrs))
+        return c.numbers.function(word, x, constants=tuple(c.get(a.name) for a in OPS[c.op.kind].attributes))
 
     def back(c: Call, dy: Tensor, x: Tensor) -> Tensor:
         return c.numbers.product(x.dims, dy, applied(c, f"{name} slope", x))

@@ -87,9 +87,11 @@ def _other_axes(program: Program, op: Op) -> Mistakes:
     own, every = [axis for axis in op.names("axes") if axis in wide(program)], wide(program)
     others = [axis for axis in every if axis not in own]
     fewer = [[axis for axis in own if axis != less] for less in own] if len(own) > 1 else []
-    more = [[axis for axis in every if axis in own or axis == extra] for extra in others]
+    type = types(program)[op.inputs[0]]
+    apart = [axis for axis in others if _kinds(op)[0] is not M or type.at(axis).kind is S]  # copies have one maximum
+    more = [[axis for axis in every if axis in own or axis == extra] for extra in apart]
     for axes in (*fewer, *([axis] for axis in others), *more):
-        yield f"over {' x '.join(axes)} instead", [with_attrs(op, axes=tuple(axes))]
+        yield f"done over {' x '.join(axes)} instead", [with_attrs(op, axes=tuple(axes))]
 
 
 def _other_dim(program: Program, op: Op) -> Mistakes:

@@ -65,8 +65,9 @@ def wide(program: Program) -> list[str]:
 
 
 def renamed(region: Region, names: Mapping[str, str]) -> Region:
-    """The region with its body reading other names."""
-    return evolve(region, body=tuple(_reading(stmt, names) for stmt in region.body))
+    """The region with its body and its results reading other names."""
+    yields = tuple(evolve(end, name=names.get(end.name, end.name)) for end in region.yields)
+    return evolve(region, body=tuple(_reading(stmt, names) for stmt in region.body), yields=yields)
 
 
 def _reading(stmt: Stmt, names: Mapping[str, str]) -> Stmt:

@@ -62,7 +62,7 @@ def _exchanged(c: Call) -> list[Tensor]:
 def _repeated(c: Call) -> list[Tensor]:
     """The rank's own part in place of everyone's."""
     x = c.args[0]
-    at = x.dims.index(str(c.get("dim"))) - len(x.dims)
+    at = x.dims.index(str(c.op.get("dim"))) - len(x.dims)
     return [Tensor(x.dims, np.concatenate([x.array] * _ranks(c), axis=at), x.degree)]
 
 
@@ -100,8 +100,8 @@ class _AllFirst(World):
 
 def _as_first(c: Call) -> list[Tensor]:
     """The op, on ranks that each take their part of a dim for the first."""
-    world = _AllFirst(c.world.axes, c.world.dims, str(c.get("part of")))
-    return MEANINGS[str(c.get("op"))].value(evolve(c, world=world))
+    world, kind = _AllFirst(c.world.axes, c.world.dims, str(c.op.get("part of"))), str(c.op.get("op"))
+    return MEANINGS[kind].value(evolve(c, world=world, op=evolve(c.op, kind=kind)))
 
 
 FAULTS = {

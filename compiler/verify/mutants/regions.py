@@ -11,7 +11,7 @@ from .edits import Edit, aside, regions, renamed, replaced, with_input
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
-LIKE = {"embedding_dw": 2, "rmsnorm_dw": 1}
+LIKE = {"embedding_dw": 2, "rmsnorm_dw": 1, "zeros": 0}
 """Operands that only say what the result's shape is."""
 
 
@@ -86,7 +86,7 @@ def _other_layer(program: Program) -> Found:
                 flip = Op("flipped", (arg.source,), (own,), span=region.span)
                 args = (*region.args[:i], evolve(arg, source=own.name), *region.args[i + 1 :])
                 turned = evolve(region, args=args)
-                yield f"{arg.source} of another layer", region.span, replaced(program, region, flip, turned)
+                yield f"{arg.value.name} of another layer", region.span, replaced(program, region, flip, turned)
 
 
 def _other_kept(program: Program) -> Found:
@@ -111,11 +111,7 @@ def _swapped_operands(program: Program, region: Region, op: Op) -> Found:
 def _another(kept: dict[str, Arg], name: str, op: Op) -> str | None:
     arg = kept[name]
     return next(
-        (
-            other
-            for other, its in kept.items()
-            if its.value.type == arg.value.type and its.source != arg.source
-        ),
+        (other for other, its in kept.items() if its.value.type == arg.value.type and its.source != arg.source),
         None,
     )
 

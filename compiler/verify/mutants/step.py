@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import INVARIANT, MICROBATCHES, PARTIAL, Op, Program, Type, types, walk
+from ...ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, types, walk
 from ...ops.attention import head_dims
 from ...source import Span
 from .edits import Edit, aside, before, instead, ops, replaced, then, wide, with_input
@@ -100,6 +100,16 @@ def _others_gradient(program: Program) -> Found:
             yield f"{a} and {b} exchanged", op.span, replaced(program, op, with_input(with_input(op, i, b), j, a))
 
 
+def _others_shard(program: Program) -> Found:
+    """Two ranks take the gradients of each other's shards of the parameters."""
+    for op in ops(program, "update"):
+        type = types(program)[op.inputs[0]]
+        for axis in type.axes_in(Kind.SHARDED):
+            if program.axis(axis).size > 1:
+                swapped = before(op, 0, type, "exchanged", axes=(axis,))
+                yield f"{op.inputs[0]} of two ranks along {axis} exchanged", op.span, replaced(program, op, *swapped)
+
+
 def _alike(found: dict[str, Type], op: Op, i: int, j: int) -> bool:
     return found[op.inputs[i]] == found[op.inputs[j]]
 
@@ -108,7 +118,7 @@ def _positions(program: Program) -> Found:
     """Each rank takes its part of a vocabulary or of heads for the first."""
     found = types(program)
     for op in walk(program.region.body):
-        for dim, type in _indexed(op, [found[name] for name in op.inputs]):
+        for dim, type in _indexed(program, op, [found[name] for name in op.inputs]):
             if program.degree(type.axes_of(dim)) > 1:
                 first = instead(op, "as_first", **dict(op.attrs), **{"op": op.kind, "part of": dim})
                 yield (
@@ -118,7 +128,7 @@ def _positions(program: Program) -> Found:
                 )
 
 
-def _indexed(op: Op, types: list[Type]) -> list[tuple[str, Type]]:
+def _indexed(program: Program, op: Op, types: list[Type]) -> list[tuple[str, Type]]:
     """The dims along which it matters to an op which part a rank holds, with the type of what it holds."""
     match op.kind:
         case "embedding" | "embedding_dw":
@@ -129,7 +139,7 @@ def _indexed(op: Op, types: list[Type]) -> list[tuple[str, Type]]:
             return [(logits.dims[-1], logits)]
         case "attention" | "attention_dx":
             q, k = types[op.kind.endswith("dx") :][:2]
-            return [(head_dims(q, k)[0], q)]
+            return [(heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1]
         case _:
             return []
 
@@ -141,5 +151,6 @@ FAMILIES: dict[str, Edit] = {
     "gradient norm": _norm,
     "clipping": _clipping,
     "another parameter's gradient": _others_gradient,
+    "another rank's gradient": _others_shard,
     "part taken for the first": _positions,
 }

@@ -1,0 +1,48 @@
+"""What `PLAN` must say of files of weights, from the IR alone.
+
+Non-goals: the other settings.
+"""
+
+from math import prod
+
+from ...ir import Param, Program, base, walk
+from ...names import Stored
+from .text import DTYPES
+
+
+def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
+    """The setting `names`, if the program has names; `paths` are the parameters' name patterns, `dtype` the model's."""
+    if not program.names:
+        return {}
+    entries = (f"{paths[each.param]!r}: Stored({_place(each, program)})" for each in program.names)
+    return {"names": f"HuggingFace({DTYPES[dtype]}, {{{', '.join(entries)}}})"}
+
+
+def _place(each: Stored, program: Program) -> str:
+    """The arguments of one entry."""
+    params = {param.name: param for param in program.params}
+    rows = {other.part: _rows(params[other.param], program) for other in program.names if other.tensor == each.tensor}
+    own = params[each.param]
+    columns = _columns(own, program)
+    shape = (sum(rows.values()), *columns)
+    start = sum(rows[part] for part in range(each.part))
+    words = [repr(each.tensor), repr(shape[::-1] if each.transposed else shape)]
+    return ", ".join(
+        [*words, *([f"start={start}"] if each.part else []), *(["transposed=True"] if each.transposed else [])]
+    )
+
+
+def _rows(param: Param, program: Program) -> int:
+    """How much of the tensor's first dim, or of its transpose's, is the parameter's."""
+    whole = prod(program.size(dim) for dim in param.type.dims[param.stacked :])
+    return whole // prod(_columns(param, program))
+
+
+def _columns(param: Param, program: Program) -> tuple[int, ...]:
+    """The tensor's other dims: the joined dims that a product sums over, and all but the first of a table's."""
+    looked_up = {base(op.inputs[1]) for op in walk(program.region.body) if op.kind == "embedding"}
+    if param.inner:
+        return (prod(program.size(dim) for dim in param.type.dims[-param.inner :]),)
+    if param.name in looked_up:
+        return tuple(program.size(dim) for dim in param.type.dims[param.stacked + 1 :])
+    return ()

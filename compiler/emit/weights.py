@@ -1,0 +1,69 @@
+"""Where files of weights hold the parameters, as an emitted program says it.
+
+Non-goals: how a plan says it (`names`), reading and writing such files (the runtime).
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from ..ir import Op, Param, Program, walk
+from ..names import Stored
+from .words import DTYPES, PRECISIONS, literal
+
+
+def weights_lines(program: Program, patterns: dict[str, str]) -> Iterator[str]:
+    """The setting `names` of a plan that has such; `patterns` are the parameters' names in the program's state."""
+    if not program.names:
+        return
+    yield "names=HuggingFace("
+    yield f"    {DTYPES[PRECISIONS[program.train.precision]]},"
+    yield "    {"
+    for each in program.names:
+        yield from _entry(patterns[each.param], each, program)
+    yield "    },"
+    yield "),"
+
+
+def _entry(pattern: str, each: Stored, program: Program) -> Iterator[str]:
+    arguments = [literal(each.tensor), literal(_shape(each, program))]
+    if each.part:
+        arguments.append(f"start={sum(_shape_of(param, program)[0] for param in _parts(each, program)[: each.part])}")
+    if each.transposed:
+        arguments.append("transposed=True")
+    line = f"        {literal(pattern)}: Stored({', '.join(arguments)}),"
+    if len(line) <= 116:
+        yield line
+        return
+    yield f"        {literal(pattern)}: Stored("
+    yield from (f"            {argument}," for argument in arguments)
+    yield "        ),"
+
+
+def _shape(each: Stored, program: Program) -> tuple[int, ...]:
+    """The shape of the whole tensor, as the file has it."""
+    shapes = [_shape_of(param, program) for param in _parts(each, program)]
+    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    return whole[::-1] if each.transposed else whole
+
+
+def _parts(each: Stored, program: Program) -> list[Param]:
+    """All parameters that lie in the same tensor, in their order there."""
+    part_of = {other.param: other.part for other in program.names if other.tensor == each.tensor}
+    return sorted((param for param in program.params if param.name in part_of), key=lambda param: part_of[param.name])
+
+
+def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
+    """A parameter's shape in files: matrices [out, in], tables as they are, all else flat."""
+    sizes = [program.size(dim) for dim in param.type.dims[param.stacked :]]
+    if param.inner:
+        return prod(sizes[: -param.inner]), prod(sizes[-param.inner :])
+    return tuple(sizes) if param.name in _tables(program) else (prod(sizes),)
+
+
+def _tables(program: Program) -> set[str]:
+    """The parameters that are looked up in."""
+    own = {param.name: param.name for param in program.params}
+    for op in program.region.body:
+        if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in own:
+            own[op.outputs[0].name] = own[op.inputs[0]]
+    return {own[op.inputs[1]] for op in walk(program.region.body) if op.kind == "embedding" and op.inputs[1] in own}

@@ -1,0 +1,88 @@
+"""A configuration whose every field is accounted for.
+
+Purpose: fields by name, each with its place in the file; what no one took is an error.
+Non-goals: what fields mean (`families`).
+"""
+
+import json
+import re
+from typing import Any, cast
+
+from ..diagnostics import Diagnostic, Diagnostics, PlanError
+from ..limits import check
+from ..source import Source, Span
+
+ELSEWHERE = frozenset(
+    """
+    _name_or_path architectures auto_map bos_token_id eos_token_id pad_token_id cache_implementation output_attentions
+    output_hidden_states return_dict return_dict_in_generate task_specific_params tokenizer_class transformers_version
+    use_cache
+    """.split()
+)
+"""Fields about tokens, generation and files, which training does not ask for."""
+
+
+class Config:
+    """The fields of a configuration.  Raises PlanError where the text is none."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.found = Diagnostics()
+        self._left = _fields(source)
+
+    def take(self, name: str, default: Any) -> Any:
+        """The field, which is then accounted for; `default` where the file leaves it out or says null."""
+        value = self._left.pop(name, None)
+        return default if value is None else value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A field that is a number; without default it has to be there."""
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.wrong(
+                name, f"`{name}` is {json.dumps(value)}, not a number" if value is not None else f"`{name}` is missing"
+            )
+            return 1
+        return value
+
+    def must_be(self, name: str, *values: object) -> None:
+        """A field that a plan expresses with these values alone; left out, it has the first."""
+        value = self.take(name, values[0])
+        if value not in values:
+            shown = " or ".join(f"`{json.dumps(each)}`" for each in values)
+            self.wrong(
+                name, f"`{name}` is `{json.dumps(value)}`, which this model has not", f"a plan is written for {shown}"
+            )
+
+    def wrong(self, name: str, message: str, help: str = "") -> None:
+        """Adds a mistake at a field."""
+        self.found.error("E0801", message, self.span(name), help=help)
+
+    def span(self, name: str) -> Span:
+        """Where the field stands; the file as a whole if it does not."""
+        for number, line in enumerate(self.source.text.split("\n"), 1):
+            if match := re.search(rf'"{re.escape(name)}"\s*:', line):
+                return Span(self.source.path, number, match.start() + 1, number, match.end(), self.source.text)
+        return self.source.whole()
+
+    def check(self) -> None:
+        """Raises PlanError with all that was found, every field that nobody took among it."""
+        for name in self._left:
+            if name not in ELSEWHERE:
+                self.wrong(name, f"no plan expresses `{name}`", "take it out if the model is the same without")
+        self.found.check()
+
+
+def _fields(source: Source) -> dict[str, Any]:
+    check(source)
+    try:
+        content: object = json.loads(source.text)
+    except ValueError as error:
+        raise _unreadable(source, str(error)) from None
+    if not isinstance(content, dict):
+        raise _unreadable(source, "it holds no fields")
+    return cast("dict[str, Any]", content)
+
+
+def _unreadable(source: Source, why: str) -> PlanError:
+    return PlanError([Diagnostic("E0802", f"this is no configuration: {why.lower()}", source.whole())])

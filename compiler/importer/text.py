@@ -1,0 +1,142 @@
+"""The text of a plan, from that of one of our models: numbers replaced where they stand, everything else as it is.
+
+Purpose: edits at the places that the syntax tree knows.  Non-goals: which edits (`families`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from .. import syntax
+from ..account import parameter_count
+from ..parser import parse_plan
+from ..passes import resolve
+from ..resources import folder
+from ..source import Source, Span
+
+RUN = """\
+mesh {{ dp = 1  tp = 1 }}               # outermost first; the plan is written for any degrees
+
+shard {{                               # order is priority
+  batch                       over dp
+  vocab, {heads}, ffn over tp
+  seq                         over tp
+}}
+
+train {{                               # examples: yours to set
+  seq = {seq}  global_batch = 8  microbatch = 1  steps = 1000  seed = 0  precision = {precision}
+  optimizer adamw {{
+    lr = 1e-5  betas = [0.9, 0.95]  eps = 1e-8  weight_decay = 0.1  clip = 1.0
+    schedule = cosine(warmup=100, floor=1e-6)
+  }}
+  data tokens {{ files = ["data/*.bin"]  dtype = {tokens} }}
+}}
+"""
+
+
+@frozen
+class Model:
+    """One of our models as a configuration has it."""
+
+    file: str
+    """In `plans/models`."""
+    sizes: Mapping[str, float]
+    """Dims and constants."""
+    std: float
+    """Of initial values."""
+    seq: int
+    """The longest sequence."""
+    precision: str
+    tied: bool
+    calls: Mapping[str, str]
+    """What calls of an op are given besides, by its name."""
+
+
+def plan_text(kind: str, model: Model) -> str:
+    """The plan as text; it resolves."""
+    path = folder("plans") / "models" / model.file
+    text = _Editor(path.read_text(encoding="utf-8")).edited(model)
+    vocab = model.sizes["vocab"]
+    run = RUN.format(
+        heads="heads, kv_heads" if "kv_heads" in model.sizes else "heads",
+        seq=min(model.seq, 4096),
+        precision=model.precision,
+        tokens="uint16" if vocab <= 2**16 else "uint32",
+    )
+    plan = f"{text}\n{run}"
+    count = parameter_count(resolve(Source("plan.scale", plan)))
+    return f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n\n{plan}"
+
+
+class _Editor:
+    """A model file under change."""
+
+    def __init__(self, text: str) -> None:
+        plan = parse_plan(Source("model.scale", text))
+        self._text = text
+        self._model = next(item for item in plan.items if isinstance(item, syntax.Model))
+        self._names = next(plan.sections())
+        self._starts = [0]
+        for line in text.split("\n"):
+            self._starts.append(self._starts[-1] + len(line) + 1)
+        self._edits: list[tuple[int, int, str]] = []
+
+    def edited(self, model: Model) -> str:
+        """The model and its names as text, without what the file says before them."""
+        for item in self._model.body:
+            if isinstance(item, syntax.Section):
+                self._sizes(item, model.sizes)
+            elif isinstance(item, syntax.Init) and not item.names:
+                self._replace(item.dist.span, f"normal({shown(model.std)})")
+        for node in _walk(self._model.body):
+            if isinstance(node, syntax.Call) and (more := model.calls.get(node.name.name)):
+                self._insert(self._end(node.span) - 1, f", {more}")
+            if model.tied and isinstance(node, syntax.ParamUse) and node.name.name == "head":
+                self._replace(node.span, "wte")
+        if model.tied:
+            self._drop("head")
+        return self._result()
+
+    def _sizes(self, section: syntax.Section, sizes: Mapping[str, float]) -> None:
+        for entry in section.entries:
+            if isinstance(entry, syntax.Setting) and entry.key.name in sizes:
+                self._replace(entry.value.span, shown(sizes[entry.key.name]))
+
+    def _drop(self, param: str) -> None:
+        """Takes a parameter's line out of `names`."""
+        for entry in self._names.entries:
+            if isinstance(entry, syntax.Setting) and entry.key.name == param:
+                self._edits.append((self._starts[entry.span.line - 1], self._starts[entry.span.line], ""))
+
+    def _replace(self, span: Span, text: str) -> None:
+        self._edits.append((self._starts[span.line - 1] + span.column - 1, self._end(span), text))
+
+    def _insert(self, at: int, text: str) -> None:
+        self._edits.append((at, at, text))
+
+    def _end(self, span: Span) -> int:
+        return self._starts[span.end_line - 1] + span.end_column - 1
+
+    def _result(self) -> str:
+        text = self._text
+        for start, end, new in sorted(self._edits, reverse=True):
+            text = text[:start] + new + text[end:]
+        return text[self._starts[self._model.span.line - 1] :]
+
+
+def shown(number: float) -> str:
+    """A number as a plan writes it."""
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    """A node of syntax, or a tuple of such, and all in it."""
+    if isinstance(node, tuple):
+        for each in node:  # pyright: ignore[reportUnknownVariableType]
+            yield from _walk(each)
+    elif attrs.has(type(node)) and not isinstance(node, Span):
+        yield node
+        for field in attrs.fields(type(node)):
+            yield from _walk(getattr(node, field.name))

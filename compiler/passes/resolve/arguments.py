@@ -1,0 +1,62 @@
+"""Which operand or attribute of an op each argument of a call stands for.
+
+Purpose: places, keys, and what may be left out.  Non-goals: what the arguments mean (`model`).
+"""
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from ... import syntax
+from ...ops import Attribute, OpDef, Operand
+from ...source import Span
+from .mistakes import wrong
+
+
+@frozen
+class Arguments:
+    """The operands and attributes that a call gives, each with its expression."""
+
+    operands: tuple[tuple[Operand, syntax.Expr], ...]
+    attributes: tuple[tuple[Attribute, syntax.Expr], ...]
+
+
+def arguments(call: syntax.Call, entry: OpDef, is_number: Callable[[syntax.Expr], bool]) -> Arguments:
+    """The arguments of `call`, in the op's order.  Raises PlanError where they are too many, too few, or unknown."""
+    operands = (*entry.operands, *(Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.more))
+    places = [*(operand.name for operand in operands), *(attribute.name for attribute in entry.attributes)]
+    optional = {operand.name for operand in operands if operand.optional}
+    given: dict[str, syntax.Expr] = {}
+    left = list(places)
+    for argument in call.args:
+        while left and left[0] in optional and is_number(argument):
+            left.pop(0)  # a number is no operand
+        if not left:
+            raise _unfit(entry, argument.span, "one argument too many")
+        given[left.pop(0)] = argument
+    for setting in call.kwargs:
+        if setting.key.name not in places or setting.key.name in given:
+            raise _unfit(entry, setting.key.span, "unknown or given twice")
+        given[setting.key.name] = setting.value
+    _check_complete(call, entry, operands, given)
+    return Arguments(
+        tuple((operand, given[operand.name]) for operand in operands if operand.name in given),
+        tuple((attribute, given[attribute.name]) for attribute in entry.attributes if attribute.name in given),
+    )
+
+
+def _check_complete(
+    call: syntax.Call, entry: OpDef, operands: tuple[Operand, ...], given: dict[str, syntax.Expr]
+) -> None:
+    """Nothing is missing; an operand that may be left out is so only together with those behind it."""
+    last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
+    needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
+    needed += [a.name for a in entry.attributes if a.default is None and a.dims != "last"]
+    if lacking := [name for name in needed if name not in given]:
+        raise _unfit(entry, call.span, f"`{lacking[0]}` is missing")
+
+
+def _unfit(entry: OpDef, span: Span, label: str) -> Exception:
+    operands = [operand.name for operand in entry.operands] + ["…"] * entry.more
+    words = ", ".join([*operands, *(attribute.name for attribute in entry.attributes)])
+    return wrong("E0606", f"`{entry.name}` takes ({words})", span, label)

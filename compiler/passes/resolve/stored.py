@@ -1,0 +1,75 @@
+"""Whether `names hf` fits the model: each parameter has a place in the files, and each place one parameter.
+
+Non-goals: how entries are written (`names`).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ... import syntax
+from ...diagnostics import Diagnostics, Note, did_you_mean, listing
+from ...ir import Param
+from ...names import INDICES, Stored, read_names
+
+
+def stored(section: syntax.Section, params: Sequence[Param]) -> tuple[Stored, ...]:
+    """The entries of `section`, in the order of the parameters.  Raises PlanError."""
+    found = Diagnostics()
+    names = {each.param: each for each in read_names(section, found)}
+    known = {param.name: param for param in params}
+    for each in names.values():
+        if each.param in known:
+            _fits(each, known[each.param], found)
+        else:
+            found.error(
+                "E0201", f"there is no parameter `{each.param}`", each.span, help=did_you_mean(each.param, known)
+            )
+    if lacking := [name for name in known if name not in names]:
+        help = f'add `{lacking[0]} = "…"`, the tensor that holds it'
+        found.error("E0402", f"`names hf` lacks {listing(lacking)}", section.head, help=help)
+    _shared(names.values(), known, found)
+    found.check()
+    return tuple(names[name] for name in known)
+
+
+def _fits(each: Stored, param: Param, found: Diagnostics) -> None:
+    """The name has the indices of the repeats that hold the parameter; what is transposed is a matrix."""
+    if each.indices != (wanted := INDICES[: param.stacked]):
+        message = (
+            f"the tensor of `{param.name}` is to be named by {listing(wanted)} in braces"
+            if wanted
+            else f"`{param.name}` is not repeated"
+        )
+        note = Note(param.span, f"declared inside {param.stacked} repeats" if wanted else "declared outside of repeats")
+        found.error("E0405", message, each.span, notes=[note])
+    if each.transposed and len(param.type.dims) - param.stacked < 2:
+        found.error(
+            "E0405", f"`{param.name}` is no matrix", each.span, "transposed", notes=[Note(param.span, "declared")]
+        )
+
+
+def _shared(names: Iterable[Stored], params: dict[str, Param], found: Diagnostics) -> None:
+    """A tensor of one parameter is its alone; one of several has each of their parts once, of the same inner dims."""
+    of = defaultdict[str, list[Stored]](list)
+    for each in names:
+        if each.param in params:
+            of[each.tensor].append(each)
+    for tensor, (first, *others) in of.items():
+        taken = {first.part: first}
+        for each in others:
+            alike = (each.parts, each.transposed, _inner(params[each.param])) == (
+                first.parts,
+                first.transposed,
+                _inner(params[first.param]),
+            )
+            if not alike or each.part in taken:
+                note = Note(taken.get(each.part, first).span, "taken here")
+                found.error("E0403", f"`{tensor}` does not hold both", each.span, notes=[note])
+            taken[each.part] = each
+        if lacking := [part for part in range(first.parts) if part not in taken]:
+            message = f"no parameter is part {lacking[0]} of `{tensor}`"
+            found.error("E0405", message, first.span, f"one of {first.parts} parts")
+
+
+def _inner(param: Param) -> tuple[str, ...]:
+    return param.type.dims[len(param.type.dims) - param.inner :]

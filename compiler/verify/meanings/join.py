@@ -1,0 +1,29 @@
+"""Tensors one behind the other along their last dims."""
+
+import numpy as np
+
+from ..tensors import Dims, Tensor
+from .call import Call, Meaning
+
+
+def _concat(c: Call) -> list[Tensor]:
+    lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in c.args))
+    parts = [np.broadcast_to(x.array, (*lead, *x.array.shape[x.lead :])) for x in c.args]
+    return [Tensor(c.dims, np.concatenate(parts, axis=-1), max(x.degree for x in c.args))]
+
+
+def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:
+    """Slices along the last dim."""
+    ends = np.cumsum([c.world.dims[part] for part in parts])
+    arrays = np.split(x.array, ends[:-1], axis=-1)
+    return [Tensor((*x.dims[:-1], part), array, x.degree) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    return [*_parted(c, grads[0], tuple(x.dims[-1] for x in c.args))]
+
+
+MEANINGS = {
+    "concat": Meaning(_concat, _gradients),
+    "concat_dx": Meaning(lambda c: _parted(c, c.args[0], c.op.names("parts"))),
+}

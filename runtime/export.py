@@ -1,0 +1,94 @@
+"""A checkpoint's parameters as safetensors, under the names that Hugging Face gives them.
+
+One process does it, on any machine: no mesh, no GPU, and no more memory than a file of the result takes.
+
+Non-goals: the configuration and the tokenizer, which belong beside such files.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import checkpoint
+from .errors import RunError
+from .weights import INDEX, HuggingFace, Stored, safetensors
+
+LARGEST = 5 * 10**9
+"""Bytes of a file, unless a single tensor is larger."""
+
+Held = dict[str, list[tuple[str, Stored]]]
+"""The parameters that each tensor holds, one behind the other."""
+
+
+def export(saved: Path, folder: Path, names: HuggingFace) -> None:
+    """Writes the parameters of the checkpoint `saved` into the new `folder`, whole or not at all.  RunError."""
+    if folder.exists():
+        raise RunError(f"{folder} is there already: name a new folder")
+    package, recorded = safetensors(), checkpoint.parameters(saved)
+    held = _held(recorded, names)
+    files = _split({tensor: _bytes(parts, names) for tensor, parts in held.items()})
+    part = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for file, tensors in files.items():
+        values = _values({tensor: held[tensor] for tensor in tensors}, saved, recorded, names.dtype)
+        package.save_file(values, part / file, metadata={"format": "pt"})
+    if len(files) > 1:
+        (part / INDEX).write_text(_index(files, sum(_bytes(parts, names) for parts in held.values())))
+    part.rename(folder)
+
+
+def _held(recorded: Mapping[str, Tensor], names: HuggingFace) -> Held:
+    held: Held = {}
+    for name in sorted(recorded, key=_by_number):
+        tensor, stored = names.place(name)
+        held.setdefault(tensor, []).append((name, stored))
+    return {tensor: sorted(parts, key=lambda part: part[1].start) for tensor, parts in held.items()}
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Layer 2 comes before layer 10."""
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", name)]
+
+
+def _bytes(parts: list[tuple[str, Stored]], names: HuggingFace) -> int:
+    return prod(parts[0][1].shape) * names.dtype.itemsize
+
+
+def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
+    """The tensors of each file, by its name."""
+    groups, left = list[list[str]](), 0
+    for tensor, size in sizes.items():
+        if size > left:
+            groups.append([])
+            left = LARGEST
+        groups[-1].append(tensor)
+        left -= size
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
+
+
+def _values(held: Held, saved: Path, recorded: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors as files have them."""
+    names = [name for parts in held.values() for name, _ in parts]
+    read = {name: torch.empty_like(recorded[name], device="cpu") for name in names}
+    checkpoint.read(saved, read)
+    return {tensor: _joined(parts, read).to(dtype) for tensor, parts in held.items()}
+
+
+def _joined(parts: list[tuple[str, Stored]], read: Mapping[str, Tensor]) -> Tensor:
+    whole = torch.cat([read[name].reshape(stored.rows(read[name].numel())) for name, stored in parts])
+    return whole.T.contiguous() if parts[0][1].transposed else whole
+
+
+def _index(files: Mapping[str, list[str]], size: int) -> str:
+    """What lies in which file, as Hugging Face writes it."""
+    where = {tensor: file for file, tensors in files.items() for tensor in tensors}
+    return json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2) + "\n"

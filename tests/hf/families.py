@@ -1,0 +1,105 @@
+"""Tiny models of transformers with random weights, and the plans that `scalec import` writes for them.
+
+Non-goals: anything from the network; each model is built from its configuration.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from scalec.compiler.importer import import_config
+from scalec.compiler.limits import load
+
+SEQ, ROWS, VOCAB = 16, 8, 64
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LLAMA3 = {  # original_max_position_embeddings so short that some angles are scaled, some are not, some in between
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "llama_tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=16),
+    "llama31": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "qwen2": lambda: transformers.Qwen2Config(**SMALL),
+    "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+}
+
+
+class Wide(TorchFunctionMode):
+    """float64 wherever float32 is asked for: transformers computes norms, positions and softmax so in any model."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func` with wider types."""
+        func = Tensor.double if func is Tensor.float else func
+        return func(*tree_map(_wider, args), **tree_map(_wider, kwargs or {}))
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def model(name: str, dtype: torch.dtype) -> Any:
+    """A model of transformers whose every weight matters: norms and biases are random too."""
+    config = CONFIGS[name]()
+    config._attn_implementation = "eager"
+    torch.manual_seed(3)
+    with Wide():
+        made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    for parameter in made.parameters():
+        noise = torch.randn(parameter.shape, dtype=torch.float64)
+        parameter.data = parameter.data + 0.2 * noise if parameter.dim() == 1 else noise / parameter.shape[-1] ** 0.5
+    made.tie_weights()
+    return made.to(dtype).eval()
+
+
+def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
+    """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1."""
+    text = import_config(load(saved / "config.json")).split("\nmesh {")[0]
+    kv = "kv_heads, " if "kv_heads" in text else ""
+    return f"""{text}
+mesh {{ {mesh} }}
+shard {{ batch over dp  vocab, heads, {kv}ffn over tp  seq over tp }}
+train {{
+  seq = {SEQ}  global_batch = {ROWS}  microbatch = {ROWS // dp // 2}  steps = 2  precision = {precision}
+  optimizer sgd {{ lr = 0.1 }}
+  data text {{ files = ["unused"] }}
+}}
+"""
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Tokens and labels, [rows, seq]; some labels do not count."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, labels = (torch.randint(VOCAB, (ROWS, SEQ), generator=generator) for _ in range(2))
+    return tokens, labels.masked_fill(torch.rand(ROWS, SEQ, generator=generator) < 0.3, -100)
+
+
+def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float, dict[str, Tensor]]:
+    """The mean loss over labels that count, and the gradients by the weights' names, of a float64 model."""
+    with Wide():
+        logits = made(input_ids=tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in made.named_parameters()}

@@ -1,0 +1,53 @@
+"""Models of transformers and the plans imported for them: the same loss and gradients from the same files of weights."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hf import families
+from oracle import harness
+from ranks import run_ranks
+from scalec.runtime import Mesh
+from scalec.runtime.weights import Reader
+
+MESHES = {"one": ("dp = 1  tp = 1", 1, 1), "dp_2_tp_2": ("dp = 2  tp = 2", 2, 4)}
+TOLERANCE = 1e-9
+
+
+@pytest.mark.parametrize("name", families.CONFIGS)
+def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """The gradients travel as the weights do: from a file under their names, each rank's part to the rank."""
+    model = families.model(name, torch.float64)
+    model.save_pretrained(tmp_path)
+    loss, gradients = families.loss_and_gradients(model, *families.batch())
+    save_file({name: each.contiguous() for name, each in gradients.items()}, tmp_path / "gradients.safetensors")
+    for mesh, (axes, dp, ranks) in MESHES.items():
+        folder = harness.written(families.plan(tmp_path, axes, dp), tmp_path / mesh)
+        module = harness.imported(folder / "train.py")
+        results = run_ranks(ranks, _differences, module, tmp_path)
+        assert [found for found, _ in results] == [pytest.approx(loss, rel=TOLERANCE)] * ranks
+        for parameter in results[0][1]:
+            errors, sizes = zip(*(differences[parameter] for _, differences in results), strict=True)
+            assert max(errors) <= TOLERANCE * max(sizes), f"{mesh}: gradient of {parameter}: {max(errors):.3g}"
+
+
+def _differences(module: ModuleType, folder: Path) -> tuple[float, dict[str, tuple[float, float]]]:
+    """This rank's loss; of each gradient the largest error and the largest element."""
+    mesh = Mesh(module.PLAN.mesh)
+    model, state = module.build(mesh)
+    Reader(folder / "model.safetensors", module.PLAN.names).fill(state)
+    state.update = lambda *args, **options: None  # leaves the gradients
+    metrics = module.train_step(model, state, harness.local_batch(module.PLAN, *families.batch()), 0.1)
+    wanted, expected = module.build(mesh)
+    Reader(folder / "gradients.safetensors", module.PLAN.names).fill(expected)
+    pairs = zip(model.named_parameters(), wanted.parameters(), strict=True)
+    return metrics.loss.item(), {name: _difference(parameter.grad, want) for (name, parameter), want in pairs}
+
+
+def _difference(got: Any, want: Tensor) -> tuple[float, float]:
+    return (got - want).abs().max().item(), want.abs().max().item()

@@ -1,0 +1,149 @@
+"""Gradients that are accumulated over microbatches, and what they are divided by: rows 1 to 5, 11 and 15.
+
+The rows about pipelines are about how a schedule and accumulation share the division; there are no pipelines yet, but
+microbatches there are.
+"""
+
+import pytest
+
+from silent_wrongness.levels import Defect, parameters, results_of
+
+GRADIENT = "f64[vocab@tp, hidden]{dp: P}"
+SEED = "share.1: f64[]{dp: R} = coerce(share) <axes=[dp], from=I, to=R>"
+MICROBATCH = "a microbatch is other than forward, backward and sum"  # what the read-back of the emitted program says
+BACKWARD = "(part * share).backward()"
+
+CARRIED = {
+    "  loss.1: f64[]{dp: P},": f"""  acc: {GRADIENT} = zeros(wte.1) !tiny.scale:1
+  loss.1: f64[]{{dp: P}},""",
+    "labels: i64[seq, batch@dp] = each labels.1)": f"labels: i64[seq, batch@dp] = each labels.1, "
+    f"acc.1: {GRADIENT} = carry acc)",
+}
+"""The embedding's gradient goes from microbatch to microbatch, instead of being summed by the region."""
+
+OWN_COUNT = f"""own: i64[]{{dp: P}} = count_valid(labels) !tiny.scale:1
+      own.1: i64[] = coerce(own) <axes=[dp], from=P, to=I> !tiny.scale:1
+      own.2: f64[] = reciprocal(own.1) <dtype="f64"> !tiny.scale:1
+      {SEED.replace("share)", "own.2)")}"""
+
+
+def every_gradient() -> set[str]:
+    """What differs where every gradient is wrong, and loss and count are right."""
+    return results_of(*parameters("llama"))
+
+
+def test_row_01_accumulated_gradients_are_scaled_again_at_each_microbatch() -> None:
+    """What had been summed was divided with each new microbatch, so that the first counted least (torchtitan#1733)."""
+    summed = f"d_wte: {GRADIENT} = embedding_dw(d_x.7, tokens, wte.1)"
+    defect = Defect(
+        "llama",
+        ir=CARRIED
+        | {
+            summed: f"""{summed} !tiny.scale:5
+      acc.2: {GRADIENT} = add(acc.1, d_wte) !tiny.scale:1
+      acc.3: {GRADIENT} = divided(acc.2) <dims=[microbatches]>""",
+            "sum d_wte,": "last acc.3,",
+        },
+        text={BACKWARD: f"{BACKWARD}; [g.div_(2) for g in state.gradients().values()]"},
+    )
+    assert defect.values() == results_of("wte")
+    assert MICROBATCH in defect.emission()
+
+
+def test_row_02_gradients_are_not_divided_by_the_count() -> None:
+    """The loss was divided by the valid tokens of the step, its gradients were not (torchtitan#2972)."""
+    undivided = {SEED: f"one: f64[] = one(share) !tiny.scale:1 {SEED.replace('share)', 'one)')}"}
+    defect = Defect("llama", ir=undivided, text={BACKWARD: "part.backward()"})
+    assert defect.values() == every_gradient()
+    assert MICROBATCH in defect.emission()
+
+
+def test_row_03_microbatches_are_summed_as_if_they_were_averaged() -> None:
+    """Each microbatch divided by its own count and the sums were added: a norm too large by their number
+    (DeepSpeed#7773).  Every type fits."""
+    defect = Defect("llama", ir={SEED: OWN_COUNT}, text={BACKWARD: "(part / count_valid(labels)).backward()"})
+    assert defect.types() == ""
+    assert defect.values() == every_gradient()
+    assert defect.values(labels="all") == every_gradient()
+    assert MICROBATCH in defect.emission()
+
+
+def test_row_04_only_the_last_microbatch_is_kept() -> None:
+    """Gradients were set to None between microbatches; the loss looks fine (Automodel PR #3530).  Every type fits."""
+    defect = Defect(
+        "llama",
+        ir=CARRIED | {"sum d_wte,": "last d_wte,"},
+        text={BACKWARD: f"state.zero(); {BACKWARD}"},
+    )
+    assert defect.types() == ""
+    assert defect.values() == results_of("wte")
+    assert MICROBATCH in defect.emission()
+
+
+def test_row_05_gradients_are_divided_by_the_number_of_microbatches_too() -> None:
+    """The loss was a mean already, and the schedule divided once more (AReaL PR #1273)."""
+    again = {
+        SEED: f"less: f64[] = divided(share) <dims=[microbatches]> !tiny.scale:1 {SEED.replace('share)', 'less)')}"
+    }
+    defect = Defect("llama", ir=again, text={BACKWARD: "(part * share / 2).backward()"})
+    assert defect.values() == every_gradient()
+    assert MICROBATCH in defect.emission()
+
+
+@pytest.mark.parametrize("plan", ["two tensor axes", "adamw"])
+def test_row_11_one_parameters_gradient_is_twice_as_large(plan: str) -> None:
+    """Experts' gradients were doubled by expert parallelism, and Adam hid it (pytorch#160285, DeepSpeed PR #5259,
+    megablocks#20).  Here a gradient that one axis shards; every type fits.  `test_runs` shows what AdamW hides."""
+    own = "ffn@ep, hidden]{tp: P}" if plan == "two tensor axes" else "ffn@tp, hidden]{dp: P}"
+    made = f"d_w_up: f64[{own} = contract(d__y.1, m.3) <over=[seq, batch]>"
+    twice = f"{made} !tiny.scale:12 d_w_up.9: f64[{own} = add(d_w_up, d_w_up)"
+    defect = Defect(plan, ir={made: twice, "stack d_w_up,": "stack d_w_up.9,"})
+    assert defect.types() == ""
+    assert defect.values() == results_of("w_up")
+
+
+def test_row_15_a_mean_of_microbatches_means() -> None:
+    """Each microbatch was divided by its own tokens and the mean was taken over microbatches: right only where all
+    have as many (transformers PR #34191, #35203, PR #40610; trl#2175; NeMo Speech#8343).  Equal counts hide it."""
+    mean = f"own.3: f64[] = divided(own.2) <dims=[microbatches]> !tiny.scale:1 {SEED.replace('share)', 'own.3)')}"
+    defect = Defect(
+        "llama",
+        ir={SEED: OWN_COUNT.replace(SEED.replace("share)", "own.2)"), mean)},
+        text={BACKWARD: "(part / count_valid(labels) / 2).backward()"},
+    )
+    assert defect.values(labels="all") == set()
+    assert defect.values() == every_gradient()
+    assert MICROBATCH in defect.emission()
+
+
+def test_row_15_a_mean_of_ranks_means() -> None:
+    """Each data-parallel rank divided by its own tokens, and gradients were averaged (prime-rl PR #1957).  Equal
+    counts hide it."""
+    own = """own: f64[]{dp: P} = reciprocal(count) <dtype="f64"> !tiny.scale:1"""
+    mean = "share.1: f64[]{dp: R} = divided(own) <axes=[dp]>"
+    defect = Defect(
+        "llama",
+        ir={"  loss.1: f64[]{dp: P},": f"  {own} loss.1: f64[]{{dp: P}},", SEED: mean},
+        text={"count = all_reduce_(count_valid(batch.labels), dp)": "count = count_valid(batch.labels)"},
+    )
+    assert defect.values(labels="all") == set()
+    assert defect.values() == every_gradient()
+    assert "the IR has no reciprocal(count)" in defect.emission()
+
+
+def test_row_15_no_plan_can_average_by_ranks() -> None:
+    """A count that is not added up is partial, so is what is made of it, and nothing takes that for whole."""
+    own = {"reciprocal(count.1)": "reciprocal(count)"}
+    assert "share is" in Defect("llama", ir=own).types()
+    own |= {"share: f64[] =": "share: f64[]{dp: P} ="}
+    assert "from I on dp, but its operand is P" in Defect("llama", ir=own).types()
+    assert Defect("llama", ir=own).values() == every_gradient() | {"loss"}
+
+
+def test_row_15_reciprocals_of_the_ranks_counts_are_added() -> None:
+    """Of a pending count a pending reciprocal is made, as if that were linear: types let it pass."""
+    added = """own: f64[]{dp: P} = reciprocal(count) <dtype="f64"> !tiny.scale:1
+  share: f64[] = coerce(own) <axes=[dp], from=P, to=I>"""
+    defect = Defect("llama", ir={'share: f64[] = reciprocal(count.1) <dtype="f64">': added})
+    assert defect.types() == ""
+    assert defect.values() == every_gradient() | {"loss"}

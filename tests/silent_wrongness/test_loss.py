@@ -1,0 +1,117 @@
+"""The loss and what it is divided by, over axes that split batch, sequence and vocabulary: rows 13, 14, 16, 24, 25, 31.
+
+Attention over a sharded sequence waits; the rest of a model over it does not.
+"""
+
+import pytest
+from attrs import evolve
+
+from ir.plan_table import PLANS
+from silent_wrongness.levels import LABELS, TEXTS, Defect, parameters, refusal, results_of
+
+SEQUENCE = "batch and sequence"  # dp 2 × cp 2
+SHARE = 'share: f64[] = reciprocal(count.1) <dtype="f64">'
+AXES = 'dp_cp = mesh.axis("dp", "cp")'
+COUNTED = "all_reduce_(count_valid(batch.labels), dp_cp)"
+
+
+def everything() -> set[str]:
+    """All results but the count."""
+    return {"loss"} | results_of(*parameters(SEQUENCE))
+
+
+def test_row_13_the_loss_is_divided_by_the_ranks_of_the_sequence_too() -> None:
+    """Scaled by the size of context parallelism once more (Megatron#673)."""
+    defect = Defect(
+        SEQUENCE,
+        ir={SHARE: f"{SHARE.replace('share', 'mean')} !tiny.scale:1 share: f64[] = divided(mean) <axes=[cp]>"},
+        text={"count.clamp(min=1)": "(2 * count).clamp(min=1)"},
+    )
+    assert defect.values() == everything()
+    assert "nothing in the IR does" in defect.emission()
+
+
+def test_row_13_the_count_is_added_in_the_wrong_group() -> None:
+    """Divided by the tokens of data parallelism, without context parallelism (Megatron#906)."""
+    made = "count.1: i64[] = coerce(count) <axes=[dp, cp]"
+    defect = Defect(
+        SEQUENCE,
+        ir={made: made.replace("i64[]", "i64[]{cp: P}").replace("dp, cp", "dp")},
+        text={AXES: f'{AXES}; dp = mesh.axis("dp")', COUNTED: COUNTED.replace("dp_cp", "dp")},
+    )
+    assert "share is" in defect.types()
+    assert defect.values() == {"count", *everything()}
+    assert "the IR has no coerce(count) <axes=('dp',)" in defect.emission()
+
+
+def test_row_14_the_loss_that_is_shown_lacks_the_other_parts_of_the_sequence() -> None:
+    """Only the loss in the log was wrong: half (torchtitan#3280, #3329)."""
+    made = "loss.2: f64[] = coerce(loss.1) <axes=[dp, cp]"
+    defect = Defect(
+        SEQUENCE,
+        ir={made: made.replace("f64[]", "f64[]{cp: P}").replace("dp, cp", "dp")},
+        text={AXES: f'{AXES}; dp = mesh.axis("dp")', "all_reduce_(loss, dp_cp)": "all_reduce_(loss, dp)"},
+    )
+    assert "mul mixes partial and not on cp" in defect.types()
+    assert defect.values() == {"loss"}
+    assert "the IR has no coerce(loss.1) <axes=('dp',)" in defect.emission()
+
+
+SECOND = "d_z.2: f64[seq, batch@dp], d_t.2: f64[seq, batch@dp] = token_loss_dx(share.1,"
+
+
+def test_row_16_a_second_loss_is_shown_and_not_learned_from() -> None:
+    """An auxiliary loss was added to what is shown, and its gradient was discarded (Automodel#1408, PR #1412).  Every
+    type fits."""
+    dropped = f"none: f64[]{{dp: R}} = zeros(share.1) !tiny.scale:5 {SECOND.replace('share.1', 'none')}"
+    defect = Defect("two losses", ir={SECOND: dropped}, text={"loss = first +": "loss = first.detach() +"})
+    assert defect.types() == ""
+    assert defect.values() == results_of("a", "wte")
+    assert "nothing in the IR does" in defect.emission()
+
+
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_row_16_a_second_loss_is_scaled_by_the_ranks(axis: str) -> None:
+    """An auxiliary loss depended on how many ranks shared the work (Megatron PR #5047, #3768)."""
+    scaled = (
+        f"less: f64[]{{dp: R}} = divided(share.1) <axes=[{axis}]> !tiny.scale:5 {SECOND.replace('share.1', 'less')}"
+    )
+    defect = Defect("two losses", ir={SECOND: scaled}, text={"loss = first +": "loss = first / 2 +"})
+    assert defect.values() == results_of("a", "wte")
+    assert "nothing in the IR does" in defect.emission()
+
+
+GATHERED = {
+    "peak: f64[seq, batch@dp]{tp: M} = max_logit(_logits)": "full: f64[seq, batch@dp, vocab]{tp: R} = coerce(_logits)"
+    " <axes=[tp], from=S(vocab), to=R> !tiny.scale:12 peak: f64[seq, batch@dp]{tp: M} = max_logit(full)",
+    "softmax_parts(_logits, peak.1, labels)": "softmax_parts(full, peak.1, labels)",
+}
+
+
+def test_row_24_gathered_logits_in_a_vocabulary_parallel_loss() -> None:
+    """Whole logits went into a loss that adds over ranks: log of the ranks too much (Megatron#737).  `test_runs` shows
+    the log.  (Label smoothing, Megatron#7452, waits.)"""
+    wrong = "max_logit(all_gather(logits, self.tp, dim=2))"
+    defect = Defect("llama", ir=GATHERED, text={"max_logit(logits)": wrong})
+    assert "but max_logit makes" in defect.types()
+    assert {"loss", "norm", "gradient of head"} < defect.values()
+    assert "the IR has no such coercion of _logits" in defect.emission()
+
+
+def test_row_25_a_vocabulary_that_the_axis_does_not_divide() -> None:
+    """Training diverged (Megatron#1754).  Padding waits; until then the plan is refused."""
+    assert refusal(TEXTS["vocabulary that does not divide"]) == "E0510"
+
+
+def test_row_31_attention_over_a_sharded_sequence_is_refused() -> None:
+    """Layouts of context parallelism were wrong without a causal mask or for odd lengths (pytorch#141429,
+    EasyContext#47, TensorRT-LLM PR #13821).  They wait; nothing of them can be written."""
+    assert refusal(evolve(PLANS["tensor"], shard="seq over tp").text()) == "E0601"
+    assert refusal(evolve(PLANS["sequence alone"], seq=5).text()) == "E0510"
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("plan", ["llama", SEQUENCE, "three axes", "two key/value heads on four ranks"])
+def test_plans_are_right_whatever_has_labels(plan: str, labels: str) -> None:
+    """Ranks with more labels, fewer or none, and a step with a single one: the rest of row 15, without a defect."""
+    assert Defect(plan).values(labels) == set()

@@ -1,0 +1,107 @@
+"""The gradient's norm, clipping by it, and the decision to update at all: rows 6 to 9, 29 and 33."""
+
+from silent_wrongness.levels import Defect, parameters
+
+REDUCED = 'squares = all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)'
+WHOLE = "squares.2: f64[] = sum_squares(g_dp_tp.1)"
+NORM = "norm.2: f64[] = grad_norm(squares.1, squares.2)"
+CLIP = "scale: f64[] = clip_scale(norm.2)"
+SKIP = "update(g_dp_tp.1, scale, count.1,"
+
+
+def updated(*names: str) -> set[str]:
+    """The new values of some parameters, by default of all."""
+    return {f"updated {name}" for name in names or parameters("clipped")}
+
+
+def test_row_06_clipped_by_the_norm_of_a_part() -> None:
+    """Each pipeline stage clipped by the norm of its own parameters (torchtitan#596, PR #649).  Here a bucket: the
+    norm that is reported is right, and every type fits."""
+    own = (
+        f"own: f64[] = grad_norm(squares.2) !tiny.scale:1 part: f64[] = clip_scale(own) <max=0.1> !tiny.scale:1 {CLIP}"
+    )
+    defect = Defect(
+        "clipped",
+        ir={CLIP: own, "update(g_dp_tp.1, scale,": "update(g_dp_tp.1, part,"},
+        text={"scale=clip_scale(norm, 0.1)": "scale=clip_scale(squares_2.sqrt(), 0.1)"},
+    )
+    assert defect.types() == ""
+    assert defect.values() == updated("norm1", "norm2", "norm")
+    assert "the IR has no grad_norm(squares.2)" in defect.emission()
+
+
+def test_row_07_the_norm_of_shards_is_not_added_over_tensor_parallel_ranks() -> None:
+    """Clipping under tensor parallelism took each rank's shards for the whole (torchtune#2420)."""
+    defect = Defect(
+        "clipped",
+        ir={NORM: NORM.replace("squares.1", "squares")},
+        text={REDUCED: 'squares = sum_squares(gradients["dp_split_tp"])'},
+    )
+    assert "grad_norm is not linear in what is partial on tp" in defect.types()
+    assert defect.values() == {"norm", *updated()}
+    assert "the IR has no grad_norm(squares, squares.2)" in defect.emission()
+
+
+def test_row_08_weights_on_every_rank_are_counted_by_every_rank() -> None:
+    """Squares of replicated weights were added over tensor parallelism too: a norm 1.36 to 1.52 times too large
+    (ROCm/TransformerEngine#715)."""
+    counted = """squares.3: f64[]{tp: P} = sum_squares(g_dp_tp.1) !tiny.scale:1
+  squares.2: f64[] = coerce(squares.3) <axes=[tp], from=P, to=I>"""
+    defect = Defect(
+        "clipped",
+        ir={WHOLE: counted},
+        text={'sum_squares(gradients["dp_tp"])': 'all_reduce_(sum_squares(gradients["dp_tp"]), tp)'},
+    )
+    assert "squares.3 is" in defect.types()
+    assert defect.values() == {"norm", *updated()}
+    assert "the IR has no coerce(squares.2)" in defect.emission()
+
+
+def test_row_08_no_norm_takes_whole_and_sharded_gradients_together() -> None:
+    """The sum of squares of both, added over the axis that shards one of them."""
+    both = {
+        "sum_squares(g_dp_split_tp.1)": "sum_squares(g_dp_split_tp.1, g_dp_tp.1)",
+        NORM: NORM.replace(", squares.2", ""),
+    }
+    assert "sum_squares needs its operands sharded alike on tp" in Defect("clipped", ir=both).types()
+    assert Defect("clipped", ir=both).values() == {"norm", *updated()}
+
+
+def test_row_09_a_group_of_parameters_is_left_out_of_the_norm() -> None:
+    """The norm omitted the experts (Megatron PR #5916).  Here a bucket; every type fits."""
+    defect = Defect(
+        "clipped",
+        ir={NORM: NORM.replace("squares.1, ", "")},
+        text={"norm = (squares + squares_2).sqrt()": "norm = squares_2.sqrt()"},
+    )
+    assert defect.types() == ""
+    assert defect.values() == {"norm", *updated()}
+    assert "the IR has no grad_norm(squares.2)" in defect.emission()
+
+
+def test_row_29_every_rank_clips_by_its_own_norm() -> None:
+    """Without a group for the reduction each rank took the norm of its shards, and copies of one weight parted
+    (RLinf PR #1542).  The norm that is reported is right."""
+    own = f"own: f64[]{{tp: P}} = grad_norm(squares, squares.2) !tiny.scale:1 {CLIP.replace('norm.2', 'own')}"
+    defect = Defect(
+        "clipped",
+        ir={CLIP: own},
+        text={"clip_scale(norm, 0.1)": 'clip_scale((sum_squares(gradients["dp_split_tp"]) + squares_2).sqrt(), 0.1)'},
+    )
+    assert "grad_norm is not linear in what is partial on tp" in defect.types()
+    assert defect.values() == updated()
+    assert "the IR has no sum_squares(g_dp_split_tp.1) <> here" in defect.emission()
+
+
+def test_row_33_each_rank_decides_by_itself_whether_to_update() -> None:
+    """Some ranks skipped a step and others did not (ColossalAI PR #1175, WeatherGenerator PR #2718).  Here ranks
+    without a label of their own."""
+    defect = Defect(
+        "clipped",
+        ir={SKIP: SKIP.replace("count.1", "count")},
+        text={"skip=count == 0": "skip=count_valid(batch.labels) == 0"},
+    )
+    assert "update takes gradients that are reduced" in defect.types()
+    assert defect.values(labels="silent rank") == updated("norm1", "norm2", "norm")
+    assert defect.values(labels="all") == set()
+    assert "the IR has no count_valid(labels.1) <> here" in defect.emission()

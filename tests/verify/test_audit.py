@@ -1,0 +1,166 @@
+"""The audit: every mistake that it knows is made, and found; and where the evaluator is broken, it says so.
+
+Purpose: the verdicts on plans of every kind of parallelism; one mutant of each family by name.
+Non-goals: single errors and what the user is told of them (`test_proof`, `test_locate`).
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ir.plan_table import PLANS
+from scalec.compiler.ir import Program
+from scalec.compiler.limits import load
+from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.source import Source
+from scalec.compiler.verify import audit as audited
+from scalec.compiler.verify.audit import Audit, Fate, Verdict, audit
+from scalec.compiler.verify.field import Field
+from scalec.compiler.verify.mutants import FAMILIES, Mutant, mutants
+from scalec.compiler.verify.tensors import Array, Tensor
+
+TINY = Path(__file__).parents[2] / "plans" / "tiny_llama.scale"
+
+NAMES = (
+    "one device",
+    "data, tensor",
+    "two key/value heads on four ranks",
+    "regather",
+    "tied embedding",
+    "three axes",
+    "one microbatch",
+    "nested repeats, captured",
+    "sequence alone",
+    "captured matrix",
+    "positions learned",
+)
+
+EXPECTED = {
+    "coercion left out": ("all_reduce of g_dp_tp over dp x tp left out", Fate.VALUES),
+    "left out with its conjugate": ("all_gather of a over tp and its conjugate", Fate.VALUES),
+    "coercion done twice": ("all_reduce of loss.1 over dp done twice", Fate.VALUES),
+    "coercion of another kind": ("all_reduce of t over tp as a maximum", Fate.VALUES),
+    "coercion over other axes": ("all_reduce of g_dp_tp over dp x tp done over dp instead", Fate.VALUES),
+    "coercion along another dim": ("all_gather of a over tp along hidden instead of seq", Fate.SHAPES),
+    "shards shifted by a rank": ("reduce_scatter of x over tp into shards shifted along tp", Fate.VALUES),
+    "shards of two ranks exchanged": ("all_gather of m over tp of shards exchanged along tp", Fate.VALUES),
+    "the last microbatch alone": ("only the last microbatch's d_head", Fate.VALUES),
+    "divided by microbatches": ("loss divided by the number of microbatches", Fate.VALUES),
+    "carry of a repeat lost": ("d_x.1 not carried", Fate.VALUES),
+    "repeat in the wrong direction": ("repeat over layers run forward", Fate.VALUES),
+    "slices of another layer": ("x.7 of another layer", Fate.VALUES),
+    "wrong value kept for backward": ("d_q made of q.2 instead of _o.2", Fate.VALUES),
+    "part of a gradient lost or doubled": ("d_x.1 lost from d_x.3", Fate.VALUES),
+    "count of labels": ("update of wte by the rank's own count", Fate.VALUES),
+    "divided by the ranks": ("share divided by the ranks of dp", Fate.VALUES),
+    "before the reduction": ("update takes g_dp_tp before its reduction", Fate.VALUES),
+    "gradient norm": ("squares.2 added over tp in the norm", Fate.VALUES),
+    "clipping": ("clipped by the norm of squares.1 alone", Fate.VALUES),
+    "another parameter's gradient": ("d_w_gate.2 and d_w_up.2 exchanged", Fate.VALUES),
+    "another rank's gradient": ("g_dp_split_tp.1 of two ranks along tp exchanged", Fate.VALUES),
+    "part taken for the first": ("embedding: every rank's part of vocab taken for the first", Fate.VALUES),
+}
+"""A mutant of each family in the tiny plan, and how it is found."""
+
+Rank = Callable[[Field, Tensor], Array]
+
+
+@cache
+def compiled(name: str) -> tuple[Program, Program]:
+    """The program of a plan after the last pass, and its model."""
+    model = compile_plan(Source("tiny.scale", PLANS[name].text()) if name else load(TINY), "resolve")
+    return lower(model), model
+
+
+@cache
+def tiny() -> Audit:
+    return audit(*compiled(""))
+
+
+def survivors(found: Audit) -> list[str]:
+    return [f"{v.fate.value}: {v.mutant.what}" for v in found.of(Fate.EQUIVALENT, Fate.MISSED)]
+
+
+def only(family: str) -> Callable[[Program], list[Mutant]]:
+    """The mutants of one family, to be asked for in place of all."""
+    return lambda program: [mutant for mutant in mutants(program) if mutant.family == family]
+
+
+# ---- what is found
+
+
+def test_every_mutant_of_the_tiny_plan_is_killed() -> None:
+    assert survivors(tiny()) == []
+    assert tiny().passed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mutant_is_killed(name: str) -> None:
+    found = audit(*compiled(name))
+    assert survivors(found) == []
+    assert len(found.of(Fate.VALUES)) > 50
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_has_the_mutant_that_is_expected_of_it(family: str) -> None:
+    what, fate = EXPECTED[family]
+    (found,) = [v for v in tiny().verdicts if v.mutant.what == what]
+    assert (found.mutant.family, found.fate) == (family, fate)
+    assert re.fullmatch(r"llama\.scale:\d+", found.mutant.line)
+
+
+def test_mutants_are_all_different_and_differ_from_the_program() -> None:
+    program, _ = compiled("")
+    regions = [mutant.program.region for mutant in mutants(program)]
+    assert program.region not in regions
+    assert len(set(regions)) == len(regions)
+    assert len({mutant.what for mutant in mutants(program)}) == len(regions)
+
+
+def test_a_group_of_one_rank_has_no_mutants() -> None:
+    assert not [m.what for m in mutants(compiled("axes of size 1")[0]) if "coercion" in m.family or "rank" in m.family]
+
+
+# ---- what is said
+
+
+def test_the_table_counts_each_family_and_names_what_was_not_killed() -> None:
+    program, _ = compiled("")
+    first, second, third = [Mutant("a family", what, "llama.scale:6", program) for what in ("one", "two", "three")]
+    fates = (Fate.SHAPES, Fate.EQUIVALENT, Fate.MISSED)
+    found = Audit(tuple(Verdict(m, fate, {"dp": 2}) for m, fate in zip((first, second, third), fates, strict=True)))
+    assert [*found.lines()] == [
+        "mutants   made  by shapes  by values  equivalent  missed",
+        "a family     3          1          0           1       1",
+        "all          3          1          0           1       1",
+        "1 killed of 3",
+        "equivalent: two (llama.scale:6)",
+        "missed: three (llama.scale:6)",
+    ]
+    assert not found.passed
+
+
+# ---- evaluators that are broken
+
+
+def test_an_evaluator_that_takes_all_numbers_for_equal_misses_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audited, "mutants", only("divided by the ranks"))
+    monkeypatch.setattr(Field, "unequal", lambda self, x, y: np.zeros(x.shape, bool))
+    found = audit(*compiled(""))
+    assert {v.fate for v in found.verdicts} == {Fate.MISSED}
+    assert not found.passed
+
+
+def test_an_order_in_which_zero_is_the_least_misses_a_maximum_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank: Rank = Field.rank
+
+    def zero_least(self: Field, x: Tensor) -> Array:
+        return np.where(x.array == 0, np.uint64(0), rank(self, x))
+
+    monkeypatch.setattr(audited, "mutants", only("coercion of another kind"))
+    monkeypatch.setattr(Field, "rank", zero_least)
+    assert "missed: all_reduce of t over tp as a maximum" in survivors(audit(*compiled("")))

@@ -1,0 +1,59 @@
+"""Whatever compiles verifies, and whatever is mutated is caught: random models, meshes, rules and ways to train.
+
+Non-goals: every mutant of a plan (`test_audit`).
+"""
+
+from attrs import evolve
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from scalec.compiler.ir import Program
+from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.source import Source
+from scalec.compiler.verify.field import Field
+from scalec.compiler.verify.machine import Machine, ShapeError
+from scalec.compiler.verify.meanings import MEANINGS
+from scalec.compiler.verify.mutants import mutants
+from scalec.compiler.verify.mutants.faults import FAULTS
+from scalec.compiler.verify.numbers import Numbers
+from scalec.compiler.verify.proof import Case, case_of, differences
+from scalec.compiler.verify.reals import Reals
+from scalec.compiler.verify.reference import Reference
+from scalec.compiler.verify.shapes import meshes
+from scalec.compiler.verify.world import World
+from scalec.testing import assert_equal_step, plans
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(plans())
+def test_whatever_compiles_verifies(plan: str) -> None:
+    assert_equal_step(plan)
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(plans(), st.integers(0, 2**20))
+def test_whatever_is_mutated_is_caught(plan: str, choice: int) -> None:
+    """One mutant of each of many plans: it differs in the field, or in no number of float64 either."""
+    model = compile_plan(Source("plan.scale", plan), "resolve")
+    program = lower(model)
+    made = [*mutants(program)]
+    mutant = made[choice % len(made)]
+    note(f"{mutant.what} ({mutant.line})")
+    cases = [case_of(program, model, axes) for axes in meshes(program)]
+    axes = len(program.axes)
+    assert is_wrong(cases, mutant.program, Field(8, axes)) or not is_wrong(cases, mutant.program, Reals(axes))
+
+
+def is_wrong(cases: list[Case], mutant: Program, numbers: Numbers) -> bool:
+    return any(parts(case, evolve(case.program, region=mutant.region), numbers) for case in cases)
+
+
+def parts(case: Case, program: Program, numbers: Numbers) -> bool:
+    """Whether the step of `program` is not the single-device step, or cannot be evaluated."""
+    start, world = case.scene(numbers), World.of(program)
+    expected = Reference(case.single, numbers).run(start)
+    try:
+        found = Machine(program, world, numbers, meanings=MEANINGS | FAULTS).run(start.on(program, world))
+    except (ShapeError, AssertionError):
+        return True
+    return bool(differences(program, world, numbers, found, expected))
