@@ -68,8 +68,8 @@ def evaluation(program: Program) -> tuple[Collective, ...]:
 
 
 def parameter_count(program: Program) -> int:
-    """The number of parameters of the model, over all ranks."""
-    return sum(prod(program.size(dim) for dim in param.type.dims) for param in program.params)
+    """The number of parameters of the model, over all ranks, padding left out."""
+    return sum(prod(program.valid(dim) for dim in param.type.dims) for param in program.params)
 
 
 class _Account:

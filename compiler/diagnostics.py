@@ -53,6 +53,7 @@ CODES = {
     "E0311": "heads that do not share evenly",
     "E0312": "an odd number of dims to rotate",
     "E0313": "a constant out of range",
+    "E0314": "padding that would count",
     # settings
     "E0401": "an unknown setting",
     "E0402": "a missing setting",

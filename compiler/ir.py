@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Literal
 
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from .names import Stored
 from .settings import Cluster, Train
@@ -199,10 +199,11 @@ class Axis:
 
 @frozen
 class Dim:
-    """A named dim and its global size."""
+    """A named dim and its global size; what is behind the first `valid` is padding, which counts for nothing."""
 
     name: str
     size: int
+    valid: int = Factory(lambda self: self.size, takes_self=True)
     span: Span = _span()
 
 
@@ -268,6 +269,10 @@ class Program:
     def size(self, dim: str) -> int:
         """The global size of `dim`."""
         return next(d.size for d in self.dims if d.name == dim)
+
+    def valid(self, dim: str) -> int:
+        """The global size of `dim` without padding."""
+        return next(d.valid for d in self.dims if d.name == dim)
 
     def axis(self, name: str) -> Axis:
         """The axis `name`."""

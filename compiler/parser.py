@@ -103,6 +103,10 @@ class _Builder(Transformer[Token, Plan]):
         key, _, value = parts
         return Setting(key, value, self._span(parts))
 
+    def padded(self, parts: Parts) -> Setting:
+        key, _, value, _, pad = parts
+        return Setting(key, value, self._span(parts), pad)
+
     def rule(self, parts: Parts) -> Rule:
         dims, _, axes = parts
         return Rule(dims, axes, self._span([*dims, *axes]))

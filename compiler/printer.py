@@ -6,7 +6,7 @@ Non-goals: plan text (`settings.show` and `names.show_names` write the sections 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-from .ir import Attr, Kind, Op, Param, Placement, Program, Region, Type, Value
+from .ir import Attr, Dim, Kind, Op, Param, Placement, Program, Region, Type, Value
 from .names import show_names
 from .settings import show
 from .source import Span
@@ -21,7 +21,7 @@ def print_ir(program: Program) -> str:
         "",
         f"program {program.name} after {program.stage}",
         *(f"axis {a.name} = {a.size} of {a.whole} {_location(a.span)}" for a in program.axes),
-        *(f"dim {d.name} = {d.size} {_location(d.span)}" for d in program.dims),
+        *(f"dim {d.name} = {d.size}{_padding(d)} {_location(d.span)}" for d in program.dims),
         *(
             f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"
             for c in program.claims
@@ -31,6 +31,10 @@ def print_ir(program: Program) -> str:
         *_region(program.region, ""),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _padding(dim: Dim) -> str:
+    return f" of {dim.valid}" if dim.valid < dim.size else ""
 
 
 def _param(param: Param) -> str:

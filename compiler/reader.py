@@ -144,8 +144,9 @@ class _Builder(Transformer[Token, Program]):
         return Axis(str(name), self._count(size), str(whole), span=parts[-1])
 
     def dim(self, parts: Parts) -> Dim:
-        name, size = _tokens(parts)
-        return Dim(str(name), self._count(size), span=parts[-1])
+        name, size, *valid = _tokens(parts)
+        count = self._count(size)
+        return Dim(str(name), count, self._count(valid[0]) if valid else count, span=parts[-1])
 
     def claim(self, parts: Parts) -> Claim:
         rank, dim, how, axis = _tokens(parts)

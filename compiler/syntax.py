@@ -100,11 +100,12 @@ Expr = Name | Number | String | List | Call | Negative | Binary | ParamUse
 
 @frozen
 class Setting:
-    """`key = value`, in a section or among the arguments of a call."""
+    """`key = value`, in a section or among the arguments of a call; `pad` is the number behind `pad`, for a dim."""
 
     key: Name
     value: Expr
     span: Span = _span()
+    pad: "Number | None" = None
 
 
 @frozen

@@ -51,9 +51,8 @@ def load(path: Path, state: State) -> None:
 
 def parameters(path: Path) -> dict[str, Tensor]:
     """The parameters that a checkpoint holds, whole, without their values: tensors on the device `meta`."""
-    from torch.distributed.checkpoint import FileSystemReader  # slow to import, needed only to save and load
-
-    recorded: dict[str, Any] = FileSystemReader(path).read_metadata().state_dict_metadata
+    with _dcp() as dcp:
+        recorded: dict[str, Any] = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     return {
         name: torch.empty(each.size, dtype=each.properties.dtype, device="meta")
         for name, each in recorded.items()

@@ -84,8 +84,10 @@ def _values(held: Held, saved: Path, recorded: Mapping[str, Tensor], dtype: torc
 
 
 def _joined(parts: list[tuple[str, Stored]], read: Mapping[str, Tensor]) -> Tensor:
-    whole = torch.cat([read[name].reshape(stored.rows(read[name].numel())) for name, stored in parts])
-    return whole.T.contiguous() if parts[0][1].transposed else whole
+    """A tensor's parts one behind the other, without padding."""
+    stored = parts[0][1]
+    whole = torch.cat([read[name].reshape(each.rows(read[name].numel())) for name, each in parts])
+    return whole[: stored.shape[-1]].T.contiguous() if stored.transposed else whole[: stored.shape[0]]
 
 
 def _index(files: Mapping[str, list[str]], size: int) -> str:

@@ -155,23 +155,41 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None, 
     return (cap * torch.tanh(scores / cap)).masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored."""
-    logits = logits.flatten(0, -2).to(_wide(logits.dtype))
+def cross_entropy(logits: Tensor, labels: Tensor, classes: int | None = None) -> Tensor:
+    """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored.
+
+    Of v, the first `classes` are one, by default all; the others are padding, which gets no probability.
+    """
+    logits = logits[..., :classes].flatten(0, -2).to(_wide(logits.dtype))
     return F.cross_entropy(logits, labels.flatten().clamp(min=-1), ignore_index=-1, reduction="sum")
 
 
-def max_logit(logits: Tensor) -> Tensor:
-    """The largest logit [...] of [..., v], float32 at least, without gradient; max-partial over a sharded v."""
-    return logits.detach().amax(-1).to(_wide(logits.dtype))
+def max_logit(logits: Tensor, axis: Axis | None = None, classes: int | None = None) -> Tensor:
+    """The largest logit [...] of [..., v], float32 at least, without gradient; max-partial over a sharded v.
+
+    Of the v of all ranks of the axis, the first `classes` are one, by default all.
+    """
+    return _real(logits, axis, classes).detach().amax(-1).to(_wide(logits.dtype))
 
 
-def softmax_parts(logits: Tensor, m: Tensor, labels: Tensor, axis: Axis | None = None) -> tuple[Tensor, Tensor]:
+def _real(logits: Tensor, axis: Axis | None, classes: int | None) -> Tensor:
+    """This rank's logits without those that are padding."""
+    if classes is None:
+        return logits
+    first = axis.rank * logits.shape[-1] if axis else 0
+    return logits[..., : classes - first]
+
+
+def softmax_parts(
+    logits: Tensor, m: Tensor, labels: Tensor, axis: Axis | None = None, classes: int | None = None
+) -> tuple[Tensor, Tensor]:
     """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P over the axis of v.
 
-    m is taken as constant: its gradients through z and through `token_loss` cancel.
+    m is taken as constant: its gradients through z and through `token_loss` cancel.  Of the v of all ranks of the axis,
+    the first `classes` are one, by default all.
     """
     first = axis.rank * logits.shape[-1] if axis else 0
+    logits = _real(logits, axis, classes)
     return cast(Any, _SoftmaxParts).apply(logits, m, labels - first)
 
 

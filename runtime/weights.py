@@ -140,10 +140,18 @@ def _part(view: Any, stored: Stored, spec: Spec, mesh: Mesh) -> Tensor:
         stretches.append(slice(start, start + sizes[first] * unit))
         shape += [sizes[first], *(spec.shape[dim] for dim in others)]
         offsets[first] = 0
-    stretches[0] = slice(stretches[0].start + stored.start, stretches[0].stop + stored.start)
-    read = view[tuple(stretches[::-1])].T if stored.transposed else view[tuple(stretches)]
     box = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
-    return read.reshape(shape)[box]
+    return _rows(view, stored, *stretches).reshape(shape)[box]
+
+
+def _rows(view: Any, stored: Stored, rows: slice, *columns: slice) -> Tensor:
+    """A stretch of a parameter's rows; those behind the tensor's last are padding, and 0."""
+    last = stored.shape[-1 if stored.transposed else 0]
+    start, stop = (min(stored.start + at, last) for at in (rows.start, rows.stop))
+    wanted = (slice(start, stop), *columns)
+    read = view[wanted[::-1]].T if stored.transposed else view[wanted]
+    padding = read.new_zeros(rows.stop - rows.start - (stop - start), *read.shape[1:])
+    return torch.cat([read, padding]) if len(padding) else read
 
 
 def _grouped(shape: tuple[int, ...], into: tuple[int, ...]) -> list[list[int]]:

@@ -17,6 +17,8 @@ PUBLISHED = {  # parameters (Llama Team 2024, table 3, from the models' configur
     "llama3_8b": (8_030_261_248, 128),
     "llama3_70b": (70_553_706_496, 512),
     "llama3_405b": (405_853_388_800, 16_384),
+    "qwen2_5_7b": (7_615_616_512, 64),  # Yang et al. 2024 (Qwen2.5): 7.6B; safetensors metadata of the release
+    "qwen3_8b": (8_190_735_360, 128),  # Qwen Team 2025: 8.2B; safetensors metadata of the release
 }
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from .. import __version__
 from . import importing, plans, proofs
+from .text import fmt
 
 
 class Command(NamedTuple):
@@ -62,6 +63,14 @@ COMMANDS = (
         "scalec verify plans/llama3_405b.scale",
     ),
     Command(
+        "fmt",
+        fmt,
+        "lay out plans in one style",
+        "Rewrites plans with the indentation, spaces and alignment of those in plans/; names each that changed.\n"
+        "Every word and every comment stays, in its order.  A plan with syntax errors is left alone.",
+        "scalec fmt plans/tiny_llama.scale",
+    ),
+    Command(
         "import",
         importing.import_,
         "write a plan for a Hugging Face model",
@@ -113,6 +122,12 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("config", type=Path, metavar="CONFIG", help="the config.json of a model")
         help = "the plan to write (default: standard output)"
         parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=help)
+        return
+    if command == "fmt":
+        help = "a plan (.scale), or `-` for standard input, which goes to standard output"
+        parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=help)
+        help = "write nothing; name the plans that would change, with exit status 1"
+        parser.add_argument("--check", action="store_true", help=help)
         return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
     if command == "verify":

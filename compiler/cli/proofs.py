@@ -61,7 +61,7 @@ def _audit(path: Path) -> int:
 
 def _recorded(folder: Path) -> int:
     from ..verify.recorded import compare
-    from ..verify.recorded_files import RecordError
+    from ..verify.recorded.files import RecordError
 
     try:
         found = compare(folder)

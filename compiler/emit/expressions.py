@@ -67,8 +67,7 @@ def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     text = _aligned(op, 0, SUM, operands, context)
     for i, operand in enumerate(operands[1:], start=1):
         term = _aligned(op, i, PRODUCT, operands, context)
-        negative = operand.ops and ("by", -1) in operand.ops[-1].attrs and term.startswith("-")
-        text += f" - {term[1:]}" if negative else f" + {term}"
+        text += f" - {term[1:]}" if _is_negative(operand) else f" + {term}"
     return text, SUM
 
 
@@ -100,7 +99,15 @@ def _aligned(op: Op, index: int, binds: int, operands: Sequence[Expr], context: 
     if not lacking:
         return operands[index].within(binds)
     first = next(i for i, dim in enumerate(full) if dim in own)
-    return operands[index].within(ATOM) + "".join(f".unsqueeze({i - first})" for i in lacking)
+    operand = operands[index]
+    viewed = operand.text if _is_negative(operand) else operand.within(ATOM)
+    return viewed + "".join(f".unsqueeze({i - first})" for i in lacking)
+
+
+def _is_negative(operand: Expr) -> bool:
+    """Whether the text is a minus and an atom."""
+    last = operand.ops[-1] if operand.ops else None
+    return last is not None and last.kind == "scale" and last.get("by") == -1 and operand.text.startswith("-")
 
 
 def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -162,12 +169,34 @@ def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _softmax_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
-    return _over_classes("softmax_parts", operands, logits.axes_of(logits.dims[-1]), context)
+    return _over_classes(
+        "softmax_parts", operands, logits.axes_of(logits.dims[-1]), context, _padding(logits, context)
+    )
 
 
-def _over_classes(function: str, operands: Sequence[Expr], axes: tuple[str, ...], context: Context) -> Written:
+def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    logits = context.types(op.inputs[0])
+    if not (padding := _padding(logits, context)):
+        return _call(op, operands, context)
+    return _over_classes("max_logit", operands, logits.axes_of(logits.dims[-1]), context, padding)
+
+
+def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return _over_classes("cross_entropy", operands, (), context, _padding(context.types(op.inputs[0]), context))
+
+
+def _padding(logits: Type, context: Context) -> list[str]:
+    """The option that says how many classes there are, where some are padding."""
+    dim = logits.dims[-1]
+    valid = context.program.valid(dim)
+    return [f"classes={valid}"] if valid < context.program.size(dim) else []
+
+
+def _over_classes(
+    function: str, operands: Sequence[Expr], axes: tuple[str, ...], context: Context, options: Sequence[str] = ()
+) -> Written:
     """A call that is told which part of the vocabulary this rank holds."""
-    arguments = [e.text for e in operands] + ([context.axis(axes)] if axes else [])
+    arguments = [*(e.text for e in operands), *([context.axis(axes)] if axes else []), *options]
     return f"{function}({', '.join(arguments)})", ATOM
 
 
@@ -189,12 +218,14 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "attention": _attention,
     "coerce": _coerce,
     "contract": _contract,
+    "cross_entropy": _cross_entropy,
     "div": _div,
     "embedding": _embedding,
     "gelu": _named,
     "layernorm": _named,
     "mean": _mean,
     "mean_square": _mean,
+    "max_logit": _max_logit,
     "mul": _mul,
     "rms_scaled": _named,
     "rmsnorm": _named,

@@ -241,7 +241,7 @@ def _vocabulary(program: Program, types: dict[str, Type]) -> int:
     ops = list(walk(program.region.body))
     dims = [types[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
     dims += [types[op.inputs[0]].dims[-1] for op in ops if op.kind in ("cross_entropy", "softmax_parts")]
-    return min(program.size(dim) for dim in dims)
+    return min(program.valid(dim) for dim in dims)
 
 
 def _with_imports(body: str) -> str:

@@ -8,6 +8,7 @@ from math import prod
 
 from ..ir import Op, Param, Program, walk
 from ..names import Stored
+from ..ops.attention import SEQUENCE
 from .words import DTYPES, PRECISIONS, literal
 
 
@@ -53,17 +54,18 @@ def _parts(each: Stored, program: Program) -> list[Param]:
 
 
 def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
-    """A parameter's shape in files: matrices [out, in], tables as they are, all else flat."""
-    sizes = [program.size(dim) for dim in param.type.dims[param.stacked :]]
+    """A parameter's shape in files, without padding: matrices [out, in], tables as they are, all else flat."""
+    sizes = [program.valid(dim) for dim in param.type.dims[param.stacked :]]
     if param.inner:
         return prod(sizes[: -param.inner]), prod(sizes[-param.inner :])
     return tuple(sizes) if param.name in _tables(program) else (prod(sizes),)
 
 
 def _tables(program: Program) -> set[str]:
-    """The parameters that are looked up in."""
+    """The parameters that have a row for each token or each position."""
     own = {param.name: param.name for param in program.params}
     for op in program.region.body:
         if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in own:
             own[op.outputs[0].name] = own[op.inputs[0]]
-    return {own[op.inputs[1]] for op in walk(program.region.body) if op.kind == "embedding" and op.inputs[1] in own}
+    looked_up = {own.get(op.inputs[1], "") for op in walk(program.region.body) if op.kind == "embedding"}
+    return looked_up | {param.name for param in program.params if SEQUENCE in param.type.dims}

@@ -7,6 +7,7 @@ Non-goals: meaning, beyond that it never changes; IR text, which has one form; t
 """
 
 from ..diagnostics import Diagnostic, PlanError
+from ..limits import MAX_BYTES
 from ..parser import parse_plan
 from ..reader import is_ir
 from ..source import Source
@@ -19,7 +20,7 @@ from .words import arrange, read
 def format_plan(source: Source) -> str:
     """The text of a plan in scalec's layout; formatting that again changes nothing.
 
-    Raises PlanError where the text is not a plan.
+    Raises PlanError where the text is not a plan, or would grow beyond what one may be.
     """
     if is_ir(source.text):
         help = "`scalec fmt` is for plans; IR text has the one form in which `scalec ir` prints it"
@@ -28,4 +29,7 @@ def format_plan(source: Source) -> str:
     plan = arrange(read(source.text))
     text = "".join(f"{line}\n" for line in aligned(plan, lines(plan, line_starts(plan))))
     assert [word.text for word in read(text)] == [word.text for word in plan.words], "formatter: words have changed"
+    if len(text.encode()) > MAX_BYTES:
+        message = f"laid out, this plan would be larger than {MAX_BYTES // 1024} KiB"
+        raise PlanError([Diagnostic("E0102", message, source.whole())])
     return text

@@ -53,9 +53,8 @@ def _settle(plan: Arranged, starts: set[int]) -> None:
 
 def _seams(plan: Arranged, line: Line) -> set[int]:
     """Where a line that is too long is best divided: before as many of its words as one rule names."""
-    depths = {at: plan.depth(at) for at in range(line.first, line.end)}
-    least = min(depths.values())
-    shallow = [at for at, depth in depths.items() if depth == least]
+    least = min(plan.depth[line.first : line.end])
+    shallow = [at for at in range(line.first, line.end) if plan.depth[at] == least]
     found = (rule(plan, shallow, line) - {line.first} for rule in _RULES)
     return next(filter(None, found), set[int]())
 

@@ -65,24 +65,19 @@ class Arranged:
     """Words by their position, and how they nest.
 
     `inside` has for each word the opening bracket in whose pair it stands, -1 for none; a closing bracket stands inside
-    its own pair, an opening one outside.  `closing` has for each opening bracket its other, inner pairs first.  `code`
+    its own pair, an opening one outside.  `depth` counts the pairs around a word; both brackets of a pair stand as deep
+    as what is around it.  `closing` has for each opening bracket its other, inner pairs first.  `code`
     lists the words that are no comments; `entries` are those that begin a statement, setting, rule or section, and
     `heads` has for each opening brace the entry that it belongs to.
     """
 
     words: Sequence[Word]
     inside: Sequence[int]
+    depth: Sequence[int]
     closing: Mapping[int, int]
     code: Sequence[int]
     entries: frozenset[int]
     heads: Mapping[int, int]
-
-    def depth(self, at: int) -> int:
-        """In how many pairs of brackets a word stands; both brackets of a pair stand as deep as what is around it."""
-        depth = -1 if self.words[at].closes else 0
-        while (at := self.inside[at]) >= 0:
-            depth += 1
-        return depth
 
     def among_entries(self, at: int) -> bool:
         """Whether a word stands directly in braces, or in none."""
@@ -121,6 +116,7 @@ def read(text: str) -> list[Word]:
 def arrange(words: Sequence[Word]) -> Arranged:
     """Words with how they nest."""
     inside: list[int] = []
+    depth: list[int] = []
     closing: dict[int, int] = {}
     opened = [-1]
     for at, word in enumerate(words):
@@ -129,8 +125,9 @@ def arrange(words: Sequence[Word]) -> Arranged:
             opened.append(at)
         elif word.closes:
             closing[opened.pop()] = at
+        depth.append(len(opened) - (2 if word.opens else 1))
     code = [at for at, word in enumerate(words) if not word.is_comment]
-    return Arranged(words, inside, closing, code, *_entries(words, inside, code))
+    return Arranged(words, inside, depth, closing, code, *_entries(words, inside, code))
 
 
 def _entries(

@@ -32,8 +32,9 @@ def _qwen3(config: Config) -> Model:
 
 
 def _full_attention(config: Config) -> None:
-    """Qwen's sliding windows are off, whatever their size is."""
+    """Qwen's sliding windows are off, whatever their size is; and positions are those of text."""
     config.must_be("use_sliding_window", False)
+    config.must_be("use_mrope", False)
     config.take("sliding_window", 0)
     config.take("max_window_layers", 0)
     layers = config.take("layer_types", [])

@@ -4,7 +4,7 @@ Purpose: edits at the places that the syntax tree knows.  Non-goals: which edits
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from attrs import frozen
@@ -131,12 +131,12 @@ def shown(number: float) -> str:
     return str(int(number)) if number == int(number) else repr(number)
 
 
-def _walk(node: Any) -> Iterator[Any]:
+def _walk(node: object) -> Iterator[object]:
     """A node of syntax, or a tuple of such, and all in it."""
     if isinstance(node, tuple):
-        for each in node:  # pyright: ignore[reportUnknownVariableType]
+        for each in cast("tuple[object, ...]", node):
             yield from _walk(each)
-    elif attrs.has(type(node)) and not isinstance(node, Span):
+    elif attrs.has(cast(Any, type(node))) and not isinstance(node, Span):
         yield node
-        for field in attrs.fields(type(node)):
+        for field in attrs.fields(cast(Any, type(node))):
             yield from _walk(getattr(node, field.name))

@@ -48,7 +48,7 @@ def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 # ---- over a sharded dim
 
 
-def _token(op: Op, x: Type, weight: Type, dtype: str) -> Type:
+def _token(x: Type, weight: Type, dtype: str) -> Type:
     """The type of what there is one of for each token."""
     return Type(dtype, x.dims[: len(x.dims) - len(weight.dims)])
 
@@ -57,7 +57,7 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     """rmsnorm: a mean of squares, which is a sum over ranks, and the product that it goes into."""
     x, weight = (type_of(name) for name in op.inputs[:2])
     work, span = ("work", op.names("work")), op.span
-    square = Value(fresh("square"), _token(op, x, weight, wide(x.dtype)))
+    square = Value(fresh("square"), _token(x, weight, wide(x.dtype)))
     return [
         Op("mean_square", op.inputs[:1], (square,), (("over", weight.dims), work), span=span),
         Op("rms_scaled", (*op.inputs[:2], square.name), op.outputs, (("eps", op.get("eps")), work), span=span),
@@ -65,20 +65,18 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
 
 
 def _expand_layernorm(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
-    """layernorm: x less its mean, as rmsnorm has it, plus the bias.  (The squares of x would cancel.)"""
-    x, weight, *bias = op.inputs
-    work, over, span = op.names("work"), type_of(weight).dims, op.span
-    rest = tuple(item for item in work if item.partition(":")[2] not in over)  # the mean has none of these dims
-    token = _token(op, type_of(x), type_of(weight), type_of(x).dtype)
-    mean, minus = Value(fresh("_mean"), token), Value(fresh("_mean"), token)
-    centred, scaled = Value(fresh("centred"), type_of(x)), Value(fresh("_n"), type_of(x)) if bias else op.outputs[0]
-    known = {centred.name: centred.type, weight: type_of(weight)}
+    """layernorm: rmsnorm of x less its mean, plus the bias.  (The mean of x² less the mean, squared, would cancel.)"""
+    (x, weight, *bias), work, span = op.inputs, ("work", op.names("work")), op.span
+    full, over = type_of(x), type_of(weight).dims
+    mean, minus = (Value(fresh("_mean"), _token(full, type_of(weight), full.dtype)) for _ in range(2))
+    centred, scaled = Value(fresh("centred"), full), Value(fresh("_n"), full) if bias else op.outputs[0]
+    known = {centred.name: full, weight: type_of(weight)}
     inner = evolve(op, inputs=(centred.name, weight), outputs=(scaled,))
-    last = [Op("add", (scaled.name, *bias), op.outputs, (("work", work),), span=span)] if bias else []
+    last = [Op("add", (scaled.name, *bias), op.outputs, (work,), span=span)] if bias else []
     return [
-        Op("mean", (x,), (mean,), (("over", over), ("work", work)), span=span),
-        Op("scale", (mean.name,), (minus,), (("by", -1.0), ("work", rest)), span=span),
-        Op("add", (x, minus.name), (centred,), (("work", work),), span=span),
+        Op("mean", (x,), (mean,), (("over", over), work), span=span),
+        Op("scale", (mean.name,), (minus,), (("by", -1.0), work), span=span),
+        Op("add", (x, minus.name), (centred,), (work,), span=span),
         *_expand(inner, fresh, known.__getitem__),
         *last,
     ]

@@ -16,7 +16,7 @@ from ..settings import Group
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    for check in (_idle, _order, _unused, _weights, _divisible, _within_node, _machines, _groups, _heads):
+    for check in (_idle, _order, _unused, _weights, _divisible, _padding, _within_node, _machines, _groups, _heads):
         check(program, found)
         found.check()
     return program
@@ -126,11 +126,39 @@ def _divisible(program: Program, found: Diagnostics) -> None:
             continue
         ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
+        help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`" if _is_vocabulary(program, dim) else ""
         place = next(d.span for d in program.dims if d.name == dim)
         notes = [Note(place, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
         found.error(
             "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
         )
+
+
+def _is_vocabulary(program: Program, dim: str) -> bool:
+    """Whether a dim counts the rows of a table."""
+    found = types(program)
+    return any(op.kind == "embedding" and found[op.inputs[1]].dims[0] == dim for op in walk(program.region.body))
+
+
+def _padding(program: Program, found: Diagnostics) -> None:
+    """Padding counts for nothing: nothing sums or normalises over it but the loss, and every rank holds more than it."""
+    padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size}
+    type_of = types(program)
+    for op in walk(program.region.body):
+        own = [type_of[name] for name in op.inputs]
+        over = {*op.names("over"), *OPS[op.kind].whole(own, op)} if op.kind not in LOSSES else set[str]()
+        for name in over & padded.keys():
+            help = "only the vocabulary of tables and of the loss can be padded"
+            found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)
+    for name, dim in padded.items():
+        axes = tuple(claim.axis for claim in program.claims if claim.dim == name and claim.split)
+        if dim.size - dim.valid >= dim.size // program.degree(axes):
+            message = f"a rank would hold nothing but padding of `{name}`"
+            found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {program.degree(axes)} ranks")
+
+
+LOSSES = ("cross_entropy",)
+"""The ops that know of padding."""
 
 
 def _few_heads(program: Program) -> set[str]:

@@ -76,4 +76,4 @@ def _vocabulary(program: Program) -> int:
         for op in walk(program.region.body)
         if op.kind in ("cross_entropy", "softmax_parts")
     ]
-    return min(program.size(dim) for dim in tables + classes)
+    return min(program.valid(dim) for dim in tables + classes)

@@ -35,10 +35,15 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
     return evolve(
         program,
         axes=tuple(evolve(axis, size=whole[axis.name]) for axis in program.axes),
-        dims=tuple(evolve(dim, size=(dims | flat)[dim.name]) for dim in program.dims),
+        dims=tuple(_with_size(dim, (dims | flat)[dim.name]) for dim in program.dims),
         train=evolve(program.train, seq=dims["seq"], microbatch=batch, global_batch=global_batch),
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
+
+
+def _with_size(dim: Dim, size: int) -> Dim:
+    """The dim at another size; what had padding has one of it."""
+    return evolve(dim, size=size, valid=size - 1 if dim.valid < dim.size else size)
 
 
 def _product_of(name: str, axes: Sizes) -> int:
@@ -108,6 +113,7 @@ class _Sizes:
         if few := self._groups.get(dim.name):
             return lcm(unit, *(self._sizes[each] * (2 if dim.size > self._program.size(each) else 1) for each in few))
         unit = lcm(unit, 2) if dim.name in self._even else unit
+        unit = 2 * unit if dim.valid < dim.size else unit  # so that no rank holds padding alone
         taken = {size for name, size in self._sizes.items() if name not in self._loops}
         alone = dim.name == SEQUENCE and self._sizes["batch"] == 1
         least = 3 if alone else 2  # of a sequence alone, two tokens have labels, and one has none

@@ -21,7 +21,7 @@ from scalec.compiler.limits import load
 
 SEQ, ROWS, VOCAB = 16, 8, 64
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,

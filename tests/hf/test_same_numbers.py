@@ -1,4 +1,4 @@
-"""Models of transformers and the plans imported for them: the same loss and gradients from the same files of weights."""
+"""Models of transformers and the plans imported for them: same weights, same loss, same gradients."""
 
 from pathlib import Path
 from types import ModuleType

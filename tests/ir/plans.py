@@ -1,11 +1,12 @@
 """Small plans for the tests of the IR."""
 
 import re
+from functools import cache
 
 from attrs import frozen
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import STAGES, compile_plan
+from scalec.compiler.passes import STAGES, compile_plan, lower
 from scalec.compiler.source import Source
 
 DIMS = "vocab = 12  hidden = 4  heads = 4  kv_heads = 2  head_dim = 2  ffn = 8  layers = 2  blocks = 2"
@@ -83,4 +84,10 @@ train {{
 
     def program(self, until: str = STAGES[-1]) -> Program:
         """The plan after a pass."""
-        return compile_plan(Source("tiny.scale", self.text()), until)
+        return _program(self.text(), until)
+
+
+@cache
+def _program(text: str, until: str) -> Program:
+    source, first = Source("tiny.scale", text), STAGES[0]
+    return compile_plan(source, first) if until == first else lower(_program(text, first), until)

@@ -90,15 +90,23 @@ EMITTED = {
     "x / b": "x / self.b",
     "b / x": "self.b / x",
     "x - 2 * b": "x - (self.b * 2.0)",
+    "h * (-s - 1)": "h * (-self.s - 1.0).unsqueeze(1)",  # s[heads], h[…, heads, head_dim]
+    "h - s": "h - self.s.unsqueeze(1)",
+    "s / 2 - h": "(self.s * 0.5).unsqueeze(1) - h",
 }
-"""What a plan says of tensors x, y, z and a parameter b; and the program."""
+"""What a plan says of tensors x, y, z, h and parameters b, s; and the program."""
 
 
 def many() -> Plan:
     """All of them, each a value of its own."""
     lines = "  ".join(f"t{i} = {expression}" for i, expression in enumerate(EMITTED))
-    added = " + ".join(f"silu(t{i})" for i in range(len(EMITTED)))
-    body = f"{START}  x = x + b[hidden]  y = silu(x)  z = tanh(x)  {lines}  x = {added}"
+    back = [
+        f" @ o{i}[heads, head_dim -> hidden]" if "h" in expression.split() else ""
+        for i, expression in enumerate(EMITTED)
+    ]
+    added = " + ".join(f"silu(t{i}){product}" for i, product in enumerate(back))
+    heads = "h = x @ w[hidden -> heads, head_dim] * s[heads]"
+    body = f"{START}  x = x + b[hidden]  y = silu(x)  z = tanh(x)  {heads}  {lines}  x = {added}"
     return evolve(DP_TP, body=f"{body} {HEAD}")
 
 
@@ -136,7 +144,9 @@ def test_a_pending_sum_is_reduced_once_before_it_meets_a_number(expression: str)
     plan = evolve(DP_TP, body=f"{START}  y = silu(x)  x = {expression} + y {HEAD}")
     ops = list(walk(plan.program().region.body))
     made = {value.name: op.kind for op in ops for value in op.outputs}
-    scattered = [op for op in ops if op.kind == "coerce" and [end.kind for end in ends(op)] == [Kind.PARTIAL, Kind.SHARDED]]
+    scattered = [
+        op for op in ops if op.kind == "coerce" and [end.kind for end in ends(op)] == [Kind.PARTIAL, Kind.SHARDED]
+    ]
     forward = [made[op.inputs[0]] for op in scattered if not op.inputs[0].startswith("d_")]
     assert forward == ["embedding", "contract"]
     assert_equal_step(plan.text())

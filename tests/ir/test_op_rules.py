@@ -252,7 +252,9 @@ def test_what_is_allowed_on_each_of_two_axes_is_true_on_both(kind: str, form: Fo
 def test_key_value_heads_lie_over_the_outer_axes_of_query_heads(kind: str) -> None:
     """Else a rank would hold other heads than its queries use."""
     (form, *_), heads, few = FORMS[kind], sharded("heads"), sharded("kv_heads")
-    whole, split = (tuple(heads if "kv_heads" not in type.dims else on for type in form.types) for on in (REPLICATED, few))
+    whole, split = (
+        tuple(heads if "kv_heads" not in type.dims else on for type in form.types) for on in (REPLICATED, few)
+    )
     assert is_true(TWO_AXES, kind, form, [split, whole])
     with pytest.raises(TypingError):
         typed(TWO_AXES, kind, form, placed(TWO_AXES, form, [whole, split]))

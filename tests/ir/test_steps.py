@@ -4,15 +4,13 @@ Non-goals: that sharded steps equal the single device's (`tests/verify/test_proo
 ops and coercions (`test_op_rules`, `test_coercions`); the emitted program.
 """
 
-from functools import cache
-
 import numpy as np
 import pytest
 from attrs import evolve
 
 from ir.plan_table import DP_TP, NO_DP, PLANS
 from ir.plans import ALL_OVER_TP, DIMS, HEAD, PARALLEL_BLOCK, START, WITH_SEQ, Plan
-from scalec.compiler.ir import Program, Region, Type, Value, base, walk
+from scalec.compiler.ir import Region, Type, Value, base, walk
 from scalec.compiler.placements import dual_type
 from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.machine import Outcome
@@ -23,13 +21,6 @@ from scalec.compiler.verify.scene import Scene, scene
 from scalec.compiler.verify.shapes import meshes
 from scalec.compiler.verify.tensors import Tensor
 from scalec.testing import assert_equal_step, compiles
-
-
-@cache
-def compiled(plan: Plan) -> Program:
-    """The step of a plan."""
-    return plan.program()
-
 
 # ---- the single-device step, which all others are held against
 
@@ -47,6 +38,12 @@ def _along(value: Tensor, name: str, far: float) -> Tensor:
     return Tensor(value.dims, value.array + far * 1j * direction(name, value.array.shape))
 
 
+def _slope(value: Tensor, name: str, grad: Tensor) -> float:
+    """⟨grad, v⟩, with the dims of both in one order."""
+    along = Tensor(value.dims, direction(name, value.array.shape))
+    return float((grad.array * along.onto(grad.dims)).sum())
+
+
 def direction(name: str, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Random numbers of a name."""
     return np.random.default_rng([*name.encode()]).normal(size=shape)
@@ -61,11 +58,7 @@ def test_the_single_device_step_is_calculus(name: str) -> None:
     """⟨gradients, v⟩ is the loss' derivative along v, by a complex step (Squire and Trapp 1998)."""
     plan, tiny = Plan(PLANS[name].body), 1e-30
     (start, outcome), (_, nudged) = single(plan), single(plan, tiny)
-    slope = sum(
-        float((grad.array * Tensor(value.dims, direction(name, value.array.shape)).onto(grad.dims)).sum())
-        for name, grad in outcome.gradients.items()
-        for value in [start.params[name]]
-    )
+    slope = sum(_slope(start.params[name], name, grad) for name, grad in outcome.gradients.items())
     assert slope == pytest.approx(np.imag(nudged.metrics["loss"].array.item()) / tiny, rel=1e-10)
     assert outcome.metrics["count"].array.item() == (start.inputs["labels"].array >= 0).sum()
     assert outcome.metrics["norm"].array.item() ** 2 == pytest.approx(sum(map(square, outcome.gradients.values())))
@@ -126,7 +119,7 @@ def test_refused_or_right(name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_are_placed_by_the_dual(name: str) -> None:
     """Every `d_x` has the type that is dual to one that a value named `x` has."""
-    program = compiled(PLANS[name])
+    program = PLANS[name].program()
     forward: dict[str, set[Type]] = {}
     for value in values(program.region):
         forward.setdefault(base(value.name), set()).add(evolve(value.type, dtype=""))
@@ -148,7 +141,7 @@ def values(region: Region) -> list[Value]:
 
 def test_key_value_heads_are_split_as_far_as_they_go() -> None:
     """Two of them over eight ranks: each rank holds one, and one of eight query heads."""
-    program = compiled(PLANS["two key/value heads on eight ranks"])
+    program = PLANS["two key/value heads on eight ranks"].program()
     stored = {p.name: program.local_shape(p.type) for p in program.params}
     assert (stored["wq"][1], stored["wk"][1], stored["wv"][1]) == (1, 1, 1)
 
@@ -179,7 +172,7 @@ def counted(ops: tuple[object, ...] | list[object], axis: str = "tp") -> str:
 
 def blocks(plan: Plan) -> tuple[Region, Region]:
     """The forward and backward blocks of a microbatch."""
-    (region,) = (stmt for stmt in compiled(plan).region.body if isinstance(stmt, Region))
+    (region,) = (stmt for stmt in plan.program().region.body if isinstance(stmt, Region))
     forward, backward = region.body
     assert isinstance(forward, Region)
     assert isinstance(backward, Region)
@@ -237,7 +230,7 @@ def test_no_rank_holds_all_logits() -> None:
 )
 def test_one_reduction_of_gradients_per_step_and_placement(shard: str, want: dict[tuple[str, ...], int]) -> None:
     """One bucket per placement; over tp only under sequence parallelism, and then only the norms'."""
-    program = compiled(evolve(DP_TP, shard=shard))
+    program = evolve(DP_TP, shard=shard).program()
     made = {value.name: op for op in walk(program.region.body) for value in op.outputs}
     reduced = [
         op.names("axes")

@@ -23,6 +23,21 @@ PARALLEL = """
     x = x + o + (silu(a @ w_gate[hidden -> ffn]) * (a @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
 """
 
+EVERY = """
+    a = layernorm(x, norm1[hidden], bias1[hidden], eps)
+    q = rope(rmsnorm(a @ wq[hidden -> heads, head_dim], q_norm[heads, head_dim], eps), theta)
+    k = layernorm(a @ wk[hidden -> kv_heads, head_dim], k_norm[kv_heads, head_dim], k_bias[kv_heads, head_dim], eps)
+    v = a @ wv[hidden -> kv_heads, head_dim]
+    x = x + attention(q, rope(k, theta), v, mask=causal) @ wo[heads, head_dim -> hidden]
+    m = layernorm(x, norm2[hidden], eps)
+    gate = softmax(m @ w_gate[hidden -> experts])
+    joined = concat(gate, m @ w_few[hidden -> few], as=wide)
+    up = layernorm(joined @ w_up[wide -> ffn], norm3[ffn], eps)
+    total = sum(gate, over=seq)
+    scale = softmax(mean(m, over=seq), over=hidden) * mean(total * total, over=[experts])
+    x = x + silu(up) @ w_down[ffn -> hidden] + m * scale * mean(up, over=ffn)
+"""
+
 OPTIMIZERS = {
     "sgd": Training(weight_decay=0.05),
     "momentum": Training(momentum=0.9, weight_decay=0.05),
@@ -72,7 +87,9 @@ class Case:
     @property
     def config(self) -> Config:
         """The reference's model."""
-        return Config(kv_heads=self.kv, tied=self.model == "tied", parallel=self.model == "parallel")
+        return Config(
+            kv_heads=self.kv, tied=self.model == "tied", parallel=self.model == "parallel", every=self.model == "every"
+        )
 
     @property
     def training(self) -> Training:
@@ -92,11 +109,12 @@ def plan_text(case: Case) -> str:
     momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
   dims  {{ vocab = {c.vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
-          head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers} }}
+          head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
+          {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""} }}
   const {{ eps = {c.eps}  theta = {c.theta} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
-  repeat layers {{{LAYER}{PARALLEL if c.parallel else SEQUENTIAL}  }}
+  repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels)
 }}
 mesh  {{ {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}

@@ -29,6 +29,9 @@ class Config:
     theta: float = 10000.0
     tied: bool = False  # the output projection is the embedding table
     parallel: bool = False  # attention and MLP beside each other, after one norm (GPT-J)
+    every: bool = False  # with norms of queries and keys over all heads, softmax, means and joined features
+    experts: int = 6
+    few: int = 4
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,25 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "w_gate": (c.ffn, c.hidden),
         "w_up": (c.ffn, c.hidden),
         "w_down": (c.hidden, c.ffn),
+        **(_more_shapes(c) if c.every else {}),
     }
     layers = {f"layers.{i}.{name}": shape for i in range(c.layers) for name, shape in layer.items()}
     head: dict[str, tuple[int, ...]] = {} if c.tied else {"head": (c.vocab, c.hidden)}
     return {"wte": (c.vocab, c.hidden), **layers, "norm": (c.hidden,), **head}
+
+
+def _more_shapes(c: Config) -> dict[str, tuple[int, ...]]:
+    head = c.hidden // c.heads
+    return {
+        "bias1": (c.hidden,),
+        "q_norm": (c.heads, head),
+        "k_norm": (c.kv_heads, head),
+        "k_bias": (c.kv_heads, head),
+        "w_gate": (c.experts, c.hidden),
+        "w_few": (c.few, c.hidden),
+        "w_up": (c.ffn, c.experts + c.few),
+        "norm3": (c.ffn,),
+    }
 
 
 def initial(config: Config) -> Tensors:
@@ -96,11 +114,34 @@ def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 def _layer(c: Config, p: Tensors, x: Tensor) -> Tensor:
+    if c.every:
+        return _layer_of_every(c, p, x)
     a = _norm(x, p["norm1"], c.eps)
     if c.parallel:
         return x + _attention(c, p, a) + _mlp(p, a)
     x = x + _attention(c, p, a)
     return x + _mlp(p, _norm(x, p["norm2"], c.eps))
+
+
+def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
+    x = x + _attention(c, p, _centred(x, p["norm1"], c.eps) + p["bias1"])
+    m = _centred(x, p["norm2"], c.eps)
+    gate = (m @ p["w_gate"].T).softmax(-1)
+    joined = torch.cat([gate, m @ p["w_few"].T], -1)
+    up = _centred(joined @ p["w_up"].T, p["norm3"], c.eps)
+    scale = m.mean(1, keepdim=True).softmax(-1) * gate.sum(1, keepdim=True).pow(2).mean(-1, keepdim=True)
+    return x + (up * up.sigmoid()) @ p["w_down"].T + m * scale * up.mean(-1, keepdim=True)
+
+
+def _centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Layer normalisation (Ba et al. 2016) without bias."""
+    return _norm(x - x.mean(-1, keepdim=True), weight, eps)
+
+
+def _of_all_heads(x: Tensor, weight: Tensor, c: Config, centred: bool) -> Tensor:
+    """A norm over all heads together."""
+    norm = _centred if centred else _norm
+    return norm(x.flatten(2), weight.flatten(), c.eps).view_as(x)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -115,8 +156,11 @@ def _mlp(p: Tensors, x: Tensor) -> Tensor:
 def _attention(c: Config, p: Tensors, x: Tensor) -> Tensor:
     """Causal; head i of q attends to head i // (heads / kv_heads) of k and v."""
     rows, seq, _ = x.shape
-    q = _rotated((x @ p["wq"].T).view(rows, seq, c.heads, -1), c.theta)
-    k = _rotated((x @ p["wk"].T).view(rows, seq, c.kv_heads, -1), c.theta)
+    q = (x @ p["wq"].T).view(rows, seq, c.heads, -1)
+    k = (x @ p["wk"].T).view(rows, seq, c.kv_heads, -1)
+    if c.every:
+        q, k = _of_all_heads(q, p["q_norm"], c, False), _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"]
+    q, k = _rotated(q, c.theta), _rotated(k, c.theta)
     v = (x @ p["wv"].T).view(rows, seq, c.kv_heads, -1)
     of = torch.arange(c.heads) // (c.heads // c.kv_heads)
     scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / q.shape[-1] ** 0.5

@@ -37,6 +37,11 @@ MORE = (
     Case(dp=2, tp=4, sp=True, kv=1, microbatches=2, gathered="regather", optimizer="groups", clip=0.05),
     Case(dp=2, tp=4, kv=2, vocab=False, model="parallel", optimizer="momentum"),
     Case(tp=4, sp=True, kv=2, vocab=False, model="tied", optimizer="momentum", clip=0.05),
+    Case(model="every", valid="all"),
+    Case(dp=2, tp=2, model="every", microbatches=2),
+    Case(dp=2, tp=2, sp=True, model="every", microbatches=2, optimizer="adamw", clip=0.05, gathered="regather"),
+    Case(tp=4, sp=True, kv=2, model="every"),
+    Case(dp=2, tp=4, kv=1, vocab=False, model="every"),
 )
 CASES = [*(Case(**case) for case in all_pairs(FACTORS, IMPOSSIBLE)), *MORE]
 

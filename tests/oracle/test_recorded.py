@@ -22,8 +22,8 @@ from oracle import harness
 from oracle.plans import Case, plan_text
 from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.verify.recorded import Recorded, compare
-from scalec.compiler.verify.recorded_files import Call, Record, RecordError, Stretch
-from scalec.compiler.verify.recorded_order import disorder
+from scalec.compiler.verify.recorded.files import Call, Record, RecordError, Stretch
+from scalec.compiler.verify.recorded.order import disorder
 from scalec.runtime import Mesh
 from scalec.runtime.record import Recorder
 from started import run_recorded, text_files

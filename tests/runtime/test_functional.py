@@ -11,12 +11,17 @@ from scalec.runtime import (
     all_reduce,
     attention,
     clip_scale,
+    concat,
     count_valid,
     cross_entropy,
     embedding,
+    layer_norm,
     max_logit,
+    mean,
+    mean_square,
     replicate,
     rms_norm,
+    rms_scaled,
     rope,
     rope_table,
     softmax_parts,
@@ -179,3 +184,62 @@ def _mlp() -> None:
 
 def test_f_and_g_of_megatron_sum_over_ranks() -> None:
     run_ranks(2, _mlp)
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("weight", [_random(HIDDEN), _random(3, HIDDEN)], ids=["one dim", "two dims"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_layer_norm_is_the_formula(weight: Tensor, biased: bool) -> None:
+    x, over = _random(2, 5, 3, HIDDEN) + 7, tuple(range(-weight.dim(), 0))
+    centred = x - x.mean(over, keepdim=True)
+    expected = centred / (centred.square().mean(over, keepdim=True) + 0.1).sqrt() * weight + biased * weight
+    _check_equal(layer_norm(x, weight, *[weight] * biased, eps=0.1), expected)
+
+
+def test_means_divide_by_the_global_size() -> None:
+    """A rank's part of a mean: two halves add up to it."""
+    x = _random(2, 5, HIDDEN)
+    left, right = x.chunk(2, -1)
+    _check_equal(mean(x, dim=1, size=5), x.mean(1))
+    _check_equal(mean(x, dim=(0, 2), size=2 * HIDDEN), x.mean((0, 2)))
+    _check_equal(mean(left, dim=2, size=HIDDEN) + mean(right, dim=2, size=HIDDEN), x.mean(2))
+    _check_equal(mean_square(left, dim=2, size=HIDDEN) + mean_square(right, dim=2, size=HIDDEN), x.square().mean(2))
+
+
+def _norm_over_a_sharded_dim() -> None:
+    axis = Mesh({"tp": torch.distributed.get_world_size()}).axis("tp")
+    whole, weight, dy = _random(2, 6, HIDDEN), _random(6, HIDDEN), 1 + _random(2, 6, HIDDEN)
+    part = [tensor.chunk(axis.size, -2)[axis.rank].clone() for tensor in (whole, weight, dy)]
+    x, w = (tensor.requires_grad_() for tensor in part[:2])
+    square = replicate(all_reduce(mean_square(x, dim=(1, 2), size=6 * HIDDEN), axis), axis)
+    y = rms_scaled(x, w, square, eps=0.1)
+    whole, weight = whole.requires_grad_(), weight.requires_grad_()
+    expected = rms_norm(whole, weight, eps=0.1)
+    _check_equal(y.detach(), expected.detach().chunk(axis.size, -2)[axis.rank])
+    y.backward(part[2])
+    for found, wanted in zip((x, w), torch.autograd.grad(expected, (whole, weight), dy), strict=True):
+        _check_equal(found.grad, wanted.chunk(axis.size, -2)[axis.rank])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_norm_over_a_sharded_dim_is_the_whole_norm(world: int) -> None:
+    run_ranks(world, _norm_over_a_sharded_dim)
+
+
+def test_concat_joins_last_dims() -> None:
+    x, y = _random(2, 5, 3), _random(2, 5, 4)
+    _check_equal(concat(x, y, x), torch.cat([x, y, x], -1))
+
+
+def test_bfloat16_comes_out_as_it_went_in_and_is_summed_in_float32() -> None:
+    x, weight = _random(4, 4096, dtype=torch.bfloat16), torch.ones(4096, dtype=torch.bfloat16)
+    square = mean_square(x, dim=1, size=4096)
+    assert square.dtype == torch.float32
+    torch.testing.assert_close(square, x.float().square().mean(1))
+    scaled = rms_scaled(x, weight, square, eps=1e-5)
+    assert scaled.dtype == torch.bfloat16
+    torch.testing.assert_close(scaled, rms_norm(x, weight, eps=1e-5))
+    assert torch.equal(mean(x, dim=1, size=4096), x.float().mean(1).bfloat16())

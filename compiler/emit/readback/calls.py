@@ -292,21 +292,36 @@ def _embedding(e: Expressions, call: ast.Call) -> Local:
 def _softmax_parts(e: Expressions, call: ast.Call) -> tuple[Local, ...]:
     logits, peak, labels = values = [e.plain(node) for node in call.args[:3]]
     demand(call, logits.dims[:-1] == peak.dims == labels.dims, "the operands' tokens lie differently")
-    _classes(e, call, 3, e.types[logits.name].axes_of(logits.dims[-1]))
+    _classes(e, call, 3, e.types[logits.name].axes_of(logits.dims[-1]), logits)
     return e.take(call, "softmax_parts", values, {})
 
 
-def _classes(e: Expressions, call: ast.Call, count: int, axes: tuple[str, ...]) -> None:
-    """After its operands, a call is told the axes over which the vocabulary lies, if any."""
-    keywords(call)
+def _max_logit(e: Expressions, call: ast.Call) -> Local:
+    logits = e.plain(call.args[0]) if call.args else None
+    if logits is None:
+        raise wrong(call, "max_logit takes logits")
+    dim = logits.dims[-1]
+    padded = e.program.valid(dim) < e.program.size(dim)
+    _classes(e, call, 1, e.types[logits.name].axes_of(dim) if padded else (), logits)
+    return e.take(call, "max_logit", [logits], {})[0]
+
+
+def _classes(
+    e: Expressions, call: ast.Call, count: int, axes: tuple[str, ...], logits: Local | None = None
+) -> None:
+    """After its operands, a call is told the axes over which the vocabulary lies, if any, and what of it is padding."""
+    dim = logits.dims[-1] if logits else ""
+    padded = bool(dim) and e.program.valid(dim) < e.program.size(dim)
+    given = {name: literal(node) for name, node in keywords(call, *(["classes"] if padded else [])).items()}
+    demand(call, given == ({"classes": e.program.valid(dim)} if padded else {}), "the vocabulary's padding is another")
     given = [e.group(node) for node in call.args[count:]]
     demand(call, given == ([axes] if axes else []), f"the vocabulary lies over {axes}, not {given}")
 
 
 def _cross_entropy(e: Expressions, call: ast.Call) -> Local:
-    keywords(call)
     logits, labels = values = e.operands(call, 2)
     demand(call, logits.dims[:-1] == labels.dims, "the operands' tokens lie differently")
+    _classes(e, call, 2, (), logits)
     return e.take(call, "cross_entropy", values, {})[0]
 
 
@@ -383,7 +398,7 @@ CALLS: dict[str, Callable[[Expressions, ast.Call], Seen]] = {
     "embedding": _embedding,
     "layer_norm": _norm("layernorm", 2, 3),
     "linear": _linear,
-    "max_logit": _alike("max_logit", 1),
+    "max_logit": _max_logit,
     "mean": _mean("mean"),
     "mean_square": _mean("mean_square"),
     "rms_norm": _norm("rmsnorm", 2),

@@ -151,4 +151,4 @@ def _inputs(program: Program) -> str:
 def _vocabulary(program: Program, types: dict[str, Type]) -> int:
     """The size of the smallest table that is looked up in, below which every token must be."""
     tables = [types[op.inputs[1]] for op in walk(blocks(program)[1].body) if op.kind == "embedding"]
-    return min((program.size(table.dims[0]) for table in tables), default=2**31)
+    return min((program.valid(table.dims[0]) for table in tables), default=2**31)

@@ -34,15 +34,16 @@ def _place(each: Stored, program: Program) -> str:
 
 def _rows(param: Param, program: Program) -> int:
     """How much of the tensor's first dim, or of its transpose's, is the parameter's."""
-    whole = prod(program.size(dim) for dim in param.type.dims[param.stacked :])
+    whole = prod(program.valid(dim) for dim in param.type.dims[param.stacked :])
     return whole // prod(_columns(param, program))
 
 
 def _columns(param: Param, program: Program) -> tuple[int, ...]:
-    """The tensor's other dims: the joined dims that a product sums over, and all but the first of a table's."""
+    """The tensor's other dims: the joined dims that a product sums over, and all but the first of a table
+    of tokens or positions."""
     looked_up = {base(op.inputs[1]) for op in walk(program.region.body) if op.kind == "embedding"}
     if param.inner:
-        return (prod(program.size(dim) for dim in param.type.dims[-param.inner :]),)
-    if param.name in looked_up:
-        return tuple(program.size(dim) for dim in param.type.dims[param.stacked + 1 :])
+        return (prod(program.valid(dim) for dim in param.type.dims[-param.inner :]),)
+    if param.name in looked_up or "seq" in param.type.dims:
+        return tuple(program.valid(dim) for dim in param.type.dims[param.stacked + 1 :])
     return ()

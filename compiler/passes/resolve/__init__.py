@@ -113,7 +113,7 @@ def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, Dim], 
             found.error("E0403", f"`{key}` is set twice", key.span, "again")
         case "dims", syntax.Setting(key, value):
             size = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
-            dims[key.name] = Dim(key.name, size, span=entry.span)
+            dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
         case "const", syntax.Setting(key, value):
             scope[key.name] = evaluate(value, scope)
         case (("dims" | "const"), _):
@@ -123,6 +123,14 @@ def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, Dim], 
                 "E0406", f"a model has no section `{section.kind}`", section.head, help="`dims` and `const` only"
             )
     found.check()
+
+
+def _padded(size: int, entry: syntax.Setting) -> int:
+    """The size of a dim with its padding: the next multiple of the number behind `pad`."""
+    if entry.pad is None:
+        return size
+    by = whole(entry.key, evaluate(entry.pad, {}), entry.pad, {})
+    return -(-size // by) * by
 
 
 def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, ...]) -> dict[str, Dim]:

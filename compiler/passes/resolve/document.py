@@ -3,6 +3,7 @@
 Non-goals: what sections mean.
 """
 
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from attrs import frozen
@@ -59,8 +60,19 @@ def _gather(source: Source, users: tuple[str, ...]) -> tuple[list[syntax.Model],
             found.error("E0204", f"section `{section.kind}` stands twice", section.head, "again", notes=notes)
         own[section.kind.name] = section
         sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+    within = [s for m in models for s in m.body if isinstance(s, syntax.Section)]
+    _check_padding([*sections.values(), *within], found)
     found.check()
     return models + [item for item in plan.items if isinstance(item, syntax.Model)], sections
+
+
+def _check_padding(sections: Iterable[syntax.Section], found: Diagnostics) -> None:
+    """Only dims have padding."""
+    for section in sections:
+        for entry in section.entries:
+            if isinstance(entry, syntax.Setting) and entry.pad and section.kind.name != "dims":
+                found.error("E0406", "only a dim is padded", entry.pad.span, f"not what `{section.kind}` sets")
+        _check_padding([entry for entry in section.entries if isinstance(entry, syntax.Section)], found)
 
 
 def _over(base: syntax.Section | None, section: syntax.Section) -> syntax.Section:

@@ -1,4 +1,7 @@
-"""Cross entropy, whole and in parts: log Σ exp(logits − peak) − (logits[label] − peak), over tokens with a label."""
+"""Cross entropy, whole and in parts: log Σ exp(logits − peak) − (logits[label] − peak), over tokens with a label.
+
+Sums and maxima go over the classes that are no padding.
+"""
 
 import numpy as np
 
@@ -6,28 +9,43 @@ from ..tensors import Dims, Tensor
 from .call import Call, Meaning
 
 
+class _Logits:
+    """The logits of a call, the operand `at`: which of a rank's classes are one, and which is the label."""
+
+    def __init__(self, c: Call, at: int, labels: int) -> None:
+        self.n, self.x = c.numbers, c.args[at]
+        self.dims, self.tokens = self.x.dims, self.x.dims[:-1]
+        classes = c.types[at].dims[-1]
+        self._real = c.indices(at, classes) < c.program.valid(classes)
+        self.classes = c.numbers.constant(self._real.astype(int), (classes,))
+        self.hot = c.hot(labels, at, classes) if labels >= 0 else None
+
+    def peak(self) -> Tensor:
+        """The largest."""
+        real = Tensor(self.dims[-1:], self._real).onto(self.dims)
+        values, keys, real = np.broadcast_arrays(self.x.array, self.n.rank(self.x), real)
+        best = np.where(real, keys, keys.min()).argmax(axis=-1, keepdims=True)
+        return Tensor(self.tokens, np.take_along_axis(values, best, axis=-1)[..., 0], self.x.degree)
+
+    def parts(self, peak: Tensor) -> tuple[Tensor, Tensor]:
+        """z and t; a label among classes elsewhere adds zero to t."""
+        assert self.hot, "verify: parts of a loss without labels"
+        below = self.n.total(self.dims, self.x, self.n.negative(peak))
+        return self.n.product(self.tokens, self._exp(peak)), self.n.product(self.tokens, self.hot, below)
+
+    def gradient(self, dz: Tensor, dt: Tensor, peak: Tensor) -> Tensor:
+        """The gradient of the logits from those of z and t."""
+        assert self.hot, "verify: parts of a loss without labels"
+        n = self.n
+        return n.total(self.dims, n.product(self.dims, dz, self._exp(peak)), n.product(self.dims, dt, self.hot))
+
+    def _exp(self, peak: Tensor) -> Tensor:
+        return self.n.product(self.dims, self.n.exponential(self.x, peak), self.classes)
+
+
 def _valid(c: Call, labels: Tensor, dims: Dims) -> Tensor:
     """One where a token has a label, else zero."""
     return c.numbers.constant((labels.onto(dims) >= 0).astype(int), dims)
-
-
-def _peak(c: Call, logits: Tensor) -> Tensor:
-    values, keys = np.broadcast_arrays(logits.array, c.numbers.rank(logits))
-    peak = np.take_along_axis(values, keys.argmax(axis=-1, keepdims=True), axis=-1)
-    return Tensor(logits.dims[:-1], peak[..., 0], logits.degree)
-
-
-def _parts(c: Call, logits: Tensor, peak: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:
-    """z and t; a label among classes elsewhere adds zero to t."""
-    n, tokens = c.numbers, logits.dims[:-1]
-    z = n.product(tokens, n.exponential(logits, peak))
-    below = n.total(logits.dims, logits, n.negative(peak))
-    return z, n.product(tokens, hot, below)
-
-
-def _parts_dx(c: Call, dz: Tensor, dt: Tensor, logits: Tensor, peak: Tensor, hot: Tensor) -> Tensor:
-    n, dims = c.numbers, logits.dims
-    return n.total(dims, n.product(dims, dz, n.exponential(logits, peak)), n.product(dims, dt, hot))
 
 
 def _loss(c: Call, z: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -41,44 +59,37 @@ def _loss_dx(c: Call, dy: Tensor, z: Tensor, labels: Tensor) -> tuple[Tensor, Te
     return n.product(z.dims, each, n.inverse(z)), n.negative(each)
 
 
-def _whole_dx(c: Call, dy: Tensor, logits: Tensor, labels: Tensor, hot: Tensor) -> Tensor:
-    peak = _peak(c, logits)
-    z, _ = _parts(c, logits, peak, hot)
-    return _parts_dx(c, *_loss_dx(c, dy, z, labels), logits, peak, hot)
-
-
-def _hot(c: Call, labels: int, logits: int) -> Tensor:
-    return c.hot(labels, logits, c.types[logits].dims[-1])
+def _whole_dx(c: Call, dy: Tensor, logits: _Logits, labels: Tensor) -> Tensor:
+    peak = logits.peak()
+    z, _ = logits.parts(peak)
+    return logits.gradient(*_loss_dx(c, dy, z, labels), peak)
 
 
 def _cross_entropy(c: Call) -> list[Tensor]:
-    logits, labels = c.args
-    return [_loss(c, *_parts(c, logits, _peak(c, logits), _hot(c, 1, 0)), labels)]
+    logits = _Logits(c, 0, 1)
+    return [_loss(c, *logits.parts(logits.peak()), c.args[1])]
 
 
 def _cross_entropy_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    logits, labels = c.args
-    return [_whole_dx(c, grads[0], logits, labels, _hot(c, 1, 0)), None]
+    return [_whole_dx(c, grads[0], _Logits(c, 0, 1), c.args[1]), None]
 
 
 def _cross_entropy_dx(c: Call) -> list[Tensor]:
-    dy, logits, labels = c.args
-    return [_whole_dx(c, dy, logits, labels, _hot(c, 2, 1))]
+    return [_whole_dx(c, c.args[0], _Logits(c, 1, 2), c.args[2])]
 
 
 def _softmax_parts(c: Call) -> list[Tensor]:
-    logits, peak, _ = c.args
-    return [*_parts(c, logits, peak, _hot(c, 2, 0))]
+    return [*_Logits(c, 0, 2).parts(c.args[1])]
 
 
 def _softmax_parts_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    (dz, dt), (logits, peak, _) = grads, c.args
-    return [_parts_dx(c, dz, dt, logits, peak, _hot(c, 2, 0)), None, None]
+    dz, dt = grads
+    return [_Logits(c, 0, 2).gradient(dz, dt, c.args[1]), None, None]
 
 
 def _softmax_parts_dx(c: Call) -> list[Tensor]:
-    dz, dt, logits, peak, _ = c.args
-    return [_parts_dx(c, dz, dt, logits, peak, _hot(c, 4, 2))]
+    dz, dt, _, peak, _ = c.args
+    return [_Logits(c, 2, 4).gradient(dz, dt, peak)]
 
 
 def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
@@ -89,7 +100,7 @@ def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 MEANINGS = {
     "cross_entropy": Meaning(_cross_entropy, _cross_entropy_gradients),
     "cross_entropy_dx": Meaning(_cross_entropy_dx),
-    "max_logit": Meaning(lambda c: [_peak(c, c.args[0])], lambda c, grads: [None]),
+    "max_logit": Meaning(lambda c: [_Logits(c, 0, -1).peak()], lambda c, grads: [None]),
     "softmax_parts": Meaning(_softmax_parts, _softmax_parts_gradients),
     "softmax_parts_dx": Meaning(_softmax_parts_dx),
     "token_loss": Meaning(lambda c: [_loss(c, *c.args)], _token_loss_gradients),

@@ -15,9 +15,9 @@ from typing import Any
 
 from attrs import fields, frozen
 
-from .recorded_files import Call, Record, Stretch, ranks, read_plan, read_records
-from .recorded_order import disorder
-from .recorded_plan import Expected, expected
+from .files import Call, Record, Stretch, ranks, read_plan, read_records
+from .order import disorder
+from .plan import Expected, expected
 
 
 @frozen

@@ -1,6 +1,6 @@
 """Reads what `SCALEC_RECORD=1` left of a run: one file of JSON lines for each rank.
 
-Non-goals: what the plan says (`recorded_plan`), and whether it was done (`recorded`).
+Non-goals: what the plan says (`recorded.plan`), and whether it was done (`recorded`).
 """
 
 import json

@@ -9,7 +9,7 @@ Non-goals: the plan.
 from collections import deque
 from collections.abc import Sequence
 
-from .recorded_files import Call, Record, Stretch, ranks
+from .files import Call, Record, Stretch, ranks
 
 
 def disorder(records: Sequence[Record]) -> tuple[str, ...]:

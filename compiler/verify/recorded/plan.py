@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from .recorded_files import Call
+from .files import Call
 
 
 @frozen

@@ -1,0 +1,126 @@
+"""Weights in and out: what comes out is bit for bit what went in; files that are not the plan's are one clear line."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf import families
+from oracle import harness
+from ranks import run_ranks
+from scalec.runtime import Mesh, RunError, checkpoint, export
+from scalec.runtime.weights import INDEX, Reader
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize(("name", "precision"), [(name, "bf16") for name in families.CONFIGS] + [("llama", "fp32")])
+def test_what_comes_out_is_what_went_in(name: str, precision: str, tmp_path: Path) -> None:
+    families.model(name, PRECISIONS[precision]).save_pretrained(tmp_path / "in")
+    text = families.plan(tmp_path / "in", "dp = 2  tp = 2", 2, precision)
+    module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
+    run_ranks(4, _saved, module, tmp_path / "in", tmp_path / "checkpoints")
+    export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(_bits(before[key]) == _bits(after[key]) for key in before)
+
+
+def _saved(module: ModuleType, weights: Path, checkpoints: Path) -> None:
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    Reader(weights, module.PLAN.names).fill(state)
+    checkpoint.save(checkpoints, 0, state)
+
+
+def _bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+    return tensor.dtype, tensor.shape, tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From files in several pieces, over a training of two steps, to files that transformers reads."""
+    families.model("qwen3", torch.float32).save_pretrained(tmp_path / "in", max_shard_size="20KB")
+    assert (tmp_path / "in" / INDEX).exists()
+    plan = families.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
+    (tmp_path / "corpus").write_bytes(bytes(range(families.VOCAB)) * 20)
+    folder = harness.written(plan, tmp_path / "program")
+
+    done = _run(folder, "--init", "../in", "--data", "../corpus")
+    assert "beginning with ../in" in done.stdout
+    again = _run(folder, "--resume", "--init", "../in", "--data", "../corpus", status=2)
+    assert again.stderr == "error: --init begins a run and --resume goes on with one: choose one\n"
+    _run(folder, "--export", "../out")
+    there = _run(folder, "--export", "../out", status=2)
+    assert there.stderr == "error: ../out is there already: name a new folder\n"
+
+    before, after = (transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32) for _ in "io")
+    after.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=False)
+    assert before.model.norm.weight.shape == after.model.norm.weight.shape
+    assert not torch.equal(before.model.norm.weight, after.model.norm.weight)
+
+    monkeypatch.setattr(export, "LARGEST", 20_000)
+    module = harness.imported(folder / "train.py")
+    saved = checkpoint.newest(folder / "runs" / "qwen3" / "checkpoints")
+    assert saved
+    export.export(saved, tmp_path / "pieces", module.PLAN.names)
+    index = json.loads((tmp_path / "pieces" / INDEX).read_text())
+    assert len({*index["weight_map"].values()}) > 1
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in after.state_dict().values()) - (
+        after.lm_head.weight.nbytes
+    )
+    (tmp_path / "pieces" / "config.json").write_bytes((tmp_path / "in" / "config.json").read_bytes())
+    read = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "pieces", dtype=torch.float32)
+    assert all(torch.equal(value, after.state_dict()[name]) for name, value in read.state_dict().items())
+
+
+def _run(folder: Path, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "train.py", "--device=cpu", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+Tensors = dict[str, Tensor]
+WRONG: list[tuple[Callable[[Tensors], object], str]] = [
+    (lambda t: t.pop("lm_head.weight"), "has no `lm_head.weight`, which holds the plan's `head`"),
+    (
+        lambda t: t.update({"model.norm.weight": torch.ones(31)}),
+        "`model.norm.weight` is [31], but the plan's is [32]",
+    ),
+    (
+        lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.ones(1)}),
+        "the plan does not use 1 of its tensors, for instance `model.layers.2.mlp.up_proj.weight`",
+    ),
+    (
+        lambda t: t.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}),
+        "`model.norm.weight` is I8, which is not one of F64, F32, F16, BF16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_files_that_are_not_the_plans(change: Callable[[Tensors], object], message: str, tmp_path: Path) -> None:
+    families.model("llama", torch.float32).save_pretrained(tmp_path)
+    module = harness.imported(harness.written(families.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    with pytest.raises(RunError) as caught:
+        Reader(tmp_path, module.PLAN.names).fill(state)
+    assert message in str(caught.value)
+
+
+def test_no_files_and_no_such_files(tmp_path: Path) -> None:
+    for content in (None, b"", b"{}"):
+        if content is not None:
+            (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(RunError, match="cannot read weights from"):
+            Reader(tmp_path, None)  # type: ignore[arg-type] the files come first
