@@ -1,7 +1,7 @@
-"""The command line: `scalec compile | run | ir | check | verify`.
+"""The command line: `scalec compile | run | ir | check | verify | fmt | import`.
 
 Purpose: runs a command, shows what is wrong, returns the exit status.
-Non-goals: what the command line takes (`arguments`), what the commands do (`plans`, `proofs`).
+Non-goals: what the command line takes (`arguments`), what the commands do (`plans`, `proofs`, `text`, …).
 
 Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs, so that `--help` is
 quick.

@@ -21,4 +21,4 @@ def import_config(source: Source) -> str:
         raise PlanError([Diagnostic("E0801", f"there is no model for `{kind}`", config.span("model_type"), help=help)])
     model = FAMILIES[kind](config)
     config.check()
-    return plan_text(kind, model)
+    return plan_text(kind, model, config.left_out)

@@ -15,11 +15,12 @@ from ..source import Source, Span
 ELSEWHERE = frozenset(
     """
     _name_or_path architectures auto_map bos_token_id eos_token_id pad_token_id cache_implementation output_attentions
-    output_hidden_states return_dict return_dict_in_generate task_specific_params tokenizer_class transformers_version
+    output_hidden_states return_dict return_dict_in_generate summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class transformers_version
     use_cache
     """.split()
 )
-"""Fields about tokens, generation and files, which training does not ask for."""
+"""Fields about tokens, files, generation and classification, which training of a decoder does not ask for."""
 
 
 class Config:
@@ -28,6 +29,7 @@ class Config:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.found = Diagnostics()
+        self.left_out: dict[str, float] = {}
         self._left = _fields(source)
 
     def take(self, name: str, default: Any) -> Any:
@@ -53,6 +55,11 @@ class Config:
             self.wrong(
                 name, f"`{name}` is `{json.dumps(value)}`, which this model has not", f"a plan is written for {shown}"
             )
+
+    def leave_out(self, name: str, default: float) -> None:
+        """A field of training, not of the model; the plan says that it is left out, unless it is 0."""
+        if value := self.take(name, default):
+            self.left_out[name] = value
 
     def wrong(self, name: str, message: str, help: str = "") -> None:
         """Adds a mistake at a field."""

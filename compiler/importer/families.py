@@ -9,6 +9,9 @@ from typing import Any
 from .config import Config
 from .text import Model, shown
 
+LONGEST = 4096
+"""Tokens of the sequences that a plan is written for, if the model takes so many."""
+
 PRECISIONS = {"float32": "fp32", "float64": "fp64"}
 """What is stored in any other type trains in bf16, which keeps fp32 masters."""
 
@@ -49,7 +52,7 @@ def _full_attention(config: Config) -> None:
 def _decoder(config: Config, file: str, *, eps: float, head_dim: int = 0) -> Model:
     """What Llama and its relatives share."""
     config.must_be("hidden_act", "silu")
-    config.must_be("attention_dropout", 0)
+    config.leave_out("attention_dropout", 0)
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     theta, rope = _rope(config)
     sizes = {
@@ -67,11 +70,32 @@ def _decoder(config: Config, file: str, *, eps: float, head_dim: int = 0) -> Mod
         file,
         sizes if dim * heads == hidden else {**sizes, "head_dim": dim},
         config.number("initializer_range", 0.02),
-        int(config.number("max_position_embeddings", 2048)),
+        min(LONGEST, int(config.number("max_position_embeddings", 2048))),
         _precision(config),
-        bool(config.take("tie_word_embeddings", False)),
-        {"rope": rope} if rope else {},
+        tied=bool(config.take("tie_word_embeddings", False)),
+        calls={"rope": rope} if rope else {},
     )
+
+
+def _gpt2(config: Config) -> Model:
+    config.must_be("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    config.must_be("scale_attn_weights", True)
+    for name in ("add_cross_attention", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"):
+        config.must_be(name, False)
+    for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
+        config.leave_out(name, 0.1)
+    config.must_be("tie_word_embeddings", True)
+    hidden, positions = config.number("n_embd", 768), config.number("n_positions", 1024)
+    config.must_be("n_ctx", positions)
+    sizes = {
+        "vocab": config.number("vocab_size", 50257),
+        "hidden": hidden,
+        "heads": config.number("n_head", 12),
+        "ffn": config.number("n_inner", 4 * hidden),
+        "layers": config.number("n_layer", 12),
+        "eps": config.number("layer_norm_epsilon", 1e-5),
+    }
+    return Model("gpt2.scale", sizes, config.number("initializer_range", 0.02), int(positions), _precision(config))
 
 
 def _precision(config: Config) -> str:
@@ -105,5 +129,5 @@ _LLAMA3 = {
     "original_max_position_embeddings": "original",
 }
 
-FAMILIES: dict[str, Callable[[Config], Model]] = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3}
+FAMILIES: dict[str, Callable[[Config], Model]] = {"gpt2": _gpt2, "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3}
 """What each `model_type` is in a plan."""

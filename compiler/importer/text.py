@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from .. import syntax
 from ..account import parameter_count
@@ -47,27 +47,29 @@ class Model:
     std: float
     """Of initial values."""
     seq: int
-    """The longest sequence."""
+    """Tokens of a sequence."""
     precision: str
-    tied: bool
-    calls: Mapping[str, str]
+    tied: bool = False
+    """Whether the file's `head` is to be its `wte`."""
+    calls: Mapping[str, str] = field(factory=dict[str, str])
     """What calls of an op are given besides, by its name."""
 
 
-def plan_text(kind: str, model: Model) -> str:
+def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
     """The plan as text; it resolves."""
     path = folder("plans") / "models" / model.file
     text = _Editor(path.read_text(encoding="utf-8")).edited(model)
     vocab = model.sizes["vocab"]
     run = RUN.format(
         heads="heads, kv_heads" if "kv_heads" in model.sizes else "heads",
-        seq=min(model.seq, 4096),
+        seq=model.seq,
         precision=model.precision,
         tokens="uint16" if vocab <= 2**16 else "uint32",
     )
     plan = f"{text}\n{run}"
     count = parameter_count(resolve(Source("plan.scale", plan)))
-    return f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n\n{plan}"
+    without = "".join(f"# Left out, as a setting of training: {name} = {value}.\n" for name, value in left_out.items())
+    return f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n{without}\n{plan}"
 
 
 class _Editor:

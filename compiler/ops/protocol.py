@@ -150,12 +150,12 @@ class OpDef:
         """The types of the results.  Raises TypingError where no rule allows the operands."""
         if not self.fits(len(types)):
             raise TypingError(f"{self.name} takes {len(self.operands)} operands, not {len(types)}")
-        for dim, parts in self.joins(types, op).items():
-            _require_sum(program, dim, parts)
         if self.typing:
             return tuple(self.typing(program, types, op))
         assert self.shapes, f"op {self.name} declares neither shapes nor typing"
         shapes = tuple(self.shapes(types, op))
+        for dim, parts in self.joins(types, op).items():
+            _require_sum(program, dim, parts)
         at: list[dict[str, Placement]] = [{} for _ in shapes]
         for axis in program.axes:
             for result, place in zip(at, self._on_axis(axis.name, types, shapes, op), strict=True):

@@ -182,16 +182,20 @@ a {
     "a statement too long": (
         "model m(t[a]) { loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab], "
         "labels, ignored_label=-100, smoothing=0.125)\n"
-        f"x = x + (silu(m @ {'w' * 30}[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ {'v' * 30}[ffn -> hidden] }}",
+        f"x = x + (silu(m @ {'w' * 30}[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ {'v' * 30}[ffn -> hidden]\n"
+        f"y = f({'a' * 50}, g({'b' * 50}), {'c' * 50}) }}",
         f"""model m(t[a]) {{
   loss = cross_entropy(
-    rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab],
-    labels,
-    ignored_label=-100,
-    smoothing=0.125
+    rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab], labels, ignored_label=-100, smoothing=0.125
   )
   x = x
-    + (silu(m @ {"w" * 30}[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ {"v" * 30}[ffn -> hidden]
+    + (silu(m @ {"w" * 30}[hidden -> ffn]) * (m @ w_up[hidden -> ffn]))
+    @ {"v" * 30}[ffn -> hidden]
+  y = f(
+    {"a" * 50},
+    g({"b" * 50}),
+    {"c" * 50}
+  )
 }}
 """,
     ),

@@ -39,6 +39,9 @@ LLAMA3 = {  # original_max_position_embeddings so short that some angles are sca
 }
 
 CONFIGS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: transformers.GPT2Config(
+        n_embd=32, n_head=4, n_layer=2, n_positions=SEQ, vocab_size=100, bos_token_id=0, eos_token_id=0
+    ),
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "llama_tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=16),
     "llama31": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),

@@ -69,7 +69,31 @@ QWEN_25_05B: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
-PUBLISHED = [(LLAMA_31_8B, 8_030_261_248), (QWEN_25_05B, 494_032_768)]
+GPT2: dict[str, Any] = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50257,
+}
+PUBLISHED = [(GPT2, 124_439_808), (LLAMA_31_8B, 8_030_261_248), (QWEN_25_05B, 494_032_768)]
 
 
 def imported(fields: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from scalec.runtime.weights import Reader
 
 MESHES = {"one": ("dp = 1  tp = 1", 1, 1), "dp_2_tp_2": ("dp = 2  tp = 2", 2, 4)}
 TOLERANCE = 1e-9
+ZERO = 1e-15  # a bias of keys has no gradient where positions are learned: scores of a query change alike
 
 
 @pytest.mark.parametrize("name", families.CONFIGS)
@@ -33,7 +34,8 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path)
         assert [found for found, _ in results] == [pytest.approx(loss, rel=TOLERANCE)] * ranks
         for parameter in results[0][1]:
             errors, sizes = zip(*(differences[parameter] for _, differences in results), strict=True)
-            assert max(errors) <= TOLERANCE * max(sizes), f"{mesh}: gradient of {parameter}: {max(errors):.3g}"
+            allowed = TOLERANCE * max(sizes) + ZERO
+            assert max(errors) <= allowed, f"{mesh}: gradient of {parameter}: {max(errors):.3g}"
 
 
 def _differences(module: ModuleType, folder: Path) -> tuple[float, dict[str, tuple[float, float]]]:

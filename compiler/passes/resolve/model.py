@@ -4,6 +4,7 @@ Purpose: names, dims and arguments are checked here, at their place in the plan.
 Non-goals: anything distributed.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
@@ -293,6 +294,8 @@ class _Builder:
 
     def _by(self, kind: str, value: str, by: Scalar, at: syntax.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
+        if abs(by) > sys.float_info.max:
+            raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
         return self._op(kind, (value,), (("by", float(by)),), at.span, like)
 
     def _contracted(self, link: syntax.Binary, left: str, right: str) -> tuple[str, ...]:
