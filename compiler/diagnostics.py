@@ -92,6 +92,7 @@ CODES = {
     "E0702": "plans that part",
     "E0703": "output that is not the plan's",
     "E0704": "a recorded run that is not the plan's",
+    "E0705": "a step that cannot be proved",
     # configurations of other programs
     "E0801": "a model that no plan expresses",
     "E0802": "not a configuration",

@@ -169,9 +169,7 @@ def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _softmax_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
-    return _over_classes(
-        "softmax_parts", operands, logits.axes_of(logits.dims[-1]), context, _padding(logits, context)
-    )
+    return _over_classes("softmax_parts", operands, logits.axes_of(logits.dims[-1]), context, _padding(logits, context))
 
 
 def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -141,7 +141,7 @@ def _is_vocabulary(program: Program, dim: str) -> bool:
 
 
 def _padding(program: Program, found: Diagnostics) -> None:
-    """Padding counts for nothing: nothing sums or normalises over it but the loss, and every rank holds more than it."""
+    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank holds more than it."""
     padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size}
     type_of = types(program)
     for op in walk(program.region.body):

@@ -84,7 +84,10 @@ class Field:
         return Tensor(x.dims, (P - x.array) % P, x.degree)
 
     def inverse(self, x: Tensor) -> Tensor:
-        """x^(P-2), which is 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound."""
+        """x^(P-2), which is 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound.
+
+        No inverse may stand in x: of numbers of which that is not known, take the function `reciprocal`.
+        """
         self.inverted += x.array[0].size * x.degree
         result, square = np.ones_like(x.array), x.array
         for bit in reversed(f"{P - 2:b}"):
@@ -97,13 +100,15 @@ class Field:
         return Tensor(operands[0].dims, self._hash((name, *constants), *operands) % P, 1)
 
     def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
-        exponent = self._hash(("exponent",), x) % Q
+        exponent, degree = self._hash(("exponent",), x) % Q, 1
         if less is not None:
+            degree = 2  # w^s of x, and w^-s of y
+            self.degree = max(self.degree, degree)
             down = Tensor(less.dims, self._hash(("exponent",), less) % Q).onto(x.dims)
             exponent = (exponent + (Q - down)) % Q
         low, high = _powers()
         mask = Word((1 << WINDOW) - 1)
-        return Tensor(x.dims, low[exponent & mask] * high[exponent >> Word(WINDOW)] % P, 1)
+        return Tensor(x.dims, low[exponent & mask] * high[exponent >> Word(WINDOW)] % P, degree)
 
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
         both = positions[..., None] * pairs + np.arange(pairs)

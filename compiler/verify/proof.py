@@ -4,11 +4,12 @@ Purpose: `prove`: equal, and how sure that is, or the first case in which it is 
 Non-goals: why it is not (`locate`).
 """
 
-from math import ceil, log2
+from math import ceil, log2, prod
 
 from attrs import evolve, frozen
 
 from ..certificate import Proof, mesh_words
+from ..diagnostics import Diagnostic, Note, PlanError
 from ..ir import Program, Type, walk
 from ..passes import STAGES, lower
 from .field import Field, P, Q
@@ -24,8 +25,11 @@ FIRST = STAGES[0]
 BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
 
-TRIALS = 10
+TRIALS = 12
 """With how many the evaluation begins; if the bound asks for more, it is done again."""
+
+MOST_TRIALS = 128
+"""More are not made: at so high a degree they would hardly help."""
 
 
 @frozen
@@ -59,9 +63,22 @@ class UnequalError(Exception):
 
 
 def case_of(program: Program, model: Program, axes: Sizes) -> Case:
-    """Both programs at small sizes on the mesh `axes`."""
+    """Both programs at small sizes on the mesh `axes`; the model's may be axes of which these are factors."""
     dims = small(program, axes)
-    return Case(resized(program, axes, dims), resized(model, axes, dims))
+    whole = {a.whole: prod(axes[b.name] for b in program.axes if b.whole == a.whole) for a in program.axes}
+    return Case(resized(program, axes, dims), resized(model, whole | axes, dims))
+
+
+def keeps_sizes(program: Program, model: Program) -> bool:
+    """Whether the program's own sizes, at which nothing is evaluated, and its settings are the model's."""
+    dims = {dim.name: (dim.size, dim.valid) for dim in program.dims}
+    alike = all(dims.get(dim.name) == (dim.size, dim.valid) for dim in model.dims)
+    return alike and _ranks(program) == _ranks(model) and program.train == model.train
+
+
+def _ranks(program: Program) -> Sizes:
+    """The sizes of the plan's axes, of whose factors the program may consist."""
+    return {a.whole: prod(b.size for b in program.axes if b.whole == a.whole) for a in program.axes}
 
 
 def compiles_alike(case: Case) -> bool:
@@ -71,29 +88,31 @@ def compiles_alike(case: Case) -> bool:
 
 
 def prove(program: Program, model: Program) -> Proof:
-    """Evaluates `program` after the last pass on two small meshes.  Raises UnequalError.
+    """Evaluates `program` after the last pass on two small meshes.
 
+    Raises UnequalError; PlanError where too many products of results stand in one another for any bound.
     `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
     """
-    bounds: list[float] = []
+    assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
+    fields: list[Field] = []
     trials = TRIALS
     found = [case_of(program, model, axes) for axes in meshes(program)]
     for case in found:
         numbers, unequal = _evaluated(case, trials)
         if not unequal and error_bound(numbers) > BOUND:
-            trials = ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(_share(numbers)))
+            trials = _enough(program, numbers)
             numbers, unequal = _evaluated(case, trials)
         if unequal:
             raise UnequalError(case, unequal)
         assert compiles_alike(case), f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
-        bounds.append(error_bound(numbers))
+        fields.append(numbers)
     ops = list(walk(program.region.body))
     return Proof(
         against="the plan's model" if model.stage == FIRST else f"the forward in IR text from after `{model.stage}`",
         meshes=tuple(case.mesh for case in found),
         prime=P,
-        trials=trials,
-        bound=ceil(max(bounds)),
+        trials=min(numbers.trials for numbers in fields),
+        bound=ceil(max(map(error_bound, fields))),
         gradients=len(program.params),
         parameters=len(program.params),
         ops=len(ops),
@@ -106,14 +125,29 @@ def _evaluated(case: Case, trials: int) -> tuple[Field, list[str]]:
     return numbers, unequal(case, numbers)
 
 
+def _enough(program: Program, numbers: Field) -> int:
+    """The number of trials that the bound asks for.  Raises PlanError where it is not to be had."""
+    share = _share(numbers)
+    trials = ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(share)) if share < 1 else MOST_TRIALS + 1
+    if trials > MOST_TRIALS:
+        note = Note(None, f"values are of degree {numbers.degree:,}, with {numbers.inverted:,} inverses")
+        help = "multiply results by one another less often, or compile with --no-verify"
+        message = "the step's values are of too high a degree to be proved equal"
+        raise PlanError([Diagnostic("E0705", message, program.region.span, notes=(note,), help=help)])
+    return trials
+
+
 def error_bound(numbers: Field) -> float:
     """The logarithm of the probability that what was evaluated is equal although the programs are not."""
     return log2(1 + numbers.hashed**2 / 2) + numbers.trials * log2(_share(numbers))
 
 
 def _share(numbers: Field) -> float:
-    """The share of a polynomial's points at which it may vanish: its degree, denominators cleared, in Q values."""
-    return numbers.degree * (1 + numbers.inverted) / Q
+    """The share of a polynomial's points at which it may vanish: its degree, denominators cleared, in Q values.
+
+    Twice that, since exponents may be negative.
+    """
+    return 2 * numbers.degree * (1 + numbers.inverted) / Q
 
 
 def unequal(case: Case, numbers: Numbers) -> list[str]:

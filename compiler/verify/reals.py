@@ -121,6 +121,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "tanh": np.tanh,
     "tanh slope": _tanh_slope,
     "log": np.log,
+    "reciprocal": np.reciprocal,
     "root": np.sqrt,
     "clip": _clip,
     "update": _descended,

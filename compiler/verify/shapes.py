@@ -4,12 +4,13 @@ Purpose: the program at other sizes: names, ops and placements are untouched, so
 Non-goals: choosing placements.
 """
 
+from collections.abc import Iterator
 from itertools import count
 from math import lcm, prod
 
 from attrs import evolve
 
-from ..ir import MICROBATCHES, Claim, Dim, Program, Region, Stmt, types, walk
+from ..ir import MICROBATCHES, Claim, Dim, Op, Program, Region, Stmt, types, walk
 from ..ops import OPS
 from ..ops.attention import SEQUENCE, head_dims
 from ..settings import Cluster
@@ -27,14 +28,13 @@ def meshes(program: Program) -> list[Sizes]:
 
 
 def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
-    """The program at other sizes.  `axes` may name factors; a whole axis is as large as its factors together."""
-    whole = {a.name: axes[a.name] if a.name in axes else _product_of(a.name, axes) for a in program.axes}
+    """The program at other sizes."""
     flat = {b.type.dims[0]: _flat(program, b.params, dims) for b in program.buckets}
-    ranks = prod(whole[claim.axis] for claim in program.claims if claim.dim == "batch")
+    ranks = prod(axes[claim.axis] for claim in program.claims if claim.dim == "batch")
     batch, global_batch = dims["batch"] // ranks, dims["batch"] * dims[MICROBATCHES]
     return evolve(
         program,
-        axes=tuple(evolve(axis, size=whole[axis.name]) for axis in program.axes),
+        axes=tuple(evolve(axis, size=axes[axis.name]) for axis in program.axes),
         dims=tuple(_with_size(dim, (dims | flat)[dim.name]) for dim in program.dims),
         train=evolve(program.train, seq=dims["seq"], microbatch=batch, global_batch=global_batch),
         cluster=Cluster(),  # the plan's machines are for its own mesh
@@ -44,10 +44,6 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
 def _with_size(dim: Dim, size: int) -> Dim:
     """The dim at another size; what had padding has one of it."""
     return evolve(dim, size=size, valid=size - 1 if dim.valid < dim.size else size)
-
-
-def _product_of(name: str, axes: Sizes) -> int:
-    return prod(size for factor, size in axes.items() if factor.rpartition("_")[0] == name)
 
 
 def _flat(program: Program, params: tuple[str, ...], dims: Sizes) -> int:
@@ -66,7 +62,7 @@ class _Sizes:
         for claim in program.claims:
             self._claims.setdefault(claim.dim, []).append(claim)
         self._flat = {bucket.type.dims[0] for bucket in program.buckets}
-        self._loops = {*_loops(program.region.body), MICROBATCHES}
+        self._loops = [*dict.fromkeys((MICROBATCHES, *_loops(program.region.body)))]
         found = types(program)
         ops = list(walk(program.region.body))
         attended = [op for op in ops if op.kind == "attention"]
@@ -78,6 +74,7 @@ class _Sizes:
         self._parts = {dim: parts for each in joins for dim, parts in each.items()}
         self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind == "rope"}
         self._even |= {part for dim in self._even for part in self._parts.get(dim, ())}
+        self._turned = {found[op.inputs[0]].dims[-1]: _turned(op) for op in ops if op.kind == "rope"}
         self._sizes: Sizes = {}
 
     def chosen(self) -> Sizes:
@@ -92,6 +89,11 @@ class _Sizes:
         later = 4 if dim.name in self._parts else 3 if dim.name in self._groups else 2
         turn = 0 if dim.name == "batch" else 1 if dim.name == "seq" else later
         return turn, dim.size if turn > 2 else 0
+
+    def _turns(self, loop: str) -> int:
+        """How often a loop turns.  Of four loops no two turn alike on both meshes, so that one is not another."""
+        first = next((size for size in self._axes.values() if size > 1), 2)
+        return (first, 5 - first, 2, 3)[self._loops.index(loop) % 4]
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""
@@ -109,17 +111,26 @@ class _Sizes:
         if parts := self._parts.get(dim.name):
             return sum(self._sizes[part] for part in parts)
         if dim.name in self._loops:
-            return next((size for size in self._axes.values() if size > 1), 2)  # 2 on one mesh, 3 on the other
+            return self._turns(dim.name)
         if few := self._groups.get(dim.name):
             return lcm(unit, *(self._sizes[each] * (2 if dim.size > self._program.size(each) else 1) for each in few))
         unit = lcm(unit, 2) if dim.name in self._even else unit
         unit = 2 * unit if dim.valid < dim.size else unit  # so that no rank holds padding alone
         taken = {size for name, size in self._sizes.items() if name not in self._loops}
         alone = dim.name == SEQUENCE and self._sizes["batch"] == 1
-        least = 3 if alone else 2  # of a sequence alone, two tokens have labels, and one has none
+        least = 3 if alone else 2 + self._turned.get(dim.name, 0)  # two of three tokens have labels, one has none
         return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
 
 
-def _loops(body: tuple[Stmt, ...]) -> set[str]:
-    regions = [stmt for stmt in body if isinstance(stmt, Region)]
-    return {region.dim for region in regions if region.dim} | {d for r in regions for d in _loops(r.body)}
+def _loops(body: tuple[Stmt, ...]) -> Iterator[str]:
+    """The dims of all loops, outer first."""
+    for region in (stmt for stmt in body if isinstance(stmt, Region)):
+        yield from [region.dim] if region.dim else []
+        yield from _loops(region.body)
+
+
+def _turned(op: Op) -> int:
+    """How many of the last dim's elements `rope` turns, if not all; more than these there must be."""
+    few = OPS[op.kind].get(op, "dims")
+    assert isinstance(few, int | float), "verify: rope: dims is no number"
+    return int(few)

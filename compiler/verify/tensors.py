@@ -18,7 +18,8 @@ Dims = tuple[str, ...]
 class Tensor:
     """Local tensors of all ranks: `array` is [trials, *mesh axes, *dims]; an axis along which all is alike may be 1.
 
-    `degree` bounds the degree of the elements as polynomials in everything that is drawn at random.
+    `degree` bounds the degree of the elements as polynomials in everything that is drawn at random; negative exponents,
+    which exponentials have, count by their size.
     """
 
     __slots__ = ("array", "degree", "dims")

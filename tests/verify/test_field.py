@@ -184,8 +184,8 @@ def test_functions_differ_by_name_constants_order_and_seed() -> None:
         n.function("update", x, y),
         n.function("update", y, x),
         field(2, seed=1).function("silu", x),
-        *n.angles(np.arange(10)[None], 10, 1e4),
-        *n.angles(np.arange(10)[None], 10, 5e5),
+        *n.angles(np.arange(10)[None], 10, 1e4, ()),
+        *n.angles(np.arange(10)[None], 10, 5e5, ()),
     ]
     rows = {tuple(row.reshape(-1).tolist()) for each in found for row in each.array}
     assert len(rows) == 2 * len(found)

@@ -36,14 +36,19 @@ def _scaled(c: Call, x: Tensor) -> Tensor:
     return c.numbers.product(x.dims, x, _by(c))
 
 
+def _over(c: Call, y: Tensor) -> Tensor:
+    """1 / y as a function like any other: quotients may stand in y, which the bound does not allow an inverse."""
+    return c.numbers.function("reciprocal", y)
+
+
 def _quotient(c: Call) -> list[Tensor]:
     x, y = c.args
-    return [c.numbers.product(c.dims, x, c.numbers.inverse(y))]
+    return [c.numbers.product(c.dims, x, _over(c, y))]
 
 
 def _quotient_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     n, (x, y) = c.numbers, c.args
-    over = n.inverse(y)
+    over = _over(c, y)
     return [n.product(x.dims, grads[0], over), n.negative(n.product(y.dims, grads[0], x, over, over))]
 
 
