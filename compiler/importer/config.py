@@ -37,6 +37,15 @@ class Config:
         value = self._left.pop(name, None)
         return default if value is None else value
 
+    def has(self, name: str) -> bool:
+        """Whether the file has the field, and nobody took it."""
+        return self._left.get(name) is not None
+
+    def must_not_be_null(self, name: str) -> None:
+        """A field of which a plan cannot express the absence."""
+        if self._left.get(name, "") is None:
+            self.wrong(name, f"`{name}` is `null`, which this model has not", "a plan is written for a number")
+
     def number(self, name: str, default: float | None = None) -> float:
         """A field that is a number; without default it has to be there."""
         value = self.take(name, default)

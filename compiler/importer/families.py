@@ -3,9 +3,13 @@
 Fields and their defaults are those of the configuration classes of transformers 5.23.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import evolve
+
+from ..diagnostics import listing
 from .config import Config
 from .text import Model, shown
 
@@ -73,7 +77,7 @@ def _decoder(config: Config, file: str, *, eps: float, head_dim: int = 0) -> Mod
         min(LONGEST, int(config.number("max_position_embeddings", 2048))),
         _precision(config),
         tied=bool(config.take("tie_word_embeddings", False)),
-        calls={"rope": rope} if rope else {},
+        rope=rope,
     )
 
 
@@ -98,36 +102,127 @@ def _gpt2(config: Config) -> Model:
     return Model("gpt2.scale", sizes, config.number("initializer_range", 0.02), int(positions), _precision(config))
 
 
+def _gemma2(config: Config) -> Model:
+    layers = _gemma(config)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        config.must_not_be_null(name)
+    _check_layers(config, layers, ["sliding_attention", "full_attention"])
+    if layers % 2:
+        config.wrong("num_hidden_layers", "layers without a partner", "a plan is written for pairs of them")
+    theta, rope = _rope(config)
+    sizes = {
+        "pairs": layers // 2,
+        "theta": theta,
+        "window": config.number("sliding_window", 4096),
+        "cap": config.number("attn_logit_softcapping", 50),
+        "logit_cap": config.number("final_logit_softcapping", 30),
+    }
+    return _gemma_model(config, "gemma2.scale", sizes, rope)
+
+
+def _gemma3(config: Config) -> Model:
+    layers = _gemma(config)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        config.must_be(name, None)
+    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+        config.must_be(name, 6)
+    _check_layers(config, layers, ["sliding_attention"] * 5 + ["full_attention"])
+    both = config.take("rope_parameters", {})
+    theta, rope = _rope(config, both.get("full_attention"), 1e6)
+    local_theta, local = _rope(config, both.get("sliding_attention", {}), config.number("rope_local_base_freq", 1e4))
+    if local:
+        config.wrong("rope_parameters", "scaled positions in sliding layers", "a plan is written for `default` there")
+    blocks, rest = divmod(layers, 6)
+    sizes = {
+        "blocks": blocks,
+        "rest": rest,
+        "theta": theta,
+        "local_theta": local_theta,
+        "window": config.number("sliding_window", 4096),
+    }
+    model = _gemma_model(config, "gemma3.scale", sizes, rope)
+    return evolve(model, indices={"{24+i}": f"{{{6 * blocks}+i}}"}, without=() if rest else ("rest",))
+
+
+def _gemma(config: Config) -> int:
+    """What Gemma 2 and 3 share and must have; the number of layers."""
+    for name in ("hidden_act", "hidden_activation"):
+        config.must_be(name, "gelu_pytorch_tanh")
+    for name in ("attention_bias", "use_bidirectional_attention"):
+        config.must_be(name, False)
+    config.leave_out("attention_dropout", 0)
+    config.must_be("tie_word_embeddings", True)
+    return int(config.number("num_hidden_layers"))
+
+
+def _check_layers(config: Config, count: int, pattern: list[str]) -> None:
+    """Layers take turns in their attention."""
+    wanted = [pattern[i % len(pattern)] for i in range(count)]
+    if config.take("layer_types", wanted) != wanted:
+        config.wrong(
+            "layer_types", "layers take turns otherwise", f"a plan is written for {', '.join(pattern)}, again and again"
+        )
+
+
+def _gemma_model(config: Config, file: str, sizes: dict[str, float], rope: str) -> Model:
+    shared = {
+        "vocab": config.number("vocab_size"),
+        "hidden": config.number("hidden_size"),
+        "heads": config.number("num_attention_heads"),
+        "kv_heads": config.number("num_key_value_heads"),
+        "head_dim": config.number("head_dim", 256),
+        "ffn": config.number("intermediate_size"),
+        "eps": config.number("rms_norm_eps", 1e-6),
+        "score": config.number("query_pre_attn_scalar", 256),
+    }
+    return Model(
+        file,
+        {**shared, **sizes},
+        config.number("initializer_range", 0.02),
+        min(LONGEST, int(config.number("max_position_embeddings", 8192))),
+        _precision(config),
+        rope=rope,
+    )
+
+
 def _precision(config: Config) -> str:
     named = str(config.take("torch_dtype", "")), str(config.take("dtype", ""))
     return PRECISIONS.get("".join(named), "bf16")
 
 
-def _rope(config: Config) -> tuple[float, str]:
-    """Theta, and what `rope` is given besides; `rope_parameters` is what later files say in place of two fields."""
-    given: Mapping[str, Any] = config.take("rope_parameters", None) or config.take("rope_scaling", {})
-    theta = config.number("rope_theta", given.get("rope_theta", 10000.0))
-    kind = given.get("rope_type", given.get("type", "default"))
-    keys = {"default": {}, "linear": {"factor": "factor"}, "llama3": _LLAMA3}.get(kind)
-    rest = set(given) - {"rope_theta", "rope_type", "type"} - set(keys or {})
-    if keys is None or rest:
-        field = "rope_parameters" if "rope_theta" in given else "rope_scaling"
-        config.wrong(
-            field,
-            f"rotary positions of type `{kind}` with {', '.join(sorted(rest))}",
-            "a plan is written for `default`, `linear` and `llama3`",
-        )
+def _rope(config: Config, given: Mapping[str, Any] | None = None, default: float = 1e4) -> tuple[float, str]:
+    """Theta, and what `rope` is given besides: `rope_parameters` is what later files say in place of two fields."""
+    field = "rope_scaling" if given is None and not config.has("rope_parameters") else "rope_parameters"
+    values: Mapping[str, Any] = config.take(field, {}) if given is None else given
+    theta = values.get("rope_theta") or config.number("rope_theta", default)
+    kind = str(values.get("rope_type", values.get("type", "default")))
+    words = SCALINGS.get(kind, {})
+    if kind not in SCALINGS or set(values) - {"rope_theta", "rope_type", "type", *words}:
+        help = f"a plan is written for {listing(SCALINGS)} alone"
+        config.wrong(field, f"rotary positions of type `{kind}`, {json.dumps(values)}", help)
         return theta, ""
-    words = [f"{ours}={shown(given[theirs])}" for theirs, ours in keys.items()]
-    return theta, ", ".join([f"scaling={kind}", *words]) if words else ""
+    options = [f"{ours}={shown(values[theirs])}" for theirs, ours in words.items()]
+    return theta, ", ".join([f"scaling={kind}", *options]) if options else ""
 
 
-_LLAMA3 = {
-    "factor": "factor",
-    "low_freq_factor": "low",
-    "high_freq_factor": "high",
-    "original_max_position_embeddings": "original",
+SCALINGS = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low",
+        "high_freq_factor": "high",
+        "original_max_position_embeddings": "original",
+    },
 }
+"""The types of rotary positions, and what the options of each are called in a plan."""
 
-FAMILIES: dict[str, Callable[[Config], Model]] = {"gpt2": _gpt2, "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3}
+FAMILIES: dict[str, Callable[[Config], Model]] = {
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
 """What each `model_type` is in a plan."""

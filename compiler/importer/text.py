@@ -51,8 +51,12 @@ class Model:
     precision: str
     tied: bool = False
     """Whether the file's `head` is to be its `wte`."""
-    calls: Mapping[str, str] = field(factory=dict[str, str])
-    """What calls of an op are given besides, by its name."""
+    rope: str = ""
+    """What `rope` is given besides, where it turns by `theta`."""
+    indices: Mapping[str, str] = field(factory=dict[str, str])
+    """What stands for an index in tensors' names, by what the file has there."""
+    without: tuple[str, ...] = ()
+    """Repeats that are left out."""
 
 
 def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
@@ -87,36 +91,59 @@ class _Editor:
 
     def edited(self, model: Model) -> str:
         """The model and its names as text, without what the file says before them."""
+        dropped = {"head"} if model.tied else set[str]()
         for item in self._model.body:
-            if isinstance(item, syntax.Section):
-                self._sizes(item, model.sizes)
+            if isinstance(item, syntax.Repeat) and item.dim.name in model.without:
+                self._cut(item.span)
+                dropped |= {node.name.name for node in _walk(item) if isinstance(node, syntax.ParamUse)}
+            elif isinstance(item, syntax.Section):
+                self._sizes(item, model)
             elif isinstance(item, syntax.Init) and not item.names:
                 self._replace(item.dist.span, f"normal({shown(model.std)})")
-        for node in _walk(self._model.body):
-            if isinstance(node, syntax.Call) and (more := model.calls.get(node.name.name)):
-                self._insert(self._end(node.span) - 1, f", {more}")
-            if model.tied and isinstance(node, syntax.ParamUse) and node.name.name == "head":
-                self._replace(node.span, "wte")
-        if model.tied:
-            self._drop("head")
+            else:
+                self._statement(item, model)
+        for item in self._model.body:
+            if isinstance(item, syntax.Init) and dropped & set(map(str, item.names)):
+                self._cut(item.span)
+        self._names_of(dropped, model.indices)
         return self._result()
 
-    def _sizes(self, section: syntax.Section, sizes: Mapping[str, float]) -> None:
-        for entry in section.entries:
-            if isinstance(entry, syntax.Setting) and entry.key.name in sizes:
-                self._replace(entry.value.span, shown(sizes[entry.key.name]))
+    def _statement(self, item: syntax.Init | syntax.Statement, model: Model) -> None:
+        for node in _walk(item):
+            if model.rope and isinstance(node, syntax.Call) and node.name.name == "rope":
+                if syntax.Name("theta", node.span) in node.args:  # spans do not count in comparisons
+                    self._insert(self._end(node.span) - 1, f", {model.rope}")
+            elif model.tied and isinstance(node, syntax.ParamUse) and node.name.name == "head":
+                self._replace(node.span, "wte")
 
-    def _drop(self, param: str) -> None:
-        """Takes a parameter's line out of `names`."""
+    def _names_of(self, dropped: set[str], indices: Mapping[str, str]) -> None:
         for entry in self._names.entries:
-            if isinstance(entry, syntax.Setting) and entry.key.name == param:
-                self._edits.append((self._starts[entry.span.line - 1], self._starts[entry.span.line], ""))
+            if isinstance(entry, syntax.Setting) and entry.key.name in dropped:
+                self._cut(entry.span)
+            elif isinstance(entry, syntax.Setting):
+                for old, new in indices.items():
+                    text = self._text[self._start(entry.value.span) : self._end(entry.value.span)]
+                    self._replace(entry.value.span, text.replace(old, new))
+
+    def _sizes(self, section: syntax.Section, model: Model) -> None:
+        for entry in section.entries:
+            if isinstance(entry, syntax.Setting) and entry.key.name in model.without:
+                self._cut(entry.span)
+            elif isinstance(entry, syntax.Setting) and entry.key.name in model.sizes:
+                self._replace(entry.value.span, shown(model.sizes[entry.key.name]))
+
+    def _cut(self, span: Span) -> None:
+        """Takes out the lines of a span."""
+        self._edits.append((self._starts[span.line - 1], self._starts[span.end_line], ""))
 
     def _replace(self, span: Span, text: str) -> None:
-        self._edits.append((self._starts[span.line - 1] + span.column - 1, self._end(span), text))
+        self._edits.append((self._start(span), self._end(span), text))
 
     def _insert(self, at: int, text: str) -> None:
         self._edits.append((at, at, text))
+
+    def _start(self, span: Span) -> int:
+        return self._starts[span.line - 1] + span.column - 1
 
     def _end(self, span: Span) -> int:
         return self._starts[span.end_line - 1] + span.end_column - 1

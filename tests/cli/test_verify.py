@@ -52,13 +52,13 @@ def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_a_plan_is_equal(scalec: Run) -> None:
     status, out, err = scalec("verify", "tiny.scale")
     assert (status, err) == (0, "")
-    assert re.sub(r"\d+\.\d+ s", "… s", out) == (
+    assert re.sub(r"\d+ trials, error below 2\^-\d+", "…", re.sub(r"\d+\.\d+ s", "… s", out)) == (
         "equal  llama: 1,256 parameters on 4 ranks, dp 2 x tp 2\n"
         "\n"
         "results   loss, gradient norm, count of labels, 12 gradients and 12 updated parameters\n"
         "against   the step on one device of the plan's model\n"
         "meshes    dp 2 × tp 3 and dp 3 × tp 2, at small sizes\n"
-        "field     integers modulo 2147483579, 10 trials, error below 2^-53\n"
+        "field     integers modulo 2147483579, …\n"
         "ops       103 in the IR, of 27 kinds, each with a field meaning\n"
         "time      … s\n"
     )
@@ -174,7 +174,7 @@ def test_the_certificate_says_what_was_shown(scalec: Run) -> None:
     assert scalec("compile", "tiny.scale")[0] == 0
     values = json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"]
     assert values["meshes"] == [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}]
-    assert values["error"] == "below 2^-53"
+    assert int(values["error"].removeprefix("below 2^-")) >= 50
     said = "the IR's step evaluated equal to the single-device step of the plan's model"
     assert said in " ".join(Path("out/tiny/train.py").read_text().split())
 
@@ -202,7 +202,7 @@ def test_recheck(scalec: Run) -> None:
     [
         ("train.py", "x = all_reduce(x, self.tp)", "x = x", "train.py is not the plan's"),
         ("train.py", "silu(linear(m, self.w_gate))", "linear(m, self.w_gate)", "train.py is not the plan's"),
-        ("plan.json", '"trials": 10', '"trials": 80', "it differs under certificate"),
+        ("plan.json", '"trials": ', '"trials": 9', "it differs under certificate"),
         ("plan.json", '"op": "all_reduce"', '"op": "all_gather"', "it differs under collectives"),
     ],
 )

@@ -38,7 +38,18 @@ LLAMA3 = {  # original_max_position_embeddings so short that some angles are sca
     "original_max_position_embeddings": 64,
 }
 
+GEMMA: dict[str, Any] = {
+    **SMALL,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 5,
+    "pad_token_id": None,  # else transformers gives the row of that token no gradient
+}
+
 CONFIGS: dict[str, Callable[[], Any]] = {
+    "gemma2": lambda: transformers.Gemma2Config(**{**GEMMA, "num_hidden_layers": 4}),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 8}),
+    "gemma3_blocks": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 6}),
     "gpt2": lambda: transformers.GPT2Config(
         n_embd=32, n_head=4, n_layer=2, n_positions=SEQ, vocab_size=100, bos_token_id=0, eos_token_id=0
     ),
