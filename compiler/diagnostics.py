@@ -39,6 +39,8 @@ CODES = {
     "E0214": "a loss that is not a sum of token losses",
     "E0215": "a name that cannot be used",
     "E0216": "a parameter or a repeat over data",
+    "E0217": "a user op of no sense",
+    "E0218": "a function that is not there",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",

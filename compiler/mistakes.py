@@ -19,7 +19,7 @@ MOST = 4
 _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 _VALUE = frozenset({"NAME", "NUMBER", "STRING", "LSQB", "LPAR", "MINUS"})
 _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"USE", "MODEL", "NAME", "$END"}), "`use`, `model` or a section"),
+    (frozenset({"USE", "MODEL", "OP", "NAME", "$END"}), "`use`, `model`, `op` or a section"),
     (frozenset({"INIT", "REPEAT", "NAME"}), "a statement"),
     (frozenset({"REPEAT", "NAME"}), "a statement"),
     (_VALUE, "a value"),
@@ -29,7 +29,7 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     *(
         (frozenset({terminal}), f"`{text}`")
         for terminal, text in {
-            "OVER": "over", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",", "LPAR": "(", "RPAR": ")",
+            "OVER": "over", "FROM": "from", "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",", "LPAR": "(", "RPAR": ")",
             "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
         }.items()
     ),

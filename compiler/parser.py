@@ -37,6 +37,8 @@ from .syntax import (
     Setting,
     String,
     Use,
+    UserOp,
+    UserOperand,
 )
 
 MAX_DIGITS = 20
@@ -92,6 +94,18 @@ class _Builder(Transformer[Token, Plan]):
     def repeat(self, parts: Parts) -> Repeat:
         _, dim, _, *body, _ = parts
         return Repeat(dim, tuple(body), self._span(parts))
+
+    def user_op(self, parts: Parts) -> UserOp:
+        gives, along = (part for part in parts if isinstance(part, tuple))
+        return UserOp(parts[1], _only(UserOperand, parts), gives, along, parts[-1], self._span(parts))
+
+    def operand(self, parts: Parts) -> UserOperand:
+        (name,), dims = _only(Name, parts), next((part for part in parts if isinstance(part, tuple)), ())
+        return UserOperand(name, dims, parts[0] is not name, self._span(parts))
+
+    def dims(self, parts: Parts) -> tuple[Name, ...]:
+        lead = [Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token)]
+        return (*lead, *(name for part in parts if isinstance(part, tuple) for name in part))
 
     def section(self, parts: Parts) -> Section:
         kind, *rest = parts

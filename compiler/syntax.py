@@ -200,10 +200,32 @@ class Use:
 
 
 @frozen
+class UserOperand:
+    """`linear x[.., ffn]`: a tensor that a user op takes; without dims, a number."""
+
+    name: Name
+    dims: tuple[Name, ...]
+    is_linear: bool
+    span: Span = _span()
+
+
+@frozen
+class UserOp:
+    """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's own names."""
+
+    name: Name
+    operands: tuple[UserOperand, ...]
+    gives: tuple[Name, ...]
+    along: tuple[Name, ...]
+    function: String
+    span: Span = _span()
+
+
+@frozen
 class Plan:
     """A file."""
 
-    items: tuple[Use | Model | Section, ...]
+    items: tuple[Use | Model | UserOp | Section, ...]
     span: Span = _span()
 
     def sections(self) -> Iterator[Section]:

@@ -6,6 +6,7 @@ Non-goals: the user's mistakes (`passes.validate`); whatever fails here is a def
 text edited by hand.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from .ir import (
@@ -105,6 +106,7 @@ class _Declarations(_Checker):
         for param in it.params:
             self._param(param)
         self._buckets()
+        self._names()
         self._train()
 
     def _once(self, what: str, names: Collection[object]) -> None:
@@ -120,6 +122,18 @@ class _Declarations(_Checker):
         takes = INITS.get(init.kind)
         assert takes == len(init.args), self._at(f"{name}: there is no initial value {init.kind} of {len(init.args)}")
         assert all(arg >= 0 for arg in init.args), self._at(f"{name}: a negative deviation")
+
+    def _names(self) -> None:
+        """All parameters are stored, or none; of a tensor in parts all are there."""
+        it = self._program
+        stored, params = [each.param for each in it.names], [param.name for param in it.params]
+        assert not stored or sorted(stored) == sorted(params), self._at("stored and other parameters differ")
+        parts = Counter(each.tensor for each in it.names)
+        for each in it.names:
+            assert parts[each.tensor] == each.parts, self._at(
+                f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
+            )
+        self._once("stored part", [(each.tensor, each.part) for each in it.names])
 
     def _buckets(self) -> None:
         it = self._program

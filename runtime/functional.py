@@ -155,11 +155,19 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None, 
     return (cap * torch.tanh(scores / cap)).masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, classes: int | None = None) -> Tensor:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, classes: int | None = None, smoothing: float = 0.0, z: float = 0.0
+) -> Tensor:
     """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored.
 
-    Of v, the first `classes` are one, by default all; the others are padding, which gets no probability.
+    Of v, the first `classes` are one, by default all; the others are padding, which gets no probability.  A share
+    `smoothing` of each label goes to all classes alike (arXiv:1512.00567); z · (log Σ exp(logits))² is added
+    (arXiv:2204.02311).
     """
+    if smoothing or z:
+        peak = max_logit(logits, classes=classes)
+        parts = softmax_parts(logits, peak, labels, classes=classes, smoothing=smoothing)
+        return token_loss(*parts, labels, peak, z)
     logits = logits[..., :classes].flatten(0, -2).to(_wide(logits.dtype))
     return F.cross_entropy(logits, labels.flatten().clamp(min=-1), ignore_index=-1, reduction="sum")
 
@@ -181,42 +189,62 @@ def _real(logits: Tensor, axis: Axis | None, classes: int | None) -> Tensor:
 
 
 def softmax_parts(
-    logits: Tensor, m: Tensor, labels: Tensor, axis: Axis | None = None, classes: int | None = None
+    logits: Tensor,
+    m: Tensor,
+    labels: Tensor,
+    axis: Axis | None = None,
+    classes: int | None = None,
+    smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P over the axis of v.
 
     m is taken as constant: its gradients through z and through `token_loss` cancel.  Of the v of all ranks of the axis,
-    the first `classes` are one, by default all.
+    the first `classes` are one, by default all.  With `smoothing` s, t is (1 − s) of that and s of Σ (logit − m) /
+    classes.
     """
-    first = axis.rank * logits.shape[-1] if axis else 0
-    logits = _real(logits, axis, classes)
-    return cast(Any, _SoftmaxParts).apply(logits, m, labels - first)
+    size = logits.shape[-1]
+    first, every = (axis.rank * size, axis.size * size) if axis else (0, size)
+    each = smoothing / (every if classes is None else classes)
+    return cast(Any, _SoftmaxParts).apply(_real(logits, axis, classes), m, labels - first, smoothing, each)
 
 
 class _SoftmaxParts(Function):
     """Saves the logits alone, and backward makes one tensor of their size."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, m: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, m: Tensor, labels: Tensor, smoothing: float, each: float
+    ) -> tuple[Tensor, Tensor]:
         outside = ((labels < 0) | (labels >= logits.shape[-1])).unsqueeze(-1)
         index = labels.unsqueeze(-1).masked_fill(outside, 0)
         ctx.save_for_backward(logits, m, index, outside)
-        z = (logits - m.unsqueeze(-1)).exp_().sum(-1)
+        ctx.smoothing, ctx.each = smoothing, each
+        below = logits - m.unsqueeze(-1)
         t = (logits.gather(-1, index) - m.unsqueeze(-1)).masked_fill(outside, 0).squeeze(-1)
-        return z, t
+        if smoothing:
+            t = (1 - smoothing) * t + each * below.sum(-1)
+        return below.exp_().sum(-1), t
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         g_z, g_t = grad_outputs
         logits, m, index, outside = cast(tuple[Tensor, ...], ctx.saved_tensors)
         gradient = (logits - m.unsqueeze(-1)).exp_().mul_(g_z.unsqueeze(-1))
+        if ctx.smoothing:
+            gradient.add_(g_t.unsqueeze(-1), alpha=ctx.each)
+            g_t = (1 - ctx.smoothing) * g_t
         gradient.scatter_add_(-1, index, g_t.unsqueeze(-1).masked_fill(outside, 0))
-        return gradient.to(logits.dtype), None, None
+        return gradient.to(logits.dtype), None, None, None, None
 
 
-def token_loss(z: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-    """Σ log z − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient."""
-    return (z.log() - t).masked_fill(labels < 0, 0).sum()
+def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
+    """Σ log z − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient.
+
+    m: what the logits have lost, as in `softmax_parts`; with it, z_loss · (log z + m)² is added (arXiv:2204.02311).
+    """
+    log = z.log()
+    loss = log - t if m is None else log - t + z_loss * (log + m).square()
+    return loss.masked_fill(labels < 0, 0).sum()
 
 
 def count_valid(labels: Tensor) -> Tensor:

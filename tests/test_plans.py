@@ -1,24 +1,36 @@
 """The plans that scalec ships: they compile, and have the published numbers of parameters."""
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from scalec.compiler.account import parameter_count
+from scalec.compiler.account import collectives, parameter_count
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
 from scalec.compiler.limits import load
 from scalec.compiler.passes import compile_plan
+from scalec.compiler.source import Source
 from scalec.compiler.summary import ranks
 
 PLANS = Path(__file__).parents[1] / "plans"
 
+# GPT-J's card counts what each of the 8 cores of a replica stored (mesh_transformer/layers.py of mesh-transformer-jax):
+# 7 more copies of 3 vectors a layer and of the last norm's 2, and 8 of a bias that the release has added to its table.
+GPTJ_COPIES = (7 * (28 * 3 + 2) + 8) * 4096
 PUBLISHED = {  # parameters (Llama Team 2024, table 3, from the models' configurations), ranks of the plan
     "llama3_8b": (8_030_261_248, 128),
     "llama3_70b": (70_553_706_496, 512),
     "llama3_405b": (405_853_388_800, 16_384),
+    "llama3_1_8b": (8_030_261_248, 128),  # the same table
+    "llama3_2_1b": (1_235_814_400, 16),  # Meta 2024: 1.23B; from the configuration of the release
     "qwen2_5_7b": (7_615_616_512, 64),  # Yang et al. 2024 (Qwen2.5): 7.6B; safetensors metadata of the release
     "qwen3_8b": (8_190_735_360, 128),  # Qwen Team 2025: 8.2B; safetensors metadata of the release
+    "gemma2_9b": (9_241_705_984, 128),  # Gemma Team 2024, table 2: 8,324,201,984 and the embedding, of 256,000 rows
+    "gemma3_1b": (999_885_952, 16),  # Gemma Team 2025, table 1: 698M and an embedding of 302M
+    "gptj_6b": (6_053_381_344 - GPTJ_COPIES, 64),  # the model card of the release
+    "olmo2_7b": (7_298_617_344, 128),  # OLMo Team 2024: 7B; from the configuration of the release
 }
 
 
@@ -43,3 +55,19 @@ def test_the_size_of_the_ir_does_not_depend_on_the_number_of_layers_or_ranks() -
     small = load(PLANS / "llama3_8b.scale")
     texts = [emit(compile_plan(small), small)["train.py"], emit(program("llama3_405b"), small)["train.py"]]
     assert len({text.count("\n") for text in texts}) == 1
+
+
+@pytest.mark.parametrize(("name", "times"), [("gptj_6b", 1), ("llama3_8b", 2)])
+def test_attention_beside_the_mlp_halves_the_collectives_of_a_layer(name: str, times: int) -> None:
+    plan = load(PLANS / f"{name}.scale")
+    text = re.sub(r"\n  seq +over tp", "", plan.text)
+    each = [("all_gather", "forward"), ("reduce_scatter", "forward"), ("all_gather", "backward")]
+    assert _of_a_layer(plan) == dict.fromkeys([*each, ("reduce_scatter", "backward")], times)
+    without = dict.fromkeys([("all_reduce", "forward"), ("all_reduce", "backward")], times)
+    assert _of_a_layer(Source(plan.path, text)) == without
+
+
+def _of_a_layer(plan: Source) -> dict[tuple[str, str], int]:
+    """How often a layer communicates in each direction of a microbatch."""
+    found = collectives(compile_plan(plan))
+    return Counter((c.op, c.where) for c in found if c.loops and c.loops[-1].startswith("layers"))

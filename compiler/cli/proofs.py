@@ -3,13 +3,12 @@
 Non-goals: how anything is shown (`verify`).
 """
 
-import json
 from argparse import Namespace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from .plans import Plan, load, read
+from .plans import Plan, load
 from .usage import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
@@ -72,47 +71,10 @@ def _recorded(folder: Path) -> int:
 
 
 def _recheck(folder: Path) -> int:
-    """Everything that the certificate of an output folder says, shown once more from what lies there."""
-    from ..diagnostics import Diagnostic, Note, PlanError
-    from ..emit import emit
-    from ..emit.readback import check
-    from ..limits import load as load_text
-    from ..passes import lower
-    from ..source import Source
+    from .rechecking import recheck
 
-    account, script = folder / "plan.json", load_text(folder / "train.py")
-    written = _account(account)
-    source = Source(str(account), "\n".join(written["model"]) + "\n")
-    model = read(source)
-    plan = Plan(Source(str(written["plan"]), ""), model, lower(model))
-    proof = _proved(plan)
-    try:
-        matched = check(script.text, plan.program)
-    except AssertionError as error:
-        note = Note(None, str(error))
-        raise PlanError([Diagnostic("E0703", "train.py is not the plan's", script.whole(), notes=(note,))]) from None
-    made = json.loads(emit(plan.program, plan.source, model, proof)["plan.json"])
-    if changed := [key for key in made if key != "written_by" and made[key] != written.get(key)]:
-        note = Note(None, f"it differs under {', '.join(changed)}")
-        place = Source(str(account), "").whole()
-        raise PlanError([Diagnostic("E0703", "plan.json is not the plan's", place, notes=(note,))])
-    print(
-        f"equal  {folder}: {_headline(plan)}\n\n{proof.lines()}\n{'train.py':<9} {matched} ops, each matched to the IR"
-    )
+    print(recheck(folder))
     return 0
-
-
-def _account(path: Path) -> dict[str, Any]:
-    """The content of a plan.json."""
-    from ..limits import load as load_text
-
-    try:
-        content: Any = json.loads(load_text(path).text)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or "model" not in content or "plan" not in content:
-        raise UsageError(f"`{path}` was not written by this scalec: compile the plan again")
-    return cast("dict[str, Any]", content)
 
 
 def _proved(plan: Plan) -> "Proof":

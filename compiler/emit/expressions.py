@@ -59,8 +59,12 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _named(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """A call with the op's attributes as keywords."""
-    arguments = [*(e.text for e in operands), *(f"{key}={literal(value)}" for key, value in op.attrs)]
-    return f"{OPS[op.kind].function}({', '.join(arguments)})", ATOM
+    return f"{OPS[op.kind].function}({', '.join([*(e.text for e in operands), *_options(op)])})", ATOM
+
+
+def _options(op: Op) -> list[str]:
+    """The op's attributes as keywords."""
+    return [f"{key}={literal(value)}" for key, value in op.attrs]
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -169,7 +173,8 @@ def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _softmax_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
-    return _over_classes("softmax_parts", operands, logits.axes_of(logits.dims[-1]), context, _padding(logits, context))
+    options = [*_padding(logits, context), *_options(op)]
+    return _over_classes("softmax_parts", operands, logits.axes_of(logits.dims[-1]), context, options)
 
 
 def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -180,7 +185,8 @@ def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return _over_classes("cross_entropy", operands, (), context, _padding(context.types(op.inputs[0]), context))
+    options = [*_padding(context.types(op.inputs[0]), context), *_options(op)]
+    return _over_classes("cross_entropy", operands, (), context, options)
 
 
 def _padding(logits: Type, context: Context) -> list[str]:
@@ -234,5 +240,6 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "softmax": _softmax,
     "softmax_parts": _softmax_parts,
     "sum": _sum,
+    "token_loss": _named,
 }
 """How ops are written that are more than a call of their operands."""

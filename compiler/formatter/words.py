@@ -154,7 +154,7 @@ def _entries(
 
 
 def _begins(before: Word | None, word: Word, after: Word | None, bound: bool) -> bool:
-    if not word.is_name:
+    if not word.is_name or word.text == "from":
         return False
     if before is None or before.text == "{":
         return True

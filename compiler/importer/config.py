@@ -6,7 +6,7 @@ Non-goals: what fields mean (`families`).
 
 import json
 import re
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from ..diagnostics import Diagnostic, Diagnostics, PlanError
 from ..limits import check
@@ -47,14 +47,21 @@ class Config:
             self.wrong(name, f"`{name}` is `null`, which this model has not", "a plan is written for a number")
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A field that is a number; without default it has to be there."""
+        """A field that is a positive number; without default it has to be there."""
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.wrong(
-                name, f"`{name}` is {json.dumps(value)}, not a number" if value is not None else f"`{name}` is missing"
-            )
-            return 1
-        return value
+        if value is None:
+            self.wrong(name, f"`{name}` is missing")
+        elif not is_number(value):
+            self.wrong(name, f"`{name}` is `{json.dumps(value)}`, not a positive number")
+        return value if is_number(value) else 1
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A field that holds fields, empty if it is not there."""
+        value = self.take(name, {})
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", value)
+        self.wrong(name, f"`{name}` is `{json.dumps(value)}`, which holds no fields")
+        return {}
 
     def must_be(self, name: str, *values: object) -> None:
         """A field that a plan expresses with these values alone; left out, it has the first."""
@@ -87,6 +94,11 @@ class Config:
             if name not in ELSEWHERE:
                 self.wrong(name, f"no plan expresses `{name}`", "take it out if the model is the same without")
         self.found.check()
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a field is a positive number within the bounds of plans."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 2**48
 
 
 def _fields(source: Source) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """Cross entropy, summed over tokens; over a sharded vocabulary as a maximum and two sums (Shoeybi et al. 2019, 3).
 
 No rank ever holds all logits.  The loss is a sum: the division by the step's count of valid tokens belongs to the step.
+The mean that label smoothing takes is part of the label's sum, so that it costs no collective of its own.
 """
 
 from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
-from .protocol import Builder, OpDef, Operand, Shape, TypingError, takes
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+
+SMOOTHING = Attribute("smoothing", default=0.0)
+Z_LOSS = Attribute("z_loss", default=0.0)
 
 
 def wide(dtype: str) -> str:
@@ -22,6 +26,12 @@ def _token_total(types: Sequence[Type], op: Op) -> list[Shape]:
     logits, labels = types
     if not logits.dims or logits.dims[:-1] != labels.dims:
         raise TypingError(f"cross_entropy takes logits of dims [{', '.join(labels.dims)}, classes]")
+    return _total(types, op)
+
+
+def _parts_total(types: Sequence[Type], op: Op) -> list[Shape]:
+    if (len(types) == 4) != (Z_LOSS.name in dict(op.attrs)):
+        raise TypingError("token_loss takes the peak where it has a z_loss, and only there")
     return _total(types, op)
 
 
@@ -48,17 +58,20 @@ def _parts_grad(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _cross_entropy_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     logits, labels = op.inputs
-    return [b.emit("cross_entropy_dx", [*grads, b.saved(logits), b.saved(labels)], [logits])[0], None]
+    back = [*grads, b.saved(logits), b.saved(labels)]
+    return [b.emit("cross_entropy_dx", back, [logits], **dict(op.attrs))[0], None]
 
 
 def _parts_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     saved = [b.saved(name) for name in op.inputs]
-    return [b.emit("softmax_parts_dx", [*grads, *saved], op.inputs[:1])[0], None, None]
+    return [b.emit("softmax_parts_dx", [*grads, *saved], op.inputs[:1], **dict(op.attrs))[0], None, None]
 
 
 def _token_loss_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    z, target, labels = op.inputs
-    return [*b.emit("token_loss_dx", [*grads, b.saved(z), b.saved(labels)], [z, target]), None]
+    """The peak has no gradient: its own through z and t cancels it."""
+    z, t, *rest = op.inputs
+    back = [*grads, b.saved(z), *map(b.saved, rest)]
+    return [*b.emit("token_loss_dx", back, [z, t], **dict(op.attrs)), *(None for _ in rest)]
 
 
 def _classes(types: Sequence[Type], op: Op) -> frozenset[str]:
@@ -75,18 +88,23 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     rest = (("work", tuple(item for item in op.names("work") if not item.endswith(f":{classes}"))),)
     token = Type(loss.type.dtype, type_of(logits).dims[:-1])
     m, z, t = (Value(fresh(name), token) for name in ("peak", "z", "t"))
+    smoothing = tuple((key, value) for key, value in op.attrs if key == SMOOTHING.name)
+    z_loss = tuple((Z_LOSS.name, value) for key, value in op.attrs if key == "z")
+    peak = (m.name,) if z_loss else ()
     return [
         Op("max_logit", (logits,), (m,), work, span=op.span),
-        Op("softmax_parts", (logits, m.name, labels), (z, t), work, span=op.span),
-        Op("token_loss", (z.name, t.name, labels), (loss,), rest, span=op.span),
+        Op("softmax_parts", (logits, m.name, labels), (z, t), (*smoothing, *work), span=op.span),
+        Op("token_loss", (z.name, t.name, labels, *peak), (loss,), (*z_loss, *rest), span=op.span),
     ]
 
 
 CROSS_ENTROPY = OpDef(
     "cross_entropy",
-    "The sum over tokens of log Σ exp(logits) − logits[label]; a negative label counts nothing.",
+    "The sum over tokens of log Z − (1 − s) · logits[label] − s · mean(logits) + z · (log Z)², Z = Σ exp(logits); a"
+    " negative label counts nothing.  s is `smoothing` (Szegedy et al. 2016), z PaLM's z-loss (Chowdhery et al. 2022).",
     _token_total,
     operands=(Operand("logits"), Operand("labels", given="labels")),
+    attributes=(SMOOTHING, Attribute("z", default=0.0)),
     adjoint=_cross_entropy_adjoint,
     whole=_classes,
     expand=_expand,
@@ -96,9 +114,10 @@ CROSS_ENTROPY = OpDef(
 
 CROSS_ENTROPY_DX = OpDef(
     "cross_entropy_dx",
-    "The logits' gradient: softmax less one at the label.",
+    "The logits' gradient: softmax · (1 + 2 · z · log Z) less 1 − s at the label and s / classes everywhere.",
     _like_logits,
     operands=takes("dy", "logits", "labels"),
+    attributes=CROSS_ENTROPY.attributes,
     linear=((0,),),
     whole=_classes,
 )
@@ -114,26 +133,32 @@ MAX_LOGIT = OpDef(
 
 SOFTMAX_PARTS = OpDef(
     "softmax_parts",
-    "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for a label elsewhere.",
+    "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for a label elsewhere; with"
+    " smoothing s, t is (1 − s) of that and s of Σ (logits − peak) / classes, counting those of all ranks.",
     _two_per_token,
     operands=takes("logits", "peak", "labels"),
+    attributes=(SMOOTHING,),
     adjoint=_parts_adjoint,
     function="softmax_parts",
 )
 
 SOFTMAX_PARTS_DX = OpDef(
     "softmax_parts_dx",
-    "The logits' gradient: dz · exp(logits − peak), plus dt at the label.",
+    "The logits' gradient: dz · exp(logits − peak), plus dt · (1 − s) at the label and dt · s / classes everywhere.",
     _parts_grad,
     operands=takes("dz", "dt", "logits", "peak", "labels"),
+    attributes=(SMOOTHING,),
     linear=((0, 1),),
 )
 
+PEAK = Operand("peak", optional=True)
+
 TOKEN_LOSS = OpDef(
     "token_loss",
-    "The sum over tokens with a label of log z − t.",
-    _total,
-    operands=takes("z", "t", "labels"),
+    "The sum over tokens with a label of log z − t + z_loss · (log z + peak)².",
+    _parts_total,
+    operands=(*takes("z", "t", "labels"), PEAK),
+    attributes=(Z_LOSS,),
     adjoint=_token_loss_adjoint,
     function="token_loss",
 )
@@ -142,6 +167,7 @@ TOKEN_LOSS_DX = OpDef(
     "token_loss_dx",
     "The gradients of z and t.",
     _like_parts,
-    operands=takes("dy", "z", "labels"),
+    operands=(*takes("dy", "z", "labels"), PEAK),
+    attributes=(Z_LOSS,),
     linear=((0,),),
 )

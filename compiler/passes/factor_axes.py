@@ -25,8 +25,17 @@ def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:
         return (axis,)
     sizes = [end // start for start, end in zip([1, *ends], ends, strict=False)]
     return tuple(
-        Axis(f"{axis.name}_{i}", size, axis.name, span=axis.span) for i, size in enumerate(s for s in sizes if s > 1)
+        Axis(f"{_stem(axis, program)}_{i}", size, axis.name, span=axis.span)
+        for i, size in enumerate(s for s in sizes if s > 1)
     )
+
+
+def _stem(axis: Axis, program: Program) -> str:
+    """What the names of its factors begin with, so that no other axis has such a name."""
+    stem = axis.name
+    while any(other.name.startswith(f"{stem}_") for other in program.axes):
+        stem += "_"
+    return stem
 
 
 def _split(claim: Claim, factors: tuple[Axis, ...], size: int) -> list[Claim]:

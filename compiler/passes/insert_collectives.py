@@ -116,7 +116,7 @@ class _Inserter:
         self._types = {p.name: p.type for p in program.params} | inputs
         self._names = Names(types(program))
         self._uses = uses(program.region)
-        self._reduced: dict[str, str] = {}  # a pending value → its one reduction
+        self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
         self._out: list[Stmt] = []
 
@@ -225,7 +225,7 @@ class _Inserter:
         for step in steps:
             made = self._names.fresh(name)
             self._emit(step.op(source, Value(made, step.applied(self._types[source], self._program)), span))
-            if is_pending(type) and not is_pending(self._types[made]):
+            if _is_open(type) and not _is_open(self._types[made]):
                 self._reduced.setdefault(name, made)
             self._versions[name, self._types[made].places] = source = made
         return source
@@ -236,6 +236,11 @@ class _Inserter:
             op = evolve(op, outputs=tuple(Value(v.name, t) for v, t in zip(op.outputs, found, strict=True)))
         self._types |= {value.name: value.type for value in op.outputs}
         self._out.append(op)
+
+
+def _is_open(type: Type) -> bool:
+    """Whether a sum or a maximum over ranks is still to be done."""
+    return is_pending(type) or bool(type.axes_in(Kind.MAXIMUM))
 
 
 def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:

@@ -16,7 +16,8 @@ from ..settings import Group
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    for check in (_idle, _order, _unused, _weights, _divisible, _padding, _within_node, _machines, _groups, _heads):
+    sharding = _idle, _order, _unused, _weights, _divisible, _padding, _within_node, _machines
+    for check in (*sharding, _groups, _heads, _losses):
         check(program, found)
         found.check()
     return program
@@ -248,3 +249,14 @@ def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
         found.error(
             "E0313", "rope has a factor and no scaling", op.span, help="add `scaling=linear` or `scaling=llama3`"
         )
+
+
+def _losses(program: Program, found: Diagnostics) -> None:
+    """Smoothing leaves the label a share, and a z-loss does not reward."""
+    for op in walk(program.region.body):
+        if op.kind in LOSSES:
+            smoothing, z = (OPS[op.kind].get(op, name) for name in ("smoothing", "z"))
+            if not (isinstance(smoothing, float) and 0 <= smoothing < 1):
+                found.error("E0313", f"smoothing is {smoothing}", op.span, help="from 0 to below 1, for instance 0.1")
+            if not (isinstance(z, float) and z >= 0):
+                found.error("E0313", f"z is {z}", op.span, help="0, or a number above it, for instance 1e-4")

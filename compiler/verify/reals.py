@@ -118,6 +118,8 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "silu slope": _silu_slope,
     "softcap": _softcap,
     "softcap slope": _softcap_slope,
+    "opaque": np.tanh,
+    "opaque slope": _tanh_slope,
     "tanh": np.tanh,
     "tanh slope": _tanh_slope,
     "log": np.log,

@@ -202,7 +202,9 @@ def test_recheck(scalec: Run) -> None:
     [
         ("train.py", "x = all_reduce(x, self.tp)", "x = x", "train.py is not the plan's"),
         ("train.py", "silu(linear(m, self.w_gate))", "linear(m, self.w_gate)", "train.py is not the plan's"),
+        ("train.py", "Not shown: rounding", "Shown too: rounding", "its header says something else"),
         ("plan.json", '"trials": ', '"trials": 9', "it differs under certificate"),
+        ("plan.json", '"written_by"', '"proved": "all of it", "written_by"', "it differs under proved"),
         ("plan.json", '"op": "all_reduce"', '"op": "all_gather"', "it differs under collectives"),
     ],
 )
@@ -215,6 +217,22 @@ def test_recheck_finds_what_was_changed(scalec: Run, file: str, old: str, new: s
     assert status == 1
     assert err.startswith("error[E0703]")
     assert said in err
+
+
+def test_recheck_of_what_was_not_verified(scalec: Run) -> None:
+    scalec("compile", "tiny.scale", "--no-verify")
+    status, out, err = scalec("verify", "--recheck", "out/tiny")
+    assert (status, err) == (0, "")
+    assert out.endswith("it was compiled with --no-verify, and says so; the step was evaluated now\n")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"plan": 1, "model": []}', '{"plan": "a.scale", "model": 5}'])
+def test_recheck_of_what_is_no_account(scalec: Run, text: str) -> None:
+    scalec("compile", "tiny.scale")
+    Path("out/tiny/plan.json").write_text(text)
+    status, out, err = scalec("verify", "--recheck", "out/tiny")
+    assert (status, out) == (2, "")
+    assert err == "error: `out/tiny/plan.json` was not written by this scalec: compile the plan again\n"
 
 
 # ---- usage

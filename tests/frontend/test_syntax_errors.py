@@ -222,7 +222,7 @@ MISTAKES = {
     "slashes": (
         "// plan",
         """
-        error[E0104]: expected `use`, `model` or a section, found `/`
+        error[E0104]: expected `use`, `model`, `op` or a section, found `/`
          --> m.scale:1:1
           |
         1 | // plan

@@ -1,6 +1,7 @@
 """`scalec import`: published configurations become plans of the published size; what no plan expresses is said."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,104 @@ GPT2: dict[str, Any] = {
     "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
     "vocab_size": 50257,
 }
-PUBLISHED = [(GPT2, 124_439_808), (LLAMA_31_8B, 8_030_261_248), (QWEN_25_05B, 494_032_768)]
+GEMMA_2_2B: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": 1,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "initializer_range": 0.02,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "torch_dtype": "float32",
+    "transformers_version": "4.42.4",
+    "use_cache": True,
+    "vocab_size": 256000,
+}
+GEMMA_3_1B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+QWEN_3_8B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+PUBLISHED = [  # the models' releases: the sizes of their files of weights
+    (GEMMA_2_2B, 2_614_341_888),
+    (GEMMA_3_1B, 999_885_952),
+    (QWEN_3_8B, 8_190_735_360),
+    (GPT2, 124_439_808),
+    (LLAMA_31_8B, 8_030_261_248),
+    (QWEN_25_05B, 494_032_768),
+]
 
 
 def imported(fields: dict[str, Any]) -> str:
@@ -110,12 +208,28 @@ def test_the_fields_of_positions_come_over() -> None:
     assert imported(LLAMA_31_8B).count("scaling=llama3, factor=8, low=1, high=4, original=8192") == 2
 
 
+def test_what_is_of_training_alone_is_named_in_the_plan() -> None:
+    assert "# Left out, as a setting of training: resid_pdrop = 0.1.\n" in imported(GPT2)
+
+
+def test_layers_that_are_left_behind_gemmas_blocks() -> None:
+    text = imported(GEMMA_3_1B | {"num_hidden_layers": 14})
+    assert "blocks   = 2\n" in text
+    assert '"model.layers.{12+i}.mlp.up_proj.weight"' in text
+    assert "repeat rest" not in imported(GEMMA_3_1B | {"num_hidden_layers": 12})
+
+
 CHANGES = [
     ({"hidden_act": "gelu"}, '`hidden_act` is `"gelu"`'),
     ({"attention_bias": True}, "`attention_bias` is `true`"),
     ({"new_thing": 1}, "no plan expresses `new_thing`"),
     ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rotary positions of type `yarn`"),
-    ({"hidden_size": "big"}, "`hidden_size` is "),
+    ({"rope_scaling": {"type": "linear", "factor": "a"}}, "rotary positions of type `linear`"),
+    ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "rotary positions of type `llama3`"),
+    ({"rope_scaling": 3}, "`rope_scaling` is `3`, which holds no fields"),
+    ({"hidden_size": "big"}, '`hidden_size` is `"big"`, not a positive number'),
+    ({"num_attention_heads": 0}, "`num_attention_heads` is `0`, not a positive number"),
+    ({"rms_norm_eps": float("nan")}, "`rms_norm_eps` is `NaN`, not a positive number"),
     ({"vocab_size": None}, "`vocab_size` is missing"),
     ({"model_type": "lama"}, "there is no model for `lama`"),
 ]
@@ -129,6 +243,25 @@ def test_what_no_plan_expresses_is_an_error_at_its_line(change: dict[str, Any], 
     assert found.code == "E0801"
     assert message in found.message
     assert f'"{next(iter(change))}"' in found.span.text.split("\n")[found.span.line - 1]
+
+
+GEMMA_CHANGES = [
+    (GEMMA_2_2B, {"attn_logit_softcapping": None}, "`attn_logit_softcapping` is `null`"),
+    (GEMMA_2_2B, {"num_hidden_layers": 25}, "layers without a partner"),
+    (GEMMA_2_2B, {"layer_types": ["full_attention"] * 26}, "layers take turns otherwise"),
+    (GEMMA_2_2B, {"layer_types": 5}, "layers take turns otherwise"),
+    (GEMMA_3_1B, {"final_logit_softcapping": 30.0}, "`final_logit_softcapping` is `30.0`"),
+    (GEMMA_3_1B, {"num_hidden_layers": 5}, "fewer layers than a block has"),
+    (GEMMA_3_1B, {"rope_parameters": {"rope_theta": 1.0}}, "positions of other layers"),
+    (GEMMA_3_1B, {"rope_parameters": {"full_attention": 1}}, "rotary positions of type `1`"),
+    (QWEN_3_8B, {"use_sliding_window": True}, "`use_sliding_window` is `true`"),
+]
+
+
+@pytest.mark.parametrize(("fields", "change", "message"), GEMMA_CHANGES)
+def test_what_other_models_cannot_be(fields: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        imported(fields | change)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": }', "[" * 100])

@@ -15,7 +15,11 @@ from ranks import run_ranks
 from scalec.runtime import Mesh
 from scalec.runtime.weights import Reader
 
-MESHES = {"one": ("dp = 1  tp = 1", 1, 1), "dp_2_tp_2": ("dp = 2  tp = 2", 2, 4)}
+MESHES = {  # each with its data-parallel degree and its ranks; 4 are more than there are key/value heads
+    "one": ("dp = 1  tp = 1", 1, 1),
+    "dp_2_tp_2": ("dp = 2  tp = 2", 2, 4),
+    "tp_4": ("dp = 1  tp = 4", 1, 4),
+}
 TOLERANCE = 1e-9
 ZERO = 1e-15  # a bias of keys has no gradient where positions are learned: scores of a query change alike
 

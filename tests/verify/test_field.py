@@ -230,5 +230,5 @@ def test_what_the_bound_counts() -> None:
     n.inverse(n.product(("i",), x, x))
     assert (n.degree, n.inverted) == (2, 10)
     n.function("silu", x)
-    n.exponential(x, x)
+    assert n.exponential(x, x).degree == 2  # with one exponent that is negative
     assert n.hashed == 15

@@ -14,6 +14,9 @@ import pytest
 from attrs import evolve
 
 from ir.plan_table import PLANS
+from ir.plans import DIMS, HEAD, LLAMA, START, Plan
+from scalec.compiler.certificate import Proof
+from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.ir import Op, Program, Region, Stmt, walk
 from scalec.compiler.limits import load
 from scalec.compiler.passes import compile_plan, lower
@@ -107,6 +110,63 @@ def test_a_step_without_labels_updates_nothing(name: str) -> None:
     assert not outcome.metrics["loss"].array.any()
     for name, value in outcome.parameters.items():
         assert (value.array == held[name].array).all(), name
+
+
+# ---- sizes
+
+
+def proved(plan: Plan) -> Proof:
+    model = compile_plan(Source("plan.scale", plan.text()), "resolve")
+    return prove(lower(model), model)
+
+
+def test_rope_may_turn_many_of_the_last_dim() -> None:
+    """The small size leaves as many, and one pair more."""
+    few = LLAMA.replace(", theta)", ", theta, dims=16)")
+    proved(Plan(few, dims=DIMS.replace("head_dim = 2", "head_dim = 32")))
+
+
+def test_an_axis_may_be_named_as_if_it_were_a_factor() -> None:
+    proof = proved(
+        Plan(mesh="tp_2 = 2  tp = 4", shard="batch over tp_2  heads, kv_heads, ffn over tp", ranks=2, microbatches=1)
+    )
+    assert [*proof.meshes[0]] == ["tp_2", "tp_0", "tp_1"]
+
+
+TWO_REPEATS = f"{START} repeat layers {{ x = x * 0.5 }} repeat blocks {{ x = x * 3.0 }} {HEAD}"
+
+
+def test_a_repeat_does_not_turn_as_often_as_another() -> None:
+    """Every repeat over the other's dim, which types do not see: no value in them has it."""
+    model = compile_plan(Source("plan.scale", Plan(TWO_REPEATS, "tp = 2", "vocab over tp").text()), "resolve")
+    program = lower(model)
+    other = {"layers": "blocks", "blocks": "layers"}
+
+    def swapped(region: Region) -> Region:
+        body = tuple(swapped(stmt) if isinstance(stmt, Region) else stmt for stmt in region.body)
+        return evolve(region, body=body, dim=other.get(region.dim, region.dim))
+
+    with pytest.raises(UnequalError):
+        prove(evolve(program, region=swapped(program.region)), model)
+
+
+@pytest.mark.parametrize("what", ["dims", "axes", "train"])
+def test_the_program_has_the_sizes_and_settings_of_the_plan(what: str) -> None:
+    program, model = compiled(DP_TP)
+    wrong = {
+        "dims": evolve(program, dims=tuple(evolve(d, size=2 * d.size) for d in program.dims)),
+        "axes": evolve(program, axes=tuple(evolve(a, size=2 * a.size) for a in program.axes)),
+        "train": evolve(program, train=evolve(program.train, seed=program.train.seed + 1)),
+    }
+    with pytest.raises(AssertionError, match="sizes or settings"):
+        prove(wrong[what], model)
+
+
+def test_a_step_of_too_high_a_degree_is_refused() -> None:
+    squares = " ".join(["x = x * x"] * 40)
+    with pytest.raises(PlanError) as caught:
+        proved(Plan(f"{START}\n{squares.replace(' x =', chr(10) + 'x =')}\n{HEAD}"))
+    assert caught.value.diagnostics[0].code == "E0705"
 
 
 # ---- what is wrong

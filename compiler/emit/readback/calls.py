@@ -292,8 +292,9 @@ def _embedding(e: Expressions, call: ast.Call) -> Local:
 def _softmax_parts(e: Expressions, call: ast.Call) -> tuple[Local, ...]:
     logits, peak, labels = values = [e.plain(node) for node in call.args[:3]]
     demand(call, logits.dims[:-1] == peak.dims == labels.dims, "the operands' tokens lie differently")
+    call, attrs = _split(call, "smoothing")
     _classes(e, call, 3, e.types[logits.name].axes_of(logits.dims[-1]), logits)
-    return e.take(call, "softmax_parts", values, {})
+    return e.take(call, "softmax_parts", values, attrs)
 
 
 def _max_logit(e: Expressions, call: ast.Call) -> Local:
@@ -321,20 +322,26 @@ def _classes(
 def _cross_entropy(e: Expressions, call: ast.Call) -> Local:
     logits, labels = values = e.operands(call, 2)
     demand(call, logits.dims[:-1] == labels.dims, "the operands' tokens lie differently")
+    call, attrs = _split(call, "smoothing", "z")
     _classes(e, call, 2, (), logits)
-    return e.take(call, "cross_entropy", values, {})[0]
+    return e.take(call, "cross_entropy", values, attrs)[0]
 
 
-def _alike(kind: str, count: int) -> Callable[[Expressions, ast.Call], Seen]:
-    """A call of so many operands of the same dims."""
+def _token_loss(e: Expressions, call: ast.Call) -> Local:
+    """With a z-loss its operands are one more."""
+    rest, attrs = _split(call, "z_loss")
+    keywords(rest)
+    values = e.operands(call, 4 if attrs else 3)
+    demand(call, len({value.dims for value in values}) == 1, "the operands lie differently")
+    return e.take(call, "token_loss", values, attrs)[0]
 
-    def read(e: Expressions, call: ast.Call) -> Local:
-        keywords(call)
-        values = e.operands(call, count)
-        demand(call, len({value.dims for value in values}) == 1, "the operands lie differently")
-        return e.take(call, kind, values, {})[0]
 
-    return read
+def _split(call: ast.Call, *numbers: str) -> tuple[ast.Call, dict[str, Attr]]:
+    """A call without those of its keywords that may be given numbers, and these numbers."""
+    given = {str(k.arg): _number(call, literal(k.value)) for k in call.keywords if k.arg in numbers}
+    rest = [keyword for keyword in call.keywords if keyword.arg not in numbers]
+    demand(call, len(rest) + len(given) == len(call.keywords), "a keyword is given twice")
+    return ast.copy_location(ast.Call(call.func, call.args, rest), call), {**given}
 
 
 def _function(name: str, *attributes: str) -> Callable[[Expressions, ast.Call], Seen]:
@@ -409,7 +416,7 @@ CALLS: dict[str, Callable[[Expressions, ast.Call], Seen]] = {
     "softcap": _function("softcap", "cap"),
     "softmax": _softmax,
     "softmax_parts": _softmax_parts,
-    "token_loss": _alike("token_loss", 3),
+    "token_loss": _token_loss,
     **{entry.function: _coercion(entry.function) for entry in COERCIONS.values()},
 }
 """What an emitted `forward` may call, but for views and blocks."""

@@ -15,6 +15,7 @@ from .arithmetic import Scalar, evaluate, whole
 from .document import Document, gather
 from .model import build
 from .stored import stored
+from .user_ops import user_ops
 
 PRECISIONS = {"fp32": ("f32", "f32"), "bf16": ("bf16", "f32"), "fp64": ("f64", "f64")}
 """The element types of activations and of parameters' state of record, by `precision`."""
@@ -49,7 +50,8 @@ def resolve(source: Source) -> Program:
         train,
         cluster,
     )
-    built = build(document.model, frame, scope, *PRECISIONS[train.precision])
+    ops = user_ops(document.ops, source)
+    built = build(document.model, frame, scope, ops, *PRECISIONS[train.precision])
     names = stored(document.sections["names"], built.params) if "names" in document.sections else ()
     return evolve(frame, region=built.region, params=built.params, names=names)
 

@@ -21,18 +21,19 @@ DEEPEST = 8
 
 @frozen
 class Document:
-    """The model, and the merged sections by kind."""
+    """The model, the merged sections by kind, and all declared ops."""
 
     source: Source
     model: syntax.Model
     sections: dict[str, syntax.Section]
+    ops: tuple[syntax.UserOp, ...]
 
 
 def gather(source: Source) -> Document:
     """The document of a plan and the files that it uses.  Raises PlanError."""
-    models, sections = _gather(source, ())
+    models, sections, ops = _gather(source, ())
     if len(models) == 1:
-        return Document(source, models[0], sections)
+        return Document(source, models[0], sections, tuple(ops))
     if not models:
         help = 'write `model NAME(tokens[batch, seq], labels[batch, seq]) { … }`, or `use "models/llama.scale"`'
         raise PlanError([Diagnostic("E0202", "this plan has no model", source.whole(), help=help)])
@@ -40,14 +41,19 @@ def gather(source: Source) -> Document:
     raise PlanError([Diagnostic("E0203", "a plan has one model", models[1].name.span, "a second one", notes)])
 
 
-def _gather(source: Source, users: tuple[str, ...]) -> tuple[list[syntax.Model], dict[str, syntax.Section]]:
+Gathered = tuple[list[syntax.Model], dict[str, syntax.Section], list[syntax.UserOp]]
+
+
+def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
     plan = parse_plan(source)
     models: list[syntax.Model] = []
+    ops = [item for item in plan.items if isinstance(item, syntax.UserOp)]
     sections: dict[str, syntax.Section] = {}
     found = Diagnostics()
     for item in plan.items:
         if isinstance(item, syntax.Use):
-            used, theirs = _gather(_open(item, source, (*users, source.path)), (*users, source.path))
+            used, theirs, more = _gather(_open(item, source, (*users, source.path)), (*users, source.path))
+            ops += more
             models += [_overridden(model, item.sections) for model in used]
             others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
             sections |= theirs
@@ -63,7 +69,7 @@ def _gather(source: Source, users: tuple[str, ...]) -> tuple[list[syntax.Model],
     within = [s for m in models for s in m.body if isinstance(s, syntax.Section)]
     _check_padding([*sections.values(), *within], found)
     found.check()
-    return models + [item for item in plan.items if isinstance(item, syntax.Model)], sections
+    return models + [item for item in plan.items if isinstance(item, syntax.Model)], sections, ops
 
 
 def _check_padding(sections: Iterable[syntax.Section], found: Diagnostics) -> None:

@@ -34,6 +34,7 @@ from .arguments import arguments
 from .arithmetic import Scalar, apply, evaluate, exact
 from .initial import initialised
 from .mistakes import check_name, check_not_data, wrong
+from .user_ops import UserOp
 
 STEMS = {
     "contract": "y",
@@ -67,14 +68,25 @@ class Built:
     params: tuple[Param, ...]
 
 
-def build(model: syntax.Model, frame: Program, scope: dict[str, Scalar], dtype: str, stored: str) -> Built:
+def build(
+    model: syntax.Model, frame: Program, scope: dict[str, Scalar], ops: dict[str, UserOp], dtype: str, stored: str
+) -> Built:
     """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters."""
-    return _Builder(model, frame, scope, dtype, stored).build()
+    return _Builder(model, frame, scope, ops, dtype, stored).build()
 
 
 class _Builder:
-    def __init__(self, model: syntax.Model, frame: Program, scope: dict[str, Scalar], dtype: str, stored: str) -> None:
+    def __init__(
+        self,
+        model: syntax.Model,
+        frame: Program,
+        scope: dict[str, Scalar],
+        ops: dict[str, UserOp],
+        dtype: str,
+        stored: str,
+    ) -> None:
         self._model, self._frame, self._scope, self._dtype, self._stored = model, frame, scope, dtype, stored
+        self._user_ops = ops
         self._dims = {dim.name for dim in frame.dims}
         self._names = Names()
         self._types: dict[str, Type] = {}
@@ -317,9 +329,11 @@ class _Builder:
                 self._params[name] = evolve(param, inner=inner)
 
     def _call(self, call: syntax.Call, like: str) -> str:
+        if own := self._user_ops.get(call.name.name):
+            return self._user_call(call, own, like)
         entry = OPS.get(call.name.name)
         if entry is None or not entry.surface:
-            known = [name for name, op in OPS.items() if op.surface]
+            known = [*(name for name, op in OPS.items() if op.surface), *self._user_ops]
             raise wrong(
                 "E0605",
                 f"there is no op `{call.name}`",
@@ -329,6 +343,16 @@ class _Builder:
             )
         operands, attrs = self._arguments(call, entry)
         return self._op(entry.name, operands, attrs, call.span, like)
+
+    def _user_call(self, call: syntax.Call, own: UserOp, like: str) -> str:
+        operands, numbers = self._arguments(call, own.entry)
+        try:
+            attrs = own.attributes(
+                [self._types[name] for name in operands], [float(str(value)) for _, value in numbers]
+            )
+        except TypingError as error:
+            raise wrong("E0307", str(error), call.span, "these dims do not fit") from None
+        return self._op("call", operands, attrs, call.span, like or f"_{own.entry.name}")
 
     def _arguments(self, call: syntax.Call, entry: OpDef) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
         given = arguments(call, entry, self._is_number)

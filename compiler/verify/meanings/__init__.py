@@ -4,7 +4,7 @@ Purpose: the only thing the evaluator knows of ops; shared with nothing that com
 formula and each gradient against autograd.
 """
 
-from . import algebra, attention, embedding, join, loss, norm, pointwise, reduce, step
+from . import algebra, attention, embedding, join, loss, norm, pointwise, reduce, step, user
 from .call import Call, Meaning
 
 MEANINGS: dict[str, Meaning] = {
@@ -17,6 +17,7 @@ MEANINGS: dict[str, Meaning] = {
     **pointwise.MEANINGS,
     **reduce.MEANINGS,
     **step.MEANINGS,
+    **user.MEANINGS,
 }
 """By the op's kind."""
 

@@ -1,0 +1,94 @@
+"""`scalec verify --recheck`: what the certificate of an output folder says, shown once more from what lies there.
+
+Non-goals: how anything is shown (`verify`, `emit.readback`).
+"""
+
+import ast
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from .plans import Plan, read
+from .usage import UsageError
+
+if TYPE_CHECKING:
+    from ..source import Source
+
+
+def recheck(folder: Path) -> str:
+    """What was shown, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
+    from ..certificate import NOT_EVALUATED
+    from ..emit import emit
+    from ..limits import load
+    from ..passes import lower
+    from ..source import Source
+    from ..summary import headline
+    from ..verify import verify
+
+    written, script = _account(folder / "plan.json"), load(folder / "train.py")
+    model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
+    plan = Plan(Source(written["plan"], ""), model, lower(model))
+    proof = verify(plan.program, plan.model)
+    matched = _matched(script, plan)
+    unverified = _values(written) == NOT_EVALUATED
+    made = emit(plan.program, plan.source, model, None if unverified else proof)
+    _compare(folder / "plan.json", written, json.loads(made["plan.json"]))
+    if ast.get_docstring(ast.parse(script.text)) != ast.get_docstring(ast.parse(made["train.py"])):
+        _refuse("train.py is not the plan's", script, "its header says something else")
+    said = (
+        f"equal  {folder}: {headline(plan.program)}\n\n{proof.lines()}\ntrain.py  {matched} ops, each matched to the IR"
+    )
+    return said + (
+        "\n\nit was compiled with --no-verify, and says so; the step was evaluated now" if unverified else ""
+    )
+
+
+def _account(path: Path) -> dict[str, Any]:
+    """The content of a plan.json."""
+    from ..limits import load
+
+    try:
+        content: Any = json.loads(load(path).text)
+    except ValueError:
+        content = None
+    if not (isinstance(content, dict) and _has_model(cast("dict[str, Any]", content))):
+        raise UsageError(f"`{path}` was not written by this scalec: compile the plan again")
+    return cast("dict[str, Any]", content)
+
+
+def _has_model(account: dict[str, Any]) -> bool:
+    lines = account.get("model")
+    whole = isinstance(lines, list) and all(isinstance(line, str) for line in cast("list[Any]", lines))
+    return whole and isinstance(account.get("plan"), str)
+
+
+def _values(account: dict[str, Any]) -> object:
+    """What the certificate says of the step's values."""
+    said: Any = account.get("certificate")
+    return cast("dict[str, Any]", said).get("values") if isinstance(said, dict) else None
+
+
+def _matched(script: "Source", plan: Plan) -> int:
+    """The number of ops that train.py was matched to."""
+    from ..emit.readback import check
+
+    try:
+        return check(script.text, plan.program)
+    except AssertionError as error:
+        _refuse("train.py is not the plan's", script, str(error))
+
+
+def _compare(path: Path, written: dict[str, Any], made: dict[str, Any]) -> None:
+    from ..source import Source
+
+    changed = [key for key in made | written if key != "written_by" and made.get(key) != written.get(key)]
+    if changed:
+        other = written.get("written_by") != made["written_by"]
+        help = f"{written.get('written_by')} wrote it: compile the plan again" if other else ""
+        _refuse("plan.json is not the plan's", Source(str(path), ""), f"it differs under {', '.join(changed)}", help)
+
+
+def _refuse(message: str, file: "Source", why: str, help: str = "") -> NoReturn:
+    from ..diagnostics import Diagnostic, Note, PlanError
+
+    raise PlanError([Diagnostic("E0703", message, file.whole(), notes=(Note(None, why),), help=help)]) from None

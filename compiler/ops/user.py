@@ -1,0 +1,122 @@
+"""A function of the user's own, taken at its word: which dims it works along, and what it is linear in.
+
+Applied to slices along the dims that it works along, it gives the slices of its result; so these may be sharded, and
+every other dim is whole on each rank.  Non-goals: reading or running the function.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from ..ir import FLOATS, Op, Type
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+
+LEAD = ".."
+"""In dims of a signature: any dims, the same for all operands that have them."""
+
+
+def module_and_function(op: Op) -> tuple[str, str]:
+    """The two parts of the attribute `function`."""
+    module, _, function = str(op.get("function")).partition(":")
+    return module, function
+
+
+def constants(op: Op) -> tuple[float, ...]:
+    """The numbers that the function takes behind its operands."""
+    return tuple(map(float, op.names("constants")))
+
+
+def linear_in(op: Op) -> tuple[int, ...]:
+    """The operands that the function is linear in, each alone."""
+    return tuple(map(int, op.names("linear")))
+
+
+def _called(types: Sequence[Type], op: Op) -> list[Shape]:
+    """Leading dims as the operands have them, then those that `gives` names."""
+    _check_words(op, len(types))
+    if len({type.dtype for type in types}) != 1 or types[0].dtype not in FLOATS:
+        raise TypingError(f"{op.get('function')} takes numbers of one element type")
+    parts = [_lead(type, words.split()) for type, words in zip(types, op.names("takes"), strict=True)]
+    lead = {part for part in parts if part is not None}
+    gives = str(op.get("gives")).split()
+    if len(lead) > 1 or (LEAD in gives and not lead):
+        raise TypingError(f"`{LEAD}` of {op.get('function')} stands for other dims in one operand than in another")
+    dims = tuple(dim for word in gives for dim in (next(iter(lead)) if word == LEAD else (word,)))
+    known, along = {dim for type in types for dim in type.dims}, {*op.names("along")}
+    if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
+        raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
+    if "batch" in known - along:
+        raise TypingError(f"{op.get('function')} does not work along batch: samples do not know of each other")
+    return [(types[0].dtype, dims)]
+
+
+def _lead(type: Type, words: Sequence[str]) -> tuple[str, ...] | None:
+    """The dims that `..` stands for; None without one.  The others stand last, in the signature's order."""
+    named = words[LEAD in words[:1] :]
+    cut = len(type.dims) - len(named)
+    if cut < 0 or list(type.dims[cut:]) != named or (cut and named == words):
+        raise TypingError(f"[{', '.join(type.dims)}] is not [{', '.join(words)}]")
+    return None if named == words else type.dims[:cut]
+
+
+def _check_words(op: Op, count: int) -> None:
+    """What becomes part of a program is a name or a number."""
+    parts = str(op.get("function")).split(":")
+    if len(parts) != 2 or not all(part.isidentifier() for part in parts):
+        raise TypingError(f"{op.get('function')} is not module:function")
+    try:
+        fits = all(map(isfinite, constants(op))) and all(0 <= i < count for i in linear_in(op))
+    except ValueError:
+        fits = False
+    if not fits or len(op.names("takes")) != count:
+        raise TypingError(f"{op.get('function')} of {count} operands has other attributes")
+
+
+def _whole(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset(dim for type in types for dim in type.dims) - {*op.names("along")}
+
+
+def _stated(op: Op) -> tuple[tuple[int, ...], ...]:
+    return tuple((i,) for i in linear_in(op))
+
+
+def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    saved = [b.saved(name) for name in op.inputs]
+    return list(b.emit("call_dx", [*grads, *saved], op.inputs, **dict(op.attrs)))
+
+
+def _differentiated(types: Sequence[Type], op: Op) -> list[Shape]:
+    dy, *operands = types
+    if [(dy.dtype, dy.dims)] != _called(operands, op):
+        raise TypingError(f"[{', '.join(dy.dims)}] is no gradient of {op.get('function')}")
+    return [(type.dtype, type.dims) for type in operands]
+
+
+CALL = OpDef(
+    "call",
+    "A function of a module beside the plan: of each slice along the dims `along`, all others whole.",
+    _called,
+    operands=(Operand("x"),),
+    attributes=(
+        Attribute("function", kinds=(str,)),
+        Attribute("takes", kinds=(tuple,)),
+        Attribute("gives", kinds=(str,)),
+        Attribute("along", kinds=(tuple,)),
+        Attribute("linear", kinds=(tuple,)),
+        Attribute("constants", kinds=(tuple,)),
+    ),
+    more=True,
+    stated=_stated,
+    whole=_whole,
+    adjoint=_adjoint,
+)
+
+CALL_DX = OpDef(
+    "call_dx",
+    "The gradients of such a function's operands, from dy and the operands: what autograd makes of it.",
+    _differentiated,
+    operands=takes("dy", "x"),
+    attributes=CALL.attributes,
+    more=True,
+    linear=((0,),),
+    whole=_whole,
+)

@@ -1,0 +1,75 @@
+"""A function of the user's own: some function of each slice along the dims that it works along, the same everywhere.
+
+Each element of a slice's result is a nonlinear function of a random combination of all elements of the slice: in the
+field a keyed hash, so that two steps agree only if they call it with the same slices; and the product of such
+combinations of the operands that it is linear in.
+"""
+
+from collections.abc import Iterable
+
+from ...ops.user import constants, linear_in
+from ..tensors import Dims, Tensor
+from .call import Call, Meaning
+
+
+class _Slices:
+    """The combinations of all operands, which are those of the call from `first` on."""
+
+    def __init__(self, c: Call, first: int, dims: Dims) -> None:
+        """`dims` are those of the result."""
+        self.n, self.dims, self.op = c.numbers, dims, c.op
+        self.along, self.linear = c.op.names("along"), linear_in(c.op)
+        self.operands = [self._apart(x) for x in c.args[first:]]
+        self.keys = [self._key(c, i, x) for i, x in enumerate(self.operands)]
+        self.parts = [
+            self.n.product(self._among([*x.dims, *key.dims]), x, key)
+            for x, key in zip(self.operands, self.keys, strict=True)
+        ]
+        bent = [part for i, part in enumerate(self.parts) if i not in self.linear]
+        self.bent = self.n.total(self._among(dim for part in bent for dim in part.dims), *bent) if bent else None
+
+    def _among(self, dims: Iterable[str]) -> Dims:
+        """Those of the result's dims, in its order."""
+        known = set(dims)
+        return tuple(dim for dim in self.dims if dim in known)
+
+    def _apart(self, x: Tensor) -> Tensor:
+        """The dims that stay inside a slice, apart from the result's of the same name."""
+        return Tensor(tuple(dim if dim in self.along else f"{dim}'" for dim in x.dims), x.array, x.degree)
+
+    def _key(self, c: Call, operand: int, x: Tensor) -> Tensor:
+        """What combines the elements of a slice: random numbers, whatever the order of dims."""
+        inner = sorted(dim for dim in x.dims if dim.endswith("'"))
+        dims = (*sorted(dim for dim in self.dims if dim not in self.along), *inner)
+        shape = tuple(c.world.dims[dim.rstrip("'")] for dim in dims)
+        array = self.n.random(shape, f"{c.get('function')} {constants(c.op)} {operand}")
+        return Tensor(dims, array.reshape(len(array), *(1 for _ in c.world.axes), *shape), 1)
+
+    def _factors(self, slope: bool, without: int = -1) -> list[Tensor]:
+        """What the result is the product of; or its slope, all linear parts but one."""
+        factors = [self.parts[i] for i in self.linear if i != without]
+        if self.bent:
+            factors.append(self.n.function("opaque slope" if slope else "opaque", self.bent))
+        return factors
+
+    def value(self) -> Tensor:
+        return self.n.product(self.dims, *self._factors(slope=False))
+
+    def gradient(self, operand: int, dy: Tensor) -> Tensor:
+        x = self.operands[operand]
+        factors = self._factors(slope=operand not in self.linear, without=operand)
+        grad = self.n.product(x.dims, dy, *factors, self.keys[operand])
+        return Tensor(tuple(dim.rstrip("'") for dim in x.dims), grad.array, grad.degree)
+
+    def gradients(self, dy: Tensor) -> list[Tensor]:
+        return [self.gradient(i, dy) for i in range(len(self.operands))]
+
+
+def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    return [*_Slices(c, 0, c.dims).gradients(grads[0])]
+
+
+MEANINGS = {
+    "call": Meaning(lambda c: [_Slices(c, 0, c.dims).value()], _gradients),
+    "call_dx": Meaning(lambda c: [*_Slices(c, 1, c.args[0].dims).gradients(c.args[0])]),
+}

@@ -1,0 +1,210 @@
+"""The models of plans/models in one process, plain torch, from their papers: what their emitted programs are held to.
+
+A model is a function from parameters and tokens, [rows, seq], to logits.  Parameters are a dictionary by the names in
+emitted programs; matrices are [out, in], heads outermost in their dim.  Nothing of scalec is imported here.
+
+Non-goals: speed, and other sizes than those of `SIZES`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import pi, sqrt
+
+import torch
+from torch import Tensor
+
+from oracle.reference import Tensors
+
+HEADS, HIDDEN, HEAD_DIM = 4, 32, 8
+SIZES = f"vocab = 32  hidden = {HIDDEN}  heads = {HEADS}  head_dim = {HEAD_DIM}  ffn = 24"
+WINDOW, SCORE, CAP, LOGIT_CAP = 3, 12, 1.5, 2.0  # so that each of them matters in a sequence of 8
+ROTARY = 4
+TRAINED = 100  # positions: then a wavelength is kept, one is stretched, and one lies between
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file of plans/models at a tiny size, and the function that it should be."""
+
+    file: str
+    dims: str
+    const: str
+    logits: Callable[[Tensors, Tensor], Tensor]
+
+
+def _gptj(p: Tensors, tokens: Tensor) -> Tensor:
+    """Wang and Komatsuzaki 2021; the MLP beside attention, both of one normalised input."""
+    x = p["wte"][tokens]
+    for layer in _stacked(p, "layers"):
+        a = _layer_norm(x, layer["norm1"], layer["bias1"])
+        q, k, v = (_heads(a @ layer[name].T) for name in ("wq", "wk", "wv"))
+        o = _attention(_rotated_in_part(q), _rotated_in_part(k), v, HEAD_DIM)
+        m = _gelu(a @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
+        x = x + o @ layer["wo"].T + m
+    return _layer_norm(x, p["norm"], p["bias"]) @ p["head"].T + p["b_head"]
+
+
+def _rotated_in_part(x: Tensor) -> Tensor:
+    """GPT-J's rotation of neighbours (x[2i], x[2i + 1]), after the reordering that its published weights differ by."""
+    rotary, rest = x[..., :ROTARY], x[..., ROTARY:]
+    neighbours = rotary.unflatten(-1, (2, -1)).transpose(-1, -2)
+    angle = _angles(x.shape[1], _frequencies(ROTARY, 10000.0))
+    turned = torch.view_as_complex(neighbours.contiguous()) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([torch.view_as_real(turned).flatten(-2), rest], -1)
+
+
+def _gemma2(p: Tensors, tokens: Tensor) -> Tensor:
+    """Gemma Team 2024."""
+    x = p["wte"][tokens] * sqrt(HIDDEN)
+    for pair in _stacked(p, "pairs"):
+        x = _gemma_layer(_only(pair, "l_"), x, WINDOW, 1e4, CAP)
+        x = _gemma_layer(_only(pair, "g_"), x, 0, 1e4, CAP)
+    return LOGIT_CAP * (_from_one(x, p["norm"]) @ p["wte"].T / LOGIT_CAP).tanh()
+
+
+def _gemma3(p: Tensors, tokens: Tensor) -> Tensor:
+    """Gemma Team 2025."""
+    x = p["wte"][tokens] * sqrt(HIDDEN)
+    for block in _stacked(p, "blocks"):
+        for layer in _stacked(block, "locals_"):
+            x = _gemma_layer(_only(layer, "l_"), x, WINDOW, 1e4)
+        x = _gemma_layer(_only(block, "g_"), x, 0, 1e6)
+    for layer in _stacked(p, "rest"):
+        x = _gemma_layer(_only(layer, "r_"), x, WINDOW, 1e4)
+    return _from_one(x, p["norm"]) @ p["wte"].T
+
+
+def _gemma_layer(p: Tensors, x: Tensor, window: int, theta: float, cap: float = 0) -> Tensor:
+    a = _from_one(x, p["norm1"])
+    q, k, v = (_heads(a @ p[name].T) for name in ("wq", "wk", "wv"))
+    if "norm_q" in p:
+        q, k = _from_one(q, p["norm_q"]), _from_one(k, p["norm_k"])
+    frequencies = _frequencies(HEAD_DIM, theta)
+    o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, SCORE, window, cap)
+    x = x + _from_one(o @ p["wo"].T, p["norm2"])
+    m = _from_one(x, p["norm3"])
+    m = (_gelu(m @ p["w_gate"].T) * (m @ p["w_up"].T)) @ p["w_down"].T
+    return x + _from_one(m, p["norm4"])
+
+
+def _from_one(x: Tensor, weight: Tensor) -> Tensor:
+    return _rms_norm(x, 1 + weight, 1e-6)
+
+
+def _olmo2(p: Tensors, tokens: Tensor) -> Tensor:
+    """OLMo Team 2024."""
+    x, frequencies = p["wte"][tokens], _frequencies(HEAD_DIM, 500000.0)
+    for layer in _stacked(p, "layers"):
+        q = _rms_norm(x @ layer["wq"].T, layer["norm_q"].flatten(), 1e-6)
+        k = _rms_norm(x @ layer["wk"].T, layer["norm_k"].flatten(), 1e-6)
+        q, k = _rotated(_heads(q), frequencies), _rotated(_heads(k), frequencies)
+        o = _attention(q, k, _heads(x @ layer["wv"].T), HEAD_DIM)
+        x = x + _rms_norm(o @ layer["wo"].T, layer["norm1"], 1e-6)
+        x = x + _rms_norm(_gated(layer, x), layer["norm2"], 1e-6)
+    return _rms_norm(x, p["norm"], 1e-6) @ p["head"].T
+
+
+def _llama3_1(p: Tensors, tokens: Tensor) -> Tensor:
+    """Grattafiori et al. 2024."""
+    return _llama(p, tokens, 8) @ p["head"].T
+
+
+def _llama3_2(p: Tensors, tokens: Tensor) -> Tensor:
+    return _llama(p, tokens, 32) @ p["wte"].T
+
+
+def _llama(p: Tensors, tokens: Tensor, factor: float) -> Tensor:
+    x, frequencies = p["wte"][tokens], _stretched(_frequencies(HEAD_DIM, 10000.0), factor)
+    for layer in _stacked(p, "layers"):
+        a = _rms_norm(x, layer["norm1"], 1e-5)
+        q, k, v = (_heads(a @ layer[name].T) for name in ("wq", "wk", "wv"))
+        x = x + _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T
+        x = x + _gated(layer, _rms_norm(x, layer["norm2"], 1e-5))
+    return _rms_norm(x, p["norm"], 1e-5)
+
+
+def _stretched(frequencies: Tensor, factor: float, low: float = 1, high: float = 4) -> Tensor:
+    """Llama 3.1's: wavelengths over trained / low grow by `factor`, those under trained / high do not."""
+    wavelengths = 2 * pi / frequencies
+    smooth = (TRAINED / wavelengths - low) / (high - low)
+    between = (1 - smooth) * frequencies / factor + smooth * frequencies
+    stretched = torch.where(wavelengths > TRAINED / low, frequencies / factor, between)
+    return torch.where(wavelengths < TRAINED / high, frequencies, stretched)
+
+
+# ---- what they share
+
+
+def _stacked(p: Tensors, name: str) -> Iterator[Tensors]:
+    """The parameters of each turn of a repeat, by what is left of their names."""
+    i = 0
+    while turn := _only(p, f"{name}.{i}."):
+        yield turn
+        i += 1
+
+
+def _only(p: Tensors, prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+
+
+def _heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, HEAD_DIM))
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, score: float, window: int = 0, cap: float = 0) -> Tensor:
+    """Causal; [rows, seq, heads · d] from [rows, seq, heads, d]; scores are q·k / sqrt(score)."""
+    of = torch.arange(HEADS) // (HEADS // k.shape[2])
+    scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / sqrt(score)
+    scores = cap * (scores / cap).tanh() if cap else scores
+    place = torch.arange(q.shape[1])
+    ahead = place[:, None] - place
+    seen = (ahead >= 0) & (ahead < (window or len(place)))
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).flatten(2)
+
+
+def _frequencies(dim: int, theta: float) -> Tensor:
+    return theta ** (-torch.arange(0, dim, 2).double() / dim)
+
+
+def _angles(seq: int, frequencies: Tensor) -> Tensor:
+    """[seq, 1, dim / 2]."""
+    return torch.outer(torch.arange(seq).double(), frequencies).unsqueeze(1)
+
+
+def _rotated(x: Tensor, frequencies: Tensor) -> Tensor:
+    """Su et al. 2021, for pairs (x[i], x[i + d/2])."""
+    angle, (first, second) = _angles(x.shape[1], frequencies), x.chunk(2, -1)
+    return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
+
+
+def _gated(p: Tensors, x: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020)."""
+    gate = x @ p["w_gate"].T
+    return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """By tanh (Hendrycks and Gimpel 2016)."""
+    return 0.5 * x * (1 + (sqrt(2 / pi) * (x + 0.044715 * x**3)).tanh())
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return _rms_norm(x - x.mean(-1, keepdim=True), weight, 1e-5) + bias
+
+
+_GEMMA = f"window = {WINDOW}  score = {SCORE}"
+_LLAMA = f"theta = 10000  trained = {TRAINED}"
+
+MODELS = (
+    Model("gptj", "layers = 2", f"rotary = {ROTARY}", _gptj),
+    Model("gemma2", "kv_heads = 2  pairs = 2", f"{_GEMMA}  cap = {CAP}  logit_cap = {LOGIT_CAP}", _gemma2),
+    Model("gemma3", "kv_heads = 1  blocks = 2  locals = 2  rest = 1", _GEMMA, _gemma3),
+    Model("llama3_1", "kv_heads = 2  layers = 2", _LLAMA, _llama3_1),
+    Model("llama3_2", "kv_heads = 2  layers = 2", _LLAMA, _llama3_2),
+    Model("olmo2", "kv_heads = 2  layers = 2", "", _olmo2),
+)
