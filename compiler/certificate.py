@@ -4,7 +4,11 @@ Purpose: one text for the command line, `plan.json` and the header of `train.py`
 Non-goals: showing it (`verify`).
 """
 
+from collections.abc import Sequence
+
 from attrs import frozen
+
+from .ir import Program, walk
 
 Mesh = dict[str, int]
 
@@ -17,6 +21,7 @@ class Proof:
     bound    the logarithm to base 2 of the probability that a step that is not equal passes
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning
+    trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
     """
 
     against: str
@@ -28,6 +33,7 @@ class Proof:
     parameters: int
     ops: int
     kinds: int
+    trusted: tuple[str, ...] = ()
 
     def results(self) -> str:
         """What was compared."""
@@ -56,12 +62,29 @@ class Proof:
             "field": self.field(),
             "ops": f"{self.ops} in the IR, of {self.kinds} kinds, each with a field meaning",
         }
+        if self.trusted:
+            rows["trusted"] = f"taken at their word: {', '.join(self.trusted)}"
         return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
 
 
 def mesh_words(mesh: Mesh) -> str:
     """For instance `dp 2 × tp 3`."""
     return " × ".join(f"{name} {size}" for name, size in mesh.items()) or "one rank"
+
+
+def trusted(program: Program) -> tuple[str, ...]:
+    """The user's own functions that a program calls, each as module:function."""
+    return tuple(sorted({str(op.get("function")) for op in walk(program.region.body) if op.kind == "call"}))
+
+
+def trust_words(functions: Sequence[str]) -> str:
+    """What of such functions is not shown; "" where there are none."""
+    if not functions:
+        return ""
+    return (
+        f"Taken at their word: {', '.join(functions)}, whose modules lie beside this file.  Not shown of them: what they"
+        " compute, and that they work along the dims that the plan says; scalec.testing.assert_op tests that."
+    )
 
 
 NOT_EVALUATED = "not evaluated: compiled with --no-verify"
@@ -72,13 +95,14 @@ RUN_TIME = (
 )
 
 
-def certificate(proof: Proof | None, matched: int) -> dict[str, object]:
-    """The certificate of `plan.json`; `matched` is the number of ops that the read-back matched."""
+def certificate(proof: Proof | None, matched: int, functions: Sequence[str]) -> dict[str, object]:
+    """The certificate of `plan.json`; `matched` ops were matched by the read-back, `functions` are the user's own."""
     return {
         "placements": "every op type-checked after every pass",
         "values": _values(proof) if proof else NOT_EVALUATED,
         "emission": f"train.py read back, {matched} ops matched to the IR",
         "run_time": RUN_TIME,
+        **({"taken_at_their_word": list(functions)} if functions else {}),
     }
 
 

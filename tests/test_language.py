@@ -82,7 +82,9 @@ def said(block: str) -> str:
     return f"{caught.value}\n"
 
 
-@pytest.mark.parametrize("block", [b.text for b in BLOCKS if b.error is None], ids=lambda text: text.split("\n")[0][:40])
+@pytest.mark.parametrize(
+    "block", [b.text for b in BLOCKS if b.error is None], ids=lambda text: text.split("\n")[0][:40]
+)
 def test_every_block_is_compiled_and_proved(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "plans")
     source = Source("plan.scale", completed(block))
@@ -252,9 +254,7 @@ TABLES = {
     "ops": ops_table,
     "missing": missing_table,
     "codes": codes_table,
-    **{
-        cls.SECTION: lambda cls=cls: settings_table(cls) for cls in (Cluster, Train, Optimizer, Schedule, Group, Data)
-    },
+    **{cls.SECTION: lambda cls=cls: settings_table(cls) for cls in (Cluster, Train, Optimizer, Schedule, Group, Data)},
 }
 
 

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ..ir import Kind, Op, Program, Type
 from ..ops import OPS
+from ..ops.user import constants, module_and_function
 from ..placements import coercion_of, ends
 from .words import literal
 
@@ -146,6 +147,11 @@ def _softmax(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"softmax({operands[0].text}, dim={_over(op, context)})", ATOM
 
 
+def _user(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    arguments = [*(e.text for e in operands), *map(literal, constants(op))]
+    return f"{'.'.join(module_and_function(op))}({', '.join(arguments)})", ATOM
+
+
 def _over(op: Op, context: Context) -> str:
     """Where the dims that an op goes over stand in its operand."""
     at = [context.types(op.inputs[0]).dims.index(dim) for dim in op.names("over")]
@@ -220,6 +226,7 @@ def _coerce(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
     "attention": _attention,
+    "call": _user,
     "coerce": _coerce,
     "contract": _contract,
     "cross_entropy": _cross_entropy,

@@ -10,7 +10,7 @@ from attrs import asdict
 
 from .. import __version__
 from ..account import Collective, collectives, evaluation, parameter_count
-from ..certificate import Proof, certificate
+from ..certificate import Proof, certificate, trusted
 from ..ir import Program
 from ..printer import print_ir
 from ..source import Source
@@ -33,7 +33,7 @@ def plan_json(program: Program, source: Source, model: Program, proof: Proof | N
         "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
         "collectives": [_collective(each) for each in collectives(program)],
         "evaluation": [_collective(each) for each in evaluation(program)],
-        "certificate": certificate(proof, matched),
+        "certificate": certificate(proof, matched, trusted(program)),
         "model": print_ir(model).splitlines(),
     }
     return json.dumps(content, indent=2) + "\n"

@@ -12,7 +12,7 @@ from attrs import frozen
 from jinja2 import FileSystemLoader
 
 from .. import __version__
-from ..certificate import Proof, header
+from ..certificate import Proof, header, trusted, trust_words
 from ..ir import Arg, Op, Program, Region, Type, walk
 from ..resources import folder
 from ..settings import Group
@@ -20,6 +20,7 @@ from ..source import Source
 from ..summary import launch, ranks
 from .modules import WIDTH, Model, Module, Modules, Table, weight_line
 from .step import step_lines
+from .user_ops import modules as user_modules
 from .weights import weights_lines
 from .words import DTYPES, FUNCTIONAL, PRECISIONS, RUNTIME, axes_word, file_word, letter, literal
 
@@ -48,6 +49,8 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         launch=" ".join(launch(program).options()),
         legend=_wrapped(_legend(program), 116),
         shown=_wrapped(header(proof), 116),
+        trusted=_wrapped(trust_words(trusted(program)), 116),
+        modules=user_modules(program),
         classes=[_Class(module, program) for module in model.classes],
         model_class=model.classes[-1].name,
         buckets=_buckets(program, model),

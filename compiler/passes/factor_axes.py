@@ -23,19 +23,11 @@ def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:
     ends = [*sorted(size for size in claimed if size < axis.size), axis.size]
     if len(ends) == 1:
         return (axis,)
-    sizes = [end // start for start, end in zip([1, *ends], ends, strict=False)]
-    return tuple(
-        Axis(f"{_stem(axis, program)}_{i}", size, axis.name, span=axis.span)
-        for i, size in enumerate(s for s in sizes if s > 1)
-    )
-
-
-def _stem(axis: Axis, program: Program) -> str:
-    """What the names of its factors begin with, so that no other axis has such a name."""
-    stem = axis.name
-    while any(other.name.startswith(f"{stem}_") for other in program.axes):
+    sizes = [size for start, end in zip([1, *ends], ends, strict=False) if (size := end // start) > 1]
+    stem, others = axis.name, {other.name for other in program.axes}
+    while any(f"{stem}_{i}" in others for i in range(len(sizes))):
         stem += "_"
-    return stem
+    return tuple(Axis(f"{stem}_{i}", size, axis.name, span=axis.span) for i, size in enumerate(sizes))
 
 
 def _split(claim: Claim, factors: tuple[Axis, ...], size: int) -> list[Claim]:

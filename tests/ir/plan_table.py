@@ -35,6 +35,9 @@ PLANS = {
         seq=8,
         dims=DIMS.replace("vocab = 12", "vocab = 16").replace("heads = 4", "heads = 8", 1),
     ),
+    "an axis with the name that a factor would have": Plan(
+        mesh="tp_0 = 2  tp = 4", shard=f"batch over tp_0  {NO_DP}", ranks=2
+    ),
     "one key/value head": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 1")),
     "key/value heads of the query's number": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 4")),
     "heads over tp, key/value heads in a later rule": evolve(
