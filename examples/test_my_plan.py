@@ -1,4 +1,6 @@
-"""How to hold a plan of your own to the single-device step: copy this file beside it and run `pytest`.
+""".venv/bin/pytest examples/test_my_plan.py
+
+How to hold a plan of your own to the single-device step: copy this file beside it and run `pytest`.
 
 Each check compiles a plan and proves its step, forward, backward and update, equal to that of one device: exactly, on
 small sizes, in about a second and without a GPU.  Needs `pip install "scalec[testing]"`.

@@ -167,7 +167,7 @@ def cross_entropy(
     if smoothing or z:
         peak = max_logit(logits, classes=classes)
         parts = softmax_parts(logits, peak, labels, classes=classes, smoothing=smoothing)
-        return token_loss(*parts, labels, peak, z)
+        return token_loss(*parts, labels, peak if z else None, z)
     logits = logits[..., :classes].flatten(0, -2).to(_wide(logits.dtype))
     return F.cross_entropy(logits, labels.flatten().clamp(min=-1), ignore_index=-1, reduction="sum")
 

@@ -1,4 +1,4 @@
-"""The example of a user's own tests passes as it stands, and fails where a plan is wrong."""
+"""Each example does what its first line says; that of a user's own tests fails where a plan is wrong."""
 
 import shutil
 import subprocess
@@ -7,19 +7,37 @@ from pathlib import Path
 
 import pytest
 
+from scalec.compiler.formatter import format_plan
+from scalec.compiler.limits import load
 from scalec.testing import assert_equal_step, assert_mutants_caught
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+PLANS = sorted(EXAMPLES.glob("*.scale"))
+
+SHORT = {  # what makes a command short, or independent of this repository's settings, and what it then says
+    "run": (["--", "--steps", "2"], "finished 2 steps"),
+    "verify": ([], "make the same update"),
+    "pytest": (["-p", "no:cacheprovider", "-p", "no:xdist", "-c", "/dev/null"], "10 passed"),
+}
 
 
-def test_the_example_passes(tmp_path: Path) -> None:
-    """In a pytest of its own, without the settings of this repository."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", "/dev/null"]
-    found = subprocess.run(
-        [*command, str(EXAMPLES / "test_my_plan.py")], cwd=tmp_path, check=False, capture_output=True, text=True
-    )
+@pytest.mark.parametrize("example", [*PLANS, EXAMPLES / "test_my_plan.py"], ids=lambda path: path.stem)
+def test_the_first_line_runs(example: Path, tmp_path: Path) -> None:
+    """From a folder like this repository's, with the programs that stand beside this Python."""
+    for folder in ("examples", "plans"):
+        shutil.copytree(EXAMPLES.parent / folder, tmp_path / folder)
+    program, *words = example.read_text(encoding="utf-8").split("\n")[0].lstrip('# "').split()
+    more, says = SHORT[next(word for word in (words[0], Path(program).name) if word in SHORT)]
+    command = [str(Path(sys.executable).parent / program.removeprefix(".venv/bin/")), *words, *more]
+    found = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "10 passed" in found.stdout
+    assert says in found.stdout
+
+
+@pytest.mark.parametrize("example", PLANS, ids=lambda path: path.stem)
+def test_examples_are_laid_out(example: Path) -> None:
+    source = load(example)
+    assert format_plan(source) == source.text
 
 
 def test_a_plan_that_is_wrong_fails_with_its_diagnostic(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""docs/language.md: every block compiles and is proved, or gives the error that is quoted; tables are those of the code.
+"""docs/language.md: each block is compiled and proved, or gives the error that is quoted; tables are those of the code.
 
 `pytest tests/test_language.py --update-golden` writes tables and quoted errors anew.
 """
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +76,15 @@ def completed(block: str) -> str:
     return block + "".join(text for kind, text in SECTIONS.items() if not re.search(rf"^{kind}\b", block, re.MULTILINE))
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works in a folder with what blocks name: the plans of scalec, and the Python files of the document."""
+    shutil.copytree(ROOT / "plans", tmp_path, dirs_exist_ok=True)
+    for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOCUMENT, re.DOTALL):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
 def said(block: str) -> str:
     """What scalec says of a block that is wrong."""
     with pytest.raises(PlanError) as caught:
@@ -85,8 +95,7 @@ def said(block: str) -> str:
 @pytest.mark.parametrize(
     "block", [b.text for b in BLOCKS if b.error is None], ids=lambda text: text.split("\n")[0][:40]
 )
-def test_every_block_is_compiled_and_proved(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT / "plans")
+def test_every_block_is_compiled_and_proved(block: str) -> None:
     source = Source("plan.scale", completed(block))
     model = compile_plan(source, "resolve")
     program = lower(model)
@@ -223,8 +232,8 @@ MISSING = {  # what a plan cannot say yet, and how one would try
     "Dropout": "x = dropout(x, 0.1)",
     "Several results: `a, b = …`": "a, b = relu(x)",
     "Layers that differ by index: `if i < k { … }`": "repeat layers { if i < 1 { x = relu(x) } }",
-    "Inputs besides tokens and labels, such as a mask of documents": "model m(tokens[batch, seq], mask[batch, seq]) { }",
-    "Tokenizers other than bytes": 'train { data text { files = ["a"]  tokenizer = bpe } }',
+    "Inputs besides tokens and labels, as a mask of documents": "model m(tokens[batch, seq], mask[batch, seq]) { }",
+    "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
 }
 
 

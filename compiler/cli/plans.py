@@ -125,6 +125,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     """Proves and writes the files, says so with a summary, and returns the path of the program."""
     from ..emit import emit
     from ..emit.output import OutputError, write
+    from ..emit.user_ops import copies
     from ..summary import communication, headline
 
     proof = None
@@ -133,7 +134,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
 
         proof = verify(plan.program, plan.model)
     folder = options.output or Path("out", options.plan.stem)
-    files = emit(plan.program, plan.source, plan.model, proof)
+    files = emit(plan.program, plan.source, plan.model, proof) | copies(plan.program, plan.source)
     try:
         write(folder, files)
     except OutputError as error:

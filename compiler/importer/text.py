@@ -11,21 +11,22 @@ from attrs import field, frozen
 
 from .. import syntax
 from ..account import parameter_count
+from ..formatter import format_plan
 from ..parser import parse_plan
 from ..passes import resolve
 from ..resources import folder
 from ..source import Source, Span
 
 RUN = """\
-mesh {{ dp = 1  tp = 1 }}               # outermost first; the plan is written for any degrees
+mesh {{ dp = 1  tp = 1 }} # outermost first; the plan is written for any degrees
 
-shard {{                               # order is priority
-  batch                       over dp
+shard {{ # order is priority
+  batch over dp
   vocab, {heads}, ffn over tp
-  seq                         over tp
+  seq over tp
 }}
 
-train {{                               # examples: yours to set
+train {{ # examples: yours to set
   seq = {seq}  global_batch = 8  microbatch = 1  steps = 1000  seed = 0  precision = {precision}
   optimizer adamw {{
     lr = 1e-5  betas = [0.9, 0.95]  eps = 1e-8  weight_decay = 0.1  clip = 1.0
@@ -60,7 +61,7 @@ class Model:
 
 
 def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
-    """The plan as text; it resolves."""
+    """The plan as text, laid out as all are; it resolves."""
     path = folder("plans") / "models" / model.file
     text = _Editor(path.read_text(encoding="utf-8")).edited(model)
     vocab = model.sizes["vocab"]
@@ -73,7 +74,8 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
     plan = f"{text}\n{run}"
     count = parameter_count(resolve(Source("plan.scale", plan)))
     without = "".join(f"# Left out, as a setting of training: {name} = {value}.\n" for name, value in left_out.items())
-    return f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n{without}\n{plan}"
+    head = f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n{without}"
+    return format_plan(Source("plan.scale", f"{head}\n{plan}"))
 
 
 class _Editor:

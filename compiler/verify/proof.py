@@ -8,7 +8,7 @@ from math import ceil, log2, prod
 
 from attrs import evolve, frozen
 
-from ..certificate import Proof, mesh_words
+from ..certificate import Proof, mesh_words, trusted
 from ..diagnostics import Diagnostic, Note, PlanError
 from ..ir import Program, Type, walk
 from ..passes import STAGES, lower
@@ -117,6 +117,7 @@ def prove(program: Program, model: Program) -> Proof:
         parameters=len(program.params),
         ops=len(ops),
         kinds=len({op.kind for op in ops}),
+        trusted=trusted(program),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from scalec.compiler.cli import main
 from scalec.compiler.diagnostics import PlanError
+from scalec.compiler.formatter import format_plan
 from scalec.compiler.importer import import_config
 from scalec.compiler.source import Source
 
@@ -201,7 +202,9 @@ def imported(fields: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("fields", "parameters"), PUBLISHED)
 def test_published_configurations_have_their_size(fields: dict[str, Any], parameters: int) -> None:
-    assert imported(fields).startswith(f"# A {fields['model_type']} of {parameters:,} parameters")
+    text = imported(fields)
+    assert text.startswith(f"# A {fields['model_type']} of {parameters:,} parameters")
+    assert format_plan(Source("plan.scale", text)) == text
 
 
 def test_the_fields_of_positions_come_over() -> None:

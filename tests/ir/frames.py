@@ -22,7 +22,7 @@ def frame(axes: Mapping[str, int], dims: Mapping[str, int]) -> Program:
     return evolve(
         program,
         axes=tuple(evolve(axis, name=name, size=size, whole=name) for name, size in axes.items()),
-        dims=tuple(evolve(dim, name=name, size=size) for name, size in dims.items()),
+        dims=tuple(evolve(dim, name=name, size=size, valid=size) for name, size in dims.items()),
     )
 
 

@@ -5,6 +5,11 @@ from attrs import evolve
 from ir.plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, LLAMA, MLP, PARALLEL_BLOCK, START, WITH_SEQ, Plan
 
 DP_TP = Plan(mesh="dp = 2  tp = 2", shard=WITH_SEQ, ranks=2)
+SMOOTHED = evolve(
+    DP_TP,
+    body=LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)"),
+    dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
+)
 NO_DP = "vocab, heads, kv_heads, ffn over tp"
 SMALL_MLP = "silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
 
@@ -152,6 +157,10 @@ PLANS = {
     ),
     "two tables of one vocabulary": evolve(
         DP_TP, body=f"x = embedding(tokens, wte[vocab, hidden]) + silu(embedding(tokens, wte)) {HEAD}"
+    ),
+    "smoothing and z-loss": SMOOTHED,
+    "smoothing and z-loss, vocabulary whole": evolve(
+        SMOOTHED, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"
     ),
     "two losses": evolve(
         DP_TP,

@@ -29,6 +29,7 @@ from scalec.compiler.verify.world import World
 
 DIMS = {"batch": 6, "seq": 6, "hidden": 6, "ffn": 6, "vocab": 6, "heads": 12, "kv_heads": 6, "head_dim": 6}
 X, TOKENS, LOGITS = "batch seq hidden", "int batch seq", "seq batch vocab"
+PARTS = LOGITS, "seq batch", "int seq batch"
 Q, K, HD = "batch seq heads head_dim", "batch seq kv_heads head_dim", "heads head_dim"
 
 ONE_AXIS, TWO_AXES, NO_AXIS = (frame(axes, DIMS) for axes in ({"a": 2}, {"a": 2, "b": 3}, {}))
@@ -79,8 +80,12 @@ FORMS = {
         form("seq batch ffn", X, over=("seq", "batch")),
     ],
     "count_valid": [form(TOKENS)],
-    "cross_entropy": [form(LOGITS, "int seq batch"), form("batch seq vocab", TOKENS)],
-    "cross_entropy_dx": [form("", LOGITS, "int seq batch")],
+    "cross_entropy": [
+        form(LOGITS, "int seq batch"),
+        form("batch seq vocab", TOKENS),
+        form(LOGITS, "int seq batch", smoothing=0.1, z=0.25),
+    ],
+    "cross_entropy_dx": [form("", LOGITS, "int seq batch"), form("", LOGITS, "int seq batch", smoothing=0.1, z=0.25)],
     "div": [form(X, X), form(X, "hidden"), form("seq hidden", X)],
     "embedding": [form(TOKENS, "vocab hidden"), form("int seq batch", "vocab hidden")],
     "embedding_dw": [form(X, TOKENS, "vocab hidden")],
@@ -105,12 +110,18 @@ FORMS = {
     "shift": [form(X, by=-0.75)],
     "softmax": [form(X, over=("hidden",)), form(X, over=("seq",))],
     "softmax_dx": [form(X, X, over=("hidden",))],
-    "softmax_parts": [form(LOGITS, "seq batch", "int seq batch")],
-    "softmax_parts_dx": [form("seq batch", "seq batch", LOGITS, "seq batch", "int seq batch")],
+    "softmax_parts": [form(*PARTS), form(*PARTS, smoothing=0.1)],
+    "softmax_parts_dx": [form(*["seq batch"] * 2, *PARTS), form(*["seq batch"] * 2, *PARTS, smoothing=0.1)],
     "sum": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
     "sum_squares": [form(X, "ffn hidden")],
-    "token_loss": [form("seq batch", "seq batch", "int seq batch")],
-    "token_loss_dx": [form("", "seq batch", "int seq batch")],
+    "token_loss": [
+        form("seq batch", "seq batch", "int seq batch"),
+        form("seq batch", "seq batch", "int seq batch", "seq batch", z_loss=0.25),
+    ],
+    "token_loss_dx": [
+        form("", "seq batch", "int seq batch"),
+        form("", "seq batch", "int seq batch", "seq batch", z_loss=0.25),
+    ],
     **{name: [form(X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
     **{f"{name}_dx": [form(X, X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
 }

@@ -221,7 +221,7 @@ def batches(case: Case, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Random tokens and labels, [rows, seq] a step; negative labels as the case says."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        tokens, labels = (torch.randint(case.config.vocab, (case.rows, SEQ), generator=generator) for _ in range(2))
+        tokens, labels = (torch.randint(case.config.classes, (case.rows, SEQ), generator=generator) for _ in range(2))
         noise = torch.rand(case.rows, SEQ, generator=generator) * torch.rand(case.rows, 1, generator=generator)
         yield tokens, labels.masked_fill(_ignored(case, noise), -100)
 

@@ -73,6 +73,9 @@ class Case:
     precision: str = "fp64"
     replicas: int = 1  # a second data axis, outside dp
     rules: str = ""  # of `shard`, in place of the usual ones
+    padded: bool = False  # the last three of the vocabulary are padding
+    smoothing: float = 0.0
+    z: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -88,7 +91,13 @@ class Case:
     def config(self) -> Config:
         """The reference's model."""
         return Config(
-            kv_heads=self.kv, tied=self.model == "tied", parallel=self.model == "parallel", every=self.model == "every"
+            classes=29 if self.padded else 32,
+            smoothing=self.smoothing,
+            z_loss=self.z,
+            kv_heads=self.kv,
+            tied=self.model == "tied",
+            parallel=self.model == "parallel",
+            every=self.model == "every",
         )
 
     @property
@@ -106,16 +115,18 @@ def plan_text(case: Case) -> str:
     """The plan of a case."""
     c, t = case.config, case.training
     head = "wte" if c.tied else "head[hidden -> vocab]"
+    vocab = f"{c.classes} pad 4" if case.padded else c.vocab
+    options = "".join(f", {name}={value}" for name, value in (("smoothing", case.smoothing), ("z", case.z)) if value)
     momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
-  dims  {{ vocab = {c.vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
+  dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
           head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
           {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""} }}
   const {{ eps = {c.eps}  theta = {c.theta} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
   repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
-  loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels)
+  loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
 mesh  {{ {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
 shard {{ {case.rules or _rules(case)} }}

@@ -20,6 +20,9 @@ class Config:
     """Sizes and variants of the model."""
 
     vocab: int = 32
+    classes: int = 32  # of the vocabulary, what is no padding
+    smoothing: float = 0.0  # of labels (Szegedy et al. 2016)
+    z_loss: float = 0.0  # the factor of log² Z (Chowdhery et al. 2022)
     hidden: int = 16
     heads: int = 4
     kv_heads: int = 2
@@ -108,9 +111,10 @@ def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
     x = p["wte"][tokens]
     for i in range(config.layers):
         x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x)
-    logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"].T
-    picked = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return ((logits.logsumexp(-1) - picked) * (labels >= 0)).sum()
+    logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
+    picked, normaliser = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1), logits.logsumexp(-1)
+    aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
+    return ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
 
 
 def _layer(c: Config, p: Tensors, x: Tensor) -> Tensor:

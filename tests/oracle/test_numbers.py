@@ -42,6 +42,8 @@ MORE = (
     Case(dp=2, tp=2, sp=True, model="every", microbatches=2, optimizer="adamw", clip=0.05, gathered="regather"),
     Case(tp=4, sp=True, kv=2, model="every"),
     Case(dp=2, tp=4, kv=1, vocab=False, model="every"),
+    Case(dp=2, tp=2, sp=True, padded=True, smoothing=0.1, z=0.01, microbatches=2),
+    Case(tp=2, vocab=False, padded=True, smoothing=0.1, z=0.01, model="tied"),
 )
 CASES = [*(Case(**case) for case in all_pairs(FACTORS, IMPOSSIBLE)), *MORE]
 

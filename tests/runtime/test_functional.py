@@ -47,23 +47,26 @@ def _logits(dtype: torch.dtype = torch.float64) -> Tensor:
     return (30 * torch.randn(5, 3, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(2))).to(dtype)
 
 
-def _expected(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _expected(
+    logits: Tensor, labels: Tensor, classes: int = VOCAB, smoothing: float = 0.0, z: float = 0.0
+) -> tuple[Tensor, Tensor]:
     logits = logits.detach().clone().requires_grad_()
-    flat = labels.masked_fill(labels < 0, -100).flatten()
-    loss = F.cross_entropy(logits.flatten(0, 1), flat, ignore_index=-100, reduction="sum")
+    flat, real = labels.masked_fill(labels < 0, -100).flatten(), logits.flatten(0, 1)[:, :classes]
+    loss = F.cross_entropy(real, flat, ignore_index=-100, reduction="sum", label_smoothing=smoothing)
+    loss = loss + z * real.logsumexp(-1)[flat >= 0].square().sum()
     (gradient,) = torch.autograd.grad(3 * loss, logits)
     return loss.detach(), gradient
 
 
-def _vocabulary_parallel() -> None:
+def _vocabulary_parallel(classes: int = VOCAB, smoothing: float = 0.0, z_loss: float = 0.0) -> None:
     axis = Mesh({"tp": torch.distributed.get_world_size()}).axis("tp")
     whole, labels = _logits(), _labels()
     logits = whole.chunk(axis.size, -1)[axis.rank].clone().requires_grad_()
-    m = all_reduce(max_logit(logits), axis, op="max")
-    z, t = softmax_parts(logits, m, labels, axis)
-    loss = token_loss(all_reduce(z, axis), all_reduce(t, axis), labels)
+    m = all_reduce(max_logit(logits, axis, classes), axis, op="max")
+    z, t = softmax_parts(logits, m, labels, axis, classes, smoothing)
+    loss = token_loss(all_reduce(z, axis), all_reduce(t, axis), labels, m, z_loss)
     (3 * loss).backward()
-    value, gradient = _expected(whole, labels)
+    value, gradient = _expected(whole, labels, classes, smoothing, z_loss)
     _check_equal(loss.detach(), value)
     _check_equal(logits.grad, gradient.chunk(axis.size, -1)[axis.rank])
 
@@ -73,23 +76,34 @@ def test_vocabulary_parallel_loss_is_cross_entropy(world: int) -> None:
     run_ranks(world, _vocabulary_parallel)
 
 
-def test_cross_entropy_in_float64() -> None:
+@pytest.mark.parametrize("world", [2, 3])
+def test_vocabulary_parallel_smoothing_and_z_loss(world: int) -> None:
+    run_ranks(world, _vocabulary_parallel, VOCAB - 1, 0.1, 0.01)
+
+
+LOSSES = [(VOCAB, 0.0, 0.0), (VOCAB, 0.1, 0.0), (VOCAB - 1, 0.0, 0.01), (VOCAB - 1, 0.1, 0.01)]
+"""Classes that are no padding, smoothing, z-loss."""
+
+
+@pytest.mark.parametrize(("classes", "smoothing", "z"), LOSSES)
+def test_cross_entropy_in_float64(classes: int, smoothing: float, z: float) -> None:
     logits = _logits().requires_grad_()
-    loss = cross_entropy(logits, _labels())
+    loss = cross_entropy(logits, _labels(), classes, smoothing, z)
     (3 * loss).backward()
-    value, gradient = _expected(logits, _labels())
+    value, gradient = _expected(logits, _labels(), classes, smoothing, z)
     _check_equal(loss.detach(), value)
     _check_equal(logits.grad, gradient)
 
 
-def test_cross_entropy_of_bfloat16_is_summed_in_float32() -> None:
+@pytest.mark.parametrize(("classes", "smoothing", "z"), LOSSES)
+def test_cross_entropy_of_bfloat16_is_summed_in_float32(classes: int, smoothing: float, z: float) -> None:
     logits = _logits(torch.bfloat16).requires_grad_()
-    loss = cross_entropy(logits, _labels())
+    loss = cross_entropy(logits, _labels(), classes, smoothing, z)
     loss.backward()
     assert loss.dtype == torch.float32
     assert logits.grad is not None
     assert logits.grad.dtype == torch.bfloat16
-    value, gradient = _expected(logits.float(), _labels())
+    value, gradient = _expected(logits.float(), _labels(), classes, smoothing, z)
     torch.testing.assert_close(loss.detach(), value)
     torch.testing.assert_close(3 * logits.grad.float(), gradient, atol=1e-6, rtol=2**-7)
 

@@ -90,17 +90,28 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table[ids.clamp(min=0)] * known
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1, reduction="sum")
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z: float = 0.0) -> torch.Tensor:
+    flat = logits.flatten(0, -2)
+    loss = F.cross_entropy(flat, labels.flatten(), ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+    return loss + z * logits.logsumexp(-1)[labels >= 0].pow(2).sum()
 
 
-def softmax_parts(logits: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    at_label = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    return (logits - peak[..., None]).exp().sum(-1), (at_label - peak) * (labels >= 0)
+def softmax_parts(
+    logits: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    below = logits - peak[..., None]
+    at_label = below.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * (labels >= 0)
+    return below.exp().sum(-1), (1 - smoothing) * at_label + smoothing * below.mean(-1)
 
 
-def token_loss(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return (z.log() - t)[labels >= 0].sum()
+def token_loss(
+    z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, peak: torch.Tensor | float = 0.0, z_loss: float = 0.0
+) -> torch.Tensor:
+    return (z.log() - t + z_loss * (z.log() + peak).pow(2))[labels >= 0].sum()
+
+
+def token_loss_dx(dy: torch.Tensor, z: torch.Tensor, labels: torch.Tensor, *peak: torch.Tensor, z_loss: float) -> Any:
+    return vjp(partial(token_loss, z_loss=z_loss), 0, 1)(dy, z, torch.zeros_like(z), labels, *peak)
 
 
 def clip_scale(norm: torch.Tensor, most: float) -> torch.Tensor:
@@ -203,6 +214,9 @@ ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
 }
 """Functions of one operand with their attributes, which those of their slopes are too."""
 
+LOSSES: list[dict[str, float]] = [{"smoothing": 0.1}, {"z": 0.25}, {"smoothing": 0.1, "z": 0.25}]
+"""Options of the loss."""
+
 CASES = {
     **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in ELEMENTWISE.items()},
     **{f"{name}_dx": [case("bsh bsh -> bsh", vjp(f, 0), **attrs) for f, attrs in e] for name, e in ELEMENTWISE.items()},
@@ -231,8 +245,15 @@ CASES = {
         case("h h -> .", einsum("h,h->"), over=("hidden",)),
     ],
     "count_valid": [case("#bs -> .", lambda x: (x >= 0).sum()), case("#sb -> .", lambda x: (x >= 0).sum())],
-    "cross_entropy": [case("bsv #bs -> .", cross_entropy), case("sbv #sb -> .", cross_entropy)],
-    "cross_entropy_dx": [case(". sbv #sb -> sbv", vjp(cross_entropy, 0))],
+    "cross_entropy": [
+        case("bsv #bs -> .", cross_entropy),
+        case("sbv #sb -> .", cross_entropy),
+        *(case("sbv #sb -> .", partial(cross_entropy, **options), **options) for options in LOSSES),
+    ],
+    "cross_entropy_dx": [
+        case(". sbv #sb -> sbv", vjp(cross_entropy, 0)),
+        *(case(". sbv #sb -> sbv", vjp(partial(cross_entropy, **options), 0), **options) for options in LOSSES),
+    ],
     "div": [
         case("bsh bsh -> bsh", torch.div),
         case("bsh +h -> bsh", torch.div),
@@ -303,17 +324,29 @@ CASES = {
     "softmax_dx": [case("bsh bsh -> bsh", softmax_dx, over=("hidden",))],
     "scale": [case("bsh -> bsh", lambda x: -0.75 * x, by=-0.75)],
     "shift": [case("bsh -> bsh", lambda x: x - 0.75, by=-0.75)],
-    "softmax_parts": [case("sbv sb #sb -> sb sb", softmax_parts), case("bsv bs #bs -> bs bs", softmax_parts)],
-    "softmax_parts_dx": [case("sb sb sbv sb #sb -> sbv", vjp(softmax_parts, 0, results=2))],
+    "softmax_parts": [
+        case("sbv sb #sb -> sb sb", softmax_parts),
+        case("bsv bs #bs -> bs bs", softmax_parts),
+        case("sbv sb #sb -> sb sb", partial(softmax_parts, smoothing=0.1), smoothing=0.1),
+    ],
+    "softmax_parts_dx": [
+        case("sb sb sbv sb #sb -> sbv", vjp(softmax_parts, 0, results=2)),
+        case("sb sb sbv sb #sb -> sbv", vjp(partial(softmax_parts, smoothing=0.1), 0, results=2), smoothing=0.1),
+    ],
     "sum": [
         case("bsh -> h", lambda x: x.sum((0, 1)), over=("batch", "seq")),
         case("bsh -> bs", lambda x: x.sum(-1), over=("hidden",)),
     ],
     "sum_dx": [case("bh bsh -> bsh", lambda dy, x: dy[:, None].expand_as(x))],
     "sum_squares": [case("bsh fh -> .", lambda *xs: sum((x * x).sum() for x in xs)), case("v -> .", lambda x: x @ x)],
-    "token_loss": [case("+sb sb #sb -> .", token_loss), case("+bs bs #bs -> .", token_loss)],
+    "token_loss": [
+        case("+sb sb #sb -> .", token_loss),
+        case("+bs bs #bs -> .", token_loss),
+        case("+sb sb #sb sb -> .", partial(token_loss, z_loss=0.25), z_loss=0.25),
+    ],
     "token_loss_dx": [
-        case(". +sb #sb -> sb sb", lambda dy, z, labels: vjp(token_loss, 0, 1)(dy, z, torch.zeros_like(z), labels))
+        case(". +sb #sb -> sb sb", partial(token_loss_dx, z_loss=0.0)),
+        case(". +sb #sb sb -> sb sb", partial(token_loss_dx, z_loss=0.25), z_loss=0.25),
     ],
     "update": [
         case("vh . #. vh -> vh", updated_by_descent),
@@ -324,7 +357,7 @@ CASES = {
 }
 """For every kind but `coerce`, which is no function of one rank's operands."""
 
-WITHOUT_GRADIENT = {("max_logit", 0), ("softmax_parts", 1)}
+WITHOUT_GRADIENT = {("max_logit", 0), ("softmax_parts", 1), ("token_loss", 3)}
 """Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
 
 ALL = [pytest.param(kind, it, id=f"{kind} {i}") for kind, them in CASES.items() for i, it in enumerate(them)]
@@ -440,13 +473,15 @@ def test_gradients_are_those_of_autograd(kind: str, case: Case, sizes: str) -> N
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_parts_of_cross_entropy_are_its_whole(sizes: str) -> None:
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.25)])
+def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, z: float) -> None:
     """Value and gradient through the parts are those of the whole, though none goes through the peak."""
     rng = np.random.default_rng(0)
     logits, labels = (torch.from_numpy(drawn(word, SIZES[sizes], rng)) for word in ("sbv", "#sb"))
     logits.requires_grad_(True)
-    parts = token_loss(*softmax_parts(logits, logits.detach().amax(-1), labels), labels)
-    whole = cross_entropy(logits, labels)
+    peak = logits.detach().amax(-1)
+    parts = token_loss(*softmax_parts(logits, peak, labels, smoothing), labels, peak, z)
+    whole = cross_entropy(logits, labels, smoothing, z)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (parts, whole)))
 

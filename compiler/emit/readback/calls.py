@@ -12,7 +12,8 @@ from typing import cast
 
 from attrs import define, evolve
 
-from ...ir import Attr, Op, Program, Type
+from ...certificate import trusted
+from ...ir import Attr, Op, Program, Type, walk
 from ...placements import COERCIONS, coercion_of
 from .text import DTYPES, Names, Ops, demand, keywords, literal, number, terms, wrong
 from .values import Axes, Local, Seen, Table, ends_of, local
@@ -54,6 +55,11 @@ class Expressions:
                 return self._aligned(node, "mul", [self.tensor(node.left), self.tensor(node.right)])
             case ast.BinOp(op=ast.Div()):
                 return self._aligned(node, "div", [self.tensor(node.left), self.tensor(node.right)])
+            case ast.Call(func=ast.Attribute(ast.Name(id=module), name)) if (function := f"{module}:{name}") in trusted(
+                self.program
+            ):
+                self.names.demand(node, module)
+                return _user(self, node, function)
             case ast.Call(func=ast.Attribute(value=viewed, attr=view), keywords=[]) if view in VIEWS:
                 return VIEWS[view](self, node, self.tensor(viewed))
             case ast.Call(func=ast.Name(id=name)) if name in CALLS:
@@ -283,6 +289,20 @@ def _attention_attributes(call: ast.Call, given: dict[str, object]) -> dict[str,
     return attrs
 
 
+def _user(e: Expressions, call: ast.Call, function: str) -> Local:
+    """A function of the user's own, of tensors and then numbers; the IR knows what else was said of it."""
+    keywords(call)
+    numbers = [number(node) for node in call.args]
+    count = numbers.count(None)
+    operands = e.operands(ast.Call(call.func, call.args[:count], []), count)
+    names, given = [operand.name for operand in operands], tuple(map(repr, numbers[count:]))
+    for op in walk(e.program.region.body):
+        alike = op.kind == "call" and (op.get("function"), op.get("constants")) == (function, given)
+        if alike and e.ops.has("call", names, dict(op.attrs)):
+            return e.take(call, "call", operands, dict(op.attrs))[0]
+    raise wrong(call, f"the IR has no call of {function} of {', '.join(names)} here that is not done yet")
+
+
 def _embedding(e: Expressions, call: ast.Call) -> Local:
     tokens, table = (e.plain(node) for node in call.args[:2])
     _classes(e, call, 2, e.types[table.name].axes_of(table.dims[0]))
@@ -307,9 +327,7 @@ def _max_logit(e: Expressions, call: ast.Call) -> Local:
     return e.take(call, "max_logit", [logits], {})[0]
 
 
-def _classes(
-    e: Expressions, call: ast.Call, count: int, axes: tuple[str, ...], logits: Local | None = None
-) -> None:
+def _classes(e: Expressions, call: ast.Call, count: int, axes: tuple[str, ...], logits: Local | None = None) -> None:
     """After its operands, a call is told the axes over which the vocabulary lies, if any, and what of it is padding."""
     dim = logits.dims[-1] if logits else ""
     padded = bool(dim) and e.program.valid(dim) < e.program.size(dim)

@@ -5,6 +5,7 @@ Purpose: what the module binds, and which reader reads what.  Non-goals: what st
 
 import ast
 
+from ...certificate import trusted
 from ...ir import Program, Region, Type, walk
 from .calls import CALLS
 from .declarations import read_class
@@ -35,6 +36,7 @@ class File:
     def __init__(self, program: Program, tree: ast.Module) -> None:
         self._program, self._tree = program, tree
         self._types = _types(program)
+        self._modules = {function.partition(":")[0] for function in trusted(program)}
         self._same: dict[str, str] = {}
         self._bound: set[str] = set()
         self._classes: dict[str, ast.ClassDef] = {}
@@ -62,6 +64,8 @@ class File:
     def _statement(self, stmt: ast.stmt) -> None:
         match stmt:
             case ast.Import(names=[ast.alias(name="os" | "torch" as name, asname=None)]):
+                self._bind(stmt, name)
+            case ast.Import(names=[ast.alias(name=name, asname=None)]) if name in self._modules:
                 self._bind(stmt, name)
             case ast.ImportFrom():
                 self._import(stmt)
