@@ -82,8 +82,8 @@ def trust_words(functions: Sequence[str]) -> str:
     if not functions:
         return ""
     return (
-        f"Taken at their word: {', '.join(functions)}, whose modules lie beside this file.  Not shown of them: what they"
-        " compute, and that they work along the dims that the plan says; scalec.testing.assert_op tests that."
+        f"Taken at their word: {', '.join(functions)}, from the plan's own modules beside this file.  Not shown: what"
+        " they compute, and that they work along the dims that the plan says; scalec.testing.assert_op tests that."
     )
 
 

@@ -29,8 +29,8 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     *(
         (frozenset({terminal}), f"`{text}`")
         for terminal, text in {
-            "OVER": "over", "FROM": "from", "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",", "LPAR": "(", "RPAR": ")",
-            "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
+            "OVER": "over", "FROM": "from", "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",",
+            "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
         }.items()
     ),
 )  # fmt: skip

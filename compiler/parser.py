@@ -96,16 +96,17 @@ class _Builder(Transformer[Token, Plan]):
         return Repeat(dim, tuple(body), self._span(parts))
 
     def user_op(self, parts: Parts) -> UserOp:
-        gives, along = (part for part in parts if isinstance(part, tuple))
-        return UserOp(parts[1], _only(UserOperand, parts), gives, along, parts[-1], self._span(parts))
+        _, name, *rest, function = parts
+        gives, along = (part for part in _nodes(rest) if not isinstance(part, UserOperand))
+        return UserOp(name, _only(UserOperand, rest), gives, along, function, self._span(parts))
 
     def operand(self, parts: Parts) -> UserOperand:
-        (name,), dims = _only(Name, parts), next((part for part in parts if isinstance(part, tuple)), ())
-        return UserOperand(name, dims, parts[0] is not name, self._span(parts))
+        name, *dims = _nodes(parts)
+        return UserOperand(name, dims[0] if dims else (), parts[0] is not name, self._span(parts))
 
     def dims(self, parts: Parts) -> tuple[Name, ...]:
-        lead = [Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token)]
-        return (*lead, *(name for part in parts if isinstance(part, tuple) for name in part))
+        lead = (Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token))
+        return (*lead, *(name for names in _nodes(parts) for name in names))
 
     def section(self, parts: Parts) -> Section:
         kind, *rest = parts

@@ -12,7 +12,7 @@ from attrs import frozen
 from jinja2 import FileSystemLoader
 
 from .. import __version__
-from ..certificate import Proof, header, trusted, trust_words
+from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Op, Program, Region, Type, walk
 from ..resources import folder
 from ..settings import Group

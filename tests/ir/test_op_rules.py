@@ -64,10 +64,18 @@ FUNCTIONS: dict[str, list[dict[str, Attr]]] = {
 }
 """Elementwise functions with their attributes, which those of their slopes are too."""
 
+OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": ".. hidden", "constants": ("0.5",)}
+BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
+BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
+MIXED = OWN | {"takes": (".. hidden", "seq"), "along": ("batch", "hidden"), "linear": ()}
+"""What plans say of a function of the user's own."""
+
 FORMS = {
     "add": [form(X, X, X), form("hidden", X, "seq hidden"), form("", "")],
     "attention": [form(Q, K, K, mask="causal"), form(*["seq heads head_dim"] * 3, mask="causal")],
     "attention_dx": [form(Q, Q, K, K, Q, mask="causal")],
+    "call": [form(X, X, **BY_ELEMENT), form(X, "ffn hidden", **BY_ROW), form(X, "seq", **MIXED)],
+    "call_dx": [form(X, X, X, **BY_ELEMENT), form(X, X, "ffn hidden", **BY_ROW), form(X, X, "seq", **MIXED)],
     "clip_scale": [form("", max=0.5), form("", max=0.0)],
     "concat": [
         form("batch seq head_dim", "batch seq kv_heads", **{"as": "heads"}),

@@ -217,6 +217,24 @@ ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
 LOSSES: list[dict[str, float]] = [{"smoothing": 0.1}, {"z": 0.25}, {"smoothing": 0.1, "z": 0.25}]
 """Options of the loss."""
 
+def key(operand: int, *shape: int) -> torch.Tensor:
+    """What combines the elements of a slice of an operand of a user's own function."""
+    return torch.as_tensor(Reals(0).random(shape, f"my_ops:own () {operand}")[0])
+
+
+def own_by_element(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(key(0) * x) * key(1) * y
+
+
+def own_by_row(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    h, f = x.shape[-1], w.shape[0]
+    return x @ key(0, h, h).T * torch.tanh(torch.einsum("ofi,fi->o", key(1, h, f, h), w))
+
+
+OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": ".. hidden", "constants": ()}
+BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
+BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
+
 CASES = {
     **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in ELEMENTWISE.items()},
     **{f"{name}_dx": [case("bsh bsh -> bsh", vjp(f, 0), **attrs) for f, attrs in e] for name, e in ELEMENTWISE.items()},
@@ -232,6 +250,14 @@ CASES = {
         case("sbnd sbnd sbkd sbkd =sbnd -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
     ],
     "cast": [case("bsh -> bsh", same, dtype="f64")],
+    "call": [
+        case("bsh bsh -> bsh", own_by_element, **BY_ELEMENT),
+        case("sbh fh -> sbh", own_by_row, **BY_ROW),
+    ],
+    "call_dx": [
+        case("bsh bsh bsh -> bsh bsh", vjp(own_by_element, 0, 1), **BY_ELEMENT),
+        case("sbh sbh fh -> sbh fh", vjp(own_by_row, 0, 1), **BY_ROW),
+    ],
     "clip_scale": [case("+. -> .", partial(clip_scale, most=most), max=most) for most in (1e-9, 0.5, 1.0, 1e9, 0.0)],
     "concat": [
         case("bsf bsd -> bsv", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
