@@ -56,6 +56,7 @@ x = x + c"""
 ENDS = [
     "loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab], labels)",
     "loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ wte, labels)",
+    "loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ wte, labels, smoothing=0.1, z=0.01)",
 ]
 OPTIMIZERS = [
     "sgd { lr = 0.5  clip = {clip} }",

@@ -45,7 +45,8 @@ def _function(folder: Path, origin: str) -> "Callable[..., Tensor]":
     """The function `module:function` of a module in `folder`."""
     module, _, name = origin.partition(":")
     spec = importlib.util.spec_from_file_location(module, folder / f"{module}.py")
-    assert spec and spec.loader, f"there is no {module}.py in {folder}"
+    assert spec, f"there is no {module}.py in {folder}"
+    assert spec.loader, f"nothing loads {module}.py"
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return getattr(loaded, name)

@@ -52,7 +52,7 @@ class Word:
     @property
     def ends_value(self) -> bool:
         """Whether an operand, or all of an expression, may end with it."""
-        return self.is_name or self.is_number or self.is_string or self.text in (")", "]")
+        return self.is_name or self.is_number or self.is_string or self.text in (")", "]", "..")
 
     @property
     def is_operator(self) -> bool:

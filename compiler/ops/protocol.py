@@ -95,7 +95,6 @@ def takes(*names: str) -> tuple[Operand, ...]:
 Dims = Callable[[Sequence[Type], Op], frozenset[str]]
 Joins = Callable[[Sequence[Type], Op], Mapping[str, tuple[str, ...]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
-Groups = Callable[[Op], tuple[tuple[int, ...], ...]]
 
 
 def no_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
@@ -106,11 +105,6 @@ def no_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
 def no_sums(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
     """None of them."""
     return {}
-
-
-def no_groups(op: Op) -> tuple[tuple[int, ...], ...]:
-    """None of them."""
-    return ()
 
 
 def one_dim(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
@@ -124,7 +118,6 @@ class OpDef:
 
     shapes    element types and dims of the results, from the operands'
     linear    groups of operands in each of which the op is jointly linear (they may be partial)
-    stated    further such groups, which an op's own attributes state
     whole     dims that each rank must hold whole
     joins     dims that others make up, one behind the other: their sizes are the sums of these
     allows    whether operands that one axis shards so make sense together
@@ -143,7 +136,6 @@ class OpDef:
     attributes: tuple[Attribute, ...] = ()
     more: bool = False
     linear: tuple[tuple[int, ...], ...] = ()
-    stated: Groups = no_groups
     whole: Dims = no_dims
     joins: Joins = no_sums
     allows: Allows = one_dim
@@ -193,7 +185,7 @@ class OpDef:
         partial = tuple(i for i, place in enumerate(places) if place == PARTIAL)
         if partial:
             rest = [type for i, type in enumerate(types) if i not in partial]
-            self._require(partial in self._groups(len(types), op), axis, types, "is not linear in what is partial")
+            self._require(partial in self._groups(len(types)), axis, types, "is not linear in what is partial")
             self._require(
                 all(type.at(axis) in _replicated(type) for type in rest), axis, types, "mixes partial and not"
             )
@@ -207,9 +199,8 @@ class OpDef:
         self._require(not split & self.whole(types, op), axis, types, "needs that dim whole")
         return [next((sharded(dim) for dim in dims if dim in split), self.contracts) for _, dims in shapes]
 
-    def _groups(self, count: int, op: Op) -> tuple[tuple[int, ...], ...]:
-        groups = (*self.linear, *self.stated(op))
-        return tuple(tuple(range(count)) if ALL in group else group for group in groups)
+    def _groups(self, count: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(range(count)) if ALL in group else group for group in self.linear)
 
     def _require(self, holds: bool, axis: str, types: Sequence[Type], what: str) -> None:
         if not holds:

@@ -1,7 +1,8 @@
 """A function of the user's own, taken at its word: which dims it works along, and what it is linear in.
 
 Applied to slices along the dims that it works along, it gives the slices of its result; so these may be sharded, and
-every other dim is whole on each rank.  Non-goals: reading or running the function.
+every other dim is whole on each rank.  Linearity is part of its meaning; a pending sum is reduced before the call all
+the same, as before all ops but sums.  Non-goals: reading or running the function.
 """
 
 from collections.abc import Sequence
@@ -75,10 +76,6 @@ def _whole(types: Sequence[Type], op: Op) -> frozenset[str]:
     return frozenset(dim for type in types for dim in type.dims) - {*op.names("along")}
 
 
-def _stated(op: Op) -> tuple[tuple[int, ...], ...]:
-    return tuple((i,) for i in linear_in(op))
-
-
 def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     saved = [b.saved(name) for name in op.inputs]
     return list(b.emit("call_dx", [*grads, *saved], op.inputs, **dict(op.attrs)))
@@ -105,7 +102,6 @@ CALL = OpDef(
         Attribute("constants", kinds=(tuple,)),
     ),
     more=True,
-    stated=_stated,
     whole=_whole,
     adjoint=_adjoint,
 )

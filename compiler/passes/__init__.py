@@ -3,7 +3,7 @@
 Purpose: each pass is a function Program → Program; between two, the program is checked and shown to who asks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from attrs import evolve
 
@@ -49,11 +49,17 @@ def lower(program: Program, until: str = STAGES[-1], seen: Callable[[Program], N
     """
     check(program)
     seen(program)
-    for step in PASSES[STAGES.index(program.stage) : STAGES.index(until)]:
-        program = evolve(step(program), stage=step.__name__)
+    for program in passed(program, until):
         check(program)
         seen(program)
     return program
+
+
+def passed(program: Program, until: str = STAGES[-1]) -> Iterator[Program]:
+    """The program after each of those passes, unchecked.  Raises PlanError."""
+    for step in PASSES[STAGES.index(program.stage) : STAGES.index(until)]:
+        program = evolve(step(program), stage=step.__name__)
+        yield program
 
 
 def compile_plan(source: Source, until: str = STAGES[-1]) -> Program:

@@ -12,6 +12,7 @@ from ..diagnostics import Diagnostics, Note
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, types
 from ..ops import OPS, OpDef
 from ..ops.attention import head_dims
+from ..ops.user import module_and_function
 
 
 def propagate(program: Program) -> Program:
@@ -146,7 +147,13 @@ class _Worker:
 
 
 def _word(op: Op) -> str:
-    return "@" if op.kind == "contract" else op.kind
+    match op.kind:
+        case "contract":
+            return "@"
+        case "call":
+            return module_and_function(op)[1]
+        case kind:
+            return kind
 
 
 def _advice(op: Op, dim: str, axis: str) -> str:

@@ -5,6 +5,7 @@ key/value heads, which the axis can be factored for.  Non-goals: what single ops
 """
 
 import fnmatch
+from math import inf
 
 from ..diagnostics import Diagnostics, Note, did_you_mean, listing
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, types, walk
@@ -251,12 +252,14 @@ def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
         )
 
 
+OPTIONS = {"smoothing": (1.0, "from 0 to below 1, for instance 0.1"), "z": (inf, "0 or above, for instance 1e-4")}
+"""Of losses: what each is below, and what it may be."""
+
+
 def _losses(program: Program, found: Diagnostics) -> None:
     """Smoothing leaves the label a share, and a z-loss does not reward."""
     for op in walk(program.region.body):
-        if op.kind in LOSSES:
-            smoothing, z = (OPS[op.kind].get(op, name) for name in ("smoothing", "z"))
-            if not (isinstance(smoothing, float) and 0 <= smoothing < 1):
-                found.error("E0313", f"smoothing is {smoothing}", op.span, help="from 0 to below 1, for instance 0.1")
-            if not (isinstance(z, float) and z >= 0):
-                found.error("E0313", f"z is {z}", op.span, help="0, or a number above it, for instance 1e-4")
+        for name, (end, help) in OPTIONS.items() if op.kind in LOSSES else ():
+            value = OPS[op.kind].get(op, name)
+            if not (isinstance(value, float) and 0 <= value < end):
+                found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)

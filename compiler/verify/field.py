@@ -13,7 +13,7 @@ from hashlib import blake2b
 import numpy as np
 from attrs import define, field
 
-from .tensors import Array, Dims, Tensor, subscripts
+from .tensors import RANDOM, Array, Degree, Dims, Tensor, degree_of, subscripts
 
 P = 2147483579
 """The modulus: a safe prime, P = 2Q + 1, just under 2^31, so that products fit 64 bits."""
@@ -23,6 +23,9 @@ Q = (P - 1) // 2
 
 WINDOW = 15
 """Powers are looked up in two tables for as many bits each."""
+
+UNBOUNDED = Degree(1 << 62)
+"""Of what the bound has nothing to say."""
 
 Word = np.uint64
 _HALF = Word(16)
@@ -36,7 +39,7 @@ class Field:
     trials: int
     axes: int
     seed: int = 0
-    degree: int = 1
+    degree: Degree = RANDOM
     inverted: int = 0
     hashed: int = 0
     _keys: dict[tuple[object, ...], Array] = field(factory=dict[tuple[object, ...], Array])
@@ -63,7 +66,7 @@ class Field:
 
     def _pair(self, out: Dims, x: Tensor, y: Tensor) -> Tensor:
         degree = x.degree + y.degree
-        self.degree = max(self.degree, degree)
+        self.degree |= degree
         if not {*x.dims, *y.dims} - {*out}:
             return Tensor(out, x.onto(out) * y.onto(out) % P, degree)
         path = subscripts(out, x.dims, y.dims)  # halves of 16 bits: 2^16 products of 47 bits fit 64
@@ -78,7 +81,7 @@ class Field:
         array = terms[0].onto(out)
         for term in terms[1:]:
             array = array + term.onto(out)
-        return Tensor(out, array % P, max(term.degree for term in terms))
+        return Tensor(out, array % P, degree_of(terms))
 
     def negative(self, x: Tensor) -> Tensor:
         return Tensor(x.dims, (P - x.array) % P, x.degree)
@@ -88,33 +91,42 @@ class Field:
 
         No inverse may stand in x: of numbers of which that is not known, take the function `reciprocal`.
         """
-        self.inverted += x.array[0].size * x.degree
+        self.inverted += x.array[0].size * x.degree.all
+        self.degree |= UNBOUNDED if x.degree.inverses else RANDOM
         result, square = np.ones_like(x.array), x.array
         for bit in reversed(f"{P - 2:b}"):
             if bit == "1":
                 result = result * square % P
             square = square * square % P
-        return Tensor(x.dims, result, 1)
+        return Tensor(x.dims, result, Degree(1, 1))
 
     def function(self, name: str, *operands: Tensor, constants: tuple[object, ...] = ()) -> Tensor:
-        return Tensor(operands[0].dims, self._hash((name, *constants), *operands) % P, 1)
+        return Tensor(operands[0].dims, self._hash((name, *constants), *operands) % P, RANDOM)
 
     def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
-        exponent, degree = self._hash(("exponent",), x) % Q, 1
+        exponent, degree = self._hash(("exponent",), x) % Q, RANDOM
         if less is not None:
-            degree = 2  # w^s of x, and w^-s of y
-            self.degree = max(self.degree, degree)
+            degree = Degree(2)  # w^s of x, and w^-s of y
+            self.degree |= degree
             down = Tensor(less.dims, self._hash(("exponent",), less) % Q).onto(x.dims)
             exponent = (exponent + (Q - down)) % Q
         low, high = _powers()
         mask = Word((1 << WINDOW) - 1)
         return Tensor(x.dims, low[exponent & mask] * high[exponent >> Word(WINDOW)] % P, degree)
 
+    def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """A hash of each element, its place and the whole of its row."""
+        digest = self._digest(("softmax",), x) ^ self._key(("place",), x.array.shape[-1])
+        digest = digest if seen is None else np.where(seen.onto(x.dims) > 0, digest, Word(0))
+        digest = _mixed(digest + _mixed(digest.sum(axis=-1, keepdims=True, dtype=Word)))
+        weights = self._of_each_trial(("softmax",), digest) % P
+        return Tensor(x.dims, weights if seen is None else weights * seen.onto(x.dims), RANDOM)
+
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
         both = positions[..., None] * pairs + np.arange(pairs)
         index = Tensor(("seq", "pair"), both.astype(Word))
         cos, sin = (self._hash((name, theta, *scaling), index) % P for name in ("cos", "sin"))
-        return Tensor(index.dims, cos, 1), Tensor(index.dims, sin, 1)
+        return Tensor(index.dims, cos, RANDOM), Tensor(index.dims, sin, RANDOM)
 
     def rank(self, x: Tensor) -> Array:
         """An order for each trial: in a single one, 0 might be the least, and a maximum with zeros then a sum."""
@@ -126,7 +138,9 @@ class Field:
 
     def _hash(self, name: tuple[object, ...], *operands: Tensor) -> Array:
         """64 bits for each trial, of all operands in all trials."""
-        digest = self._digest(name, *operands)
+        return self._of_each_trial(name, self._digest(name, *operands))
+
+    def _of_each_trial(self, name: tuple[object, ...], digest: Array) -> Array:
         self.hashed += digest[0].size
         keys = self._key(("hash", *name), self.trials).reshape(-1, *(1,) * (digest.ndim - 1))
         return _mixed(digest[np.arange(self.trials) % 2] ^ keys)

@@ -52,6 +52,10 @@ class Numbers(Protocol):
         """exp(x - less), so that exp(x - y) · exp(y - z) = exp(x - z)."""
         ...
 
+    def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """exp(x) / Σ exp(x) over the last dim, of those elements for which `seen` is not zero; zero of the others."""
+        ...
+
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
         """Cosine and sine of position · theta^(-i / pairs): positions [1, *mesh axes, n], results dims (seq, pair).
 

@@ -169,6 +169,11 @@ class Reals:
     def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
         return Tensor(x.dims, np.exp(x.array if less is None else x.array - less.onto(x.dims)))
 
+    def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        weights = np.exp(x.array - x.array.max(axis=-1, keepdims=True))
+        weights = weights if seen is None else weights * seen.onto(x.dims)
+        return Tensor(x.dims, weights / weights.sum(axis=-1, keepdims=True))
+
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         angle = positions[..., None] * _slowed(theta ** (-np.arange(pairs) / pairs), *scaling)
         return Tensor(("seq", "pair"), np.cos(angle)), Tensor(("seq", "pair"), np.sin(angle))

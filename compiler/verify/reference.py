@@ -17,7 +17,7 @@ from .meanings import MEANINGS, Call
 from .meanings import step as meaning
 from .numbers import Numbers
 from .scene import Scene, everywhere
-from .tensors import Dims, Tensor
+from .tensors import RANDOM, Dims, Tensor
 from .world import World
 
 Env = dict[str, Tensor]
@@ -87,7 +87,7 @@ class Reference:
         """The outcome of the step."""
         model, n = Model.of(self.program), self.numbers
         params = {name: everywhere(value, self.world) for name, value in scene.params.items()}
-        params = {p.name: Tensor(p.type.dims, params[p.name].onto(p.type.dims), 1) for p in self.program.params}
+        params = {p.name: Tensor(p.type.dims, params[p.name].onto(p.type.dims), RANDOM) for p in self.program.params}
         inputs = {name: everywhere(_batched(value), self.world) for name, value in scene.inputs.items()}
         given = {a.value.name: inputs[a.value.name.split(".")[0]] for a in model.inputs}
         env = self._body(model.setup, params, (), only=RENAMES)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ..ir import MICROBATCHES, Program, base, types, walk
 from .numbers import Numbers
-from .tensors import Array, Tensor
+from .tensors import RANDOM, Array, Tensor
 from .world import World
 
 INPUT_DIMS = (MICROBATCHES, "batch", "seq")
@@ -43,7 +43,7 @@ def scene(program: Program, numbers: Numbers) -> Scene:
     params: dict[str, Tensor] = {}
     for param in program.params:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
-        params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), 1)
+        params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM)
     rng = np.random.default_rng(list(blake2b(f"{numbers.seed} tokens".encode(), digest_size=16).digest()))
     shape = (1, *(sizes[dim] for dim in INPUT_DIMS))
     inputs = {"tokens": _tokens(rng, shape, _vocabulary(program)), "labels": _labels(rng, shape, _vocabulary(program))}

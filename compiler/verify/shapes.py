@@ -91,9 +91,12 @@ class _Sizes:
         return turn, dim.size if turn > 2 else 0
 
     def _turns(self, loop: str) -> int:
-        """How often a loop turns.  Of four loops no two turn alike on both meshes, so that one is not another."""
+        """How often a loop turns.  Of four loops no two turn alike on both meshes, so that one is not another.
+
+        Microbatches, which are loops around all others, turn twice on both.
+        """
         first = next((size for size in self._axes.values() if size > 1), 2)
-        return (first, 5 - first, 2, 3)[self._loops.index(loop) % 4]
+        return (2, first, 5 - first, 3)[self._loops.index(loop) % 4]
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""

@@ -9,22 +9,43 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Dims = tuple[str, ...]
 
 
-class Tensor:
-    """Local tensors of all ranks: `array` is [trials, *mesh axes, *dims]; an axis along which all is alike may be 1.
+@frozen
+class Degree:
+    """A bound on the elements as polynomials in everything that is drawn at random, and in inverses of such.
 
-    `degree` bounds the degree of the elements as polynomials in everything that is drawn at random; negative exponents,
-    which exponentials have, count by their size.
+    The largest degree of a term; and of these factors, how many at most are inverses.  Negative exponents, which
+    exponentials have, count by their size.
     """
+
+    all: int = 0
+    inverses: int = 0
+
+    def __add__(self, other: "Degree") -> "Degree":
+        """That of products."""
+        return Degree(self.all + other.all, self.inverses + other.inverses)
+
+    def __or__(self, other: "Degree") -> "Degree":
+        """That of sums."""
+        return Degree(max(self.all, other.all), max(self.inverses, other.inverses))
+
+
+NUMBER, RANDOM = Degree(), Degree(1)
+"""The degrees of what is the same in all trials, and of what is drawn."""
+
+
+class Tensor:
+    """Local tensors of all ranks: `array` is [trials, *mesh axes, *dims]; an axis along which all is alike may be 1."""
 
     __slots__ = ("array", "degree", "dims")
 
-    def __init__(self, dims: Dims, array: Array, degree: int = 0) -> None:
+    def __init__(self, dims: Dims, array: Array, degree: Degree = NUMBER) -> None:
         self.dims, self.array, self.degree = dims, array, degree
 
     @property
@@ -36,8 +57,8 @@ class Tensor:
         """The array with its dims in the order of `dims`, and size 1 for those it lacks."""
         if self.dims == dims:
             return self.array
-        order, missing = _layout(self.dims, dims, self.lead)
-        return np.expand_dims(self.array.transpose(order), missing) if missing else self.array.transpose(order)
+        order, index = _layout(self.dims, dims, self.lead)
+        return self.array.transpose(order)[index]
 
     def at(self, index: int) -> "Tensor":
         """One slice along the first dim."""
@@ -45,16 +66,25 @@ class Tensor:
 
 
 @cache
-def _layout(own: Dims, dims: Dims, lead: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _layout(own: Dims, dims: Dims, lead: int) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+    """The order of an array's axes, and the index that adds those of size 1."""
     assert set(own) <= set(dims), f"verify: {own} are not among {dims}"
     order = (*range(lead), *(lead + own.index(dim) for dim in dims if dim in own))
-    return order, tuple(lead + i for i, dim in enumerate(dims) if dim not in own)
+    return order, (*(slice(None),) * lead, *(slice(None) if dim in own else None for dim in dims))
+
+
+def degree_of(tensors: Sequence[Tensor]) -> Degree:
+    """The degree of sums of the tensors, and of whatever is put together of them."""
+    found = Degree()
+    for tensor in tensors:
+        found |= tensor.degree
+    return found
 
 
 def stacked(dim: str, tensors: Sequence[Tensor]) -> Tensor:
     """The tensors along a new first dim."""
     arrays = np.broadcast_arrays(*(t.array for t in tensors))
-    return Tensor((dim, *tensors[0].dims), np.stack(arrays, axis=tensors[0].lead), max(t.degree for t in tensors))
+    return Tensor((dim, *tensors[0].dims), np.stack(arrays, axis=tensors[0].lead), degree_of(tensors))
 
 
 @cache

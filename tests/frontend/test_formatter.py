@@ -22,6 +22,11 @@ GOLDEN = {
         'use"models/llama.scale"{dims{hidden=64 heads=-4*( 2+1 )}}',
         'use "models/llama.scale" { dims { hidden = 64  heads = -4 * (2 + 1) } }\n',
     ),
+    "user ops": (
+        'op f(x[..,d],linear w[ d ],eps)->[ ..,d ]over ..from"own:f"op g(x[a , b])->[a,b] over a , b from "own:g"',
+        'op f(x[.., d], linear w[d], eps) -> [.., d] over .. from "own:f"'
+        '  op g(x[a, b]) -> [a, b] over a, b from "own:g"\n',
+    ),
     "a model": (
         "model m ( tokens [batch,seq],labels[ batch , seq ] ) {init~normal( 0.02 ) init a,b~zeros\n"
         "q,k=f(x@wq[hidden->heads,dim],eps = 1e-5) x=[]\n"

@@ -31,13 +31,14 @@ from scalec.compiler.syntax import (
     Setting,
     String,
     Use,
+    UserOp,
 )
 
 PLANS = sorted(Path(scalec.plans.__path__[0]).rglob("*.scale"))
 NOWHERE = Span("", 0, 0, 0, 0)
 
 
-def parse(text: str) -> tuple[Use | Model | Section, ...]:
+def parse(text: str) -> tuple[Use | Model | UserOp | Section, ...]:
     return parse_plan(Source("m.scale", text)).items
 
 

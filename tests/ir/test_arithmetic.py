@@ -74,6 +74,9 @@ EMITTED = {
     "y + -x * 0.5": "y + -x * 0.5",
     "x * 2 * 3": "x * 2.0 * 3.0",
     "silu(x - 1) * -0.5": "silu(x - 1.0) * -0.5",
+    "gelu(x)": "gelu(x)",
+    "gelu(x, approximate=tanh)": 'gelu(x, approximate="tanh")',
+    "softcap(x, 3)": "softcap(x, cap=3.0)",
     # numbers alone, dims and constants
     "2 * 3 * x": "x * 6.0",
     "x * (2 * 3)": "x * 6.0",

@@ -89,13 +89,43 @@ GATHERED = {
 
 
 def test_row_24_gathered_logits_in_a_vocabulary_parallel_loss() -> None:
-    """Whole logits went into a loss that adds over ranks: log of the ranks too much (Megatron#737).  `test_runs` shows
-    the log.  (Label smoothing, Megatron#7452, waits.)"""
+    """Whole logits went into a loss that adds over ranks: log of the ranks too much (Megatron#7452, row 2).
+    `test_runs` shows the log."""
     wrong = "max_logit(all_gather(logits, self.tp, dim=2))"
     defect = Defect("llama", ir=GATHERED, text={"max_logit(logits)": wrong})
     assert "but max_logit makes" in defect.types()
     assert {"loss", "norm", "gradient of head"} < defect.values()
     assert "the IR has no such coercion of _logits" in defect.emission()
+
+
+SMOOTHED = "smoothing and z-loss"
+PARTS = "softmax_parts(_logits, peak.1, labels)"
+OWN_MEAN = {
+    f"t: f64[seq, batch@dp]{{tp: P}} = {PARTS} <smoothing=0.1>": f"hard: f64[seq, batch@dp]{{tp: P}} = {PARTS}"
+    " !tiny.scale:12 minus: f64[seq, batch@dp]{tp: P} = scale(hard) <by=-1.0> !tiny.scale:12 z.9: f64[seq, batch@dp]"
+    f"{{tp: P}}, soft: f64[seq, batch@dp]{{tp: P}} = {PARTS} <smoothing=0.1>",
+    "t.1: f64[seq, batch@dp] = coerce(t) <axes=[tp], from=P, to=I>": "hard.1: f64[seq, batch@dp] = coerce(hard)"
+    " <axes=[tp], from=P, to=I> !tiny.scale:12 t.1: f64[seq, batch@dp] = add(hard.1, soft, minus)",
+}
+
+
+def test_row_24_smoothed_labels_take_the_mean_of_a_ranks_own_classes() -> None:
+    """What smoothing adds to the label's logit was not summed over ranks, so that their losses differed (Megatron#737,
+    #7452, row 1)."""
+    parts = "softmax_parts(logits, peak, labels, self.tp, classes=9, smoothing=0.1)"
+    defect = Defect(SMOOTHED, ir=OWN_MEAN, text={parts: parts.replace("self.tp, ", "")})
+    assert "add is not linear in what is partial on tp" in defect.types()
+    assert defect.values() == {"loss"}
+    assert "the vocabulary lies over ('tp',), not []" in defect.emission()
+
+
+def test_row_24_the_gradient_of_smoothed_labels_is_that_of_others() -> None:
+    """Backward gave each class another share than forward: one of this rank's classes (Megatron#7464)."""
+    shares = "softmax_parts_dx(d_z.1, d_t.1, _logits, peak.1, labels) <smoothing="
+    defect = Defect(SMOOTHED, ir={f"{shares}0.1": f"{shares}0.2"}, text={"smoothing=0.1": "smoothing=0.2"})
+    assert defect.types() == ""
+    assert defect.values() == results_of(*parameters(SMOOTHED))
+    assert "the IR has no softmax_parts" in defect.emission()
 
 
 def test_row_25_a_vocabulary_that_the_axis_does_not_divide() -> None:

@@ -78,7 +78,7 @@ def test_row_22_an_all_reduce_whose_backward_is_an_all_reduce(tmp_path: Path, mo
 
 
 def test_row_24_gathered_logits_add_the_logarithm_of_the_ranks(tmp_path: Path) -> None:
-    """Each rank sums the exponentials of the whole vocabulary, and then the ranks are added (Megatron#737)."""
+    """Each rank sums the exponentials of the whole vocabulary, and then the ranks are added (Megatron#7452, row 2)."""
     case = Case(tp=2, valid="all")
     logits = "logits = linear(n, self.head)"
     whole = logits.replace("linear(n, self.head)", "all_gather(linear(n, self.head), self.tp, dim=2)")

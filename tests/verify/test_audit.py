@@ -37,6 +37,7 @@ NAMES = (
     "sequence alone",
     "captured matrix",
     "positions learned",
+    "smoothing and z-loss",
 )
 
 EXPECTED = {

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalec.compiler.verify.field import Field, P, Q, Word
-from scalec.compiler.verify.tensors import Array, Tensor
+from scalec.compiler.verify.tensors import RANDOM, Array, Degree, Tensor
 
 RESIDUES = st.sampled_from([0, 1, 2, 0xFFFF, 0x10000, 0x7FFEFFFF, P - 2, P - 1]) | st.integers(0, P - 1)
 FEW = settings(derandomize=True, max_examples=50, deadline=None)
@@ -29,7 +29,7 @@ def field(trials: int = 1, seed: int = 0) -> Field:
 
 def vector(values: Sequence[int]) -> Tensor:
     """The same numbers in every trial."""
-    return Tensor(("i",), np.array([values], Word), 1)
+    return Tensor(("i",), np.array([values], Word), RANDOM)
 
 
 def numbers(x: Tensor) -> list[int]:
@@ -72,11 +72,11 @@ def test_elementwise_arithmetic_is_that_of_integers(triples: list[tuple[int, int
 @given(table(3, 4), table(2, 4), st.lists(RESIDUES, min_size=4, max_size=4))
 def test_products_of_named_dims_are_sums_of_products(a: list[list[int]], b: list[list[int]], c: list[int]) -> None:
     n = field()
-    x, y = Tensor(("i", "k"), np.array([a], Word), 1), Tensor(("j", "k"), np.array([b], Word), 1)
-    found = n.product(("j", "i"), x, y, Tensor(("k",), np.array([c], Word), 1))
+    x, y = Tensor(("i", "k"), np.array([a], Word), RANDOM), Tensor(("j", "k"), np.array([b], Word), RANDOM)
+    found = n.product(("j", "i"), x, y, Tensor(("k",), np.array([c], Word), RANDOM))
     expected = [[sum(p * q * r for p, q, r in zip(row, other, c, strict=True)) % P for row in a] for other in b]
     assert found.array[0].tolist() == expected
-    assert found.degree == n.degree == 3
+    assert found.degree == n.degree == Degree(3)
 
 
 @FEW
@@ -131,7 +131,7 @@ COUNT = 100_000
 
 def hashed(n: Field, what: str, values: Array) -> Array:
     """A function of every number: [trials, numbers]."""
-    x = Tensor(("i",), values, 1)
+    x = Tensor(("i",), values, RANDOM)
     return (n.exponential(x) if what == "exp" else n.function(what, x)).array
 
 
@@ -165,10 +165,10 @@ def test_trials_are_hashed_together(what: str) -> None:
 
 def test_the_same_arguments_give_the_same_wherever_they_stand() -> None:
     n, x = field(3), np.arange(3 * 6, dtype=Word).reshape(3, 6)
-    flat = n.function("silu", Tensor(("i",), x, 1)).array
-    square = n.function("silu", Tensor(("j", "i"), x.reshape(3, 2, 3), 1)).array
+    flat = n.function("silu", Tensor(("i",), x, RANDOM)).array
+    square = n.function("silu", Tensor(("j", "i"), x.reshape(3, 2, 3), RANDOM)).array
     assert (flat == square.reshape(3, 6)).all()
-    assert (flat[:, ::-1] == n.function("silu", Tensor(("i",), x[:, ::-1], 1)).array).all()
+    assert (flat[:, ::-1] == n.function("silu", Tensor(("i",), x[:, ::-1], RANDOM)).array).all()
     once = np.full((1, 6), 7, Word)  # the same in every trial, written once or thrice
     assert (hashed(n, "silu", once) == hashed(n, "silu", np.broadcast_to(once, (3, 6)))).all()
 
@@ -194,10 +194,10 @@ def test_functions_differ_by_name_constants_order_and_seed() -> None:
 def test_ranks_are_a_total_order_of_each_trial() -> None:
     """The same keys for the same numbers wherever they stand, no two numbers of one key, and 0 not always the least."""
     n, x = field(3), np.arange(COUNT, dtype=Word)[None]
-    keys = n.rank(Tensor(("i",), x, 1))
+    keys = n.rank(Tensor(("i",), x, RANDOM))
     assert keys.shape == (3, COUNT)
     assert all(len(np.unique(row)) == COUNT for row in keys)
-    assert (n.rank(Tensor(("i",), x[:, ::-1], 1)) == keys[:, ::-1]).all()
+    assert (n.rank(Tensor(("i",), x[:, ::-1], RANDOM)) == keys[:, ::-1]).all()
     assert len({tuple(np.argsort(row[:20])) for row in keys}) == 3
     assert len({tuple(row[1:20] > row[0]) for row in keys}) == 3
 
@@ -207,7 +207,7 @@ def test_ranks_are_a_total_order_of_each_trial() -> None:
 
 def polynomial(n: Field, t: int) -> Tensor:
     """Ring operations on arguments that are linear in t."""
-    line = [Tensor(("i",), (n.random((3,), f"a{i}") + n.random((3,), f"b{i}") * Word(t)) % P, 1) for i in range(3)]
+    line = [Tensor(("i",), (n.random((3,), f"a{i}") + n.random((3,), f"b{i}") * Word(t)) % P, RANDOM) for i in range(3)]
     x = n.product(("i",), *line)
     y = n.total(("i",), x, n.negative(n.product(("i",), line[0], line[1])))
     return n.product((), y, x, n.ratio(1, 3))
@@ -215,7 +215,7 @@ def polynomial(n: Field, t: int) -> Tensor:
 
 def test_degrees_are_bounds() -> None:
     """In one variable of which all arguments are linear functions, the differences of that order vanish."""
-    degree = polynomial(field(), 0).degree
+    degree = polynomial(field(), 0).degree.all
     values = [int(polynomial(field(), t).array[0]) for t in range(degree + 2)]
     orders = [values]
     for _ in range(degree + 1):
@@ -228,7 +228,11 @@ def test_degrees_are_bounds() -> None:
 def test_what_the_bound_counts() -> None:
     n, x = field(2), vector(range(1, 6))
     n.inverse(n.product(("i",), x, x))
-    assert (n.degree, n.inverted) == (2, 10)
+    assert (n.degree, n.inverted) == (Degree(2), 10)
+    assert n.product(("i",), x, n.inverse(x)).degree == Degree(2, 1)
+    n.inverted = 10
+    n.inverse(n.inverse(x))  # of which the bound knows nothing
+    assert n.degree.all > P
     n.function("silu", x)
-    assert n.exponential(x, x).degree == 2  # with one exponent that is negative
+    assert n.exponential(x, x).degree == Degree(2)  # with one exponent that is negative
     assert n.hashed == 15

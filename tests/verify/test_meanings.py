@@ -23,7 +23,7 @@ from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.meanings import MEANINGS, Call
 from scalec.compiler.verify.meanings.step import updated
 from scalec.compiler.verify.reals import Reals
-from scalec.compiler.verify.tensors import Tensor
+from scalec.compiler.verify.tensors import RANDOM, Tensor
 from scalec.compiler.verify.world import World
 
 NAMES = "batch seq hidden ffn vocab heads kv_heads head_dim layers".split()
@@ -216,6 +216,7 @@ ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
 
 LOSSES: list[dict[str, float]] = [{"smoothing": 0.1}, {"z": 0.25}, {"smoothing": 0.1, "z": 0.25}]
 """Options of the loss."""
+
 
 def key(operand: int, *shape: int) -> torch.Tensor:
     """What combines the elements of a slice of an operand of a user's own function."""
@@ -534,7 +535,7 @@ def field_update(optimizer: Optimizer, name: str) -> np.ndarray[Any, Any]:
     program: Program = frame({}, {"vocab": 3})
     program = evolve(program, train=evolve(program.train, optimizer=optimizer))
     numbers = Field(2, 0)
-    param, grad = (Tensor(("vocab",), numbers.random((3,), word), 1) for word in ("param", "grad"))
+    param, grad = (Tensor(("vocab",), numbers.random((3,), word), RANDOM) for word in ("param", "grad"))
     count = Tensor((), np.ones(1, int))
     return updated(program, numbers, name, param, grad, numbers.ratio(1, 1), count).array
 

@@ -367,9 +367,10 @@ def _function(name: str, *attributes: str) -> Callable[[Expressions, ast.Call], 
 
     def read(e: Expressions, call: ast.Call) -> Local:
         demand(call, len(call.args) == 1, f"{name} takes one operand")
-        x, given = e.tensor(call.args[0]), keywords(call, *attributes)
-        attrs = {key: _attribute(given[key]) for key in attributes}
-        return Local(e.take(call, name, [x], attrs)[0].name, x.groups)
+        given = {str(keyword.arg): _attribute(keyword.value) for keyword in call.keywords}
+        demand(call, {*given} <= {*attributes}, f"{name} has no such option")  # one at its default is not written
+        x = e.tensor(call.args[0])
+        return Local(e.take(call, name, [x], given)[0].name, x.groups)
 
     return read
 

@@ -33,7 +33,7 @@ def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
 
 def joined(low: Tensor, high: Tensor) -> Tensor:
     """Two halves of the last dim."""
-    return Tensor(low.dims, np.concatenate([low.array, high.array], axis=-1), low.degree)
+    return Tensor(low.dims, np.concatenate([low.array, high.array], axis=-1), low.degree | high.degree)
 
 
 class _Softmax:
@@ -62,7 +62,7 @@ class _Softmax:
     def _scale(self, q: Tensor) -> Tensor:
         if scale := self.c.number("scale"):
             return self.n.ratio(*scale.as_integer_ratio())
-        return self.n.inverse(self.n.function("root", self.n.ratio(q.array.shape[-1], 1)))
+        return self.n.function("reciprocal", self.n.function("root", self.n.ratio(q.array.shape[-1], 1)))
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values, copied to every query head of their group."""
@@ -76,8 +76,7 @@ class _Softmax:
             self.slope = n.function("softcap slope", scores, constants=(cap,))
             scores = n.function("softcap", scores, constants=(cap,))
         seen = n.constant(self._seen(positions).astype(int), (SEQUENCE, KEY))
-        weights = n.product(self.pairs, n.exponential(scores), seen)
-        return n.product(self.pairs, weights, n.inverse(n.product(self.pairs[:-1], weights)))
+        return n.softmax(scores, seen)
 
     def _seen(self, positions: Array) -> Array:
         """Which keys a query sees."""

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from ..tensors import Dims, Tensor
+from ..tensors import Dims, Tensor, degree_of
 from .call import Call, Meaning
 
 
 def _concat(c: Call) -> list[Tensor]:
     lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in c.args))
     parts = [np.broadcast_to(x.array, (*lead, *x.array.shape[x.lead :])) for x in c.args]
-    return [Tensor(c.dims, np.concatenate(parts, axis=-1), max(x.degree for x in c.args))]
+    return [Tensor(c.dims, np.concatenate(parts, axis=-1), degree_of(c.args))]
 
 
 def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:

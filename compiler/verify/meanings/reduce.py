@@ -30,8 +30,9 @@ def _mean_dx(c: Call, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _softmax(c: Call, x: Tensor) -> Tensor:
-    n, each = c.numbers, c.numbers.exponential(x)
-    return n.product(x.dims, each, n.inverse(n.product(_rest(c, x), each)))
+    dims = (*_rest(c, x), *c.op.names("over"))
+    weights = c.numbers.softmax(Tensor(dims, x.onto(dims), x.degree))
+    return Tensor(x.dims, weights.onto(x.dims), weights.degree)
 
 
 def _softmax_dx(c: Call, dy: Tensor, y: Tensor) -> Tensor:

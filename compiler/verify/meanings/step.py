@@ -9,7 +9,7 @@ import numpy as np
 from ...ir import Program
 from ...settings import Optimizer
 from ..numbers import Numbers
-from ..tensors import Tensor
+from ..tensors import Tensor, degree_of
 from .call import Call, Meaning
 
 
@@ -45,7 +45,7 @@ def updated(
     scaled = n.product(param.dims, grad, scale)
     moved = n.function("update", param, scaled, constants=(name, *_settings(program.train.optimizer, name)))
     there = count.onto(param.dims) > 0
-    return Tensor(param.dims, np.where(there, moved.array, param.array), moved.degree)
+    return Tensor(param.dims, np.where(there, moved.array, param.array), moved.degree | param.degree)
 
 
 def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
@@ -63,7 +63,7 @@ def _same(c: Call) -> list[Tensor]:
 def _pack(c: Call) -> list[Tensor]:
     lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in c.args))
     parts = [np.broadcast_to(x.array, (*lead, *x.array.shape[x.lead :])).reshape(*lead, -1) for x in c.args]
-    return [Tensor(c.dims, np.concatenate(parts, axis=-1), max(x.degree for x in c.args))]
+    return [Tensor(c.dims, np.concatenate(parts, axis=-1), degree_of(c.args))]
 
 
 def unpacked(c: Call) -> list[Tensor]:

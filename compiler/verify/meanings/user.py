@@ -8,7 +8,7 @@ combinations of the operands that it is linear in.
 from collections.abc import Iterable
 
 from ...ops.user import constants, linear_in
-from ..tensors import Dims, Tensor
+from ..tensors import RANDOM, Dims, Tensor
 from .call import Call, Meaning
 
 
@@ -43,7 +43,7 @@ class _Slices:
         dims = (*sorted(dim for dim in self.dims if dim not in self.along), *inner)
         shape = tuple(c.world.dims[dim.rstrip("'")] for dim in dims)
         array = self.n.random(shape, f"{c.get('function')} {constants(c.op)} {operand}")
-        return Tensor(dims, array.reshape(len(array), *(1 for _ in c.world.axes), *shape), 1)
+        return Tensor(dims, array.reshape(len(array), *(1 for _ in c.world.axes), *shape), RANDOM)
 
     def _factors(self, slope: bool, without: int = -1) -> list[Tensor]:
         """What the result is the product of; or its slope, all linear parts but one."""
