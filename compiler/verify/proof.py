@@ -25,7 +25,7 @@ FIRST = STAGES[0]
 BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
 
-TRIALS = 7
+TRIALS = 6
 """With how many the evaluation begins; if the bound asks for more, it is done again."""
 
 MOST_TRIALS = 78
