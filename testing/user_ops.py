@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from scalec.compiler.limits import load
-from scalec.compiler.ops.user import LEAD
-from scalec.compiler.passes.resolve.document import gather
-from scalec.compiler.syntax import Name, UserOp
+from ..compiler.limits import load
+from ..compiler.ops.user import LEAD
+from ..compiler.passes.resolve.document import gather
+from ..compiler.syntax import Name, UserOp
 
 if TYPE_CHECKING:  # heavy, and the other checks do without
     from torch import Tensor

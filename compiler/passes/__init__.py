@@ -49,10 +49,11 @@ def lower(program: Program, until: str = STAGES[-1], seen: Callable[[Program], N
     """
     check(program)
     seen(program)
-    for program in passed(program, until):
-        check(program)
-        seen(program)
-    return program
+    last = program
+    for last in passed(program, until):
+        check(last)
+        seen(last)
+    return last
 
 
 def passed(program: Program, until: str = STAGES[-1]) -> Iterator[Program]:

@@ -10,7 +10,7 @@ from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, Kind, Type
 from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.machine import differing
 from scalec.compiler.verify.scene import everywhere
-from scalec.compiler.verify.tensors import Dims, Tensor
+from scalec.compiler.verify.tensors import RANDOM, Dims, Tensor
 from scalec.compiler.verify.world import World
 
 TRIALS = 2
@@ -22,7 +22,7 @@ DISTINCT = (Kind.SHARDED, Kind.PARTIAL)
 def drawn(world: World, dims: Dims, name: str) -> Tensor:
     """A global value of random numbers that depend on `name`, the same for every mesh."""
     numbers = Field(TRIALS, len(world.axes)).random(tuple(world.dims[dim] for dim in dims), name)
-    return everywhere(Tensor(dims, numbers, 1), world)
+    return everywhere(Tensor(dims, numbers, RANDOM), world)
 
 
 def spread(world: World, numbers: Field, whole: Tensor, type: Type, name: str) -> Tensor:

@@ -216,6 +216,13 @@ def test_collectives_of_embedding_and_loss() -> None:
     assert counted(split(sequence[1])[0]) == "gather 1, scatter 1"
 
 
+def test_smoothing_and_a_z_loss_need_no_more_collectives() -> None:
+    smoothed, plain = (
+        [counted(split(block)[0]) for block in blocks(plan)] for plan in (PLANS["smoothing and z-loss"], DP_TP)
+    )
+    assert smoothed == plain == ["gather 1, reduce 3, scatter 1", "gather 1, scatter 1"]
+
+
 def test_no_rank_holds_all_logits() -> None:
     forward, backward = blocks(DP_TP)
     logits = [v.type for v in (*values(forward), *values(backward)) if "vocab" in v.type.dims and "seq" in v.type.dims]

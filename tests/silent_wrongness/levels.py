@@ -17,7 +17,7 @@ from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.emit.program import train_py
 from scalec.compiler.emit.readback import check as read_back
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import STAGES, compile_plan
+from scalec.compiler.passes import STAGES, compile_plan, lower
 from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import read_ir
 from scalec.compiler.source import Source
@@ -28,7 +28,7 @@ from scalec.compiler.verify.mutants.faults import FAULTS
 from scalec.compiler.verify.proof import Case, case_of, differences
 from scalec.compiler.verify.reference import Reference
 from scalec.compiler.verify.scene import Scene
-from scalec.compiler.verify.shapes import meshes
+from scalec.compiler.verify.shapes import Sizes, meshes, resized
 from scalec.compiler.verify.tensors import Array, Tensor
 from scalec.compiler.verify.world import World
 from scalec.compiler.wellformed import check
@@ -46,6 +46,7 @@ TEXTS |= {
         ranks=2,
         body=f"{START} x = x + silu(silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]) {HEAD}",
     ).text(),
+    "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),
     "vocabulary that does not divide": Plan(
         mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 13")
     ).text(),
@@ -150,8 +151,14 @@ LABELS = {"uneven": _uneven, "all": _all, "silent rank": _silent_rank, "one toke
 
 def wrong(program: Program, model: Program, labels: str = "uneven") -> set[str]:
     """The results of a program's step that are not the model's, on any of the verifier's meshes."""
-    cases = [case_of(program, model, axes) for axes in meshes(program)]
+    cases = [_case(program, model, axes) for axes in meshes(program)]
     return set[str]().union(*(_unequal(case, Field(2, len(program.axes)), labels) for case in cases))
+
+
+def _case(program: Program, model: Program, axes: Sizes) -> Case:
+    """The program at the sizes of the right one: a fault is no op that sizes could be read off."""
+    case = case_of(lower(model), model, axes)
+    return evolve(case, program=resized(program, axes, {dim.name: dim.size for dim in case.program.dims}))
 
 
 def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:

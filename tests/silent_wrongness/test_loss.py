@@ -39,7 +39,7 @@ def test_row_13_the_count_is_added_in_the_wrong_group() -> None:
         ir={made: made.replace("i64[]", "i64[]{cp: P}").replace("dp, cp", "dp")},
         text={AXES: f'{AXES}; dp = mesh.axis("dp")', COUNTED: COUNTED.replace("dp_cp", "dp")},
     )
-    assert "share is" in defect.types()
+    assert "reciprocal takes a count that is reduced" in defect.types()
     assert defect.values() == {"count", *everything()}
     assert "the IR has no coerce(count) <axes=('dp',)" in defect.emission()
 
@@ -129,8 +129,12 @@ def test_row_24_the_gradient_of_smoothed_labels_is_that_of_others() -> None:
 
 
 def test_row_25_a_vocabulary_that_the_axis_does_not_divide() -> None:
-    """Training diverged (Megatron#1754).  Padding waits; until then the plan is refused."""
+    """Training diverged (Megatron#1754).  Such a plan is refused; one with padding gives it no probability."""
     assert refusal(TEXTS["vocabulary that does not divide"]) == "E0510"
+    counted = Defect("padded", ir={"dim vocab = 12 of 9": "dim vocab = 12"}, text={"classes=9": "classes=12"})
+    assert counted.types() == ""
+    assert counted.values() >= {"loss"}
+    assert "the vocabulary's padding is another" in counted.emission()
 
 
 def test_row_31_attention_over_a_sharded_sequence_is_refused() -> None:

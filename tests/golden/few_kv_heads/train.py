@@ -13,7 +13,7 @@ it.
 
 Shown: the IR's step evaluated equal to the single-device step of the plan's model (loss, gradient norm, count of
 labels, 12 gradients and 12 updated parameters; on dp 2 × tp_0 3 × tp_1 2 and dp 3 × tp_0 2 × tp_1 3 at small sizes,
-in integers modulo 2147483579, 12 trials, error below 2^-55), and this file matches the IR, op for op.  Not shown:
+in integers modulo 2147483579, 6 trials, error below 2^-73), and this file matches the IR, op for op.  Not shown:
 rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program by
 SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
