@@ -116,7 +116,7 @@ class Field:
 
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """A hash of each element, its place and the whole of its row."""
-        digest = self._digest(("softmax",), x) ^ self._key(("place",), x.array.shape[-1])
+        digest = self._digest(("softmax",), x) ^ self._key(("place", x.array.shape[-1]), x.array.shape[-1])
         digest = digest if seen is None else np.where(seen.onto(x.dims) > 0, digest, Word(0))
         digest = _mixed(digest + _mixed(digest.sum(axis=-1, keepdims=True, dtype=Word)))
         weights = self._of_each_trial(("softmax",), digest) % P

@@ -144,7 +144,7 @@ DEFECTS = {
         "z = all_reduce(z, self.tp)",
         "pass",
         """, step 1, call 14: a call is missing
-    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `t.1`, tiny.scale:17
+    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `t.1`, tiny.scale:18
     recorded  reduce_scatter (sum) of f64[8, 2, 16] over ranks 0, 1""",
     ),
     "too_many": (
@@ -180,7 +180,7 @@ DEFECTS = {
         "z = all_reduce(z, self.tp)",
         'z = all_reduce(z, self.tp, op="max")',
         """, step 1, call 13: another reduction
-    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `z.1`, tiny.scale:17
+    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `z.1`, tiny.scale:18
     recorded  all_reduce (max) of f64[8, 2] over ranks 0, 1""",
     ),
     "in_evaluation": (

@@ -202,7 +202,7 @@ def _on_another_thread(folder: Path) -> tuple[bool, list[dict[str, Any]]]:
         return replicate(x, axis)
 
     def step() -> None:
-        _Nested.apply(torch.ones(3, requires_grad=True), innermost, 80).sum().backward()
+        _Nested.apply(torch.ones(3, requires_grad=True), innermost, 61).sum().backward()
 
     threading.stack_size(1 << 28)  # sixty backwards inside one another are too deep for a thread's usual stack
     with ThreadPoolExecutor(1) as pool:
