@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from scalec.runtime import (
     cross_entropy,
     embedding,
     normal,
-    replicate,
     weight,
 )
 from scalec.runtime.record import Recorder
@@ -174,48 +171,6 @@ def _recorded(folder: Path, function: Any) -> list[dict[str, Any]]:
         recorder.of("train", function)()
     lines = (folder / f"rank{dist.get_rank():05}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines[1:]]
-
-
-class _Nested(torch.autograd.Function):
-    """Its backward runs another backward inside, `depth` deep; autograd gives those below 60 to threads of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, innermost: Any, depth: int) -> Tensor:
-        ctx.innermost, ctx.depth = innermost, depth
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        x = torch.ones(3, requires_grad=True)
-        with torch.enable_grad():
-            inner = _Nested.apply(x, ctx.innermost, ctx.depth - 1) if ctx.depth else ctx.innermost(x)
-            inner.sum().backward()
-        return gradients[0], None, None
-
-
-def _on_another_thread(folder: Path) -> tuple[bool, list[dict[str, Any]]]:
-    threads: list[int] = []
-    axis = Mesh({"dp": 2}).axis("dp")
-
-    def innermost(x: Tensor) -> Tensor:
-        x.register_hook(lambda _: threads.append(threading.get_ident()))
-        return replicate(x, axis)
-
-    def step() -> None:
-        _Nested.apply(torch.ones(3, requires_grad=True), innermost, 61).sum().backward()
-
-    threading.stack_size(1 << 28)  # sixty backwards inside one another are too deep for a thread's usual stack
-    with ThreadPoolExecutor(1) as pool:
-        lines = pool.submit(_recorded, folder, step).result()
-        return threads != [pool.submit(threading.get_ident).result()], lines
-
-
-def test_backward_on_another_thread_is_seen(tmp_path: Path) -> None:
-    """As on CUDA, where autograd's worker threads run all of backward."""
-    for elsewhere, (line, end) in run_ranks(2, _on_another_thread, tmp_path):
-        assert elsewhere
-        assert (line["op"], line["group"], line["shape"]) == ("all_reduce", [0, 1], [3])
-        assert end["calls"] == 1
 
 
 def _by_other_means(folder: Path) -> list[tuple[Any, ...]]:
