@@ -28,7 +28,7 @@ BOUND = -50
 TRIALS = 6
 """With how many the evaluation begins; if the bound asks for more, it is done again."""
 
-MOST_TRIALS = 78
+MOST_TRIALS = 128
 """More are not made: at so high a degree they would hardly help."""
 
 
