@@ -37,7 +37,7 @@ def _plan(path: Path) -> int:
 
 
 def _two(first: Path, second: Path) -> int:
-    from ..verify import hold_alike
+    from ..verify.same import hold_alike
 
     plans = load(first), load(second)
     proofs = [_proved(plan) for plan in plans]

@@ -1,6 +1,6 @@
 """Shows, before anything runs, that a sharded step computes the single-device step.
 
-Purpose: `verify` for a program, `hold_alike` for two plans, `audit` for the verifier itself, `recorded` for a run.
+Purpose: `verify` for a program, `same` for two plans, `audit` for the verifier itself, `recorded` for a run.
 Non-goals: types, which every pass is checked for (`wellformed`); the emitted text (`emit.readback`); rounding, kernels
 and the network.  `docs/proof.md` has the argument.
 """
@@ -10,13 +10,9 @@ from attrs import evolve
 from ..certificate import Proof
 from ..diagnostics import PlanError
 from ..ir import Program
-from .locate import locate
 from .proof import FIRST, UnequalError, prove
-from .same import hold_alike
 
 DEFECT = "the plan is not at fault: this is a defect of scalec; please report it with the plan"
-
-__all__ = ["hold_alike", "verify"]
 
 
 def verify(program: Program, model: Program) -> Proof:
@@ -27,5 +23,7 @@ def verify(program: Program, model: Program) -> Proof:
     try:
         return prove(program, model)
     except UnequalError as error:
+        from .locate import locate
+
         found = locate(error, program, model)
         raise PlanError([evolve(found, help=DEFECT) if model.stage == FIRST else found]) from None

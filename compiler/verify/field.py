@@ -28,6 +28,7 @@ UNBOUNDED = Degree(1 << 62)
 """Of what the bound has nothing to say."""
 
 Word = np.uint64
+_MODULUS = Word(P)
 _HALF = Word(16)
 _LOW = Word(0xFFFF)
 
@@ -68,23 +69,23 @@ class Field:
         degree = x.degree + y.degree
         self.degree |= degree
         if not {*x.dims, *y.dims} - {*out}:
-            return Tensor(out, x.onto(out) * y.onto(out) % P, degree)
+            return Tensor(out, _reduced(x.onto(out) * y.onto(out)), degree)
         path = subscripts(out, x.dims, y.dims)  # halves of 16 bits: 2^16 products of 47 bits fit 64
-        high = np.einsum(path, x.array >> _HALF, y.array) % P
+        high = _reduced(np.einsum(path, x.array >> _HALF, y.array))
         low = np.einsum(path, x.array & _LOW, y.array)
-        return Tensor(out, ((high << _HALF) + low % P) % P, degree)
+        return Tensor(out, _reduced((high << _HALF) + _reduced(low)), degree)
 
     def _sum(self, out: Dims, x: Tensor) -> Tensor:
-        return Tensor(out, np.einsum(subscripts(out, x.dims), x.array) % P, x.degree)
+        return Tensor(out, _reduced(np.einsum(subscripts(out, x.dims), x.array)), x.degree)
 
     def total(self, out: Dims, *terms: Tensor) -> Tensor:
         array = terms[0].onto(out)
         for term in terms[1:]:
             array = array + term.onto(out)
-        return Tensor(out, array % P, degree_of(terms))
+        return Tensor(out, _reduced(array), degree_of(terms))
 
     def negative(self, x: Tensor) -> Tensor:
-        return Tensor(x.dims, (P - x.array) % P, x.degree)
+        return Tensor(x.dims, _reduced(P - x.array), x.degree)
 
     def inverse(self, x: Tensor) -> Tensor:
         """x^(P-2), which is 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound.
@@ -96,12 +97,12 @@ class Field:
         result, square = np.ones_like(x.array), x.array
         for bit in reversed(f"{P - 2:b}"):
             if bit == "1":
-                result = result * square % P
-            square = square * square % P
+                result = _reduced(result * square)
+            square = _reduced(square * square)
         return Tensor(x.dims, result, Degree(1, 1))
 
     def function(self, name: str, *operands: Tensor, constants: tuple[object, ...] = ()) -> Tensor:
-        return Tensor(operands[0].dims, self._hash((name, *constants), *operands) % P, RANDOM)
+        return Tensor(operands[0].dims, _reduced(self._hash((name, *constants), *operands)), RANDOM)
 
     def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
         exponent, degree = self._hash(("exponent",), x) % Q, RANDOM
@@ -119,7 +120,7 @@ class Field:
         digest = self._digest(("softmax",), x) ^ self._key(("place", x.array.shape[-1]), x.array.shape[-1])
         digest = digest if seen is None else np.where(seen.onto(x.dims) > 0, digest, Word(0))
         digest = _mixed(digest + _mixed(digest.sum(axis=-1, keepdims=True, dtype=Word)))
-        weights = self._of_each_trial(("softmax",), digest) % P
+        weights = _reduced(self._of_each_trial(("softmax",), digest))
         return Tensor(x.dims, weights if seen is None else weights * seen.onto(x.dims), RANDOM)
 
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
@@ -165,6 +166,13 @@ class Field:
             ]
             self._keys[name] = np.frombuffer(b"".join(blocks)[:size], Word)
         return self._keys[name]
+
+
+def _reduced(x: Array) -> Array:
+    """x mod P; numpy divides by a constant several times as fast as it takes a remainder."""
+    whole = x // _MODULUS
+    whole *= _MODULUS
+    return np.subtract(x, whole, out=whole)
 
 
 def _mixed(x: Array) -> Array:

@@ -17,6 +17,12 @@ from ..settings import Cluster
 
 Sizes = dict[str, int]
 
+TURNS = {1: (2, 2, 3, 3), 2: (2, 2, 1, 1), 3: (1, 2, 2, 3)}
+"""How often loops turn, by the size of the mesh's first axis: microbatches, and three repeats by turns.
+
+On both meshes together no two of them turn alike, so that one is not another; and seldom, for they multiply.
+"""
+
 
 def meshes(program: Program) -> list[Sizes]:
     """Two meshes in which every axis is once 2 and once 3; an axis of size 1 stays, for it has rules of its own."""
@@ -91,12 +97,9 @@ class _Sizes:
         return turn, dim.size if turn > 2 else 0
 
     def _turns(self, loop: str) -> int:
-        """How often a loop turns.  Of four loops no two turn alike on both meshes, so that one is not another.
-
-        Microbatches, which are loops around all others, turn twice on both.
-        """
-        first = next((size for size in self._axes.values() if size > 1), 2)
-        return (2, first, 5 - first, 3)[self._loops.index(loop) % 4]
+        """How often a loop turns."""
+        first = next((size for size in self._axes.values() if size > 1), 1)
+        return TURNS[first][self._loops.index(loop) % 4]
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""

@@ -62,7 +62,7 @@ class Tensor:
 
     def at(self, index: int) -> "Tensor":
         """One slice along the first dim."""
-        return Tensor(self.dims[1:], self.array.take(index, axis=self.lead), self.degree)
+        return Tensor(self.dims[1:], self.array[(slice(None),) * self.lead + (index,)], self.degree)
 
 
 @cache
