@@ -17,7 +17,8 @@ Mesh = dict[str, int]
 class Proof:
     """The sharded step equals the single device's on each of `meshes`: all its results, on every rank.
 
-    against  what the single-device step was made from
+    against  what the single-device step was made from, a plan or IR text: "the model before any placement", or what
+             there is of it in IR text of a later stage
     bound    the logarithm to base 2 of the probability that a step that is not equal passes
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning

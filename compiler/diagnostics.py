@@ -35,12 +35,13 @@ CODES = {
     "E0210": "a parameter without an initial value",
     "E0211": "an unknown distribution",
     "E0212": "something that the loss does not depend on",
-    "E0213": "inputs other than tokens and labels",
+    "E0213": "inputs other than tokens, labels and documents",
     "E0214": "a loss that is not a sum of token losses",
     "E0215": "a name that cannot be used",
     "E0216": "a parameter or a repeat over data",
-    "E0217": "a user op of no sense",
+    "E0217": "a signature or `module:function` that no user op can have",
     "E0218": "a function that is not there",
+    "E0219": "an index out of place",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",
@@ -56,6 +57,7 @@ CODES = {
     "E0312": "an odd number of dims to rotate",
     "E0313": "a constant out of range",
     "E0314": "padding that would count",
+    "E0315": "a branch that never or always runs",
     # settings
     "E0401": "an unknown setting",
     "E0402": "a missing setting",
@@ -65,6 +67,7 @@ CODES = {
     "E0406": "a section of the wrong form",
     "E0407": "a group of no parameter",
     "E0408": "a parameter in two groups",
+    "E0409": "data that the model is not given",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",
@@ -89,6 +92,7 @@ CODES = {
     "E0606": "wrong arguments",
     "E0607": "token ids and numbers confused",
     "E0608": "not one of the choices",
+    "E0610": "not a share",
     # what the step computes
     "E0701": "a step that is not the single device's",
     "E0702": "plans that part",

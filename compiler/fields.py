@@ -145,6 +145,8 @@ POSITIVE = Bound("above 0", lambda number: number > 0)
 NOT_NEGATIVE = Bound("at least 0", lambda number: number >= 0)
 INT64 = Bound("below 2^63", lambda number: number < 2**63)
 FRACTION = Bound("at least 0 and below 1", lambda number: 0 <= number < 1)
+TOKEN = Bound("an id from 0 to 2^32 - 1", lambda number: 0 <= number < 2**32 and number % 1 == 0)
+SOME = Bound("above 0 and below 1", lambda number: 0 < number < 1)
 
 
 def count(doc: str, at_least: int = 0) -> Metadata:
@@ -180,17 +182,33 @@ def pair(doc: str, bound: Bound) -> Metadata:
     return {WHAT: Value(doc, read, lambda numbers: f"[{numbers[0]!r}, {numbers[1]!r}]")}
 
 
-def share(doc: str) -> Metadata:
+def share(doc: str, bound: Bound = FRACTION) -> Metadata:
     """A part of the whole: `5%` or `0.05`."""
 
     def read(setting: syntax.Setting) -> float:
         match setting.value:
             case syntax.Number(value=value, unit="%"):
-                return _within(FRACTION, value / 100, setting, setting.value)
+                return _within(bound, value / 100, setting, setting.value)
             case other:
-                return _real(setting, other, FRACTION)
+                return _real(setting, other, bound)
 
     return {WHAT: Value(doc, read, repr)}
+
+
+def token(doc: str) -> Metadata:
+    """A token: its id, or, where tokens are bytes, the character of a byte."""
+
+    def read(setting: syntax.Setting) -> int | str:
+        match setting.value:
+            case syntax.String(value=text) if len(text.encode()) == 1:
+                return text
+            case syntax.String(value=text) as string:
+                raise _error("E0404", f"`{setting.key}` is one byte, not {len(text.encode())}", string.span)
+            case other:
+                number = _number(setting, other, 'a token, as 103 or "\\n"')
+                return int(_within(TOKEN, number, setting, other))
+
+    return {WHAT: Value(doc, read, lambda token: _quoted(token) if isinstance(token, str) else str(token))}
 
 
 def choice(doc: str, *choices: str) -> Metadata:

@@ -4,6 +4,7 @@ Non-goals: recovery; the first error ends the parse.
 """
 
 from collections.abc import Set
+from itertools import pairwise
 from typing import Any, cast
 
 from lark import Token
@@ -20,8 +21,8 @@ _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 _VALUE = frozenset({"NAME", "NUMBER", "STRING", "LSQB", "LPAR", "MINUS"})
 _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"USE", "MODEL", "OP", "NAME", "$END"}), "`use`, `model`, `op` or a section"),
-    (frozenset({"INIT", "REPEAT", "NAME"}), "a statement"),
-    (frozenset({"REPEAT", "NAME"}), "a statement"),
+    (frozenset({"INIT", "REPEAT", "IF", "NAME"}), "a statement"),
+    (frozenset({"REPEAT", "IF", "NAME"}), "a statement"),
     (_VALUE, "a value"),
     (_OPERATORS, "an operator"),
     (frozenset({"NAME"}), "a name"),
@@ -29,7 +30,8 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     *(
         (frozenset({terminal}), f"`{text}`")
         for terminal, text in {
-            "OVER": "over", "FROM": "from", "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",",
+            "OVER": "over", "FROM": "from", "AS": "as", "ELSE": "else", "LESS": "<",
+            "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",",
             "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
         }.items()
     ),
@@ -48,8 +50,24 @@ _STRANGE = {
 """Characters that no word begins with, and what whoever writes them probably means."""
 
 
+PLANNED = {"pipeline": "schedules of stages are to come", "state": "sharded optimizer state is to come"}
+"""Sections that plans cannot have yet."""
+
+_BRANCH = "a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`"
+_REPEAT = "a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`"
+_HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT}
+"""How statements with braces begin."""
+
+
+def not_yet(kind: str, span: Span) -> Diagnostic:
+    """The diagnostic for a section that is planned."""
+    return Diagnostic("E0406", f"there is no section `{kind}` yet", span, PLANNED[kind], help="leave it out")
+
+
 def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
     """The diagnostic for a text that the grammar does not accept."""
+    if section := _planned(_before(error)):
+        return not_yet(section.name, section.span)
     if not isinstance(error, UnexpectedToken):
         return _strange_character(error, source)
     token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
@@ -61,7 +79,8 @@ def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
     at = error.pos_in_stream or 0
     character = source.text[at]
     shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
-    return _error(f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), _STRANGE.get(character, ""))
+    help = _head(_before(error)) or _STRANGE.get(character, "")
+    return _error(f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), help)
 
 
 def _end(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
@@ -83,6 +102,21 @@ def _before(error: UnexpectedInput) -> list[Any]:
     return _parser(error).parser_state.value_stack
 
 
+def _planned(before: list[Any]) -> Name | None:
+    """The section to come that an error stands in."""
+    for word, after in pairwise(before):
+        if isinstance(word, Name) and word.name in PLANNED and isinstance(after, Token) and after.type == "LBRACE":
+            return word
+    return None
+
+
+def _head(before: list[Any]) -> str:
+    """How the statement is written whose part before the brace an error stands in; "" if there is none."""
+    kinds = [part.type if isinstance(part, Token) else "" for part in before]
+    since = kinds[::-1][: kinds[::-1].index("LBRACE")] if "LBRACE" in kinds else []
+    return next((_HEADS[kind] for kind in since if kind in _HEADS), "")
+
+
 def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnostic | None:
     """`seq =`, and on the next line `steps = 10`: the second `=` is where the parser notices."""
     match before:
@@ -98,6 +132,10 @@ def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnos
 
 def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
     match before, token.type:
+        case [*_, Name() | Token(type="NAME") as name], "LBRACE" if str(name) == "else":
+            return "`else` stands behind the `}` of its `if`, and has one of its own inside: `else { if … { … } }`"
+        case _ if head := _head(before):
+            return head
         case [*_, Name() | Token(type="NAME") as first, Name() | Token(type="NAME") as second], kind if (
             accepts == {"LBRACE"} and kind != "EQUAL"
         ):

@@ -7,7 +7,7 @@ Non-goals: whether they fit the model (`passes.resolve.stored`), and files (the 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve, field, frozen
 
@@ -57,6 +57,20 @@ def read_names(section: Section, found: Diagnostics) -> tuple[Stored, ...]:
             found.error("E0403", f"`{stored.param}` is given twice", stored.span, "again")
         read[stored.param] = stored
     return tuple(read.values())
+
+
+def shifted(stored: Stored, starts: Sequence[int]) -> Stored:
+    """The entry of a parameter whose repeats, outermost first, begin at these indices of the file's."""
+    begin: dict[str, int] = dict(zip(INDICES, starts, strict=False))
+
+    def index(found: re.Match[str]) -> str:
+        terms = found[0][1:-1].split("+")
+        repeats = [term for term in terms if term[-1] in INDICES]
+        offset = sum(int(term) for term in terms if term not in repeats)
+        offset += sum(int(term[:-2] or 1) * begin.get(term[-1], 0) for term in repeats)
+        return f"{{{'+'.join([*repeats, *([str(offset)] if offset or not repeats else [])])}}}"
+
+    return evolve(stored, tensor=re.sub(_INDEX, index, stored.tensor)) if any(starts) else stored
 
 
 def show_names(names: Iterable[Stored]) -> str:

@@ -22,6 +22,7 @@ from .syntax import (
     Bind,
     Call,
     Expr,
+    If,
     Init,
     Input,
     List,
@@ -76,7 +77,7 @@ class _Builder(Transformer[Token, Plan]):
 
     def model(self, parts: Parts) -> Model:
         _, name, *rest = parts
-        body = tuple(part for part in rest if isinstance(part, Section | Init | Bind | Repeat))
+        body = tuple(part for part in rest if isinstance(part, Section | Init | Bind | Repeat | If))
         return Model(name, _only(Input, rest), body, self._span(parts))
 
     def input(self, parts: Parts) -> Input:
@@ -92,13 +93,22 @@ class _Builder(Transformer[Token, Plan]):
         return Bind(names, expr, self._span([*names, expr]))
 
     def repeat(self, parts: Parts) -> Repeat:
-        _, dim, _, *body, _ = parts
-        return Repeat(dim, tuple(body), self._span(parts))
+        dim, *rest = _nodes(parts)
+        index, *body = rest if _is(parts[2], "AS") else (None, *rest)
+        return Repeat(dim, tuple(body), self._span(parts), index)
+
+    def branch(self, parts: Parts) -> If:
+        _, index, _, end, *blocks = parts
+        cut = next((at for at, part in enumerate(blocks) if _is(part, "ELSE")), len(blocks))
+        return If(index, end, _nodes(blocks[:cut]), _nodes(blocks[cut:]), self._span(parts))
 
     def user_op(self, parts: Parts) -> UserOp:
         _, name, *rest, function = parts
-        gives, along = (part for part in _nodes(rest) if not isinstance(part, UserOperand))
-        return UserOp(name, _only(UserOperand, rest), gives, along, function, self._span(parts))
+        *gives, along = (part for part in _nodes(rest) if not isinstance(part, UserOperand))
+        return UserOp(name, _only(UserOperand, rest), tuple(gives), along, function, self._span(parts))
+
+    def result(self, parts: Parts) -> tuple[Name, ...]:
+        return parts[1]
 
     def operand(self, parts: Parts) -> UserOperand:
         name, *dims = _nodes(parts)
@@ -194,6 +204,10 @@ class _Builder(Transformer[Token, Plan]):
 
 def _only(kind: type[T], parts: Parts) -> tuple[T, ...]:
     return tuple(part for part in parts if isinstance(part, kind))
+
+
+def _is(part: Any, token: str) -> bool:
+    return isinstance(part, Token) and part.type == token
 
 
 def _nodes(parts: Parts) -> tuple[Any, ...]:

@@ -144,14 +144,14 @@ def _as_section(setting: syntax.Setting) -> syntax.Section:
 
 
 def show(instance: Settings) -> str:
-    """The settings as plan text, which reads back to an equal instance."""
+    """The settings as plan text, which reads back to an equal instance; what is not set is left out."""
     return "\n".join(_lines(instance))
 
 
 def _lines(instance: Settings) -> Iterator[str]:
     yield " ".join(filter(None, (instance.SECTION, _name(instance), "{")))
     for field in fields_of(type(instance)):
-        if field.belongs(_name(instance)):
+        if field.belongs(_name(instance)) and getattr(instance, field.name) is not None:
             yield from (f"  {line}" for line in _entry_lines(field, getattr(instance, field.name)))
     yield "}"
 

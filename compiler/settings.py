@@ -12,6 +12,7 @@ from .fields import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
+    SOME,
     Settings,
     call,
     choice,
@@ -24,6 +25,7 @@ from .fields import (
     sections,
     share,
     texts,
+    token,
     word,
 )
 from .schema import read, show
@@ -40,7 +42,9 @@ class Cluster(Settings):
 
     SECTION: ClassVar[str] = "cluster"
     gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm"))
-    gpus_per_node: int = field(default=8, metadata=count("GPUs in one machine", at_least=1))
+    gpus_per_node: int | None = field(
+        default=None, metadata=count("GPUs in one machine; unset, an equal part of the mesh's ranks", at_least=1)
+    )
     nodes: int = field(default=1, metadata=count("machines", at_least=1))
 
 
@@ -85,6 +89,13 @@ class Optimizer(Settings):
     schedule: Schedule = field(default=Schedule(), metadata=call(Schedule))
     groups: tuple[Group, ...] = field(default=(), metadata=sections(Group))
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """What it remembers of each element of a parameter."""
+        if self.kind == "adamw":
+            return ("exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self.momentum else ()
+
 
 @frozen
 class Data(Settings):
@@ -96,6 +107,23 @@ class Data(Settings):
     tokenizer: str = field(default="bytes", metadata=only("text", choice("what makes text into tokens", "bytes")))
     dtype: str = field(default="uint16", metadata=only("tokens", choice("type of a stored token", "uint16", "uint32")))
     holdout: float = field(default=0.0, metadata=share("part of the files kept for validation"))
+    separator: int | str | None = field(default=None, metadata=token("the token that ends each document"))
+    masked: float | None = field(default=None, metadata=share("part of the tokens that is hidden and predicted", SOME))
+    mask_token: int | str | None = field(default=None, metadata=token("the token that hides others"))
+
+    @property
+    def separator_id(self) -> int | None:
+        """The id of the token that ends each document."""
+        return _id(self.separator)
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of the token that hides others."""
+        return _id(self.mask_token)
+
+
+def _id(token: int | str | None) -> int | None:
+    return ord(token) if isinstance(token, str) else token
 
 
 @frozen

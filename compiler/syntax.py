@@ -149,14 +149,26 @@ class Bind:
 
 @frozen
 class Repeat:
-    """`repeat layers { … }`: the body once for each index of a dim."""
+    """`repeat layers as i { … }`: the body once for each index of a dim, which may have a name."""
 
     dim: Name
     body: tuple["Statement", ...]
     span: Span = _span()
+    index: Name | None = None
 
 
-Statement = Bind | Repeat
+@frozen
+class If:
+    """`if i < dense { … } else { … }`: one body for the first iterations of a repeat, and one for the others."""
+
+    index: Name
+    end: Expr
+    body: tuple["Statement", ...]
+    others: tuple["Statement", ...]
+    span: Span = _span()
+
+
+Statement = Bind | Repeat | If
 
 
 @frozen
@@ -211,11 +223,14 @@ class UserOperand:
 
 @frozen
 class UserOp:
-    """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's own names."""
+    """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's own names.
+
+    `gives` has the dims of each result.
+    """
 
     name: Name
     operands: tuple[UserOperand, ...]
-    gives: tuple[Name, ...]
+    gives: tuple[tuple[Name, ...], ...]
     along: tuple[Name, ...]
     function: String
     span: Span = _span()

@@ -308,6 +308,10 @@ class _Scope(_Checker):
                 return self._packs(op, operands)
             case "bucket":
                 return self._updates(op, operands)
+            case "p" | "dropout":
+                return 0 < float(str(value)) < 1
+            case "site":
+                return int(str(value)) > 0
             case _:
                 return True
 

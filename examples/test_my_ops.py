@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scalec.testing import assert_equal_step, assert_op
 
-PLAN = Path(__file__).with_name("06_user_op.scale")
+PLAN = Path(__file__).with_name("05_user_op.scale")
 
 
 def test_swiglu() -> None:

@@ -1,7 +1,7 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
-Modules in reading order: mesh, collectives, functional; parameters, optimizers, buckets, state; data, schedule,
-weights, plan, checkpoint, export, launch, ending, log, loop.
+Modules in reading order: mesh, collectives, counters, dropout, functional; parameters, optimizers, buckets, state;
+samples, data, schedule, weights, plan, checkpoint, export, launch, ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
@@ -23,6 +23,7 @@ from .collectives import (
     take_shard,
 )
 from .data import Batch, Input, Loader, Text, Tokens
+from .dropout import dropout, fork
 from .errors import RunError
 from .functional import (
     attention,
@@ -43,6 +44,7 @@ from .functional import (
     sigmoid,
     softcap,
     softmax_parts,
+    split,
     sum_squares,
     tanh,
     token_loss,
@@ -85,8 +87,10 @@ __all__ = [
     "concat",
     "count_valid",
     "cross_entropy",
+    "dropout",
     "embedding",
     "exp",
+    "fork",
     "invariant",
     "layer_norm",
     "max_logit",
@@ -108,6 +112,7 @@ __all__ = [
     "sigmoid",
     "softcap",
     "softmax_parts",
+    "split",
     "sum_squares",
     "take_shard",
     "tanh",

@@ -2,7 +2,7 @@
 
 Each rank reads only the rows that are its own, straight from the mapped files.
 
-Non-goals: no tokenizers (bytes, or files of token ids), no packing of documents, no prefetching.
+Non-goals: what a model is given of a window (`samples`); no tokenizers (bytes, or files of token ids), no prefetching.
 """
 
 import hashlib
@@ -13,32 +13,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from glob import glob
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from .dropout import draws_of
 from .errors import RunError
 from .mesh import Mesh
+from .samples import Windows
 
 _BITS = 64
 _MASK = (1 << _BITS) - 1
 
 
-class Corpus(Protocol):
-    """What a plan says of its data: `files` are glob patterns, or `python_stdlib`; `dtype` is that of one token."""
-
-    @property
-    def files(self) -> tuple[str, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def holdout(self) -> float: ...
-
-
 @dataclass(frozen=True)
-class Text:
-    """Files of text, a token a byte; the share `holdout` of them is kept for validation."""
+class Text(Windows):
+    """Files of text, a token a byte: glob patterns, or `python_stdlib`; a share `holdout` is kept for validation."""
 
     files: tuple[str, ...]
     holdout: float = 0.05
@@ -50,12 +40,15 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Files of nothing but token ids of one integer dtype; the share `holdout` of them is kept for validation."""
+class Tokens(Windows):
+    """Files, as for `Text`, of nothing but token ids of one integer dtype."""
 
     files: tuple[str, ...]
     dtype: torch.dtype = torch.uint16
     holdout: float = 0.05
+
+
+Corpus = Text | Tokens
 
 
 def find_files(patterns: tuple[str, ...]) -> list[str]:
@@ -94,20 +87,20 @@ def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]
 
 
 class Stream:
-    """Token files one after another, mapped into memory, cut into windows of seq + 1 tokens that do not overlap."""
+    """Token files one after another, mapped into memory, cut into windows of `width` tokens that do not overlap."""
 
-    def __init__(self, files: list[str], dtype: torch.dtype, seq: int) -> None:
+    def __init__(self, files: list[str], dtype: torch.dtype, width: int) -> None:
         self._parts = [_mapped(path, dtype) for path in files]
         self._starts = list(accumulate((len(part) for part in self._parts), initial=0))
-        self._width = seq + 1
-        self.windows = self._starts[-1] // self._width
+        self._width = width
+        self.windows = self._starts[-1] // width
         if self.windows == 0:
             raise RunError(
-                f"too little data: {self._starts[-1]} tokens in {len(files)} files are less than seq + 1 = {seq + 1}"
+                f"too little data: {self._starts[-1]} tokens in {len(files)} files are less than a window of {width}"
             )
 
     def window(self, number: int) -> Tensor:
-        """Window `number` < `windows`: [seq + 1], int64."""
+        """Window `number` < `windows`: [width], int64."""
         start = number * self._width
         stop = start + self._width
         index = bisect_right(self._starts, start) - 1
@@ -156,33 +149,41 @@ def _mix(z: int) -> int:
 
 @dataclass(frozen=True)
 class Input:
-    """How a rank holds an input of a microbatch: the order of `batch` and `seq`, and the axes that split each."""
+    """How a rank holds an input of a microbatch: its dims, of `batch` and `seq`, and the axes that split each."""
 
-    dims: tuple[str, str]
+    dims: tuple[str, ...]
     split: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of a step: tokens and labels, int64, [microbatches, …], each in its input's layout."""
+    """This rank's part of a step's inputs, int64, [microbatches, …], each in its own layout.
+
+    Of documents and draws there are none where the model does not take them.
+    """
 
     tokens: Tensor
     labels: Tensor
+    documents: Tensor | None = None
+    draws: Tensor | None = None
 
-    def microbatches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(tokens, labels) of each microbatch."""
-        return zip(self.tokens.unbind(), self.labels.unbind(), strict=True)
+    def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
+        """The inputs of each microbatch, in this order."""
+        inputs = (self.tokens, self.labels, self.documents, self.draws)
+        return zip(*(each.unbind() for each in inputs if each is not None), strict=True)
 
 
 class Loader:
     """Deals out a stream's windows: sample number step · global_batch + row, shuffled anew in each pass over the data.
 
-    Row m · (D · b) + r · b + j is row j of microbatch m on data-parallel rank r of D.  vocab bounds the token ids.
+    Row m · (D · b) + r · b + j is row j of microbatch m on data-parallel rank r of D.  vocab bounds the token ids;
+    `made` says what becomes of a window.
     """
 
     def __init__(
         self,
         stream: Stream,
+        made: Windows,
         inputs: Mapping[str, Input],
         mesh: Mesh,
         global_batch: int,
@@ -190,24 +191,25 @@ class Loader:
         vocab: int,
         seed: int,
     ) -> None:
-        self._stream, self._inputs, self._mesh = stream, inputs, mesh
+        self._stream, self._made, self._inputs, self._mesh = stream, made, inputs, mesh
         self._global_batch, self._microbatches = global_batch, microbatches
         self._vocab, self._seed = vocab, seed
         axes = inputs["tokens"].split.get("batch", ())
-        assert axes == inputs["labels"].split.get("batch", ()), "loader: tokens and labels differ in rows"
+        assert all(axes == each.split.get("batch", ()) for each in inputs.values()), "loader: inputs differ in rows"
         self._ranks, self._rank = mesh.size(*axes), mesh.rank(*axes)
         self._rows = global_batch // (microbatches * self._ranks)
         assert self._rows * microbatches * self._ranks == global_batch, "loader: global_batch is not divisible"
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of step `step` (from 0).  RunError if a token id is not below vocab."""
-        first = step * self._global_batch
-        windows = torch.stack([self._window(first + row) for row in self._own_rows()])
+        samples = [step * self._global_batch + row for row in self._own_rows()]
+        windows = torch.stack([self._window(sample) for sample in samples])
         if int(windows.max()) >= self._vocab or int(windows.min()) < 0:
             ids = f"{int(windows.min())} to {int(windows.max())}"
             raise RunError(f"the data holds token ids {ids}, and the plan's vocab is {self._vocab}")
-        windows = windows.view(self._microbatches, self._rows, -1)
-        return Batch(self._local(windows[..., :-1], "tokens"), self._local(windows[..., 1:], "labels"))
+        given = self._made.given(windows, samples, self._vocab, self._seed)
+        given["draws"] = draws_of(samples, self._seed)
+        return Batch(**{name: self._local(given[name], layout) for name, layout in self._inputs.items()})
 
     @property
     def batches(self) -> int:
@@ -224,12 +226,13 @@ class Loader:
         digest = hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()
         return self._stream.window(shuffled(position, self._stream.windows, int.from_bytes(digest[:8], "big")))
 
-    def _local(self, rows: Tensor, name: str) -> Tensor:
-        """[microbatches, b, seq] in the layout of the input, on the device."""
-        layout = self._inputs[name]
-        axes = layout.split.get("seq", ())
-        rows = rows.chunk(self._mesh.size(*axes), dim=-1)[self._mesh.rank(*axes)]
-        rows = rows.movedim(-1, 1 + layout.dims.index("seq")).contiguous()
+    def _local(self, rows: Tensor, layout: Input) -> Tensor:
+        """[microbatches, b, seq], or without seq, in the layout of an input, on the device."""
+        rows = rows.reshape(self._microbatches, self._rows, *rows.shape[1:])
+        if "seq" in layout.dims:
+            axes = layout.split.get("seq", ())
+            rows = rows.chunk(self._mesh.size(*axes), dim=-1)[self._mesh.rank(*axes)]
+            rows = rows.movedim(-1, 1 + layout.dims.index("seq")).contiguous()
         if self._mesh.device.type == "cuda":
             rows = rows.pin_memory()
         return rows.to(self._mesh.device, non_blocking=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import checkpoint
 from .errors import RunError
+from .saved import Saved
 from .weights import INDEX, HuggingFace, Stored, safetensors
 
 LARGEST = 5 * 10**9
@@ -26,11 +26,12 @@ Held = dict[str, list[tuple[str, Stored]]]
 """The parameters that each tensor holds, one behind the other."""
 
 
-def export(saved: Path, folder: Path, names: HuggingFace) -> None:
-    """Writes the parameters of the checkpoint `saved` into the new `folder`, whole or not at all.  RunError."""
+def export(path: Path, folder: Path, names: HuggingFace) -> None:
+    """Writes the parameters of the checkpoint at `path` into the new `folder`, whole or not at all.  RunError."""
     if folder.exists():
         raise RunError(f"{folder} is there already: name a new folder")
-    package, recorded = safetensors(), checkpoint.parameters(saved)
+    package, saved = safetensors(), Saved(path)
+    recorded = saved.parameters()
     held = _held(recorded, names)
     files = _split({tensor: _bytes(parts, names) for tensor, parts in held.items()})
     part = folder.with_name(f"{folder.name}.tmp")
@@ -75,11 +76,11 @@ def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
     return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
 
 
-def _values(held: Held, saved: Path, recorded: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _values(held: Held, saved: Saved, recorded: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensors as files have them."""
     names = [name for parts in held.values() for name, _ in parts]
     read = {name: torch.empty_like(recorded[name], device="cpu") for name in names}
-    checkpoint.read(saved, read)
+    saved.fill(read)
     return {tensor: _joined(parts, read).to(dtype) for tensor, parts in held.items()}
 
 

@@ -5,6 +5,7 @@ Non-goals: no communication; what must be reduced over an axis is returned as a 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from .dropout import dropout as dropped
 from .mesh import Axis, Mesh
 
 exp, sigmoid, tanh = torch.exp, torch.sigmoid, torch.tanh
@@ -56,6 +58,11 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 def concat(*tensors: Tensor) -> Tensor:
     """Tensors one behind the other along their last dims."""
     return torch.cat(tensors, dim=-1)
+
+
+def split(x: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+    """Slices of the last dim, one behind the other: the inverse of `concat`."""
+    return x.split_with_sizes(sizes, dim=-1)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
@@ -120,21 +127,39 @@ def attention(
     window: int = 0,
     scale: float | None = None,
     softcap: float = 0.0,
+    documents: Tensor | None = None,
+    draws: Tensor | None = None,
+    dropout: float = 0.0,
+    site: int = 0,
+    heads: Axis | None = None,
 ) -> Tensor:
     """softmax(cap(q·kᵀ · scale) + mask)·v.  seq is the sequence dim: 0 for [s, b, n, d], 1 for [b, s, n, d].
 
     k and v may have fewer heads: head i of q attends to head i // (n / k) of k.  A query sees keys less than `window`
-    away, 0 for all, and with `causal` none ahead.  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
+    away, 0 for all, with `causal` none ahead, and only those of its own document, by the ids `documents` [s, b] or
+    [b, s].  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
+
+    With `draws`, a share `dropout` of the weights is dropped, as `scalec.runtime.dropout` drops; `heads` is the axis
+    over which heads are sharded.  Then, and with a softcap, all weights stand in memory: n · b · s² of them, several
+    times over, and again for backward.
+
+    A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its backward; torch has
+    no flash attention with a mask.
     """
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
-    near = 0 < window < q.shape[-2]
-    seen = _seen(q.shape[-2], causal, window, q.device) if near else None
-    if softcap:
-        out = _capped(q, k, v, _seen(q.shape[-2], causal, window, q.device), scale, softcap)
+    masked = documents is not None or 0 < window < q.shape[-2]
+    unfused = bool(softcap) or draws is not None
+    seen = _seen(q.shape[-2], causal, window, q.device) if masked or unfused else None
+    if seen is not None and documents is not None:
+        seen = seen & _alike(documents.movedim(seq, -1))
+    if unfused and seen is not None:
+        split = {1: heads} if heads else {}
+        kept = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
+        out = _unfused(q, k, v, seen, scale, softcap, kept)
     else:
         gqa = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=causal and not near, scale=scale, enable_gqa=gqa
+            q, k, v, attn_mask=seen, is_causal=causal and not masked, scale=scale, enable_gqa=gqa
         )
     return out.movedim(-2, seq)
 
@@ -147,12 +172,20 @@ def _seen(size: int, causal: bool, window: int, device: torch.device) -> Tensor:
     return seen & (ahead.abs() < window) if window else seen
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None, cap: float) -> Tensor:
-    """Attention with capped scores, which torch has no kernel for: all scores in memory, in float32 at least."""
+def _alike(documents: Tensor) -> Tensor:
+    """Which tokens are of one document: [b, 1, s, s] from ids [b, s]."""
+    return documents[:, None, :, None] == documents[:, None, None, :]
+
+
+def _unfused(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None, cap: float, kept: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Attention with what torch has no kernel for: all scores in memory, in float32 at least; `kept` drops weights."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = (q @ k.mT).to(_wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return (cap * torch.tanh(scores / cap)).masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    return kept(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v
 
 
 def cross_entropy(

@@ -19,6 +19,9 @@ from .errors import RunError
 from .mesh import Mesh, Watch
 from .plan import Plan
 
+EXPORTED = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""The element types that weights may be written in, beside the plan's own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -31,6 +34,7 @@ class Options:
     resume: bool
     init: Path | None
     export: Path | None
+    export_dtype: torch.dtype | None
     out: Path
     log_every: int
     eval_every: int
@@ -54,6 +58,10 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--init", type=Path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
     help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
     add("--export", type=Path, metavar="DIR", help=help)
+    help = (
+        "element type of what is exported (default that in which the model computes); fp32 keeps bf16's masters whole"
+    )
+    add("--export-dtype", choices=tuple(EXPORTED), help=help)
     add("--out", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
@@ -61,6 +69,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
     values: dict[str, Any] = vars(parser.parse_args(arguments))
     values["data"] = tuple(values["data"])
+    values["export_dtype"] = EXPORTED.get(values["export_dtype"])
     return Options(**values)
 
 
@@ -95,6 +104,8 @@ def check_options(plan: Plan, options: Options) -> None:
         raise RunError("this plan has no `names hf { … }`, which says what tensors are called in files of weights")
     if options.init and options.resume:
         raise RunError("--init begins a run and --resume goes on with one: choose one")
+    if options.export_dtype and not options.export:
+        raise RunError("--export-dtype says how weights are written: it needs --export")
     if options.export and _environment("WORLD_SIZE", 1) > 1:
         raise RunError("--export is done by one process: start it with python instead of torchrun")
 

@@ -6,7 +6,7 @@ Non-goals: the step itself (the emitted program's), and what it communicates.
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ def _prepare(plan: Plan, options: Options) -> _Start:
     if first >= options.steps:
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
     return _Start(
-        Stream(training, plan.data.dtype, plan.seq),
-        Stream(held, plan.data.dtype, plan.seq) if held else None,
+        Stream(training, plan.data.dtype, plan.data.width(plan.seq)),
+        Stream(held, plan.data.dtype, plan.data.width(plan.seq)) if held else None,
         Reader(options.init, plan.names) if options.init and plan.names else None,
         resume,
         first,
@@ -89,7 +89,8 @@ def _export(plan: Plan, options: Options, folder: Path) -> None:
     if saved is None:
         raise RunError(f"nothing to export: no checkpoint in {_checkpoints(options)}")
     assert plan.names, "loop: check_options lets an export without names pass"
-    export(saved, folder, plan.names)
+    names = replace(plan.names, dtype=options.export_dtype) if options.export_dtype else plan.names
+    export(saved, folder, names)
     print(f"wrote {saved} to {folder}; the model's config.json and tokenizer belong beside it")
 
 
@@ -113,10 +114,8 @@ class _Run:
         self.saved = _checkpoints(options)
 
     def _loader(self, stream: Stream) -> Loader:
-        plan = self.plan
-        return Loader(
-            stream, plan.inputs, self.mesh, plan.global_batch, plan.microbatches, plan.vocab, self.options.seed
-        )
+        plan, seed = self.plan, self.options.seed
+        return Loader(stream, plan.data, plan.inputs, self.mesh, plan.global_batch, plan.microbatches, plan.vocab, seed)
 
     def _log(self) -> Log:
         folder = self.options.out if is_first() else None

@@ -5,7 +5,6 @@ Initial values are a function of (seed, name, global index), so every sharding o
 Non-goals: no memory is allocated here; the state engine does that.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, tau
@@ -13,10 +12,10 @@ from math import prod, tau
 import torch
 from torch import Tensor, nn
 
+from .counters import key_of, uniform
 from .mesh import Mesh
 
 _CHUNK = 1 << 20  # elements whose temporaries, of 8 bytes each, stand at the same time
-_GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd, as int64: the step of splitmix64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ def initialise(local: Tensor, spec: Spec, mesh: Mesh, seed: int, name: str) -> N
     if spec.init.std == 0:
         local.fill_(spec.init.mean)
         return
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    key = int.from_bytes(digest[:8], "big", signed=True)
+    key = key_of(f"{seed}/{name}")
     flat = local.view(-1)
     for start in range(0, flat.numel(), _CHUNK):
         chunk = flat[start : start + _CHUNK]
@@ -102,19 +100,5 @@ def _global_index(start: int, chunk: Tensor, shape: tuple[int, ...], spec: Spec,
 
 def _normal(key: int, index: Tensor) -> Tensor:
     """One standard normal number for each index, float64 (Box and Muller, 1958)."""
-    radius = (-2 * _uniform(key, 2 * index).log()).sqrt()
-    return radius * (tau * _uniform(key, 2 * index + 1)).cos()
-
-
-def _uniform(key: int, counter: Tensor) -> Tensor:
-    """One number in (0, 1) for each counter, float64: splitmix64 (Steele, Lea, Flood, OOPSLA 2014), top 53 bits."""
-    z = counter * _GOLDEN + key
-    z = (z ^ _shift(z, 30)) * -0x40A7B892E31B1A47
-    z = (z ^ _shift(z, 27)) * -0x6B2FB644ECCEEE15
-    z = z ^ _shift(z, 31)
-    return (_shift(z, 11).double() + 0.5) * 2.0**-53
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical shift right; torch's own keeps the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    radius = (-2 * uniform(key, 2 * index).log()).sqrt()
+    return radius * (tau * uniform(key, 2 * index + 1)).cos()

@@ -20,7 +20,7 @@ class Plan:
     name: str
     mesh: Mapping[str, int]  # outermost first
     data: Corpus
-    inputs: Mapping[str, Input]  # of "tokens" and "labels"
+    inputs: Mapping[str, Input]  # of "tokens", "labels" and, where the model takes them, "documents"
     vocab: int
     seq: int  # tokens of a sequence
     global_batch: int  # sequences of a step, over all ranks and microbatches

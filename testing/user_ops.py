@@ -28,7 +28,7 @@ SIZE = 4
 def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
     """Holds the function of the op `name`, declared in a plan, to its signature, on random numbers.
 
-    Its result has the dims that are stated; slices along each dim that it works along give the slices of its result;
+    Its results have the dims that are stated; slices along each dim that it works along give the slices of its results;
     it is linear where it is said to be; its gradients are those of finite differences (`torch.autograd.gradcheck`).
     `numbers` are what it takes behind its tensors, `sizes` those of dims that cannot be 4.  Raises AssertionError.
     """
@@ -41,7 +41,7 @@ def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
     check.gradients(operands)
 
 
-def _function(folder: Path, origin: str) -> "Callable[..., Tensor]":
+def _function(folder: Path, origin: str) -> "Callable[..., Tensor | tuple[Tensor, ...]]":
     """The function `module:function` of a module in `folder`."""
     module, _, name = origin.partition(":")
     spec = importlib.util.spec_from_file_location(module, folder / f"{module}.py")
@@ -55,7 +55,7 @@ def _function(folder: Path, origin: str) -> "Callable[..., Tensor]":
 @frozen
 class _Check:
     op: UserOp
-    function: "Callable[..., Tensor]"
+    function: "Callable[..., Tensor | tuple[Tensor, ...]]"
     numbers: Sequence[float]
     sizes: dict[str, int]
 
@@ -69,13 +69,15 @@ class _Check:
 
     def slices(self, operands: "Sequence[Tensor]") -> None:
         """The function of slices is the slices of the function, along each dim that it works along."""
-        whole = self._called(operands)
-        shape = self._shape(self.op.gives)
-        assert whole.shape == shape, f"{self.op.name} gives {tuple(whole.shape)}, not {shape}"
+        results, gives = self._called(operands), self.op.gives
+        found = ", ".join(str(tuple(each.shape)) for each in results)
+        stated = ", ".join(map(str, map(self._shape, gives)))
+        assert found == stated, f"{self.op.name} gives {found}, not {stated}"
         for dim in _names(self.op.along):
             for i in range(self._size(dim)):
                 parts = [self._slice(x, dims, dim, i) for x, dims in zip(operands, self._takes(), strict=True)]
-                self._same(self._called(parts), self._slice(whole, self.op.gives, dim, i), f"work along {_word(dim)}")
+                whole = [self._slice(y, dims, dim, i) for y, dims in zip(results, gives, strict=True)]
+                self._same(self._called(parts), whole, f"work along {_word(dim)}")
 
     def linearity(self, operands: "Sequence[Tensor]", others: "Sequence[Tensor]") -> None:
         """f(2x − 3z) = 2f(x) − 3f(z) in each operand that is said to be linear."""
@@ -83,7 +85,9 @@ class _Check:
         for i in (i for i, operand in enumerate(tensors) if operand.is_linear):
             at = (others[i], 2 * operands[i] - 3 * others[i])
             apart, both = (self._called([*operands[:i], x, *operands[i + 1 :]]) for x in at)
-            self._same(both, 2 * self._called(operands) - 3 * apart, f"be linear in `{tensors[i].name}`")
+            first = self._called(operands)
+            combined = [2 * x - 3 * z for x, z in zip(first, apart, strict=True)]
+            self._same(both, combined, f"be linear in `{tensors[i].name}`")
 
     def gradients(self, operands: "Sequence[Tensor]") -> None:
         """Backward is the derivative of forward."""
@@ -95,8 +99,9 @@ class _Check:
         except GradcheckError as error:
             raise AssertionError(f"the gradients of {self.op.name} are wrong: {error}") from None
 
-    def _called(self, operands: "Sequence[Tensor]") -> "Tensor":
-        return self.function(*operands, *self.numbers)
+    def _called(self, operands: "Sequence[Tensor]") -> "tuple[Tensor, ...]":
+        found = self.function(*operands, *self.numbers)
+        return found if isinstance(found, tuple) else (found,)
 
     def _takes(self) -> list[tuple[Name, ...]]:
         return [operand.dims for operand in self.op.operands if operand.dims]
@@ -111,10 +116,13 @@ class _Check:
         names = list(_names(dims))
         return x.narrow(names.index(dim), index, 1) if dim in names else x
 
-    def _same(self, found: "Tensor", expected: "Tensor", claim: str) -> None:
+    def _same(self, found: "Sequence[Tensor]", expected: "Sequence[Tensor]", claim: str) -> None:
         import torch
 
-        alike = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+        alike = all(
+            x.shape == y.shape and torch.allclose(x, y, rtol=1e-9, atol=1e-9)
+            for x, y in zip(found, expected, strict=True)
+        )
         assert alike, f"`{self.op.name}` is said to {claim}, but does not"
 
 

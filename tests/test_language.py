@@ -123,13 +123,17 @@ WHOLE = {  # a use of each op that needs dims whole, these dims, and how the tab
     "rmsnorm": ("rmsnorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rope": ("rope(x @ a[hidden -> heads, head_dim], theta)", "seq head_dim", "`seq`, the last"),
     "softmax": ("softmax(x)", "hidden", "`over`"),
+    "split": ("y, z = split(x @ a[hidden -> both], [ffn, ffn])", "ffn both", "all that are taken apart"),
 }
 
 
 def in_program(statement: str, kind: str) -> tuple[Program, Op]:
     """A plan with the statement, and its first op of a kind."""
     dims = MODEL[r"dims +\{"].replace("}", " both = 2 * ffn }")
-    program = compile_plan(Source("plan.scale", completed(f"{dims}\ny = {statement}\n")), "resolve")
+    program = compile_plan(
+        Source("plan.scale", completed(f"{dims}\n{statement if ' = ' in statement else f'y = {statement}'}\n")),
+        "resolve",
+    )
     return program, next(op for op in walk(program.region.body) if op.kind == kind)
 
 
@@ -152,8 +156,9 @@ def ops_table() -> Iterator[str]:
 
 
 def signature(entry: OpDef) -> str:
-    operands = [operand.name + "?" * operand.optional for operand in entry.operands] + ["…"] * entry.more
-    return f"{entry.name}({', '.join([*operands, *map(argument, entry.attributes)])})"
+    operands = [operand.name + "?" * operand.optional for operand in entry.operands if not operand.implied]
+    attributes = [argument(attribute) for attribute in entry.attributes if not attribute.implied]
+    return f"{entry.name}({', '.join([*operands, *(['…'] * entry.more), *attributes])})"
 
 
 def argument(attribute: Attribute) -> str:
@@ -217,7 +222,8 @@ def default(cls: type[Settings], field: Field) -> str:
         heading = heading_of(field.what.of)
         kept = attrs.fields_dict(cls)[field.name].default
         return "needed" if field.required else f"`{getattr(kept, heading.field)}`" if kept and heading else "none"
-    return "needed" if field.required else f"`{field.what.show(attrs.fields_dict(cls)[field.name].default)}`"
+    kept = attrs.fields_dict(cls)[field.name].default
+    return "needed" if field.required else "none" if kept is None else f"`{field.what.show(kept)}`"
 
 
 def meaning(field: Field) -> str:
@@ -229,10 +235,7 @@ MISSING = {  # what a plan cannot say yet, and how one would try
     "Context parallelism: attention over a sharded sequence": "mesh { cp = 2 }  shard { seq over cp }",
     "Schedules of stages: `pipeline { … }`": "pipeline { schedule = gpipe }",
     "Sharded optimizer state: `state { … }`": "state { bucket = 25MiB }",
-    "Dropout": "x = dropout(x, 0.1)",
-    "Several results: `a, b = …`": "a, b = relu(x)",
-    "Layers that differ by index: `if i < k { … }`": "repeat layers { if i < 1 { x = relu(x) } }",
-    "Inputs besides tokens and labels, as a mask of documents": "model m(tokens[batch, seq], mask[batch, seq]) { }",
+    "Inputs besides tokens, labels and documents": "model m(tokens[batch, seq], image[batch, seq]) { }",
     "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
 }
 

@@ -60,6 +60,14 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("labels)\n}", "labels, smoothing=1)\n}", "E0313", ""),
     ("labels)\n}", "labels, smoothing=-0.1)\n}", "E0313", ""),
     ("labels)\n}", "labels, z=-1e-4)\n}", "E0313", ""),
+    ("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]", "E0212", "documents[batch, seq]"),
+    ("labels[batch, seq]", "labels[batch, seq], mask[batch, seq]", "E0213", ""),
+    ("[python_stdlib]", "[python_stdlib]  separator = 10", "E0409", "separator = 10"),
+    ("[python_stdlib]", "[python_stdlib]  masked = 15%", "E0402", "masked = 15%"),
+    ("[python_stdlib]", "[python_stdlib]  mask_token = 1", "E0402", "mask_token = 1"),
+    ("[python_stdlib]", "[python_stdlib]  masked = 15%  mask_token = 64", "E0405", "mask_token = 64"),
+    ("text { files = [", 'tokens { masked = 15%  mask_token = "1"  files = [', "E0404", 'mask_token = "1"'),
+    ("mask=causal", "mask=causal, documents=labels", "E0607", "labels"),
     ("lr = 1e-3", GROUPS.format('"none*"', '"wq"'), "E0407", 'params = ["none*"]'),
     ("lr = 1e-3", GROUPS.format('"w*"', '"wq"'), "E0408", 'params = ["wq"]'),
     ("batch over dp", "bacth over dp", "E0503", "bacth"),
@@ -71,6 +79,9 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("ffn = 48", "ffn = 47", "E0510", "ffn"),
     ("gpus_per_node = 4  nodes = 1", "gpus_per_node = 1  nodes = 4", "E0511", ""),
     ("nodes = 1", "nodes = 2", "E0512", ""),
+    ("gpus_per_node = 4  nodes = 1", "gpus_per_node = 8  nodes = 1", "E0512", "nodes = 1"),
+    ("gpus_per_node = 4  nodes = 1", "nodes = 3", "E0512", "nodes = 3"),
+    ("gpus_per_node = 4  nodes = 1", "nodes = 4", "E0511", ""),
     ("seq over tp }", "seq over tp  layers over dp }", "E0513", "layers"),
     ("vocab, heads, kv_heads, ffn over tp", "vocab, ffn over tp", "E0601", ""),
     ("x = embedding", "x = embeding", "E0605", "embeding"),
@@ -100,3 +111,17 @@ def test_each_mistake_has_its_code_and_its_place(before: str, after: str, code: 
     assert code in found, str(caught.value)
     assert code in CODES
     assert not words or marked(found[code].span) == words
+
+
+def test_documents_need_a_separator() -> None:
+    """And both places are shown."""
+    text = PLAN.replace("labels[batch, seq])", "labels[batch, seq], documents[batch, seq])")
+    text = text.replace("mask=causal", "mask=causal, documents=documents")
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source("plan.scale", text))
+    (found,) = caught.value.diagnostics
+    assert found.span
+    assert (found.code, marked(found.span)) == ("E0402", "data text")
+    assert [note.span and marked(note.span) for note in found.notes] == ["documents[batch, seq]"]
+    assert "separator" in found.help
+    compile_plan(Source("plan.scale", text.replace("[python_stdlib]", "[python_stdlib]  separator = 10")))

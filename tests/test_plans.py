@@ -30,6 +30,7 @@ PUBLISHED = {  # parameters (Llama Team 2024, table 3, from the models' configur
     "gemma2_9b": (9_241_705_984, 128),  # Gemma Team 2024, table 2: 8,324,201,984 and the embedding, of 256,000 rows
     "gemma3_1b": (999_885_952, 16),  # Gemma Team 2025, table 1: 698M and an embedding of 302M
     "gptj_6b": (6_053_381_344 - GPTJ_COPIES, 64),  # the model card of the release
+    "distilbert_base": (66_985_530, 8),  # Sanh et al. 2019: 66M, and the head: transformers' DistilBertForMaskedLM
     "gpt2_124m": (124_439_808, 8),  # Radford et al. 2019; safetensors metadata of the release
     "olmo2_7b": (7_298_617_344, 128),  # OLMo Team 2024: 7B; from the configuration of the release
 }

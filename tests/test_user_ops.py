@@ -3,6 +3,7 @@
 Non-goals: typing, meaning and adjoint of `call` (`tests/ir/test_op_rules.py`, `tests/verify/test_meanings.py`).
 """
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -45,12 +46,17 @@ def by_name(x, *, cap):
 
 def doubled(x):
     return torch.cat([x, x], -1)
+
+def turned(x, y):
+    return x * torch.cos(y) - y, y * x.sum(-1, keepdim=True)
 """
 
 OPS = """
 op gated(x[.., f], linear y[.., f], cap) -> [.., f] over .., f from "own:gated"
 op centred(linear x[.., d], linear w[d]) -> [.., d] over .. from "own:centred"
 """
+
+TWO = 'op turned(linear x[.., d], y[.., d]) -> [.., d], [.., d] over .. from "own:turned"\n'
 
 MODEL = """
 model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -100,7 +106,7 @@ def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> Non
         {
             "function": "own:centred",
             "takes": (".. hidden", "hidden"),
-            "gives": ".. hidden",
+            "gives": (".. hidden",),
             "along": ("batch", "seq"),
             "linear": ("0", "1"),
             "constants": (),
@@ -108,7 +114,7 @@ def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> Non
         {
             "function": "own:gated",
             "takes": (".. ffn", ".. ffn"),
-            "gives": ".. ffn",
+            "gives": (".. ffn",),
             "along": ("batch", "seq", "ffn"),
             "linear": ("1",),
             "constants": ("2.0",),
@@ -316,6 +322,15 @@ CLAIMS = [
     (OPS.replace("over .. from", "over .., d from"), "centred", (), "is said to work along `d`, but does not"),
     (OPS.replace("gated(x", "gated(linear x"), "gated", (2.0,), "is said to be linear in `x`, but does not"),
     ('op wrong(x[..]) -> [..] over .. from "own:wrong_slope"' + OPS, "wrong", (), "the gradients of wrong are wrong"),
+    (TWO.replace("linear ", ""), "turned", (), ""),
+    (TWO, "turned", (), "is said to be linear in `x`, but does not"),
+    (
+        TWO.replace("linear ", "").replace("over ..", "over .., d"),
+        "turned",
+        (),
+        "is said to work along `d`, but does not",
+    ),
+    (TWO.replace("[.., d], [.., d] over", "[.., d] over"), "turned", (), r"gives \(2, 3, 4\), \(2, 3, 4\), not"),
     ('op doubled(x[.., d]) -> [.., d] over .. from "own:doubled"' + OPS, "doubled", (), r"gives \(2, 3, 8\), not"),
 ]
 
@@ -328,3 +343,57 @@ def test_claims_are_held_to(ops: str, name: str, numbers: tuple[float, ...], sai
         return
     with pytest.raises(AssertionError, match=said):
         assert_op(plan, name, *numbers)
+
+
+# ---- several results
+
+TWO_RESULTS = MODEL.replace("a = centred(x, w[hidden])", "a, b = turned(x, w_y[hidden] + x)  a = a * b")
+ONE_UNUSED = MODEL.replace("a = centred(x, w[hidden])", "b, a = turned(x, w_y[hidden] + x)")
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("model", [TWO_RESULTS, ONE_UNUSED], ids=["both used", "one unused"])
+def test_steps_with_several_results_are_equal(model: str, mesh: str, tmp_path: Path) -> None:
+    assert_equal_step(written(tmp_path, mesh, OPS + TWO.replace("linear ", ""), model))
+
+
+def test_mutants_of_several_results_are_caught(tmp_path: Path) -> None:
+    assert_mutants_caught(written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=TWO_RESULTS))
+
+
+@pytest.mark.parametrize("model", [TWO_RESULTS, ONE_UNUSED], ids=["both used", "one unused"])
+def test_programs_with_several_results(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read back, and train as plain torch does."""
+    source = load(written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=model))
+    program = compile_plan(source, STAGES[0])
+    for stage in STAGES:
+        program = lower(program, stage)
+        assert read_ir(Source("own.ir", print_ir(program))) == program
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in (emit(program, source) | copies(program, source)).items():
+        (out / name).write_text(text)
+    text = (out / "train.py").read_text()
+    with pytest.raises(AssertionError, match="emit: line"):
+        check(re.sub(r"(\w+), (\w+) = own", r"\2, \1 = own", text), program)
+    monkeypatch.syspath_prepend(str(out))
+    generator = torch.Generator().manual_seed(0)
+    layer = {"w_y": (16,), "w_gate": (24, 16), "w_up": (24, 16), "w_down": (16, 24)}
+    shapes = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
+    shapes |= {"wte": (32, 16), "head": (32, 16)}
+    start = {n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()}
+    tokens, labels = (torch.randint(32, (8, 8), generator=generator) for _ in range(2))
+    found: list[tuple[float, float]] = run_ranks(4, _step, imported(out / "train.py"), start, tokens, labels)
+    p = {name: value.clone().requires_grad_() for name, value in start.items()}
+    own = imported(out / "own.py")
+    x = p["wte"][tokens]
+    for i in range(2):
+        first, second = own.turned(x, p[f"layers.{i}.w_y"] + x)
+        a = first * second if model is TWO_RESULTS else second
+        gate, up = (F.linear(a, p[f"layers.{i}.{name}"]) for name in ("w_gate", "w_up"))
+        x = x + F.linear(own.gated(gate, up, 2.0), p[f"layers.{i}.w_down"])
+    loss = F.cross_entropy(F.linear(x, p["head"]).flatten(0, 1), labels.flatten())
+    loss.backward()
+    norm = float(sum(value.grad.square().sum() for value in p.values() if value.grad is not None)) ** 0.5
+    for rank in found:
+        assert rank == pytest.approx((loss.item(), norm), rel=1e-11)

@@ -134,7 +134,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
 
         proof = verify(plan.program, plan.model)
     folder = options.output or Path("out", options.plan.stem)
-    files = emit(plan.program, plan.source, plan.model, proof) | copies(plan.program, plan.source)
+    files = emit(plan.program, plan.source, plan.model, proof, copies(plan.program, plan.source))
     try:
         write(folder, files)
     except OutputError as error:

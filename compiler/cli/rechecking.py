@@ -3,8 +3,9 @@
 Non-goals: how anything is shown (`verify`, `emit.readback`).
 """
 
-import ast
 import json
+from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -12,13 +13,14 @@ from .plans import Plan, read
 from .usage import UsageError
 
 if TYPE_CHECKING:
-    from ..source import Source
+    from ..source import Source, Span
 
 
 def recheck(folder: Path) -> str:
     """What was shown, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
     from ..certificate import NOT_EVALUATED
     from ..emit import emit
+    from ..emit.user_ops import copied
     from ..limits import load
     from ..passes import lower
     from ..source import Source
@@ -29,14 +31,23 @@ def recheck(folder: Path) -> str:
     model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
     plan = Plan(Source(written["plan"], ""), model, lower(model))
     proof = verify(plan.program, plan.model)
-    matched = _matched(script, plan)
+    matched, modules = _matched(script, plan), copied(plan.program, folder)
     unverified = _values(written) == NOT_EVALUATED
-    made = emit(plan.program, plan.source, model, None if unverified else proof)
-    _compare(folder / "plan.json", written, json.loads(made["plan.json"]))
-    if ast.get_docstring(ast.parse(script.text)) != ast.get_docstring(ast.parse(made["train.py"])):
-        _refuse("train.py is not the plan's", script, "its header says something else")
+    made = emit(
+        plan.program,
+        plan.source,
+        model,
+        None if unverified else proof,
+        {name: module.text for name, module in modules.items()},
+    )
+    account = json.loads(made["plan.json"])
+    _compare_modules(modules, written, account)
+    _compare(folder / "plan.json", written, account)
+    _compare_text(script, made["train.py"])
     said = (
-        f"equal  {folder}: {headline(plan.program)}\n\n{proof.lines()}\ntrain.py  {matched} ops, each matched to the IR"
+        f"equal  {folder}: {headline(plan.program)}\n\n{proof.lines()}\n"
+        f"train.py  {matched} ops, each matched to the IR, and every line as written"
+        + "".join(f"\n{name}  as copied" for name in modules)
     )
     return said + (
         "\n\nit was compiled with --no-verify, and says so; the step was evaluated now" if unverified else ""
@@ -75,7 +86,7 @@ def _matched(script: "Source", plan: Plan) -> int:
     try:
         return check(script.text, plan.program)
     except AssertionError as error:
-        _refuse("train.py is not the plan's", script, str(error))
+        _refuse("train.py is not the plan's", script.whole(), str(error))
 
 
 def _compare(path: Path, written: dict[str, Any], made: dict[str, Any]) -> None:
@@ -85,10 +96,41 @@ def _compare(path: Path, written: dict[str, Any], made: dict[str, Any]) -> None:
     if changed:
         other = written.get("written_by") != made["written_by"]
         help = f"{written.get('written_by')} wrote it: compile the plan again" if other else ""
-        _refuse("plan.json is not the plan's", Source(str(path), ""), f"it differs under {', '.join(changed)}", help)
+        _refuse(
+            "plan.json is not the plan's", Source(str(path), "").whole(), f"it differs under {', '.join(changed)}", help
+        )
 
 
-def _refuse(message: str, file: "Source", why: str, help: str = "") -> NoReturn:
+def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any], made: dict[str, Any]) -> None:
+    hashes: Any = written.get("modules")
+    known = cast("dict[str, Any]", hashes) if isinstance(hashes, dict) else {}
+    for name, module in modules.items():
+        if known.get(name) != made["modules"][name]:
+            why = "it is not the copy that was made when the plan was compiled"
+            _refuse(
+                f"{name} is not the plan's", module.whole(), why, "change the file beside the plan and compile again"
+            )
+
+
+def _compare_text(script: "Source", made: str) -> None:
+    """Comments and layout too; what is code was matched before."""
+    if script.text == made:
+        return
+    pairs = zip_longest(script.text.split("\n"), made.split("\n"), fillvalue="")
+    at = next(at for at, (found, expected) in enumerate(pairs) if found != expected)
+    lines = made.split("\n")
+    expected = f"the plan's is `{lines[at]}`" if at < len(lines) else "the plan's has ended"
+    _refuse("train.py is not the plan's", _line(script, at), expected, "compile the plan again")
+
+
+def _line(source: "Source", at: int) -> "Span":
+    """One line, counted from 0; the end of a text that is shorter."""
+    lines = source.text.split("\n")[: at + 1]
+    end = sum(map(len, lines)) + len(lines) - 1
+    return source.span(end - len(lines[-1]), end)
+
+
+def _refuse(message: str, place: "Span", why: str, help: str = "") -> NoReturn:
     from ..diagnostics import Diagnostic, Note, PlanError
 
-    raise PlanError([Diagnostic("E0703", message, file.whole(), notes=(Note(None, why),), help=help)]) from None
+    raise PlanError([Diagnostic("E0703", message, place, notes=(Note(None, why),), help=help)]) from None

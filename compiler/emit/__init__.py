@@ -4,6 +4,8 @@ Purpose: `train.py` and `plan.json`, and the check that the one does what the ot
 Non-goals: writing them (`output`).
 """
 
+from collections.abc import Mapping
+
 from ..certificate import Proof
 from ..ir import Program
 from ..source import Source
@@ -12,10 +14,18 @@ from .program import train_py
 from .readback import check
 
 
-def emit(program: Program, source: Source, model: Program | None = None, proof: Proof | None = None) -> dict[str, str]:
-    """The files of the program, by name.
+def emit(
+    program: Program,
+    source: Source,
+    model: Program | None = None,
+    proof: Proof | None = None,
+    modules: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The files of the program, by name; `modules` among them, those of user ops as they are copied.
 
     `model` is the plan before any placement, from which all can be made and checked again; of IR text, the program.
     """
     text = train_py(program, source, proof)
-    return {"train.py": text, "plan.json": plan_json(program, source, model or program, proof, check(text, program))}
+    copies = modules or {}
+    account = plan_json(program, source, model or program, proof, check(text, program), copies)
+    return {"train.py": text, "plan.json": account, **copies}

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ..ir import Kind, Op, Program, Type
 from ..ops import OPS
+from ..ops.attention import documents_and_draws, head_dims
 from ..ops.user import constants, module_and_function
 from ..placements import coercion_of, ends
 from .words import literal
@@ -20,12 +21,13 @@ ATOM, PRODUCT, SUM = 3, 2, 1
 
 @frozen
 class Expr:
-    """Python text, how tightly it binds, the values it reads, and the ops in it."""
+    """Python text, how tightly it binds, the values it reads, the ops in it, and what it is the negative of, if any."""
 
     text: str
     binds: int
     reads: tuple[str, ...]
     ops: tuple[Op, ...] = ()
+    negates: "Expr | None" = None
 
     def within(self, binds: int) -> str:
         """The text as an operand of an operator that binds so tightly."""
@@ -46,7 +48,8 @@ class Context:
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
     """The expression that computes `op` from the expressions of its operands."""
     text, binds = WRITERS.get(op.kind, _call)(op, operands, context)
-    return Expr(text, binds, tuple(n for e in operands for n in e.reads), (*(o for e in operands for o in e.ops), op))
+    reads, ops = tuple(n for e in operands for n in e.reads), (*(o for e in operands for o in e.ops), op)
+    return Expr(text, binds, reads, ops, operands[0] if op.kind == "scale" and op.get("by") == -1 else None)
 
 
 Written = tuple[str, int]
@@ -69,10 +72,10 @@ def _options(op: Op) -> list[str]:
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    text = _aligned(op, 0, SUM, operands, context)
+    text = _aligned(op, 0, SUM, operands[0], context)
     for i, operand in enumerate(operands[1:], start=1):
-        term = _aligned(op, i, PRODUCT, operands, context)
-        text += f" - {term[1:]}" if _is_negative(operand) else f" + {term}"
+        sign = "-" if operand.negates else "+"
+        text += f" {sign} {_aligned(op, i, PRODUCT, operand.negates or operand, context)}"
     return text, SUM
 
 
@@ -88,31 +91,24 @@ def _shift(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _div(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    left, right = _aligned(op, 0, PRODUCT, operands, context), _aligned(op, 1, ATOM, operands, context)
+    left, right = _aligned(op, 0, PRODUCT, operands[0], context), _aligned(op, 1, ATOM, operands[1], context)
     return f"{left} / {right}", PRODUCT
 
 
 def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    left, right = _aligned(op, 0, PRODUCT, operands, context), _aligned(op, 1, ATOM, operands, context)
+    left, right = _aligned(op, 0, PRODUCT, operands[0], context), _aligned(op, 1, ATOM, operands[1], context)
     return f"{left} * {right}", PRODUCT
 
 
-def _aligned(op: Op, index: int, binds: int, operands: Sequence[Expr], context: Context) -> str:
-    """An operand with the dims that it lacks between its own unsqueezed; torch itself adds those before."""
+def _aligned(op: Op, index: int, binds: int, operand: Expr, context: Context) -> str:
+    """The operand at `index` with the dims that it lacks between its own unsqueezed; torch itself adds those before."""
     own, full = context.types(op.inputs[index]).dims, op.outputs[0].type.dims
     lacking = [i for i, dim in enumerate(full) if dim not in own and set(full[:i]) & set(own)]
     if not lacking:
-        return operands[index].within(binds)
+        return operand.within(binds)
     first = next(i for i, dim in enumerate(full) if dim in own)
-    operand = operands[index]
-    viewed = operand.text if _is_negative(operand) else operand.within(ATOM)
+    viewed = operand.text if operand.negates else operand.within(ATOM)
     return viewed + "".join(f".unsqueeze({i - first})" for i in lacking)
-
-
-def _is_negative(operand: Expr) -> bool:
-    """Whether the text is a minus and an atom."""
-    last = operand.ops[-1] if operand.ops else None
-    return last is not None and last.kind == "scale" and last.get("by") == -1 and operand.text.startswith("-")
 
 
 def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -147,6 +143,11 @@ def _softmax(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"softmax({operands[0].text}, dim={_over(op, context)})", ATOM
 
 
+def _split(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    sizes = (str(context.program.size(part)) for part in op.names("parts"))
+    return f"split({', '.join([operands[0].text, *sizes])})", ATOM
+
+
 def _user(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     arguments = [*(e.text for e in operands), *map(literal, constants(op))]
     return f"{'.'.join(module_and_function(op))}({', '.join(arguments)})", ATOM
@@ -168,8 +169,26 @@ def _attention(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     if window := given.pop("window", 0):
         options.append(f"window={round(float(str(window)))}")
     options += [f"{key}={literal(value)}" for key, value in given.items()]
-    seq = context.types(op.inputs[0]).dims.index("seq")
-    return f"attention({', '.join([*(e.text for e in operands), f'seq={seq}', *options])})", ATOM
+    documents, draws = documents_and_draws(op, operands[3:])
+    options += [f"documents={each.text}" for each in documents]
+    options += [f"draws={each.text}" for each in draws]
+    q, k = (context.types(name) for name in op.inputs[:2])
+    axes, seq = q.axes_of(head_dims(q, k)[0]), q.dims.index("seq")
+    options += [f"heads={context.axis(axes)}"] if draws and axes else []
+    return f"attention({', '.join([*(e.text for e in operands[:3]), f'seq={seq}', *options])})", ATOM
+
+
+def _dropout(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """The call is told where samples lie, and of which other dims this rank holds a part."""
+    type = context.types(op.inputs[0])
+    axes = {i: type.axes_of(dim) for i, dim in enumerate(type.dims) if dim != "batch" and type.axes_of(dim)}
+    split = ", ".join(f"{i}: {context.axis(held)}" for i, held in axes.items())
+    where = [f"batch={type.dims.index('batch')}", *([f"split={{{split}}}"] if split else [])]
+    return f"dropout({', '.join([*(e.text for e in operands), *_options(op), *where])})", ATOM
+
+
+def _fork(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"fork({operands[0].text}, {context.program.size(str(op.get('repeat')))})", ATOM
 
 
 def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -231,7 +250,9 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "contract": _contract,
     "cross_entropy": _cross_entropy,
     "div": _div,
+    "dropout": _dropout,
     "embedding": _embedding,
+    "fork": _fork,
     "gelu": _named,
     "layernorm": _named,
     "mean": _mean,
@@ -246,6 +267,7 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "softcap": _named,
     "softmax": _softmax,
     "softmax_parts": _softmax_parts,
+    "split": _split,
     "sum": _sum,
     "token_loss": _named,
 }

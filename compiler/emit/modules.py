@@ -5,11 +5,12 @@ Non-goals: the step around forward (`step`).
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from attrs import define, field, frozen
 
-from ..ir import Arg, Attr, Enter, Kind, Op, Param, Program, Region, Stmt, Type, types, walk
+from ..ir import Arg, Attr, Enter, Kind, Op, Param, Program, Region, Stmt, Type, base, types, walk
+from ..ops.dropout import are_draws
 from ..placements import coercion, coercion_of, conjugate, ends
 from .expressions import ATOM, Context, Expr, express
 from .words import axes_word, class_name, identifier, literal, matrix_shape, place, shape, singular
@@ -40,7 +41,7 @@ class Module:
     weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one repetition holds it
     children: dict[str, tuple["Module", int]] = field(factory=dict[str, tuple["Module", int]])
     tables: dict[Table, str] = field(factory=dict[Table, str])
-    arguments: list[str] = field(factory=list[str])
+    arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
     lines: list[str] = field(factory=list[str])
     result: str = ""
 
@@ -72,8 +73,10 @@ class Modules:
 
     def build(self, result: str) -> Model:
         """The classes; `result` is the value that the model returns."""
-        given = ", ".join(f"{a.value.name}: {shape(a.value.type, self.program)}" for a in self._inputs)
+        given = ", ".join(f"{base(a.value.name)}: {shape(a.value.type, self.program)}" for a in self._inputs)
         doc = f"The sum of token losses of this rank's part of a microbatch.  {given}"
+        if len(f'    """{doc}"""') > WIDTH:
+            doc = doc.replace("  ", "\n\n    ") + "\n    "
         module = Module(class_name(self.program.name), doc)
         body = Body(self, module, self._forward.body, (result,), "")
         for arg in self._inputs:
@@ -99,7 +102,9 @@ class Modules:
         for value in captured:
             body.bind_argument(value)
         for arg in region.args:
-            if arg.enter is Enter.EACH:
+            if arg.enter is Enter.EACH and are_draws(arg.value.type):
+                body.bind_argument(arg.value.name)
+            elif arg.enter is Enter.EACH:
                 body.bind_slice(arg)
         for table in tables:
             body.bind_table(table)
@@ -135,8 +140,8 @@ class Body:
     # ---- what the surroundings give
 
     def bind_argument(self, value: str) -> None:
-        """An argument of `forward`."""
-        self._module.arguments.append(self._hold(value))
+        """An argument of `forward`; of draws there are none in evaluation."""
+        self._module.arguments[self._hold(value)] = "Tensor | None" if are_draws(self._all.types[value]) else "Tensor"
 
     def bind_slice(self, arg: Arg) -> None:
         """A parameter of which every repetition has one."""
@@ -147,7 +152,7 @@ class Body:
         """A table of rotary positions that the caller passes on."""
         name = identifier("rotary", set(self._holder) | set(self._tables.values()))
         self._tables[table] = name
-        self._module.arguments.append(name)
+        self._module.arguments[name] = "Tensor"
 
     # ---- lines
 
@@ -233,16 +238,24 @@ class Body:
         )
         module, attribute = self._all.child(region, self._module, self._prefix, [*captured, *weights], tables)
         variables = [self._loop_variable(arg) for arg in carried]
-        passed = [*variables, *(self._operand(name).text for name in (*captured, *weights)), *map(self._table, tables)]
+        given = [self._operand(name).text for name in (*captured, *weights)]
         for name in (*captured, *weights):
             self._left[name] -= 1
         item = identifier(singular(region.dim), set(self._holder))
-        self._append(f"for {item} in self.{attribute}:")
+        draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
+        passed = [*variables, *given, *draws, *map(self._table, tables)]
+        self._append(_loop(item, f"self.{attribute}", draws))
         self._append(f"    {', '.join(variables)} = {item}({', '.join(passed)})", place(region.span))
         for variable, result in zip(variables, region.results, strict=False):
             self._holder[variable] = result.name
             self._exprs[result.name] = Expr(variable, ATOM, (result.name,))
         assert module.arguments, "emit: a repeat without arguments"
+
+    def _drawn(self, arg: Arg) -> tuple[str, str]:
+        """The Python names of the draws of one iteration and of all."""
+        all_ = self._operand(arg.source).text
+        self._left[arg.source] -= 1
+        return self._hold(arg.value.name), all_
 
     def _loop_variable(self, arg: Arg) -> str:
         """The Python name that is carried through the loop."""
@@ -316,6 +329,13 @@ class Body:
         return f"{source}→{target}  bwd: {again}{back}"
 
 
+def _loop(item: str, modules: str, draws: Mapping[str, str]) -> str:
+    """The line that begins a loop over modules; `draws` are those of one iteration, and all of which they are."""
+    if not draws:
+        return f"for {item} in {modules}:"
+    return f"for {', '.join([item, *draws])} in zip({', '.join([modules, *draws.values()])}, strict=True):"
+
+
 def stored_as_matrix(param: Param) -> bool:
     """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is joined with."""
     dims = param.type.dims
@@ -339,7 +359,7 @@ def _reads(body: tuple[Stmt, ...]) -> Iterator[str]:
         if isinstance(stmt, Op):
             yield from stmt.inputs
         else:
-            yield from (arg.source for arg in stmt.args if arg.enter is Enter.CARRY)
+            yield from (arg.source for arg in stmt.args)
             yield from _captured(stmt)
 
 

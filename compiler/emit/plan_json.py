@@ -4,6 +4,8 @@ Non-goals: anything that the program needs in order to run.
 """
 
 import json
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from attrs import asdict
@@ -17,8 +19,13 @@ from ..source import Source
 from .words import file_word
 
 
-def plan_json(program: Program, source: Source, model: Program, proof: Proof | None, matched: int) -> str:
-    """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any placement."""
+def plan_json(
+    program: Program, source: Source, model: Program, proof: Proof | None, matched: int, modules: Mapping[str, str]
+) -> str:
+    """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any placement.
+
+    `modules` are the files of user ops, name → text.
+    """
     content = {
         "written_by": f"scalec {__version__}",
         "name": program.name,
@@ -34,9 +41,15 @@ def plan_json(program: Program, source: Source, model: Program, proof: Proof | N
         "collectives": [_collective(each) for each in collectives(program)],
         "evaluation": [_collective(each) for each in evaluation(program)],
         "certificate": certificate(proof, matched, trusted(program)),
+        **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
         "model": print_ir(model).splitlines(),
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def digest(text: str) -> str:
+    """What a file of user ops is known by: SHA-256 of its bytes."""
+    return sha256(text.encode()).hexdigest()
 
 
 def _shape(dims: tuple[str, ...], program: Program) -> dict[str, int]:

@@ -13,7 +13,7 @@ from jinja2 import FileSystemLoader
 
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
-from ..ir import Arg, Op, Program, Region, Type, walk
+from ..ir import Arg, Op, Program, Region, Type, base, walk
 from ..resources import folder
 from ..settings import Group
 from ..source import Source
@@ -131,7 +131,7 @@ class _Class:
             ),
             *(line for table, name in module.tables.items() for line in _table_lines(name, table, program)),
         ]
-        self.signature = ", ".join(["self", *(f"{name}: Tensor" for name in module.arguments)])
+        self.signature = ", ".join(["self", *(f"{name}: {type}" for name, type in module.arguments.items())])
         results = module.result.count(",") + 1
         self.returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
         self.lines = [*module.lines, f"        return {module.result}"]
@@ -210,14 +210,18 @@ def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> 
         [f"floor={literal(schedule.floor)}"] if schedule.kind == "cosine" else []
     )
     corpus = [literal(tuple(data.files)), f"holdout={literal(data.holdout)}"]
+    if data.separator is not None:
+        corpus.append(f"separator={data.separator_id}")
+    if data.masked is not None:
+        corpus += [f"masked={literal(data.masked)}", f"mask_token={data.mask_id}"]
     if data.kind == "tokens":
         corpus.append(f"dtype=torch.{data.dtype}")
     return [
         f"name={literal(program.name)},",
         f"mesh={{{', '.join(f'{literal(a.name)}: {a.size}' for a in program.axes)}}},",
-        f"data={'Text' if data.kind == 'text' else 'Tokens'}({', '.join(corpus)}),",
+        f"{_call(f'data={data.kind.capitalize()}', corpus, 4)},",
         "inputs={",
-        *(f"    {literal(arg.value.name)}: {_input(arg)}," for arg in inputs),
+        *(f"    {literal(base(arg.value.name))}: {_input(arg)}," for arg in inputs),
         "},",
         f"vocab={_vocabulary(program, types)},",
         f"seq={train.seq},",

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from attrs import define, field, frozen
 
 from ..ir import Kind, Op, Program, Region, base
+from ..ops.dropout import are_draws
 from ..placements import ends
 from .words import DTYPES, axes_word, identifier, literal
 
-LOCALS = {"count", "share", "loss", "part", "tokens", "labels", "gradients", "norm", "squares"}
+LOCALS = {"count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"}
 """What the lines below call their values."""
 
 
@@ -92,14 +93,19 @@ class _Step:
 
     def microbatches(self, region: Region) -> None:
         """Forward, backward and the sum of losses; gradients add up in the state's buckets."""
-        names = ", ".join(arg.value.name for arg in region.args)
-        self._both(f"for {names} in batch.microbatches():")
+        names = [base(arg.value.name) for arg in region.args]
+        kept = ["_" if are_draws(arg.value.type) else name for arg, name in zip(region.args, names, strict=True)]
         self.train.lines += [
-            f"    part = model({names})  # forward",
+            f"for {', '.join(names)} in batch.microbatches():",
+            f"    part = model({', '.join(names)})  # forward",
             "    (part * share).backward()  # backward",
             "    loss += part.detach()",
         ]
-        self.evaluate.lines.append(f"    loss += model({names})")
+        given = ", ".join("None" if name == "_" else name for name in kept)
+        self.evaluate.lines += [
+            f"for {', '.join(kept)} in batch.microbatches():",
+            f"    loss += model({given})" + ("  # nothing is dropped" if "_" in kept else ""),
+        ]
         self.text[region.results[0].name] = "loss"
 
     def mul(self, op: Op) -> None:

@@ -31,6 +31,11 @@ def copies(program: Program, source: Source) -> dict[str, str]:
     return {name: head + file.text for name, file in files.items()}
 
 
+def copied(program: Program, folder: Path) -> dict[str, Source]:
+    """The files of those modules as they lie beside `train.py`.  Raises PlanError where one cannot be read."""
+    return {f"{name}.py": load(folder / f"{name}.py") for name in modules(program)}
+
+
 def _taken(program: Program) -> set[str]:
     """Names of values and repeats, of what programs give meaning to, and of what they may import."""
     own = {base(name).lstrip("_") for name in types(program)} | {singular(dim.name) for dim in program.dims}

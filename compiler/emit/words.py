@@ -34,9 +34,9 @@ RUNTIME = tuple(
     """
     SGD AdamW Batch Constant Cosine Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens
     all_gather all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale concat count_valid
-    cross_entropy embedding exp invariant layer_norm max_logit mean mean_square normal once once_replicated ones
-    pad_shard reduce_scatter regather replicate rms_norm rms_scaled rope rope_table shard sigmoid softcap
-    softmax_parts sum_squares take_shard tanh token_loss train weight zeros
+    cross_entropy dropout embedding exp fork invariant layer_norm max_logit mean mean_square normal once
+    once_replicated ones pad_shard reduce_scatter regather replicate rms_norm rms_scaled rope rope_table shard sigmoid
+    softcap softmax_parts split sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
@@ -81,7 +81,10 @@ def class_name(name: str) -> str:
 
 
 def singular(name: str) -> str:
-    """`layers` → `layer`."""
+    """`layers` → `layer`, `layers_0` → `layer_0`."""
+    stem, _, number = name.rpartition("_")
+    if stem and number.isdecimal():
+        return f"{singular(stem)}_{number}"
     return name[:-1] if name.endswith("s") and not name.endswith("ss") and len(name) > 1 else name
 
 

@@ -1,11 +1,15 @@
 """Where lines begin: where the author chose, and where a line would be too long.
 
+Purpose: one walk from the first line to the last; it goes back where a line found later divides one before.
 Non-goals: what has neither brackets nor operators stays on its line, however long.
 """
 
 from collections.abc import Callable
 
-from .lines import Line, code, lines, text
+from attrs import frozen
+
+from ..limits import MAX_BYTES
+from .lines import INDENT, Line, ends, line
 from .words import Arranged
 
 LIMIT = 120
@@ -13,12 +17,12 @@ LIMIT = 120
 
 def line_starts(plan: Arranged) -> set[int]:
     """The words with which lines begin."""
-    starts = {at for at in range(len(plan.words)) if at == 0 or _kept(plan, at)}
-    _settle(plan, starts)
-    while more := {at for line in lines(plan, starts) if len(code(plan, line)) > LIMIT for at in _seams(plan, line)}:
-        starts |= more
-        _settle(plan, starts)
-    return starts
+    breaks = _Breaks(plan)
+    for at in range(len(plan.words)):
+        if at == 0 or _kept(plan, at):
+            breaks.begin(at)
+    breaks.divide()
+    return set(breaks.end_of)
 
 
 def _kept(plan: Arranged, at: int) -> bool:
@@ -34,52 +38,117 @@ def _kept(plan: Arranged, at: int) -> bool:
     return before.text == "," or after_binder or plan.is_binary(at - 1) or plan.is_binary(at)
 
 
-def _settle(plan: Arranged, starts: set[int]) -> None:
-    """Gives what stands in brackets lines of its own, where lines begin between its parts.
+class _Breaks:
+    """Lines under division: `end_of` has for the first word of each where the next one begins."""
 
-    In braces that is any line; a call may hold a list of several lines without being spread out itself.
-    """
-    spread = {plan.inside[at] for at in starts}
-    for opening, closing in plan.closing.items():
-        if opening not in spread:
-            continue
-        starts |= {closing} if plan.words[opening + 1].is_comment else {opening + 1, closing}
-        if plan.among_entries(opening):
-            spread.add(plan.inside[opening])
+    def __init__(self, plan: Arranged) -> None:
+        self._plan, self._ends = plan, ends(plan)
+        self.end_of = {0: len(plan.words)} if plan.words else dict[int, int]()
+        self._spread: set[int] = set()
+
+    def begin(self, at: int) -> int:
+        """Begins a line with a word; the first line that this changes.
+
+        What stands in brackets has lines of its own, where lines begin between its parts.  In braces that is any line;
+        a call may hold a list of several lines without being spread out itself.
+        """
+        plan, changed = self._plan, self._cut(at)
+        opening = plan.inside[at]
+        while opening >= 0 and opening not in self._spread:
+            self._spread.add(opening)
+            if not plan.words[opening + 1].is_comment:
+                changed = min(changed, self._cut(opening + 1))
+            changed = min(changed, self._cut(plan.closing[opening]))
+            if plan.among_entries(opening):
+                opening = plan.inside[opening]
+        return changed
+
+    def _cut(self, at: int) -> int:
+        """Divides the line in which a word stands before it; the line's first word."""
+        first = at
+        while first not in self.end_of:
+            first -= 1
+        self.end_of[at] = self.end_of[first]
+        if first < at:
+            self.end_of[first] = at
+        return first
+
+    def divide(self) -> None:
+        """Divides lines until none is too long, or the text is larger than it may be."""
+        indents = {-1: -INDENT}
+        sizes: dict[int, int] = {}
+        first = size = 0
+        while first < len(self._plan.words) and size <= 2 * MAX_BYTES:  # that never shrinks to half
+            found = line(self._plan, first, self.end_of[first], indents)
+            width = found.indent + self._width(found)
+            if width > LIMIT and (seams := self._seams(found)):
+                first = min(map(self.begin, seams))
+                continue
+            size += width - sizes.get(first, 0)
+            sizes[first] = width
+            first = self.end_of[first]
+
+    def _width(self, found: Line) -> int:
+        """Of the code, without its indentation."""
+        first, end = found.first, found.end
+        return self._ends[end - 1] - self._ends[first] + len(self._plan.words[first].text) if first < end else 0
+
+    def _seams(self, found: Line) -> set[int]:
+        """Where a line that is too long is best divided: before as many of its words as one rule names."""
+        long = _Long(self._plan, self._ends, found, _shallow(self._plan, found))
+        seams = (rule(long) - {found.first} for rule in _RULES)
+        return next(filter(None, seams), set[int]())
 
 
 # ---- lines that are too long
 
 
-def _seams(plan: Arranged, line: Line) -> set[int]:
-    """Where a line that is too long is best divided: before as many of its words as one rule names."""
-    least = min(plan.depth[line.first : line.end])
-    shallow = [at for at in range(line.first, line.end) if plan.depth[at] == least]
-    found = (rule(plan, shallow, line) - {line.first} for rule in _RULES)
-    return next(filter(None, found), set[int]())
+@frozen
+class _Long:
+    """A line, those of its words that stand least deep, and where words end."""
+
+    plan: Arranged
+    ends: list[int]
+    line: Line
+    shallow: list[int]
 
 
-def _entries(plan: Arranged, shallow: list[int], _line: Line) -> set[int]:
-    return {at for at in shallow if at in plan.entries}
+def _shallow(plan: Arranged, line: Line) -> list[int]:
+    """The words of a line that stand least deep; pairs of brackets in it are stepped over."""
+    found: list[int] = []
+    at = line.first
+    while at < line.end:
+        if found and plan.depth[at] < plan.depth[found[-1]]:
+            found = []
+        if not found or plan.depth[at] == plan.depth[found[-1]]:
+            found.append(at)
+        closing = plan.closing.get(at, line.end)
+        at = closing if closing < line.end else at + 1
+    return found
 
 
-def _items(plan: Arranged, shallow: list[int], _line: Line) -> set[int]:
-    return {at for at in shallow if plan.words[at - 1].text == "," and not plan.among_entries(at)}
+def _entries(long: _Long) -> set[int]:
+    return {at for at in long.shallow if at in long.plan.entries}
 
 
-def _terms(plan: Arranged, shallow: list[int], _line: Line) -> set[int]:
-    return {at for at in shallow if plan.words[at].text in ("+", "-") and plan.is_binary(at)}
+def _items(long: _Long) -> set[int]:
+    plan = long.plan
+    return {at for at in long.shallow if plan.words[at - 1].text == "," and not plan.among_entries(at)}
 
 
-def _factors(plan: Arranged, shallow: list[int], _line: Line) -> set[int]:
-    return {at for at in shallow if plan.words[at].text in ("*", "/", "@")}
+def _terms(long: _Long) -> set[int]:
+    return {at for at in long.shallow if long.plan.words[at].text in ("+", "-") and long.plan.is_binary(at)}
 
 
-def _brackets(plan: Arranged, shallow: list[int], line: Line) -> set[int]:
-    pairs = [(at, plan.closing[at]) for at in shallow if at in plan.closing]
-    whole = [(opening, closing) for opening, closing in pairs if opening + 1 < closing < line.end]
-    longest = max(whole, key=lambda pair: len(text(plan, *pair)), default=None)
-    return {longest[0] + 1, longest[1]} if longest else set()
+def _factors(long: _Long) -> set[int]:
+    return {at for at in long.shallow if long.plan.words[at].text in ("*", "/", "@")}
 
 
-_RULES: tuple[Callable[[Arranged, list[int], Line], set[int]], ...] = (_entries, _items, _terms, _factors, _brackets)
+def _brackets(long: _Long) -> set[int]:
+    closing, ends = long.plan.closing, long.ends
+    whole = [at for at in long.shallow if at in closing and at + 1 < closing[at] < long.line.end]
+    longest = max(whole, key=lambda at: ends[closing[at]] - ends[at], default=None)
+    return set[int]() if longest is None else {longest + 1, closing[longest]}
+
+
+_RULES: tuple[Callable[[_Long], set[int]], ...] = (_entries, _items, _terms, _factors, _brackets)

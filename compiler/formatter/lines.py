@@ -1,7 +1,7 @@
 """Lines: their words, their indentation, and the spaces between words."""
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from attrs import frozen
 
@@ -23,14 +23,16 @@ class Line:
 
 def lines(plan: Arranged, starts: Iterable[int]) -> list[Line]:
     """The lines of a plan, given the words with which they start."""
-    found: list[Line] = []
-    indents = {-1: -INDENT}  # of the lines of opening brackets
-    for first, end in pairwise(sorted({*starts, len(plan.words)})):
-        indent = _indent(plan, first, indents)
-        indents |= {at: indent for at in range(first, end) if plan.words[at].opens}
-        comment = end - 1 if plan.words[end - 1].is_comment else None
-        found.append(Line(indent, first, end if comment is None else comment, comment))
-    return found
+    indents = {-1: -INDENT}
+    return [line(plan, first, end, indents) for first, end in pairwise(sorted({*starts, len(plan.words)}))]
+
+
+def line(plan: Arranged, first: int, end: int, indents: dict[int, int]) -> Line:
+    """The line of some words; `indents` are those of the lines of opening brackets, extended by this one's."""
+    indent = _indent(plan, first, indents)
+    indents |= {at: indent for at in range(first, end) if plan.words[at].opens}
+    comment = end - 1 if plan.words[end - 1].is_comment else None
+    return Line(indent, first, end if comment is None else comment, comment)
 
 
 def code(plan: Arranged, line: Line) -> str:
@@ -41,6 +43,11 @@ def code(plan: Arranged, line: Line) -> str:
 def text(plan: Arranged, first: int, end: int) -> str:
     """Words with the spaces between them."""
     return "".join((_gap(plan, at) if at > first else "") + plan.words[at].text for at in range(first, end))
+
+
+def ends(plan: Arranged) -> list[int]:
+    """Where each word would end if all stood on one line."""
+    return list(accumulate(len(_gap(plan, at)) + len(word.text) for at, word in enumerate(plan.words)))
 
 
 def _indent(plan: Arranged, first: int, indents: dict[int, int]) -> int:

@@ -136,6 +136,8 @@ def _entries(
     """Where entries begin, and for each opening brace where its own does."""
     begun: list[int] = []
     heads: dict[int, int] = {}
+    opened: list[int] = []
+    closed = -1  # the head of the braces that were closed last: `else` goes on with it
     bound = False  # whether the entry has had its binder, so that what follows a value is no longer part of it
     for before, at, after in zip([None, *code], code, [*code[1:], None], strict=False):
         if inside[at] >= 0 and words[inside[at]].text != "{":
@@ -149,7 +151,11 @@ def _entries(
         elif word.text in BINDERS:
             bound = True
         if word.text == "{":
-            heads[at] = begun[-1]
+            goes_on = before is not None and words[before].text == "else"
+            heads[at] = closed if goes_on else begun[-1]
+            opened.append(heads[at])
+        elif word.text == "}" and opened:
+            closed = opened.pop()
     return frozenset(begun), heads
 
 

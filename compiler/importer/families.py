@@ -5,7 +5,7 @@ from collections.abc import Callable
 from .config import Config
 from .gemma import gemma2, gemma3
 from .gpt2 import gpt2
-from .llama import llama, qwen2, qwen3
+from .llama import llama, olmo2, qwen2, qwen3
 from .text import Model
 
 FAMILIES: dict[str, Callable[[Config], Model]] = {
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Callable[[Config], Model]] = {
     "gemma3_text": gemma3,
     "gpt2": gpt2,
     "llama": llama,
+    "olmo2": olmo2,
     "qwen2": qwen2,
     "qwen3": qwen3,
 }

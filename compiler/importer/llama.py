@@ -1,4 +1,4 @@
-"""Llama and Qwen, whose configurations are alike.
+"""Llama, OLMo and Qwen, whose configurations are alike.
 
 Defaults are those of their configuration classes in transformers 5.23.
 """
@@ -14,6 +14,12 @@ def llama(config: Config) -> Model:
     config.must_be("mlp_bias", False)
     config.must_be("pretraining_tp", 1)
     return _decoder(config, "llama.scale", eps=1e-6)
+
+
+def olmo2(config: Config) -> Model:
+    """OLMo 2."""
+    config.must_be("attention_bias", False)
+    return _decoder(config, "olmo2.scale", eps=1e-5)
 
 
 def qwen2(config: Config) -> Model:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ..ir import FLOATS, Op, Type
 from .pointwise import same
 from .protocol import ALL, Attribute, Builder, OpDef, Shape, TypingError, missing, takes
+from .saved import Local, Saved, factors
 
 
 def _same_numbers(types: Sequence[Type], op: Op) -> None:
@@ -84,6 +85,11 @@ def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     return [dx, dw]
 
 
+def _quotient(it: Local) -> Saved:
+    """The divisor, and for its own gradient what is divided."""
+    return Saved(operands=(1, 0) if it.wanted[1] else (1,))
+
+
 ADD = OpDef(
     "add",
     "The sum of any number of operands; operands of fewer dims are broadcast.",
@@ -101,6 +107,7 @@ MUL = OpDef(
     operands=takes("x", "y"),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
+    saves=factors,
 )
 
 DIV = OpDef(
@@ -110,6 +117,7 @@ DIV = OpDef(
     operands=takes("x", "y"),
     linear=((0,),),
     adjoint=_div_adjoint,
+    saves=_quotient,
 )
 
 SCALE = OpDef(
@@ -140,4 +148,5 @@ CONTRACT = OpDef(
     linear=((0,), (1,)),
     adjoint=_contract_adjoint,
     function="linear",
+    saves=factors,
 )

@@ -4,12 +4,31 @@ Non-goals: sharding the sequence inside attention, which is context parallelism.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+from attrs import evolve
 
 from ..ir import Op, Placement, Type
+from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .saved import Local, Saved
 
 SEQUENCE = "seq"
+
+DOCUMENTS = Operand("documents", given="documents", optional=True)
+"""Which document each token is of."""
+
+LAST = (DOCUMENTS, evolve(DRAWS, optional=True))
+"""What may stand behind an op's other operands; draws do where it has `dropout`, and only there."""
+
+T = TypeVar("T")
+
+
+def documents_and_draws(op: Op, rest: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Of what stands behind an op's other operands: the documents and the draws, each one or none."""
+    cut = len(rest) - ("dropout" in dict(op.attrs))
+    return rest[:cut], rest[cut:]
 
 
 def head_dims(q: Type, k: Type) -> tuple[str, str]:
@@ -25,10 +44,17 @@ def _heads(type: Type) -> str:
 
 
 def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
-    q, k, v = types
+    q, k, v, *rest = types
+    documents, draws = documents_and_draws(op, rest)
     heads, kv_heads = head_dims(q, k)
     if k.dims != v.dims or k.dims != tuple(kv_heads if dim == heads else dim for dim in q.dims):
         raise TypingError("attention needs queries, keys and values of the same dims but for the heads")
+    if any(each.dims != tuple(dim for dim in q.dims[:-1] if dim != heads) for each in documents):
+        raise TypingError("attention needs documents of the same dims as queries but for the heads and the last")
+    if len(documents) > 1 or len(draws) != ("dropout" in dict(op.attrs)):
+        raise TypingError("attention takes draws where it has dropout, and only there")
+    for each in draws:
+        check_draws(each, q)
     return [(q.dtype, q.dims)]
 
 
@@ -52,8 +78,9 @@ def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> 
 
 
 def _attention_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    saved = [b.saved(name) for name in (*op.inputs, op.outputs[0].name)]
-    return list(b.emit("attention_dx", [*grads, *saved], op.inputs, **dict(op.attrs)))
+    qkv, rest = op.inputs[:3], op.inputs[3:]
+    saved = [b.saved(name) for name in (*qkv, op.outputs[0].name, *rest)]
+    return [*b.emit("attention_dx", [*grads, *saved], qkv, **dict(op.attrs)), *(None for _ in rest)]
 
 
 def _qkv(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -62,6 +89,49 @@ def _qkv(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _rope_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return [b.emit("rope_dx", grads, op.inputs, **dict(op.attrs))[0]]
+
+
+# ---- what autograd keeps: torch's kernels, and what stands in memory where torch has none
+
+
+def _attention_saves(it: Local) -> Saved:
+    """Flash attention where there is a kernel; with a cap or dropout all scores."""
+    given = dict(it.op.attrs)
+    if "softcap" in given or "dropout" in given:
+        return _scores(it)
+    row = ("logsumexp", it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide)
+    window = 0 < float(str(given.get("window", 0))) < it.program.size(SEQUENCE)
+    masked = window or len(it.types) > 3
+    mask = (("mask", _pairs(it) * it.bytes() // it.elements()),) if masked else ()
+    return Saved(operands=(0, 1, 2), results=(0,), others=(*mask, row))
+
+
+def _scores(it: Local) -> Saved:
+    """Keys and values repeated for each query head, their weights, and what these are made from."""
+    q, given = it.types[0], dict(it.op.attrs)
+    size, item = it.program.size(SEQUENCE), it.bytes() // it.elements()
+    scores = it.elements() // it.program.size(q.dims[-1]) * size
+    others = [("keys of each head", it.bytes()), ("values of each head", it.bytes()), ("softmax", scores * it.wide)]
+    others += [("seen", _pairs(it))]
+    others += [("tanh", scores * it.wide)] if "softcap" in given else []
+    others += [("weights", scores * item)] if "dropout" in given or item < it.wide else []
+    rows = [n for dim, n in zip(q.dims, it.program.local_shape(q), strict=True) if dim not in (SEQUENCE, q.dims[-1])]
+    as_it_lies = q.dims.index(SEQUENCE) == 0 or 1 in rows or size == 1
+    others += [] if as_it_lies else [("queries by head", it.bytes())]
+    draws = (len(it.types) - 1,) if "dropout" in given else ()
+    return Saved(operands=(*((0,) if as_it_lies else ()), *draws), others=tuple(others))
+
+
+def _pairs(it: Local) -> int:
+    """The elements of a mask: of all queries and keys, for each sample where there are documents."""
+    documents, _ = documents_and_draws(it.op, it.types[3:])
+    size = it.program.size(SEQUENCE)
+    return size * it.program.elements(documents[0]) if documents else size * size
+
+
+def _turning(it: Local) -> int:
+    """Two products that go into the result."""
+    return 2 * it.bytes()
 
 
 ROPE = OpDef(
@@ -84,6 +154,7 @@ ROPE = OpDef(
     whole=_sequence_and_last,
     adjoint=_rope_adjoint,
     function="rope",
+    scratch=_turning,
     surface=True,
 )
 
@@ -94,6 +165,7 @@ ROPE_DX = OpDef(
     operands=takes("dy"),
     attributes=ROPE.attributes,
     linear=((0,),),
+    scratch=_turning,
     whole=_sequence_and_last,
 )
 
@@ -101,19 +173,22 @@ ATTENTION = OpDef(
     "attention",
     "softmax(cap(q·kᵀ · scale) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al."
     " 2023).  scale 0 is d^(-1/2); softcap c is c · tanh(x / c), 0 none; a query sees keys less than `window` away, 0"
-    " all.",
+    " all; of `documents`, where they are given, only keys of its own; `dropout` drops weights, behind the softmax.",
     _attended,
-    operands=(Operand("q"), Operand("k"), Operand("v")),
+    operands=(Operand("q"), Operand("k"), Operand("v"), *LAST),
     attributes=(
         Attribute("mask", choices=("causal", "full")),
         Attribute("window", default=0.0),
         Attribute("scale", default=0.0),
         Attribute("softcap", default=0.0),
+        Attribute("dropout", default=0.0, share=True),
+        evolve(SITE, default=0),
     ),
     whole=_sequence_and_last,
     allows=_heads_alike,
     adjoint=_attention_adjoint,
     function="attention",
+    saves=_attention_saves,
     surface=True,
 )
 
@@ -121,7 +196,7 @@ ATTENTION_DX = OpDef(
     "attention_dx",
     "The gradients of q, k and v, from dy, q, k, v and the result (Dao 2023, appendix).",
     _qkv,
-    operands=takes("dy", "q", "k", "v", "y"),
+    operands=(*takes("dy", "q", "k", "v", "y"), *LAST),
     attributes=ATTENTION.attributes,
     linear=((0,),),
     whole=_sequence_and_last,

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from ..ir import Op, Type
+from ..ir import ITEM_BYTES, Op, Type
 from .protocol import Builder, OpDef, Operand, Shape, TypingError, takes
+from .saved import Local, Saved
 
 
 def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -22,6 +23,21 @@ def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return [None, b.emit("embedding_dw", [*grads, b.saved(tokens), b.saved(table)], [table])[0]]
 
 
+def _rows(it: Local) -> Saved:
+    """The tokens; of a part of the table, as it counts its rows, and which tokens it lacks."""
+    table = it.types[1]
+    if it.program.degree(table.axes_of(table.dims[0])) == 1:
+        return Saved(operands=(0,))
+    return Saved(others=(("rows", it.bytes()), ("rows elsewhere", it.elements())))
+
+
+def _unmasked(it: Local) -> int:
+    """Rows of a part of the table, before those held elsewhere are zeroed."""
+    table = it.types[1]
+    width = it.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
+    return 0 if it.program.degree(table.axes_of(table.dims[0])) == 1 else it.elements() * width
+
+
 EMBEDDING = OpDef(
     "embedding",
     "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
@@ -29,6 +45,8 @@ EMBEDDING = OpDef(
     operands=(Operand("tokens", given="tokens"), Operand("table")),
     adjoint=_adjoint,
     function="embedding",
+    saves=_rows,
+    scratch=_unmasked,
     surface=True,
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .saved import Local, Saved
 
 SMOOTHING = Attribute("smoothing", default=0.0)
 Z_LOSS = Attribute("z_loss", default=0.0)
@@ -98,6 +99,51 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     ]
 
 
+# ---- what autograd keeps, and what the functions hold while they run
+
+
+def _parts_saves(it: Local) -> Saved:
+    """The logits and their peak; which logit is the label's, and where it is not of this rank."""
+    tokens = it.elements(2)
+    return Saved(operands=(0, 1), others=(("label", 8 * tokens), ("label elsewhere", tokens)))
+
+
+def _token_saves(it: Local) -> Saved:
+    """z, and which tokens have no label; with a z-loss, what is squared."""
+    squared = (("log z + peak", it.widened()),) if len(it.types) > 3 else ()
+    return Saved(operands=(0,), others=(*squared, ("no label", it.elements())))
+
+
+def _entropy_saves(it: Local) -> Saved:
+    """torch's own: all log-probabilities, and a sum of weights; or the parts, where there are smoothing or a z-loss."""
+    tokens = it.elements(1)
+    if not it.op.attrs:
+        classes = it.program.valid(it.types[0].dims[-1])
+        log = ("log softmax", tokens * classes * it.wide)
+        return Saved(others=(log, ("label", 8 * tokens), ("weight", it.wide)))
+    each = [("peak", it.wide), ("label", 8), ("label elsewhere", 1), ("z", it.wide), ("no label", 1)]
+    each += [("log z + peak", it.wide)] if "z" in dict(it.op.attrs) else []
+    return Saved(operands=(0,), others=tuple((what, size * tokens) for what, size in each))
+
+
+def _below(it: Local) -> int:
+    """Of logits in few bits, or some of which are padding, a copy; where there are parts, logits − peak."""
+    padded = it.program.valid(it.types[0].dims[-1]) < it.program.size(it.types[0].dims[-1])
+    return it.widened() if it.op.attrs or padded or it.bytes() < it.widened() else 0
+
+
+def _parts_below(it: Local) -> int:
+    return it.widened()
+
+
+def _gradient_wide(it: Local) -> int:
+    """The gradient before it is brought to the logits' element type, and torch's own of log-probabilities."""
+    logits = next(i for i, type in enumerate(it.types) if type.dims == it.op.outputs[0].type.dims)
+    wide = it.widened(logits)
+    log = wide if it.op.kind == "cross_entropy_dx" and not it.op.attrs else 0
+    return log + (wide if it.bytes(logits) < wide else 0)
+
+
 CROSS_ENTROPY = OpDef(
     "cross_entropy",
     "The sum over tokens of log Z − (1 − s) · logits[label] − s · mean(logits) + z · (log Z)², Z = Σ exp(logits); a"
@@ -109,6 +155,8 @@ CROSS_ENTROPY = OpDef(
     whole=_classes,
     expand=_expand,
     function="cross_entropy",
+    saves=_entropy_saves,
+    scratch=_below,
     surface=True,
 )
 
@@ -120,6 +168,7 @@ CROSS_ENTROPY_DX = OpDef(
     attributes=CROSS_ENTROPY.attributes,
     linear=((0,),),
     whole=_classes,
+    scratch=_gradient_wide,
 )
 
 MAX_LOGIT = OpDef(
@@ -140,6 +189,8 @@ SOFTMAX_PARTS = OpDef(
     attributes=(SMOOTHING,),
     adjoint=_parts_adjoint,
     function="softmax_parts",
+    saves=_parts_saves,
+    scratch=_parts_below,
 )
 
 SOFTMAX_PARTS_DX = OpDef(
@@ -149,6 +200,7 @@ SOFTMAX_PARTS_DX = OpDef(
     operands=takes("dz", "dt", "logits", "peak", "labels"),
     attributes=(SMOOTHING,),
     linear=((0, 1),),
+    scratch=_gradient_wide,
 )
 
 PEAK = Operand("peak", optional=True)
@@ -161,6 +213,7 @@ TOKEN_LOSS = OpDef(
     attributes=(Z_LOSS,),
     adjoint=_token_loss_adjoint,
     function="token_loss",
+    saves=_token_saves,
 )
 
 TOKEN_LOSS_DX = OpDef(

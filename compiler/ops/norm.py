@@ -13,6 +13,7 @@ from .loss import wide
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, Shapes, TypingError, missing, takes
 from .reduce import OVER
+from .saved import Local, Saved
 
 EPS = Attribute("eps")
 
@@ -119,6 +120,40 @@ def _like_square(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[3].dtype, types[3].dims)]
 
 
+# ---- what autograd keeps
+
+
+def _rows(it: Local) -> int:
+    """How often an op normalises."""
+    return it.elements(0) // it.elements(1)
+
+
+def _rms_saves(it: Local) -> Saved:
+    """On CUDA one kernel; on the CPU torch composes it, of x in float32 at least."""
+    root = ("1 / rms", _rows(it) * it.wide)
+    if it.device == "cuda":
+        return Saved(operands=(0, 1), others=(root,))
+    normed = ("x / rms", it.widened())
+    if it.widened() == it.bytes():
+        return Saved(operands=(0, 1), others=(root, normed))
+    return Saved(operands=(1,), others=(("x in f32", it.widened()), root, normed))
+
+
+def _layer_saves(it: Local) -> Saved:
+    """Mean and deviation of each row, on the CPU in x's own element type."""
+    each = _rows(it) * (it.wide if it.device == "cuda" else it.bytes() // it.elements())
+    return Saved(operands=tuple(range(len(it.types))), others=(("mean", each), ("1 / deviation", each)))
+
+
+def _square_saves(it: Local) -> Saved:
+    return Saved(operands=(0,)) if it.widened() == it.bytes() else Saved(others=(("x in f32", it.widened()),))
+
+
+def _scaled_saves(it: Local) -> Saved:
+    """The square itself is not needed, its root is; the product of x and that is in the square's element type."""
+    return Saved(operands=(0, 1), others=(("1 / rms", it.bytes(2)), ("x / rms", it.widened())))
+
+
 # ---- the entries
 
 
@@ -144,6 +179,7 @@ RMSNORM = OpDef(
     adjoint=_adjoint,
     expand=_expand,
     function="rms_norm",
+    saves=_rms_saves,
     surface=True,
 )
 RMSNORM_DX = _norm_gradient("rmsnorm_dx", "The gradient of rmsnorm's operand.", same)
@@ -159,6 +195,7 @@ LAYERNORM = OpDef(
     adjoint=_adjoint,
     expand=_expand_layernorm,
     function="layer_norm",
+    saves=_layer_saves,
     surface=True,
 )
 LAYERNORM_DX = _norm_gradient("layernorm_dx", "The gradient of layernorm's operand.", same)
@@ -172,6 +209,7 @@ MEAN_SQUARE = OpDef(
     attributes=(OVER,),
     adjoint=_mean_square_adjoint,
     function="mean_square",
+    saves=_square_saves,
 )
 
 MEAN_SQUARE_DX = OpDef(
@@ -191,6 +229,7 @@ RMS_SCALED = OpDef(
     linear=((0,),),
     adjoint=_scaled_adjoint,
     function="rms_scaled",
+    saves=_scaled_saves,
 )
 RMS_SCALED_DW = _scaled_gradient("rms_scaled_dw", "The gradient of rms_scaled's weight.", _like_weight)
 RMS_SCALED_DSQUARE = _scaled_gradient("rms_scaled_dsquare", "The gradient of its mean of squares.", _like_square)

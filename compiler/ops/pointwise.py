@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ..ir import Op, Type
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, takes
+from .saved import Local, Saved, Saves, operand, result
 
 
 def same(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -15,7 +16,11 @@ def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return [b.emit(f"{op.kind}_dx", [grads[0], b.saved(op.inputs[0])], op.inputs, **dict(op.attrs))[0]]
 
 
-def _function(name: str, doc: str, *attributes: Attribute) -> OpDef:
+def _inner_tanh(it: Local) -> Saved:
+    return Saved(others=(("tanh", it.bytes()),))
+
+
+def _function(name: str, doc: str, saves: Saves, *attributes: Attribute) -> OpDef:
     return OpDef(
         name,
         doc,
@@ -24,6 +29,7 @@ def _function(name: str, doc: str, *attributes: Attribute) -> OpDef:
         attributes=attributes,
         adjoint=_adjoint,
         function=name,
+        saves=saves,
         surface=True,
     )
 
@@ -41,16 +47,17 @@ def _slope(entry: OpDef) -> OpDef:
 
 
 FUNCTIONS = (
-    _function("exp", "e^x."),
+    _function("exp", "e^x.", result),
     _function(
         "gelu",
         "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and Gimpel 2016).",
+        operand,
         Attribute("approximate", choices=("none", "tanh"), default="none"),
     ),
-    _function("relu", "max(x, 0) (Nair and Hinton 2010)."),
-    _function("sigmoid", "1 / (1 + e^-x)."),
-    _function("silu", "x · sigmoid(x) (Hendrycks and Gimpel 2016)."),
-    _function("softcap", "cap · tanh(x / cap) (Gemma Team 2024).", Attribute("cap")),
-    _function("tanh", "The hyperbolic tangent."),
+    _function("relu", "max(x, 0) (Nair and Hinton 2010).", result),
+    _function("sigmoid", "1 / (1 + e^-x).", result),
+    _function("silu", "x · sigmoid(x) (Hendrycks and Gimpel 2016).", operand),
+    _function("softcap", "cap · tanh(x / cap) (Gemma Team 2024).", _inner_tanh, Attribute("cap")),
+    _function("tanh", "The hyperbolic tangent.", result),
 )
 SLOPES = tuple(map(_slope, FUNCTIONS))

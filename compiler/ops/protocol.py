@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from attrs import frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
+from .saved import Bytes, Saves, Views, copied, no_bytes, nothing
 
 
 class TypingError(Exception):
@@ -53,13 +54,14 @@ class Operand:
     """An operand as a plan writes it: numbers, or the input named by `given`.
 
     `init` is how a parameter first used here begins, "" for the model's `init`.  What is `optional` stands behind what
-    is not; an op without it has fewer operands.
+    is not; an op without it has fewer operands.  What is `implied` no plan writes: the compiler gives it.
     """
 
     name: str
     given: str = ""
     init: str = ""
     optional: bool = False
+    implied: bool = False
 
 
 NUMBER = (int, float)
@@ -70,14 +72,17 @@ class Attribute:
     """A constant argument: a number, one of `choices`, dims, or, where no plan writes it, of the Python types `kinds`.
 
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
-    operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model.
+    operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
+    two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
     """
 
     name: str
     choices: tuple[str, ...] = ()
     default: float | str | None = None
     kinds: tuple[type, ...] = NUMBER
-    dims: Literal["", "own", "last", "any"] = ""
+    dims: Literal["", "own", "last", "any", "several"] = ""
+    share: bool = False
+    implied: bool = False
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -127,6 +132,9 @@ class OpDef:
     expand    rewrites an op that does not hold its `whole` dims into ops that show their collectives
     more      whether any number of further operands may follow
     function  the runtime's function in emitted programs; "" where Python has an operator for it
+    saves     what autograd keeps for backward
+    scratch   bytes that the function holds while it runs, beside operands, results and what is kept
+    views     whether the results lie in the first operand's memory
     """
 
     name: str
@@ -144,6 +152,9 @@ class OpDef:
     adjoint: Adjoint | None = None
     expand: Expand | None = None
     function: str = ""
+    saves: Saves = nothing
+    scratch: Bytes = no_bytes
+    views: Views = copied
     surface: bool = False
 
     def infer(self, program: Program, types: Sequence[Type], op: Op) -> tuple[Type, ...]:

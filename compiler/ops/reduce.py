@@ -10,6 +10,7 @@ from ..ir import REPLICATED, Op, Placement, Program, Type
 from ..placements import dual
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .saved import result
 
 OVER = Attribute("over", dims="own")
 
@@ -94,6 +95,7 @@ SOFTMAX = OpDef(
     whole=_over,
     adjoint=_softmax_adjoint,
     function="softmax",
+    saves=result,
     surface=True,
 )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import Kind, Op, Placement, Program, Type, sharded
-from ..placements import Step, ends
+from ..placements import Step, coercion_of, ends
 from .pointwise import same
 from .protocol import Attribute, OpDef, Shape, TypingError, takes
 
@@ -14,6 +14,11 @@ def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
         if types[0].at(axis) != source:
             raise TypingError(f"coerce leads from {source} on {axis}, but its operand is {types[0].at(axis)}")
     return [Step(op.names("axes"), source, target).applied(types[0], program)]
+
+
+def _same_memory(program: Program, op: Op) -> bool:
+    """What a coercion to or from invariant gives where it does nothing, or no rank has another to talk to."""
+    return coercion_of(op).function in ("replicate", "invariant") or program.degree(op.names("axes")) == 1
 
 
 def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -76,6 +81,7 @@ COERCE = OpDef(
         Attribute("to", kinds=(Placement,)),
     ),
     typing=_coerced,
+    views=_same_memory,
 )
 
 CAST = OpDef("cast", "Changes the element type.", operands=takes("x"), attributes=(DTYPE,), typing=_cast)

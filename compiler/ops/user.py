@@ -1,6 +1,6 @@
 """A function of the user's own, taken at its word: which dims it works along, and what it is linear in.
 
-Applied to slices along the dims that it works along, it gives the slices of its result; so these may be sharded, and
+Applied to slices along the dims that it works along, it gives the slices of its results; so these may be sharded, and
 every other dim is whole on each rank.  Linearity is part of its meaning; a pending sum is reduced before the call all
 the same, as before all ops but sums.  Non-goals: reading or running the function.
 """
@@ -10,6 +10,7 @@ from math import isfinite
 
 from ..ir import FLOATS, Op, Type
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .saved import operands
 
 LEAD = ".."
 """In dims of a signature: any dims, the same for all operands that have them."""
@@ -31,6 +32,11 @@ def linear_in(op: Op) -> tuple[int, ...]:
     return tuple(map(int, op.names("linear")))
 
 
+def result_of(op: Op) -> int:
+    """The result through which a `call_dx` differentiates."""
+    return int(str(CALL_DX.get(op, "of")))
+
+
 def _called(types: Sequence[Type], op: Op) -> list[Shape]:
     """Leading dims as the operands have them, then those that `gives` names."""
     _check_words(op, len(types))
@@ -38,16 +44,17 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
         raise TypingError(f"{op.get('function')} takes numbers of one element type")
     parts = [_lead(type, words.split()) for type, words in zip(types, op.names("takes"), strict=True)]
     lead = {part for part in parts if part is not None}
-    gives = str(op.get("gives")).split()
-    if len(lead) > 1 or (LEAD in gives and not lead):
+    gives = [words.split() for words in op.names("gives")]
+    if len(lead) > 1 or (not lead and any(LEAD in words for words in gives)):
         raise TypingError(f"`{LEAD}` of {op.get('function')} stands for other dims in one operand than in another")
-    dims = tuple(dim for word in gives for dim in (next(iter(lead)) if word == LEAD else (word,)))
+    results = [tuple(dim for word in words for dim in (min(lead) if word == LEAD else (word,))) for words in gives]
     known, along = {dim for type in types for dim in type.dims}, {*op.names("along")}
-    if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
-        raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
+    for dims in results:
+        if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
+            raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
     if "batch" in known - along:
         raise TypingError(f"{op.get('function')} does not work along batch: samples do not know of each other")
-    return [(types[0].dtype, dims)]
+    return [(types[0].dtype, dims) for dims in results]
 
 
 def _lead(type: Type, words: Sequence[str]) -> tuple[str, ...] | None:
@@ -77,13 +84,21 @@ def _whole(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 
 def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """The gradients through each result, added."""
     saved = [b.saved(name) for name in op.inputs]
-    return list(b.emit("call_dx", [*grads, *saved], op.inputs, **dict(op.attrs)))
+    through = [
+        b.emit("call_dx", [dy, *saved], op.inputs, **dict(op.attrs), **({"of": of} if of else {}))
+        for of, dy in enumerate(grads)
+    ]
+    if len(through) == 1:
+        return list(through[0])
+    return [b.emit("add", parts, [name])[0] for name, *parts in zip(op.inputs, *through, strict=True)]
 
 
 def _differentiated(types: Sequence[Type], op: Op) -> list[Shape]:
     dy, *operands = types
-    if [(dy.dtype, dy.dims)] != _called(operands, op):
+    results, of = _called(operands, op), result_of(op)
+    if of >= len(results) or (dy.dtype, dy.dims) != results[of]:
         raise TypingError(f"[{', '.join(dy.dims)}] is no gradient of {op.get('function')}")
     return [(type.dtype, type.dims) for type in operands]
 
@@ -96,7 +111,7 @@ CALL = OpDef(
     attributes=(
         Attribute("function", kinds=(str,)),
         Attribute("takes", kinds=(tuple,)),
-        Attribute("gives", kinds=(str,)),
+        Attribute("gives", kinds=(tuple,)),
         Attribute("along", kinds=(tuple,)),
         Attribute("linear", kinds=(tuple,)),
         Attribute("constants", kinds=(tuple,)),
@@ -104,14 +119,15 @@ CALL = OpDef(
     more=True,
     whole=_whole,
     adjoint=_adjoint,
+    saves=operands,
 )
 
 CALL_DX = OpDef(
     "call_dx",
-    "The gradients of such a function's operands, from dy and the operands: what autograd makes of it.",
+    "The gradients of such a function's operands, from dy and the operands: what autograd makes of its result `of`.",
     _differentiated,
     operands=takes("dy", "x"),
-    attributes=CALL.attributes,
+    attributes=(*CALL.attributes, Attribute("of", default=0, kinds=(int,))),
     more=True,
     linear=((0,),),
     whole=_whole,

@@ -5,6 +5,7 @@ key/value heads, which the axis can be factored for.  Non-goals: what single ops
 """
 
 import fnmatch
+from collections.abc import Iterator
 from math import inf
 
 from ..diagnostics import Diagnostics, Note, did_you_mean, listing
@@ -17,7 +18,7 @@ from ..settings import Group
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    sharding = _idle, _order, _unused, _weights, _divisible, _padding, _within_node, _machines
+    sharding = _idle, _order, _unused, _weights, _divisible, _padding, _machines, _within_node
     for check in (*sharding, _groups, _heads, _losses):
         check(program, found)
         found.check()
@@ -85,13 +86,13 @@ def _order(program: Program, found: Diagnostics) -> None:
 
 def _unused(program: Program, found: Diagnostics) -> None:
     used = {dim for type in types(program).values() for dim in type.dims}
-    repeated = {stmt.dim for stmt in program.region.body if isinstance(stmt, Region)}
+    repeated = set(_repeated(program.region))
     for claim in program.claims:
         if claim.dim in repeated:
-            help = f"shard another dim over `{claim.axis}`"
-            found.error(
-                "E0513", f"pipeline stages (`{claim.dim}` over an axis) are not supported yet", claim.span, help=help
-            )
+            parts = [each.dim for each in program.claims if (each.span, each.axis) == (claim.span, claim.axis)]
+            message = f"pipeline stages ({listing(parts)} over an axis) are not supported yet"
+            if claim.dim == parts[0]:
+                found.error("E0513", message, claim.span, help=f"shard another dim over `{claim.axis}`")
         elif claim.dim not in used:
             found.error(
                 "E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing"
@@ -101,6 +102,14 @@ def _unused(program: Program, found: Diagnostics) -> None:
         if axis.size > 1 and axis.name not in claimed:
             help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
             found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help)
+
+
+def _repeated(region: Region) -> Iterator[str]:
+    """The dims of all repeats."""
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield stmt.dim
+            yield from _repeated(stmt)
 
 
 def _weights(program: Program, found: Diagnostics) -> None:
@@ -167,20 +176,19 @@ def _few_heads(program: Program) -> set[str]:
     """Dims that count key/value heads: an axis may be larger."""
     found = types(program)
     inputs = [op.inputs for op in walk(program.region.body) if op.kind == "attention"]
-    return {head_dims(found[q], found[k])[1] for q, k, _ in inputs}
+    return {head_dims(found[q], found[k])[1] for q, k, *_ in inputs}
 
 
 def _within_node(program: Program, found: Diagnostics) -> None:
     """Axes over which weights lie communicate inside every layer: they stay within one machine."""
-    if program.cluster == type(program.cluster)():
-        return
+    gpus = _gpus_per_node(program)
     for axis, claim in _weight_axes(program).items():
         order = [a.name for a in program.axes]
         span = program.degree(tuple(order[order.index(axis) :]))
-        if span > program.cluster.gpus_per_node:
+        if span > gpus:
             found.error(
                 "E0511",
-                f"axis `{axis}` reaches over machines: {span} ranks, {program.cluster.gpus_per_node} GPUs in each",
+                f"axis `{axis}` reaches over machines: {span} ranks, {gpus} GPUs in each",
                 claim.span,
                 "communicates within every layer",
                 help=f"make `{axis}` smaller, or write it last in `mesh`",
@@ -192,16 +200,26 @@ def _weight_axes(program: Program) -> dict[str, Claim]:
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
-    cluster = program.cluster
-    ranks = program.degree(tuple(axis.name for axis in program.axes))
-    if cluster != type(cluster)() and cluster.nodes * cluster.gpus_per_node != ranks:
-        found.error(
-            "E0512",
-            f"the mesh has {ranks} ranks, the cluster {cluster.nodes} × {cluster.gpus_per_node} GPUs",
-            cluster.spans.get("nodes", program.region.span),
-            f"{cluster.nodes * cluster.gpus_per_node} GPUs",
-            help="the product of the mesh's axes is the number of GPUs",
-        )
+    cluster, ranks, gpus = program.cluster, _ranks(program), _gpus_per_node(program)
+    if cluster.nodes * gpus == ranks:
+        return
+    said = "machines" if cluster.gpus_per_node is None else f"× {gpus} GPUs"
+    found.error(
+        "E0512",
+        f"the mesh has {ranks} ranks, the cluster {cluster.nodes} {said}",
+        cluster.spans.get("nodes", program.region.span),
+        f"{ranks} / {cluster.nodes} is not whole" if cluster.gpus_per_node is None else f"{cluster.nodes * gpus} GPUs",
+        help="the product of the mesh's axes is the number of GPUs",
+    )
+
+
+def _gpus_per_node(program: Program) -> int:
+    """As the plan says, or an equal part of the ranks."""
+    return program.cluster.gpus_per_node or _ranks(program) // program.cluster.nodes
+
+
+def _ranks(program: Program) -> int:
+    return program.degree(tuple(axis.name for axis in program.axes))
 
 
 def _groups(program: Program, found: Diagnostics) -> None:

@@ -109,7 +109,9 @@ def prove(program: Program, model: Program) -> Proof:
         fields.append(numbers)
     ops = list(walk(program.region.body))
     return Proof(
-        against="the plan's model" if model.stage == FIRST else f"the forward in IR text from after `{model.stage}`",
+        against="the model before any placement"
+        if model.stage == FIRST
+        else f"the forward in IR text from after `{model.stage}`",
         meshes=tuple(case.mesh for case in found),
         prime=P,
         trials=min(numbers.trials for numbers in fields),

@@ -99,6 +99,13 @@ def _slowed(frequency: Array, kind: str, factor: float, low: float, high: float,
     return frequency * (share + (1 - share) / factor)
 
 
+def _kept(*given: Any) -> Array:
+    """1 / (1 − share), or 0 for a `share` of all indices, by a hash of these and the site."""
+    *indices, site, share = given
+    word: Any = sum(np.sin((i + 1.5) * (index + site + 1)) for i, index in enumerate(indices))
+    return np.where(np.modf(np.abs(word) * 1e4)[0] < share, 0.0, 1 / (1 - share))
+
+
 def _descended(param: Array, grad: Array, *settings: object) -> Array:
     return param - 0.5 * grad
 
@@ -126,6 +133,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "reciprocal": np.reciprocal,
     "root": np.sqrt,
     "clip": _clip,
+    "kept": _kept,
     "update": _descended,
 }
 """Each nonlinear function of numbers and constants; the update is gradient descent."""

@@ -194,9 +194,9 @@ def bare(value: Tensor, dims: Dims | None = None) -> Tensor:
 
 
 def _batched(value: Tensor) -> Tensor:
-    """[1, microbatches, batch, seq] as [1, microbatches · batch, seq]."""
-    trials, microbatches, batch, seq = value.array.shape
-    return Tensor(("batch", "seq"), value.array.reshape(trials, microbatches * batch, seq))
+    """[1, microbatches, batch, …] as [1, microbatches · batch, …]."""
+    trials, _, _, *rest = value.array.shape
+    return Tensor(value.dims[1:], value.array.reshape(trials, -1, *rest))
 
 
 def _placed(grad: Tensor, x: Tensor, index: int) -> Tensor:

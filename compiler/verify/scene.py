@@ -1,4 +1,4 @@
-"""What a step begins with: parameters, tokens and labels, the same for every program of a model.
+"""What a step begins with: parameters, tokens, labels, documents and draws, the same for every program of a model.
 
 Purpose: global values drawn from a seed, and their parts on the ranks.
 Non-goals: what is done with them.
@@ -38,16 +38,21 @@ def everywhere(value: Tensor, world: World) -> Tensor:
 
 
 def scene(program: Program, numbers: Numbers) -> Scene:
-    """Parameters, tokens and labels of the program's sizes."""
+    """Parameters, tokens, labels, documents and draws of the program's sizes."""
     sizes = {dim.name: dim.size for dim in program.dims}
     params: dict[str, Tensor] = {}
     for param in program.params:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
         params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM)
     rng = np.random.default_rng(list(blake2b(f"{numbers.seed} tokens".encode(), digest_size=16).digest()))
-    shape = (1, *(sizes[dim] for dim in INPUT_DIMS))
-    inputs = {"tokens": _tokens(rng, shape, _vocabulary(program)), "labels": _labels(rng, shape, _vocabulary(program))}
-    return Scene(params, {name: Tensor(INPUT_DIMS, value) for name, value in inputs.items()})
+    shape, vocabulary = (1, *(sizes[dim] for dim in INPUT_DIMS)), _vocabulary(program)
+    inputs = {
+        "tokens": _tokens(rng, shape, vocabulary),
+        "labels": _labels(rng, shape, vocabulary),
+        "documents": _documents(shape),
+        "draws": np.arange(shape[1] * shape[2]).reshape(shape[:3]),
+    }
+    return Scene(params, {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()})
 
 
 def _tokens(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
@@ -65,6 +70,17 @@ def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -
     skipped = np.minimum(np.where(microbatch == 0, 1, 2), batch - 1)
     labelled = (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
     return np.where(labelled, rng.integers(0, vocabulary, shape), -1)
+
+
+def _documents(shape: tuple[int, ...]) -> Array:
+    """The second document of a sequence begins where none of its neighbours' does; one sequence in `seq` has none.
+
+    Where it begins, what has a label is behind it: only so does the loss depend on what is seen before.
+    """
+    _, microbatches, batch, seq = shape
+    microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
+    begin = (microbatch + sequence) % seq
+    return ((position >= begin) & (begin > 0)).astype(int)[None]
 
 
 def _vocabulary(program: Program) -> int:

@@ -56,7 +56,7 @@ def test_a_plan_is_equal(scalec: Run) -> None:
         "equal  llama: 1,256 parameters on 4 ranks, dp 2 x tp 2\n"
         "\n"
         "results   loss, gradient norm, count of labels, 12 gradients and 12 updated parameters\n"
-        "against   the step on one device of the plan's model\n"
+        "against   the step on one device of the model before any placement\n"
         "meshes    dp 2 × tp 3 and dp 3 × tp 2, at small sizes\n"
         "field     integers modulo 2147483579, …\n"
         "ops       103 in the IR, of 27 kinds, each with a field meaning\n"
@@ -175,7 +175,7 @@ def test_the_certificate_says_what_was_shown(scalec: Run) -> None:
     values = json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"]
     assert values["meshes"] == [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}]
     assert int(values["error"].removeprefix("below 2^-")) >= 50
-    said = "the IR's step evaluated equal to the single-device step of the plan's model"
+    said = "the IR's step evaluated equal to the single-device step of the model before any placement"
     assert said in " ".join(Path("out/tiny/train.py").read_text().split())
 
 
@@ -194,7 +194,7 @@ def test_recheck(scalec: Run) -> None:
     status, out, err = scalec("verify", "--recheck", "out/tiny")
     assert (status, err) == (0, "")
     assert out.startswith("equal  out/tiny: llama")
-    assert out.endswith("train.py  103 ops, each matched to the IR\n")
+    assert out.endswith("train.py  103 ops, each matched to the IR, and every line as written\n")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,9 @@ def test_recheck(scalec: Run) -> None:
     [
         ("train.py", "x = all_reduce(x, self.tp)", "x = x", "train.py is not the plan's"),
         ("train.py", "silu(linear(m, self.w_gate))", "linear(m, self.w_gate)", "train.py is not the plan's"),
-        ("train.py", "Not shown: rounding", "Shown too: rounding", "its header says something else"),
+        ("train.py", "Shown: the IR's step", "Seen: the IR's step", "Shown: the IR's step"),
+        ("train.py", "# [b, s, h]  llama", "# [s, b, h]  llama", "# [b, s, h]  llama"),
+        ("train.py", "train_step, eval_step)\n", "train_step, eval_step)\n# more\n", "the plan's is ``"),
         ("plan.json", '"trials": ', '"trials": 9', "it differs under certificate"),
         ("plan.json", '"written_by"', '"proved": "all of it", "written_by"', "it differs under proved"),
         ("plan.json", '"op": "all_reduce"', '"op": "all_gather"', "it differs under collectives"),
@@ -217,6 +219,20 @@ def test_recheck_finds_what_was_changed(scalec: Run, file: str, old: str, new: s
     assert status == 1
     assert err.startswith("error[E0703]")
     assert said in err
+
+
+def test_recheck_holds_copied_modules_to_their_hashes(scalec: Run) -> None:
+    scalec("compile", f"{ROOT.name}/examples/05_user_op.scale", "-o", "out/op")
+    status, out, err = scalec("verify", "--recheck", "out/op")
+    assert (status, err) == (0, "")
+    assert out.endswith("and every line as written\nmy_ops.py  as copied\n")
+    copy = Path("out/op/my_ops.py")
+    copy.write_text(copy.read_text().replace("1 - gate", "2 - gate"))
+    status, _, err = scalec("verify", "--recheck", "out/op")
+    assert status == 1
+    assert err.startswith("error[E0703]: my_ops.py is not the plan's")
+    copy.unlink()
+    assert scalec("verify", "--recheck", "out/op")[0] == 1
 
 
 def test_recheck_of_what_was_not_verified(scalec: Run) -> None:

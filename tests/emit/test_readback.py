@@ -68,7 +68,16 @@ train {{ seq = 16  global_batch = 8  microbatch = 2  steps = 3 {options}
   optimizer {optimizer}  data text {{ files = [python_stdlib] }} }}"""
 
 
+DATA = "[python_stdlib]"
+DOCUMENTS = (
+    _plan(LLAMA.replace("mask=causal", "mask=causal, documents=documents"))
+    .replace("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]")
+    .replace(DATA, f"{DATA}  separator = 10")
+)
+
 SMALL = {
+    "documents": DOCUMENTS,
+    "masked": _plan().replace(DATA, f"{DATA}  masked = 15%  mask_token = 3").replace("causal", "full"),
     "sequence parallel": _plan(),
     "tensor parallel": _plan(shard=SHARD),
     "data parallel": _plan(mesh="dp = 4", shard="batch over dp"),
@@ -183,6 +192,15 @@ BY_HAND = {
         "part = model(tokens, labels)",
         "part = model(tokens, labels) + model(tokens, labels)",
     ),
+    "across documents": ("documents", "seq=0, documents=documents)", "seq=0)"),
+    "tokens for documents": ("documents", "layer(x, documents,", "layer(x, tokens,"),
+    "inputs in another order": ("documents", "for tokens, labels, documents in", "for tokens, documents, labels in"),
+    "an input left out": ("documents", "for tokens, labels, documents in", "for tokens, labels in"),
+    "another separator": ("documents", "separator=10", "separator=11"),
+    "fewer masks": ("masked", "masked=0.15", "masked=0.1"),
+    "another mask": ("masked", "mask_token=3", "mask_token=4"),
+    "no masks": ("masked", ", masked=0.15, mask_token=3", ""),
+    "attention back only": ("masked", "causal=False", "causal=True"),
     "inputs swapped": ("tiny_llama", "part = model(tokens, labels)", "part = model(labels, tokens)"),
     "no backward": ("tiny_llama", "        (part * share).backward()\n", ""),
     "a mean over ranks": ("tiny_llama", "(part * share)", "(part / 2 * share)"),

@@ -1,7 +1,9 @@
 """Formatting: ugly plans and what becomes of them; of random ones, that words, comments and meaning stay."""
 
 import random
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +11,11 @@ from hypothesis import strategies as st
 
 from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.formatter import format_plan
-from scalec.compiler.formatter.words import read
+from scalec.compiler.formatter.breaks import line_starts
+from scalec.compiler.formatter.words import arrange, read
 from scalec.compiler.parser import parse_plan
 from scalec.compiler.source import Source
-from scalec.testing.random_plans import sketches
+from scalec.testing.random_plans import drafts
 
 PLANS = Path(__file__).parents[2] / "plans"
 
@@ -36,6 +39,52 @@ GOLDEN = {
   q, k = f(x @ wq[hidden -> heads, dim], eps=1e-5)  x = []
   repeat layers { x = -x - 1 }
 }
+""",
+    ),
+    "branches": (
+        """model m(t[b]) {
+repeat layers as i{
+if i<dense+1{a,b=f(x) y = a}   # one
+else{y=x
+z = 3}
+if i < 2 {
+ x = 1 } # why
+ # not
+ else {
+   x = 2 }
+ if i < 3 { x = 1 }
+ else { x = 2 }
+ if i < 2 { short = 1
+ longer_name = 2 } else {
+ short = 1
+ longer_name = 2 } } }
+op f(x[..,d])->[..,d],[ d ]over .. from "a:b"
+""",
+        """model m(t[b]) {
+  repeat layers as i {
+    if i < dense + 1 { a, b = f(x)  y = a } # one
+    else {
+      y = x
+      z = 3
+    }
+    if i < 2 {
+      x = 1
+    } # why
+    # not
+    else {
+      x = 2
+    }
+    if i < 3 { x = 1 } else { x = 2 }
+    if i < 2 {
+      short = 1
+      longer_name = 2
+    } else {
+      short = 1
+      longer_name = 2
+    }
+  }
+}
+op f(x[.., d]) -> [.., d], [d] over .. from "a:b"
 """,
     ),
     "blank lines": ("\n\na {\n\n\nb = 1\n\n\n\nc = 2\n\n}\n\n\nd {\n\n}\n\n", "a {\n  b = 1\n\n  c = 2\n}\n\nd {}\n"),
@@ -232,7 +281,7 @@ def test_the_plans_of_scalec_are_formatted(path: Path) -> None:
     assert formatted(text) == text
 
 
-@given(sketches().map(lambda sketch: sketch.text()), st.randoms(use_true_random=False))
+@given(drafts(), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_words_comments_and_meaning_stay(plan: str, chance: random.Random) -> None:
     ugly = _scattered(plan, chance)
@@ -242,7 +291,7 @@ def test_words_comments_and_meaning_stay(plan: str, chance: random.Random) -> No
     assert not [line for line in fine.splitlines() if line != line.rstrip()]
 
 
-@given(sketches().map(lambda sketch: sketch.text()), st.randoms(use_true_random=False))
+@given(drafts(), st.randoms(use_true_random=False))
 @settings(max_examples=30, deadline=None)
 def test_lines_are_divided_until_they_fit(plan: str, chance: random.Random) -> None:
     words = [word.text for word in read(plan)]
@@ -261,6 +310,41 @@ def _scattered(plan: str, chance: random.Random) -> str:
 
 def _comments(text: str) -> list[str]:
     return [word.text for word in read(text) if word.is_comment]
+
+
+DEEP, BACK = "f(" * 50, " + b * c, d)" * 50
+COSTLY = {
+    "a deep line before many lines": f"x = {DEEP}a{BACK}\n" + "y = a\n" * 500,
+    "many deep lines": f"x = {DEEP}a{BACK}\n" * 10,
+    "a long sum of deep terms": "x = " + " + ".join([f"{DEEP}a{BACK}"] * 10),
+    "a long list in deep brackets": f"x = {DEEP}{', '.join(['a'] * 500)}{')' * 50}",
+    "lines whose brackets are divided one by one": f"x = {DEEP}" + "a,\n" * 500 + f"a{BACK}",
+    "deep blocks on one line": "repeat layers { " * 50 + "x = a " * 500 + "}" * 50,
+}
+
+
+@pytest.mark.parametrize("case", COSTLY)
+def test_the_cost_is_bounded_for_each_word(case: str) -> None:
+    """In function calls; a fixed number for each word, however deep it stands."""
+    text = f"model m(t[a]) {{\n{COSTLY[case]}\n}}\n"
+    assert _calls(text) <= 150 * len(read(text))
+
+
+def _calls(text: str) -> int:
+    """How many functions of Python are called to lay a text out."""
+    count = 0
+
+    def seen(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    plan = arrange(read(text))
+    sys.setprofile(seen)
+    try:
+        line_starts(plan)
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from scalec.compiler.syntax import (
     Bind,
     Call,
     Expr,
+    If,
     Init,
     Input,
     List,
@@ -107,7 +108,27 @@ def test_a_plan() -> None:
     )
 
 
+def test_branches() -> None:
+    (model,) = parse(
+        "model m(t[b]) { repeat l as i { if i < 2 + k { x = as } else { if j < 1 { } } if i < 3 { y = x } } }"
+    )
+    x, y, end = name("x"), name("y"), Binary("+", number(2), name("k"), NOWHERE)
+    inner = If(name("j"), number(1), (), (), NOWHERE)
+    first = If(name("i"), end, (Bind((x,), name("as"), NOWHERE),), (inner,), NOWHERE)
+    second = If(name("i"), number(3), (Bind((y,), x, NOWHERE),), (), NOWHERE)
+    assert isinstance(model, Model)
+    assert model.body == (Repeat(name("l"), (first, second), NOWHERE, name("i")),)
+
+
+def test_ops_of_several_results() -> None:
+    (op,) = parse('op f(x[.., d]) -> [.., d], [d], [..] over .. from "a:b"')
+    assert isinstance(op, UserOp)
+    assert [[*map(str, dims)] for dims in op.gives] == [["..", "d"], ["d"], [".."]]
+    assert [*map(str, op.along)] == [".."]
+
+
 def test_keywords_are_names_elsewhere() -> None:
+    assert value("if + as * else") == Binary("+", name("if"), Binary("*", name("as"), name("else"), NOWHERE), NOWHERE)
     assert value("init + model") == Binary("+", name("init"), name("model"), NOWHERE)
 
 

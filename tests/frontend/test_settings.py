@@ -57,6 +57,12 @@ def test_percent_is_a_share() -> None:
     assert read(Data, 'data tokens { files = ["a.bin"]  holdout = 5% }').holdout == 0.05
 
 
+def test_a_token_is_its_id_or_a_byte() -> None:
+    given = read(Data, f'{DATA[:-1]} separator = "\\n"  mask_token = 103 }}')
+    assert (given.separator, given.separator_id, given.mask_token, given.mask_id) == ("\n", 10, 103, 103)
+    assert read(Data, DATA).separator_id is None
+
+
 def test_spans_lead_to_the_setting_or_else_to_the_section() -> None:
     cluster = read(Cluster, "cluster {\n  nodes = 2\n}")
     assert str(cluster.spans["nodes"]) == "p.scale:2"
@@ -132,6 +138,11 @@ def test_a_setting_given_twice_shows_both_places() -> None:
         (Cluster, "cluster { batch over dp }", "`cluster` has settings, not rules", "a setting is `key = value`"),
         (Data, 'data text { files = "x" }', "`files` takes a list", ""),
         (Data, 'data text { files = ["python_stdlib"] }', "`python_stdlib` stands without quotes", "write `py"),
+        (Data, f'{DATA[:-1]} separator = "é" }}', "`separator` is one byte, not 2", ""),
+        (Data, f"{DATA[:-1]} separator = newline }}", "`separator` takes a token", ""),
+        (Data, f"{DATA[:-1]} separator = 1.5 }}", "`separator` must be an id from 0", ""),
+        (Data, f"{DATA[:-1]} mask_token = 4294967296 }}", "`mask_token` must be an id from 0", ""),
+        (Data, f"{DATA[:-1]} masked = 0% }}", "`masked` must be above 0 and below 1", ""),
         (Data, "data text { files = [stdlib] }", "`files` takes strings or `python_stdlib`, not a name", ""),
     ],
 )  # fmt: skip
@@ -192,8 +203,15 @@ optimizers = st.builds(
     Optimizer, kind=st.just("adamw"), betas=betas, eps=numbers(0, 1, open=True), **common
 ) | st.builds(Optimizer, kind=st.just("sgd"), momentum=numbers(0, 1), **common)
 files = st.lists(st.just(STDLIB) | paths, min_size=1, max_size=3).map(tuple)
-data = st.builds(Data, st.just("text"), files, holdout=numbers(0, 1)) | st.builds(
-    Data, st.just("tokens"), files, dtype=st.sampled_from(["uint16", "uint32"]), holdout=numbers(0, 1)
+tokens = st.none() | st.integers(0, 2**32 - 1) | st.characters(max_codepoint=127, exclude_characters="\0")
+of_data = {
+    "holdout": numbers(0, 1),
+    "separator": tokens,
+    "masked": st.none() | numbers(0, 1, open=True),
+    "mask_token": tokens,
+}
+data = st.builds(Data, st.just("text"), files, **of_data) | st.builds(
+    Data, st.just("tokens"), files, dtype=st.sampled_from(["uint16", "uint32"]), **of_data
 )
 trains = st.builds(
     Train,

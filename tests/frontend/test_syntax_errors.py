@@ -231,6 +231,102 @@ MISTAKES = {
           = help: comments begin with `#`
         """,
     ),
+    "branch_of_another_comparison": (
+        "model m(t[b]) {\n  repeat layers as i { if i >= 2 { x = a } }\n}\n",
+        """
+        error[E0104]: expected `<`, found `>`
+         --> m.scale:2:29
+          |
+        2 |   repeat layers as i { if i >= 2 { x = a } }
+          |                             ^
+          |
+          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+        """,
+    ),
+    "branch_at_most": (
+        "model m(t[b]) {\n  repeat layers as i { if i <= 2 { x = a } }\n}\n",
+        """
+        error[E0104]: expected a value, found `=`
+         --> m.scale:2:30
+          |
+        2 |   repeat layers as i { if i <= 2 { x = a } }
+          |                              ^
+          |
+          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+        """,
+    ),
+    "branch_of_two_conditions": (
+        "model m(t[b]) {\n  repeat layers as i { if i < 2 and i > 0 { x = a } }\n}\n",
+        """
+        error[E0104]: expected `{`, found `and`
+         --> m.scale:2:33
+          |
+        2 |   repeat layers as i { if i < 2 and i > 0 { x = a } }
+          |                                 ^^^
+          |
+          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+        """,
+    ),
+    "else_if": (
+        "model m(t[b]) {\n  repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }\n}\n",
+        """
+        error[E0104]: expected `{`, found `if`
+         --> m.scale:2:48
+          |
+        2 |   repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }
+          |                                                ^^
+          |
+          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+        """,
+    ),
+    "else_alone": (
+        "model m(t[b]) {\n  repeat layers { else { x = a } }\n}\n",
+        """
+        error[E0104]: expected `=` or `,`, found `{`
+         --> m.scale:2:24
+          |
+        2 |   repeat layers { else { x = a } }
+          |                        ^
+          |
+          = help: `else` stands behind the `}` of its `if`, and has one of its own inside: `else { if … { … } }`
+        """,
+    ),
+    "index_without_as": (
+        "model m(t[b]) {\n  repeat layers i { x = a }\n}\n",
+        """
+        error[E0104]: expected `as` or `{`, found `i`
+         --> m.scale:2:17
+          |
+        2 |   repeat layers i { x = a }
+          |                 ^
+          |
+          = help: a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`
+        """,
+    ),
+    "as_misplaced": (
+        "model m(t[b]) {\n  repeat as i layers { x = a }\n}\n",
+        """
+        error[E0104]: expected `as` or `{`, found `i`
+         --> m.scale:2:13
+          |
+        2 |   repeat as i layers { x = a }
+          |             ^
+          |
+          = help: a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`
+        """,
+    ),
+    "section_to_come": (
+        "state { zero 3 over dp  bucket = 25MiB }",
+        """
+        error[E0406]: there is no section `state` yet
+         --> m.scale:1:1
+          |
+        1 | state { zero 3 over dp  bucket = 25MiB }
+          | ^^^^^ sharded optimizer state is to come
+          |
+          = help: leave it out
+        """,
+    ),
 }
 
 

@@ -1,9 +1,12 @@
 """Tiny models of transformers with random weights, and the plans that `scalec import` writes for them.
 
+DistilBERT, which it does not know, has the plan that scalec ships.
+
 Non-goals: anything from the network; each model is built from its configuration.
 """
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,9 @@ GEMMA: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, Callable[[], Any]] = {
+    "distilbert": lambda: transformers.DistilBertConfig(
+        dim=32, hidden_dim=48, n_heads=4, n_layers=2, max_position_embeddings=SEQ, vocab_size=100, pad_token_id=None
+    ),
     "gemma2": lambda: transformers.Gemma2Config(**{**GEMMA, "num_hidden_layers": 4}),
     "gemma3": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 8}),
     "gemma3_blocks": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 6}),
@@ -56,9 +62,18 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "llama_tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=16),
     "llama31": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "olmo2": lambda: transformers.Olmo2Config(**SMALL, pad_token_id=None),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
 }
+
+
+DISTILBERT = re.sub(
+    r"dims \{.*?\n  \}",
+    "dims { vocab = 100 pad 8  hidden = 32  heads = 4  head_dim = 8  ffn = 48  turned = hidden  layers = 2 }",
+    (Path(__file__).parents[2] / "plans" / "models" / "distilbert.scale").read_text(encoding="utf-8"),
+    flags=re.DOTALL,
+)
 
 
 class Wide(TorchFunctionMode):
@@ -79,8 +94,9 @@ def model(name: str, dtype: torch.dtype) -> Any:
     config = CONFIGS[name]()
     config._attn_implementation = "eager"
     torch.manual_seed(3)
+    kind = transformers.AutoModelForMaskedLM if name == "distilbert" else transformers.AutoModelForCausalLM
     with Wide():
-        made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+        made = kind.from_config(config, dtype=torch.float64)
     for parameter in made.parameters():
         noise = torch.randn(parameter.shape, dtype=torch.float64)
         parameter.data = parameter.data + 0.2 * noise if parameter.dim() == 1 else noise / parameter.shape[-1] ** 0.5
@@ -90,7 +106,8 @@ def model(name: str, dtype: torch.dtype) -> Any:
 
 def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
     """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1."""
-    text = import_config(load(saved / "config.json")).split("\nmesh {")[0]
+    config = load(saved / "config.json")
+    text = DISTILBERT if '"distilbert"' in config.text else import_config(config).split("\nmesh {")[0]
     kv = "kv_heads, " if "kv_heads" in text else ""
     return f"""{text}
 mesh {{ {mesh} }}

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -29,7 +30,10 @@ def test_what_comes_out_is_what_went_in(name: str, precision: str, tmp_path: Pat
     module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
     run_ranks(4, _saved, module, tmp_path / "in", tmp_path / "checkpoints")
     export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out"))
+    masters = replace(module.PLAN.names, dtype=torch.float32)
+    export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "masters", masters)
+    before, after, kept = (load_file(tmp_path / name / "model.safetensors") for name in ("in", "out", "masters"))
+    assert all(_bits(kept[key]) == _bits(before[key].float()) for key in before)
     assert before.keys() == after.keys()
     assert all(_bits(before[key]) == _bits(after[key]) for key in before)
 
@@ -59,6 +63,12 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     _run(folder, "--export", "../out")
     there = _run(folder, "--export", "../out", status=2)
     assert there.stderr == "error: ../out is there already: name a new folder\n"
+
+    _run(folder, "--export", "../half", "--export-dtype", "bf16")
+    whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "half"))
+    assert all(_bits(half[name]) == _bits(value.bfloat16()) for name, value in whole.items())
+    alone = _run(folder, "--export-dtype", "bf16", status=2)
+    assert alone.stderr == "error: --export-dtype says how weights are written: it needs --export\n"
 
     before, after = (transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32) for _ in "io")
     after.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=False)

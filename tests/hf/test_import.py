@@ -185,9 +185,34 @@ QWEN_3_8B: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+OLMO_2_7B: dict[str, Any] = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "eos_token_id": 100257,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "olmo2",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pad_token_id": 100277,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.47.0.dev0",
+    "use_cache": True,
+    "vocab_size": 100352,
+}
 PUBLISHED = [  # the models' releases: the sizes of their files of weights
     (GEMMA_2_2B, 2_614_341_888),
     (GEMMA_3_1B, 999_885_952),
+    (OLMO_2_7B, 7_298_617_344),
     (QWEN_3_8B, 8_190_735_360),
     (GPT2, 124_439_808),
     (LLAMA_31_8B, 8_030_261_248),
@@ -257,6 +282,7 @@ GEMMA_CHANGES = [
     (GEMMA_3_1B, {"num_hidden_layers": 5}, "fewer layers than a block has"),
     (GEMMA_3_1B, {"rope_parameters": {"rope_theta": 1.0}}, "positions of other layers"),
     (GEMMA_3_1B, {"rope_parameters": {"full_attention": 1}}, "rotary positions of type `1`"),
+    (OLMO_2_7B, {"attention_bias": True}, "`attention_bias` is `true`"),
     (QWEN_3_8B, {"use_sliding_window": True}, "`use_sliding_window` is `true`"),
 ]
 

@@ -1,20 +1,27 @@
 """Models of transformers and the plans imported for them: same weights, same loss, same gradients."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from attrs import evolve
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hf import families
 from oracle import harness
 from ranks import run_ranks
+from scalec.compiler.account import parameter_count
+from scalec.compiler.limits import load
+from scalec.compiler.passes import compile_plan
 from scalec.runtime import Mesh
 from scalec.runtime.weights import Reader
 
+PLANS = Path(__file__).parents[2] / "plans"
 MESHES = {  # each with its data-parallel degree and its ranks; 4 are more than there are key/value heads
     "one": ("dp = 1  tp = 1", 1, 1),
     "dp_2_tp_2": ("dp = 2  tp = 2", 2, 4),
@@ -40,6 +47,17 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path)
             errors, sizes = zip(*(differences[parameter] for _, differences in results), strict=True)
             allowed = TOLERANCE * max(sizes) + ZERO
             assert max(errors) <= allowed, f"{mesh}: gradient of {parameter}: {max(errors):.3g}"
+
+
+def test_distilbert_has_as_many_parameters() -> None:
+    """With its head, and without."""
+    with torch.device("meta"):
+        made = transformers.DistilBertForMaskedLM(transformers.DistilBertConfig())
+    sizes = [sum(each.numel() for each in part.parameters()) for part in (made, made.distilbert)]
+    assert sizes == [66_985_530, 66_362_880]
+    program = compile_plan(load(PLANS / "distilbert_base.scale"), "resolve")
+    head = evolve(program, params=tuple(p for p in program.params if re.search("_head|_vocab", p.name)))
+    assert [parameter_count(program), parameter_count(program) - parameter_count(head)] == sizes
 
 
 def _differences(module: ModuleType, folder: Path) -> tuple[float, dict[str, tuple[float, float]]]:

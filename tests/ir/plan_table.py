@@ -10,6 +10,16 @@ SMOOTHED = evolve(
     body=LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)"),
     dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
 )
+DOCUMENTS = evolve(
+    DP_TP,
+    body=LLAMA.replace("mask=causal", "mask=causal, documents=documents"),
+    inputs=", documents[batch, seq]",
+    data="separator = 10",
+)
+DROP = "x = dropout(x, 0.1)"
+DROPPING = ATTENTION.replace("mask=causal", "mask=causal, dropout=0.2")
+DROPPED = MLP.replace("(m @ w_up[hidden -> ffn])", "dropout(m @ w_up[hidden -> ffn], 0.1)")
+DROPOUT = evolve(DP_TP, body=f"{START} {DROP} repeat layers {{ {DROPPING} {DROPPED} }} {HEAD}")
 NO_DP = "vocab, heads, kv_heads, ffn over tp"
 SMALL_MLP = "silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
 
@@ -96,6 +106,20 @@ PLANS = {
         repeat blocks {{ d = c * s[hidden]  repeat layers {{ x = x + silu(x * d) * t[hidden] }} {MLP} }} {HEAD}""",
     ),
     "several repeats": evolve(DP_TP, body=f"{START} repeat layers {{ {ATTENTION} }} repeat blocks {{ {MLP} }} {HEAD}"),
+    "layers that differ": evolve(
+        DP_TP,
+        body=f"""{START}
+        repeat layers as i {{ if i < 1 {{ {ATTENTION} }} else {{ x = x * g[hidden] }} {MLP} }} {HEAD}""",
+    ),
+    "several results": evolve(
+        DP_TP,
+        body=f"""{START}
+        repeat layers {{
+          a, b, c = split(rmsnorm(x, norm1[hidden], eps) @ w[hidden -> ffn], [kv_heads, hidden, head_dim])
+          x = x + silu(a) @ u[kv_heads -> hidden] + tanh(b)
+        }} {HEAD}""",
+        shard="batch over dp  vocab over tp",
+    ),
     "a repeat of one": evolve(DP_TP, dims=DIMS.replace("layers = 2", "layers = 1")),
     "no repeat": evolve(DP_TP, body=f"{START} {ATTENTION} {MLP} {HEAD}"),
     "parameter used twice": evolve(
@@ -174,6 +198,31 @@ PLANS = {
         DP_TP,
         dims=DIMS.replace("kv_heads = 2", "kv_heads = 1"),
         body=LLAMA.replace("@ wv[hidden -> kv_heads, head_dim]", "@ wv[hidden -> kv_heads, head_dim] + bv[head_dim]"),
+    ),
+    "dropout": DROPOUT,
+    "dropout, three axes, regathered": evolve(
+        DROPOUT,
+        mesh="replica = 2  dp = 2  tp = 2",
+        shard=WITH_SEQ.replace("dp", "replica, dp"),
+        ranks=4,
+        train="precision = fp64  gathered = regather",
+    ),
+    "dropout, two key/value heads on four ranks": evolve(DROPOUT, mesh="dp = 2  tp = 4", shard=ALL_OVER_TP),
+    "dropout, nested repeats, documents": evolve(
+        DOCUMENTS,
+        body=f"{START} repeat blocks {{ repeat layers {{ {DROPPED} }} {DROPPING} {DROP} }} {HEAD}".replace(
+            "causal", "causal, documents=documents"
+        ),
+    ),
+    "documents": DOCUMENTS,
+    "documents, three axes": evolve(
+        DOCUMENTS, mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("dp", "replica, dp"), ranks=4
+    ),
+    "documents, both ways": evolve(DOCUMENTS, body=DOCUMENTS.body.replace("causal", "full"), shard=ALL_OVER_TP),
+    "documents, windows, regathered": evolve(
+        DOCUMENTS,
+        body=DOCUMENTS.body.replace("causal", "causal, window=2"),
+        train="precision = fp64  gathered = regather",
     ),
     "ffn over two axes": Plan(
         mesh="a = 2  tp = 2", shard="ffn, vocab over a, tp  heads, kv_heads over tp  seq over tp"

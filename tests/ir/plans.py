@@ -55,10 +55,14 @@ class Plan:
     train: str = "precision = fp64"
     clip: float = 0.0
     dims: str = DIMS
+    inputs: str = ""
+    """Those behind tokens and labels."""
+    data: str = ""
+    """Settings of the data besides its files."""
 
     def text(self) -> str:
         """The plan as a person would write it."""
-        return f"""model tiny(tokens[batch, seq], labels[batch, seq]) {{
+        return f"""model tiny(tokens[batch, seq], labels[batch, seq]{self.inputs}) {{
   dims {{ {self.dims} }}
   const {{ eps = 1e-5  theta = 10000 }}
   init ~ normal(0.02)
@@ -70,7 +74,7 @@ train {{
   seq = {self.seq}  global_batch = {self.microbatches * self.microbatch}  microbatch = {self.microbatch // self.ranks}
   steps = 1  {self.train}
   optimizer sgd {{ lr = 0.5  clip = {self.clip} }}
-  data text {{ files = [python_stdlib] }}
+  data text {{ files = [python_stdlib] {self.data} }}
 }}
 """
 

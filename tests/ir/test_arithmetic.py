@@ -42,7 +42,7 @@ EMITTED = {
     "-x - y": "-x - y",
     "-x * y": "-x * y",
     "x * -y": "x * (-y)",
-    "x - -y": "x - (-y)",
+    "x - -y": "x - -y",
     "-(-x)": "-(-x)",
     "y + -x * z": "y + -x * z",
     "y + -x / z": "y + -x / z",
@@ -62,7 +62,7 @@ EMITTED = {
     "1 - (1 - x)": "-(-x + 1.0) + 1.0",
     # both, and precedence
     "x + 2 * y": "x + y * 2.0",
-    "x - 2 * y": "x - (y * 2.0)",
+    "x - 2 * y": "x - y * 2.0",
     "(x + 1) * (y - 1)": "(x + 1.0) * (y - 1.0)",
     "(x + y) / 2": "(x + y) * 0.5",
     "x / 2 + y / 2": "x * 0.5 + y * 0.5",
@@ -92,7 +92,7 @@ EMITTED = {
     "b - x": "self.b - x",
     "x / b": "x / self.b",
     "b / x": "self.b / x",
-    "x - 2 * b": "x - (self.b * 2.0)",
+    "x - 2 * b": "x - self.b * 2.0",
     "h * (-s - 1)": "h * (-self.s - 1.0).unsqueeze(1)",  # s[heads], h[…, heads, head_dim]
     "h - s": "h - self.s.unsqueeze(1)",
     "s / 2 - h": "(self.s * 0.5).unsqueeze(1) - h",

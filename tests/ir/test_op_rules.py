@@ -28,7 +28,7 @@ from scalec.compiler.verify.tensors import Tensor
 from scalec.compiler.verify.world import World
 
 DIMS = {"batch": 6, "seq": 6, "hidden": 6, "ffn": 6, "vocab": 6, "heads": 12, "kv_heads": 6, "head_dim": 6}
-X, TOKENS, LOGITS = "batch seq hidden", "int batch seq", "seq batch vocab"
+X, TOKENS, SAMPLES, LOGITS = "batch seq hidden", "int batch seq", "int batch", "seq batch vocab"
 PARTS = LOGITS, "seq batch", "int seq batch"
 Q, K, HD = "batch seq heads head_dim", "batch seq kv_heads head_dim", "heads head_dim"
 
@@ -64,24 +64,48 @@ FUNCTIONS: dict[str, list[dict[str, Attr]]] = {
 }
 """Elementwise functions with their attributes, which those of their slopes are too."""
 
-OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": ".. hidden", "constants": ("0.5",)}
+OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": (".. hidden",), "constants": ("0.5",)}
 BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
 BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
+TWO = BY_ROW | {"gives": ("..", ".. hidden")}
 MIXED = OWN | {"takes": (".. hidden", "seq"), "along": ("batch", "hidden"), "linear": ()}
 """What plans say of a function of the user's own."""
 
+DROPS: dict[str, Attr] = {"dropout": 0.25, "site": 1}
+"""Of attention that drops weights."""
+
 FORMS = {
     "add": [form(X, X, X), form("hidden", X, "seq hidden"), form("", "")],
-    "attention": [form(Q, K, K, mask="causal"), form(*["seq heads head_dim"] * 3, mask="causal")],
-    "attention_dx": [form(Q, Q, K, K, Q, mask="causal")],
-    "call": [form(X, X, **BY_ELEMENT), form(X, "ffn hidden", **BY_ROW), form(X, "seq", **MIXED)],
-    "call_dx": [form(X, X, X, **BY_ELEMENT), form(X, X, "ffn hidden", **BY_ROW), form(X, X, "seq", **MIXED)],
+    "attention": [
+        form(Q, K, K, mask="causal"),
+        form(*["seq heads head_dim"] * 3, mask="causal"),
+        form(Q, K, K, TOKENS, mask="full"),
+        form(Q, K, K, SAMPLES, mask="causal", **DROPS),
+        form(Q, K, K, TOKENS, SAMPLES, mask="causal", **DROPS),
+    ],
+    "attention_dx": [
+        form(Q, Q, K, K, Q, mask="causal"),
+        form(Q, Q, K, K, Q, TOKENS, mask="full"),
+        form(Q, Q, K, K, Q, SAMPLES, mask="causal", **DROPS),
+        form(Q, Q, K, K, Q, TOKENS, SAMPLES, mask="causal", **DROPS),
+    ],
+    "call": [
+        form(X, X, **BY_ELEMENT),
+        form(X, "ffn hidden", **BY_ROW),
+        form(X, "seq", **MIXED),
+        form(X, "ffn hidden", **TWO),
+    ],
+    "call_dx": [
+        form(X, X, X, **BY_ELEMENT),
+        form(X, X, "ffn hidden", **BY_ROW),
+        form(X, X, "seq", **MIXED),
+        form(X, X, "ffn hidden", of=1, **TWO),
+    ],
     "clip_scale": [form("", max=0.5), form("", max=0.0)],
     "concat": [
         form("batch seq head_dim", "batch seq kv_heads", **{"as": "heads"}),
         form("seq batch ffn", "seq batch ffn", **{"as": "heads"}),
     ],
-    "concat_dx": [form("batch seq heads", parts=("head_dim", "kv_heads"))],
     "contract": [
         form(X, "ffn hidden", over=("hidden",)),
         form("seq batch heads head_dim", "hidden heads head_dim", over=("heads", "head_dim")),
@@ -94,9 +118,15 @@ FORMS = {
         form(LOGITS, "int seq batch", smoothing=0.1, z=0.25),
     ],
     "cross_entropy_dx": [form("", LOGITS, "int seq batch"), form("", LOGITS, "int seq batch", smoothing=0.1, z=0.25)],
+    "dropout": [
+        form(X, SAMPLES, p=0.25, site=1),
+        form("seq batch heads head_dim", SAMPLES, p=0.25, site=2),
+        form("batch", SAMPLES, p=0.25, site=1),
+    ],
     "div": [form(X, X), form(X, "hidden"), form("seq hidden", X)],
     "embedding": [form(TOKENS, "vocab hidden"), form("int seq batch", "vocab hidden")],
     "embedding_dw": [form(X, TOKENS, "vocab hidden")],
+    "fork": [form(SAMPLES, repeat="hidden")],
     "grad_norm": [form("", "")],
     "layernorm": [form(X, "hidden", "hidden", eps=0.1), form(X, "hidden", eps=0.1), form(Q, HD, HD, eps=0.1)],
     "layernorm_dw": [form(X, "hidden", X, eps=0.1)],
@@ -120,6 +150,7 @@ FORMS = {
     "softmax_dx": [form(X, X, over=("hidden",))],
     "softmax_parts": [form(*PARTS), form(*PARTS, smoothing=0.1)],
     "softmax_parts_dx": [form(*["seq batch"] * 2, *PARTS), form(*["seq batch"] * 2, *PARTS, smoothing=0.1)],
+    "split": [form("batch seq heads", parts=("head_dim", "kv_heads"))],
     "sum": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
     "sum_squares": [form(X, "ffn hidden")],
     "token_loss": [

@@ -56,7 +56,8 @@ def square(x: Tensor) -> float:
 @pytest.mark.parametrize("name", {plan.body: name for name, plan in reversed(PLANS.items())}.values())
 def test_the_single_device_step_is_calculus(name: str) -> None:
     """⟨gradients, v⟩ is the loss' derivative along v, by a complex step (Squire and Trapp 1998)."""
-    plan, tiny = Plan(PLANS[name].body), 1e-30
+    of, tiny = PLANS[name], 1e-30
+    plan = Plan(of.body, inputs=of.inputs, data=of.data)
     (start, outcome), (_, nudged) = single(plan), single(plan, tiny)
     slope = sum(_slope(start.params[name], name, grad) for name, grad in outcome.gradients.items())
     assert slope == pytest.approx(np.imag(nudged.metrics["loss"].array.item()) / tiny, rel=1e-10)

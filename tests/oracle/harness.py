@@ -4,7 +4,7 @@ Placements are read from the state's DTensors; where ranks hold copies, these mu
 """
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,9 @@ from scalec.compiler.emit import emit
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 from scalec.runtime import Batch, Mesh
+
+Inputs = tuple[Tensor, ...]
+"""Tokens, labels, and what else a model takes: [rows, seq] each."""
 
 _numbers = count()
 
@@ -73,18 +76,18 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def run(case: Case, module: ModuleType, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float) -> list[Step]:
+def run(case: Case, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
     """Trains the emitted program from `start` on global batches, [rows, seq] each; its steps, put together."""
     ranks: list[list[RankStep]] = run_ranks(case.ranks, _train, module, start, batches, lr)
     return [_joined(steps) for steps in zip(*ranks, strict=True)]
 
 
-def evaluate(case: Case, module: ModuleType, start: Tensors, batch: tuple[Tensor, Tensor]) -> list[float]:
+def evaluate(case: Case, module: ModuleType, start: Tensors, batch: Inputs) -> list[float]:
     """The loss of `eval_step` on each rank."""
     return run_ranks(case.ranks, _evaluate, module, start, batch)
 
 
-def _evaluate(module: ModuleType, start: Tensors, batch: tuple[Tensor, Tensor]) -> float:
+def _evaluate(module: ModuleType, start: Tensors, batch: Inputs) -> float:
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     fill(state, start)
@@ -102,7 +105,7 @@ def _initialise(module: ModuleType, seed: int) -> dict[str, Part]:
     return _parameters(state)
 
 
-def _train(module: ModuleType, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float) -> list[RankStep]:
+def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[RankStep]:
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     fill(state, start)
@@ -146,19 +149,22 @@ def fill(state: Any, start: Tensors) -> None:
     state.load_state_dict(values)
 
 
-def local_batch(plan: Any, tokens: Tensor, labels: Tensor) -> Batch:
-    """This rank's part of a global batch: row m · (D · b) + r · b + j is row j of microbatch m on data rank r of D."""
+def local_batch(plan: Any, *inputs: Tensor) -> Batch:
+    """This rank's part of a global batch, in the order of the plan's inputs.
+
+    Row m · (D · b) + r · b + j is row j of microbatch m on data rank r of D.
+    """
     coordinates = dict(zip(plan.mesh, _coordinates(plan.mesh), strict=True))
 
     def local(rows: Tensor, name: str) -> Tensor:
         layout = plan.inputs[name]
-        rows = rows.view(plan.microbatches, -1, rows.shape[-1])
+        rows = rows.view(plan.microbatches, -1, *rows.shape[1:])
         for dim, at in (("batch", 1), ("seq", 2)):
             for axis in layout.split.get(dim, ()):
                 rows = rows.chunk(plan.mesh[axis], at)[coordinates[axis]]
-        return (rows if layout.dims == ("batch", "seq") else rows.transpose(1, 2)).contiguous()
+        return (rows.transpose(1, 2) if layout.dims == ("seq", "batch") else rows).contiguous()
 
-    return Batch(local(tokens, "tokens"), local(labels, "labels"))
+    return Batch(**{name: local(rows, name) for name, rows in zip(plan.inputs, inputs, strict=True)})
 
 
 def _coordinates(mesh: dict[str, int]) -> list[int]:

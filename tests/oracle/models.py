@@ -8,10 +8,12 @@ Non-goals: speed, and other sizes than those of `SIZES`.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import pi, sqrt
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from oracle.reference import Tensors
 
@@ -24,12 +26,16 @@ TRAINED = 100  # positions: then a wavelength is kept, one is stretched, and one
 
 @dataclass(frozen=True)
 class Model:
-    """A model file of plans/models at a tiny size, and the function that it should be."""
+    """A model file of plans/models at a tiny size, and the function that it should be.
+
+    `grouped`: whether it has key/value heads of a number of their own.
+    """
 
     file: str
     dims: str
     const: str
     logits: Callable[[Tensors, Tensor], Tensor]
+    grouped: bool = True
 
 
 def _gptj(p: Tensors, tokens: Tensor) -> Tensor:
@@ -42,6 +48,19 @@ def _gptj(p: Tensors, tokens: Tensor) -> Tensor:
         m = _gelu(a @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
         x = x + o @ layer["wo"].T + m
     return _layer_norm(x, p["norm"], p["bias"]) @ p["head"].T + p["b_head"]
+
+
+def _distilbert(p: Tensors, tokens: Tensor) -> Tensor:
+    """Sanh et al. 2019; norms behind each sum, attention both ways."""
+    x = _layer_norm(p["wte"][tokens] + p["wpe"], p["norm"], p["bias"], 1e-12)
+    for layer in _stacked(p, "layers"):
+        q, k, v = (_heads(x @ layer[f"w{of}"].T) + layer[f"b{of}"] for of in "qkv")
+        o = _attention(q, k, v, HEAD_DIM, causal=False) @ layer["wo"].T + layer["bo"]
+        x = _layer_norm(x + o, layer["norm1"], layer["bias1"], 1e-12)
+        m = gelu(x @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
+        x = _layer_norm(x + m, layer["norm2"], layer["bias2"], 1e-12)
+    t = _layer_norm(gelu(x @ p["w_head"].T + p["b_head"]), p["norm_head"], p["bias_head"], 1e-12)
+    return t @ p["wte"].T + p["b_vocab"]
 
 
 def _rotated_in_part(x: Tensor) -> Tensor:
@@ -104,23 +123,32 @@ def _olmo2(p: Tensors, tokens: Tensor) -> Tensor:
     return _rms_norm(x, p["norm"], 1e-6) @ p["head"].T
 
 
-def _llama3_1(p: Tensors, tokens: Tensor) -> Tensor:
-    """Grattafiori et al. 2024."""
-    return _llama(p, tokens, 8) @ p["head"].T
-
-
-def _llama3_2(p: Tensors, tokens: Tensor) -> Tensor:
-    return _llama(p, tokens, 32) @ p["wte"].T
-
-
-def _llama(p: Tensors, tokens: Tensor, factor: float) -> Tensor:
-    x, frequencies = p["wte"][tokens], _stretched(_frequencies(HEAD_DIM, 10000.0), factor)
+def _gpt2(p: Tensors, tokens: Tensor) -> Tensor:
+    """Radford et al. 2019."""
+    x = p["wte"][tokens] + p["wpe"]
     for layer in _stacked(p, "layers"):
-        a = _rms_norm(x, layer["norm1"], 1e-5)
-        q, k, v = (_heads(a @ layer[name].T) for name in ("wq", "wk", "wv"))
+        a = _layer_norm(x, layer["norm1"], layer["bias1"])
+        x = x + _attention(*_queries_keys_values(layer, a), HEAD_DIM) @ layer["wo"].T + layer["bo"]
+        m = _layer_norm(x, layer["norm2"], layer["bias2"])
+        x = x + _gelu(m @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
+    return _layer_norm(x, p["norm"], p["bias"]) @ p["wte"].T
+
+
+def _llama(p: Tensors, tokens: Tensor, theta: float = 1e4, factor: float = 1, eps: float = 1e-5) -> Tensor:
+    """Grattafiori et al. 2024; where there are biases and norms of queries and keys, Yang et al. 2024 and Qwen3's."""
+    x, frequencies = p["wte"][tokens], _stretched(_frequencies(HEAD_DIM, theta), factor)
+    for layer in _stacked(p, "layers"):
+        q, k, v = _queries_keys_values(layer, _rms_norm(x, layer["norm1"], eps))
+        if "norm_q" in layer:
+            q, k = _rms_norm(q, layer["norm_q"], eps), _rms_norm(k, layer["norm_k"], eps)
         x = x + _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T
-        x = x + _gated(layer, _rms_norm(x, layer["norm2"], 1e-5))
-    return _rms_norm(x, p["norm"], 1e-5)
+        x = x + _gated(layer, _rms_norm(x, layer["norm2"], eps))
+    return _rms_norm(x, p["norm"], eps) @ p["head" if "head" in p else "wte"].T
+
+
+def _queries_keys_values(p: Tensors, x: Tensor) -> list[Tensor]:
+    """By heads; with biases where there are some."""
+    return [_heads(x @ p[f"w{n}"].T + (p[f"b{n}"].flatten() if f"b{n}" in p else 0)) for n in "qkv"]
 
 
 def _stretched(frequencies: Tensor, factor: float, low: float = 1, high: float = 4) -> Tensor:
@@ -151,14 +179,16 @@ def _heads(x: Tensor) -> Tensor:
     return x.unflatten(-1, (-1, HEAD_DIM))
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, score: float, window: int = 0, cap: float = 0) -> Tensor:
-    """Causal; [rows, seq, heads · d] from [rows, seq, heads, d]; scores are q·k / sqrt(score)."""
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, score: float, window: int = 0, cap: float = 0, causal: bool = True
+) -> Tensor:
+    """[rows, seq, heads · d] from [rows, seq, heads, d]; scores are q·k / sqrt(score)."""
     of = torch.arange(HEADS) // (HEADS // k.shape[2])
     scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / sqrt(score)
     scores = cap * (scores / cap).tanh() if cap else scores
     place = torch.arange(q.shape[1])
     ahead = place[:, None] - place
-    seen = (ahead >= 0) & (ahead < (window or len(place)))
+    seen = (ahead >= 0) & (ahead < (window or len(place))) if causal else torch.ones_like(ahead, dtype=torch.bool)
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).flatten(2)
 
@@ -193,18 +223,23 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return _rms_norm(x - x.mean(-1, keepdim=True), weight, 1e-5) + bias
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    return _rms_norm(x - x.mean(-1, keepdim=True), weight, eps) + bias
 
 
 _GEMMA = f"window = {WINDOW}  score = {SCORE}"
 _LLAMA = f"theta = 10000  trained = {TRAINED}"
 
 MODELS = (
-    Model("gptj", "layers = 2", f"rotary = {ROTARY}", _gptj),
-    Model("gemma2", "kv_heads = 2  pairs = 2", f"{_GEMMA}  cap = {CAP}  logit_cap = {LOGIT_CAP}", _gemma2),
-    Model("gemma3", "kv_heads = 1  blocks = 2  locals = 2  rest = 1", _GEMMA, _gemma3),
-    Model("llama3_1", "kv_heads = 2  layers = 2", _LLAMA, _llama3_1),
-    Model("llama3_2", "kv_heads = 2  layers = 2", _LLAMA, _llama3_2),
-    Model("olmo2", "kv_heads = 2  layers = 2", "", _olmo2),
+    Model("distilbert", "turned = hidden  layers = 2", "", _distilbert, grouped=False),
+    Model("gemma2", "pairs = 2", f"{_GEMMA}  cap = {CAP}  logit_cap = {LOGIT_CAP}", _gemma2),
+    Model("gemma3", "blocks = 2  locals = 2  rest = 1", _GEMMA, _gemma3),
+    Model("gpt2", "layers = 2", "", _gpt2, grouped=False),
+    Model("gptj", "layers = 2", f"rotary = {ROTARY}", _gptj, grouped=False),
+    Model("llama", "layers = 2", "theta = 10000", _llama),
+    Model("llama3_1", "layers = 2", _LLAMA, partial(_llama, factor=8)),
+    Model("llama3_2", "layers = 2", _LLAMA, partial(_llama, factor=32)),
+    Model("olmo2", "layers = 2", "", _olmo2),
+    Model("qwen2", "layers = 2", "", partial(_llama, theta=1e6, eps=1e-6)),
+    Model("qwen3", "layers = 2", "", partial(_llama, theta=1e6, eps=1e-6)),
 )

@@ -50,8 +50,8 @@ OPTIMIZERS = {
     ),
 }
 GROUPS = """
-    group norms { params = ["norm*"]  weight_decay = 0.0  lr_scale = 0.5 }
-    group queries { params = ["wq"]  weight_decay = 0.3 }
+    group norms { params = ["*norm*"]  weight_decay = 0.0  lr_scale = 0.5 }
+    group queries { params = ["*wq"]  weight_decay = 0.3 }
 """
 
 
@@ -113,11 +113,10 @@ class Case:
 
 def plan_text(case: Case) -> str:
     """The plan of a case."""
-    c, t = case.config, case.training
+    c = case.config
     head = "wte" if c.tied else "head[hidden -> vocab]"
     vocab = f"{c.classes} pad 4" if case.padded else c.vocab
     options = "".join(f", {name}={value}" for name, value in (("smoothing", case.smoothing), ("z", case.z)) if value)
-    momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
   dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
           head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
@@ -130,7 +129,14 @@ def plan_text(case: Case) -> str:
 }}
 mesh  {{ {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
 shard {{ {case.rules or _rules(case)} }}
-train {{
+{train_text(case)}"""
+
+
+def train_text(case: Case) -> str:
+    """How a case trains."""
+    t = case.training
+    momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
+    return f"""train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
   precision = {case.precision}  gathered = {case.gathered}
   optimizer {t.kind} {{

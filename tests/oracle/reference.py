@@ -6,13 +6,17 @@ Parameters are a dictionary; matrices are [out, in], heads outermost in their di
 Non-goals: speed, and anything the plans of these tests do not use.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import cos, pi
 
 import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Loss = Callable[..., Tensor]
+"""The sum of token losses, of parameters, tokens, labels and what else a model is given."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +189,19 @@ def _rotated(x: Tensor, theta: float) -> Tensor:
 def run(
     config: Config, training: Training, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float
 ) -> list[Step]:
-    """Trains on (tokens, labels) of each step, [rows, seq]; a step without a valid label changes nothing."""
+    """Trains the model above."""
+    return train(partial(loss, config), training, start, batches, lr)
+
+
+def train(
+    model: Loss, training: Training, start: Tensors, batches: Sequence[tuple[Tensor, ...]], lr: float
+) -> list[Step]:
+    """Trains on (tokens, labels, …) of each step, [rows, seq]; a step without a valid label changes nothing."""
     parameters, optimizer, steps = start, _Optimizer(training, start), list[Step]()
-    for tokens, labels in batches:
+    for batch in batches:
+        labels = batch[1]
         leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-        mean = loss(config, leaves, tokens, labels) / max(1, int((labels >= 0).sum()))
+        mean = model(leaves, *batch) / max(1, int((labels >= 0).sum()))
         mean.backward()
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         norm = sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5

@@ -7,30 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle import harness, reference
+from oracle import harness, matrix, reference
 from oracle.pairs import all_pairs
 from oracle.plans import Case, plan_text
 from scalec.compiler.diagnostics import PlanError
 
 LR = 0.01
-FACTORS = {
-    "dp": (1, 2, 3),
-    "tp": (1, 2, 4),
-    "sp": (False, True),
-    "vocab": (True, False),
-    "kv": (4, 2, 1),
-    "microbatches": (1, 2, 3),
-    "valid": ("all", "uneven", "silent_rank", "silent_microbatch"),
-    "gathered": ("save", "regather"),
-    "optimizer": ("sgd", "momentum", "adamw", "groups"),
-    "clip": (0.0, 0.05, 1e3),  # off, always at work, never at work
-    "model": ("llama", "tied", "parallel"),
-}
-IMPOSSIBLE = {
-    frozenset({("dp", 3), ("tp", 4)}),  # more than 8 ranks
-    frozenset({("dp", 1), ("valid", "silent_rank")}),  # no valid token: a test of its own
-    frozenset({("microbatches", 1), ("valid", "silent_microbatch")}),
-}
+FACTORS = {**matrix.FACTORS, "model": ("llama", "tied", "parallel")}
 MORE = (
     Case(replicas=2, dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=0.05),
     Case(replicas=2, dp=2, tp=1, valid="silent_rank", optimizer="momentum", model="tied"),
@@ -45,7 +28,7 @@ MORE = (
     Case(dp=2, tp=2, sp=True, padded=True, smoothing=0.1, z=0.01, microbatches=2),
     Case(tp=2, vocab=False, padded=True, smoothing=0.1, z=0.01, model="tied"),
 )
-CASES = [*(Case(**case) for case in all_pairs(FACTORS, IMPOSSIBLE)), *MORE]
+CASES = [*(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)), *MORE]
 
 
 def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
@@ -105,7 +88,9 @@ def test_the_pairs_are_all_there() -> None:
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
             there = {(getattr(case, a), getattr(case, b)) for case in CASES}
-            wanted = {(x, y) for x in FACTORS[a] for y in FACTORS[b] if frozenset({(a, x), (b, y)}) not in IMPOSSIBLE}
+            wanted = {
+                (x, y) for x in FACTORS[a] for y in FACTORS[b] if frozenset({(a, x), (b, y)}) not in matrix.IMPOSSIBLE
+            }
             assert wanted <= there
 
 

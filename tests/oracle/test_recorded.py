@@ -16,16 +16,14 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ir.plans import Plan as RandomPlan
-from ir.random_plans import plans
 from oracle import harness
 from oracle.plans import Case, plan_text
-from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.verify.recorded import Recorded, compare
 from scalec.compiler.verify.recorded.files import Call, Record, RecordError, Stretch
 from scalec.compiler.verify.recorded.order import disorder
 from scalec.runtime import Mesh
 from scalec.runtime.record import Recorder
+from scalec.testing import plans
 from started import run_recorded, text_files
 
 c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
@@ -87,15 +85,10 @@ def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
     max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(plans())
-def test_random_plans_communicate_in_the_order_of_the_ir(
-    tmp_path_factory: pytest.TempPathFactory, plan: RandomPlan
-) -> None:
+def test_random_plans_communicate_in_the_order_of_the_ir(tmp_path_factory: pytest.TempPathFactory, plan: str) -> None:
     """On groups that only pretend, one rank after another: order needs no numbers."""
     folder = tmp_path_factory.mktemp("random")
-    try:
-        module = harness.imported(harness.written(plan.text(), folder) / "train.py")
-    except PlanError:
-        return
+    module = harness.imported(harness.written(plan, folder) / "train.py")
     world = prod(module.PLAN.mesh.values())
     for rank in range(world):
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
@@ -113,9 +106,10 @@ def _pretend(module: ModuleType, folder: Path) -> None:
     plan = module.PLAN
     model, state = module.build(Mesh(plan.mesh))
     state.initialise(0)
-    rows = torch.zeros(plan.global_batch, plan.seq, dtype=torch.int64)
+    shapes = [[plan.global_batch, plan.seq][: len(given.dims)] for given in plan.inputs.values()]
+    inputs = [torch.zeros(shape, dtype=torch.int64) for shape in shapes]
     with Recorder(folder, plan, 0) as recorder:
-        recorder.of("train", module.train_step)(model, state, harness.local_batch(plan, rows, rows), 0.01)
+        recorder.of("train", module.train_step)(model, state, harness.local_batch(plan, *inputs), 0.01)
 
 
 # ---- a program that does not do what its plan says: (line, what it becomes, what is found)

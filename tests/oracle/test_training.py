@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.run import get_args_parser
 
 from oracle import harness
 from oracle.plans import Case, plan_text
 from scalec.runtime.launch import parse
+from scalec.runtime.saved import Saved
 
 # The same model, optimizer and global batch on three meshes.
 MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)
@@ -79,9 +79,10 @@ def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None)
 
 def _state(checkpoint: Path) -> dict[str, Tensor]:
     """A checkpoint's tensors, whole."""
-    file = checkpoint.with_suffix(".pt")
-    dcp_to_torch_save(checkpoint, file)
-    return torch.load(file)
+    saved = Saved(checkpoint)
+    values = {key: torch.empty_like(each, device="cpu") for key, each in saved.tensors().items()}
+    saved.fill(values)
+    return values
 
 
 def _start(ranks: int, folder: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 from scalec.runtime import Batch, Input, Loader, Mesh, RunError
 from scalec.runtime.data import Stream, find_files, shuffled, split_files
+from scalec.runtime.samples import Windows
 
 SEQ, BATCH = 4, 8
+PLAIN = Windows()
 
 
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1))
@@ -37,7 +39,7 @@ def _write(folder: Path, sizes: list[int]) -> list[str]:
 
 
 def test_windows_run_across_files(tmp_path: Path) -> None:
-    stream = Stream(_write(tmp_path, [3, 1, 1, 12, 4]), torch.uint8, SEQ)
+    stream = Stream(_write(tmp_path, [3, 1, 1, 12, 4]), torch.uint8, SEQ + 1)
     windows = [stream.window(number).tolist() for number in range(stream.windows)]
     assert windows == [list(range(5 * number, 5 * number + 5)) for number in range(4)]
 
@@ -45,14 +47,14 @@ def test_windows_run_across_files(tmp_path: Path) -> None:
 def test_tokens_of_two_bytes(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     path.write_bytes(b"".join(number.to_bytes(2, "little") for number in (1, 50256, 65535, 7, 0)))
-    assert Stream([str(path)], torch.uint16, SEQ).window(0).tolist() == [1, 50256, 65535, 7, 0]
+    assert Stream([str(path)], torch.uint16, SEQ + 1).window(0).tolist() == [1, 50256, 65535, 7, 0]
 
 
 def _batches(files: list[str], split: dict[str, tuple[str, ...]], microbatches: int, steps: int) -> list[Batch]:
     mesh = Mesh({"dp": 2, "tp": 2})
     layout = Input(("seq", "batch"), split)
-    stream = Stream(files, torch.uint8, SEQ)
-    loader = Loader(stream, {"tokens": layout, "labels": layout}, mesh, BATCH, microbatches, 256, seed=0)
+    stream = Stream(files, torch.uint8, SEQ + 1)
+    loader = Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, mesh, BATCH, microbatches, 256, seed=0)
     return [loader.batch(step) for step in range(steps)]
 
 
@@ -73,8 +75,8 @@ def test_ranks_share_out_the_rows_and_each_pass_reads_every_window_once(tmp_path
 def test_a_step_holds_the_same_rows_on_any_mesh(tmp_path: Path) -> None:
     files = _write(tmp_path, [(SEQ + 1) * 16])
     layout = Input(("batch", "seq"), {})
-    stream = Stream(files, torch.uint8, SEQ)
-    alone = Loader(stream, {"tokens": layout, "labels": layout}, Mesh({}), BATCH, 2, 256, seed=0).batch(0)
+    stream = Stream(files, torch.uint8, SEQ + 1)
+    alone = Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), BATCH, 2, 256, seed=0).batch(0)
     ranks = run_ranks(4, _batches, files, {"batch": ("dp",), "seq": ("tp",)}, 2, 1)
     blocks = [rank[0].tokens.transpose(1, 2) for rank in ranks]
     halves = [torch.cat([blocks[dp], blocks[dp + 1]], dim=2) for dp in (0, 2)]
@@ -98,11 +100,11 @@ def test_what_is_wrong_with_data_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no file that holds anything"):
         find_files((str(tmp_path / "*.txt"),))
     with pytest.raises(RunError, match=r"3 tokens in 1 files"):
-        Stream(_write(tmp_path, [3]), torch.uint8, SEQ)
+        Stream(_write(tmp_path, [3]), torch.uint8, SEQ + 1)
     layout = Input(("seq", "batch"), {})
-    stream = Stream(_write(tmp_path, [100]), torch.uint8, SEQ)
+    stream = Stream(_write(tmp_path, [100]), torch.uint8, SEQ + 1)
     with pytest.raises(RunError, match="vocab is 50"):
-        Loader(stream, {"tokens": layout, "labels": layout}, Mesh({}), 20, 1, 50, seed=0).batch(0)
+        Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 20, 1, 50, seed=0).batch(0)
 
 
 def test_the_standard_library_is_a_corpus() -> None:

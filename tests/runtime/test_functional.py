@@ -1,5 +1,8 @@
 """The ops of emitted programs against plain torch."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -175,6 +178,28 @@ def test_attention_is_causal_and_groups_queries(kv_heads: int) -> None:
     _check_equal(attention(q, k, v, seq=0), expected)
     swapped = attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), seq=1)
     _check_equal(swapped.transpose(0, 1), expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": False}, {"window": 2}, {"softcap": 1.5}, {"causal": False, "window": 3}]
+)
+def test_attention_among_documents_is_that_of_each_alone(options: dict[str, Any]) -> None:
+    """Ids need not be in order: what is alike is one document."""
+    q = torch.randn(7, 2, 4, 8, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(7, 2, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    documents = torch.tensor([[0, 0, 0, 2, 2, 1, 1], [5] * 7]).T
+    alone = torch.empty_like(q)
+    for row, pieces in enumerate([(0, 3, 5, 7), (0, 7)]):
+        for part in (slice(*ends) for ends in pairwise(pieces)):
+            alone[part, row] = attention(*(x[part, row : row + 1] for x in (q, k, v)), seq=0, **options)[:, 0]
+    found = attention(q, k, v, seq=0, documents=documents, **options)
+    _check_equal(found, alone)
+    dy = torch.randn_like(q)
+    grads = zip(*(torch.autograd.grad(y, (q, k, v), dy) for y in (found, alone)), strict=True)
+    for got, expected in grads:
+        _check_equal(got, expected)
+    swapped = attention(*(x.transpose(0, 1) for x in (q, k, v)), seq=1, documents=documents.T, **options)
+    _check_equal(swapped.transpose(0, 1), found)
 
 
 def test_sum_of_squares_and_clipping_are_those_of_torch() -> None:

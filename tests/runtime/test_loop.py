@@ -1,6 +1,5 @@
 """Whole runs of a small hand-written program: what is printed, logged and saved, and how runs end."""
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -16,87 +15,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bigram import PLAN, build, eval_step, failing_step, train_step
 from scalec.runtime import (
-    AdamW,
     Batch,
-    Cosine,
-    Group,
-    Input,
-    Mesh,
     Metrics,
     Plan,
     State,
-    Text,
-    all_reduce_,
-    clip_scale,
-    count_valid,
-    cross_entropy,
-    embedding,
-    normal,
-    sum_squares,
     train,
-    weight,
 )
+from scalec.runtime.saved import Saved
 
-ROWS = Input(("batch", "seq"), {"batch": ("dp",)})
-PLAN = Plan(
-    name="bigram",
-    mesh={"dp": 2},
-    data=Text(("text/*.txt",), holdout=0.5),
-    inputs={"tokens": ROWS, "labels": ROWS},
-    vocab=256,
-    seq=8,
-    global_batch=4,
-    microbatches=1,
-    steps=4,
-    seed=0,
-    lr=0.1,
-    schedule=Cosine(warmup=1, floor=0.1),
-)
 ALONE = replace(PLAN, mesh={"dp": 1})
 
 
-class _Bigram(nn.Module):
-    def __init__(self, mesh: Mesh) -> None:
-        super().__init__()
-        self.table = weight(mesh, 256, 256, init=normal(0.02))
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(embedding(tokens, self.table), labels)
-
-
-def _build(mesh: Mesh) -> tuple[nn.Module, State]:
-    model = _Bigram(mesh)
-    return model, State(model, mesh, {"dp": (Group("table"),)}, AdamW())
-
-
-def _train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
-    dp = state.mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)
-    loss = torch.zeros(())
-    for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)
-        (part / count).backward()
-        loss += part.detach()
-    norm = sum_squares(all_reduce_(state.gradients()["dp"], dp)).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=all_reduce_(loss, dp) / count, norm=norm, tokens=count)
-
-
-def _eval_step(model: nn.Module, mesh: Mesh, batch: Batch) -> Metrics:
-    dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)
-    return Metrics(loss=all_reduce_(model(*next(batch.microbatches())), dp) / count, tokens=count)
-
-
-def _failing_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
-    if state.mesh.axis("dp").rank == 1:
-        raise ValueError("a rank has a bad day")
-    return _train_step(model, state, batch, lr)
-
-
 def _diverging_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
-    return replace(_train_step(model, state, batch, lr), norm=torch.tensor(torch.inf))
+    return replace(train_step(model, state, batch, lr), norm=torch.tensor(torch.inf))
 
 
 @dataclass(frozen=True)
@@ -116,7 +49,7 @@ def _program(plan: Plan, step: Callable[..., Metrics], folder: Path, environment
     sys.argv = ["train.py", *options.split()]
     status = 0
     try:
-        train(plan, _build, step, _eval_step)
+        train(plan, build, step, eval_step)
     except SystemExit as ended:
         status = int(ended.code or 0)
     except BaseException:
@@ -128,7 +61,7 @@ def _program(plan: Plan, step: Callable[..., Metrics], folder: Path, environment
 
 
 def _run(
-    folder: Path, plan: Plan, options: str = "", step: Callable[..., Metrics] = _train_step, world: int | None = None
+    folder: Path, plan: Plan, options: str = "", step: Callable[..., Metrics] = train_step, world: int | None = None
 ) -> list[_Ended]:
     """How each rank ended."""
     world = world or plan.mesh["dp"]
@@ -168,8 +101,7 @@ def _records(folder: Path) -> list[dict[str, float]]:
 
 def _weights(folder: Path, step: int) -> Tensor:
     values = {"table": torch.zeros(256, 256), "optimizer/exp_avg_sq/table": torch.zeros(256, 256)}
-    load: Callable[..., None] = importlib.import_module("torch.distributed.checkpoint").load
-    load(values, checkpoint_id=folder / f"runs/bigram/checkpoints/step-{step:06d}", no_dist=True)
+    Saved(folder / f"runs/bigram/checkpoints/step-{step:06d}").fill(values)
     return torch.stack(list(values.values()))
 
 
@@ -191,7 +123,6 @@ def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
     assert (folder / "runs/bigram/checkpoints/step-000005").is_dir()
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
     assert _run(folder, ALONE, "--save-every 2")[0].status == 0
     whole = _weights(folder, 4)
@@ -219,7 +150,7 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
         ),
         (PLAN, "--data nothing/*.txt", "no data: `nothing/*.txt` matches no file that holds anything"),
         (PLAN, "--resume", "nothing to resume: no checkpoint in runs/bigram/checkpoints"),
-        (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 files are less than seq + 1 = 1000"),
+        (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 files are less than a window of 1000"),
     ],
 )
 def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Plan, options: str, line: str) -> None:
@@ -231,7 +162,7 @@ def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Pl
 
 def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
     began = time.monotonic()
-    first, second = _run(folder, PLAN, step=_failing_step)
+    first, second = _run(folder, PLAN, step=failing_step)
     assert first.status == second.status == 1
     assert second.err.startswith("rank 1 failed\nTraceback")
     assert second.err.count("a rank has a bad day") == 2  # in its traceback's last frame and its last line

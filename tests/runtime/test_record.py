@@ -3,95 +3,33 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 
+import bigram
+from bigram import build, eval_step, failing_step, train_step
 from ranks import run_ranks
 from scalec.runtime import (
-    AdamW,
-    Batch,
     Constant,
-    Group,
-    Input,
-    Mesh,
-    Metrics,
-    Plan,
-    State,
-    Text,
-    all_reduce,
-    all_reduce_,
-    count_valid,
-    cross_entropy,
-    embedding,
-    normal,
-    weight,
 )
 from scalec.runtime.record import Recorder
 from started import run_recorded, text_files
 
-ROWS = Input(("batch", "seq"), {"batch": ("dp",)})
-PLAN = Plan(
-    name="bigram",
-    mesh={"dp": 2},
-    data=Text(("text/*.txt",), holdout=0.5),
-    inputs={"tokens": ROWS, "labels": ROWS},
-    vocab=32,
-    seq=8,
-    global_batch=500,  # of which the held-out file has one batch
-    microbatches=1,
-    steps=2,
-    seed=0,
-    lr=0.1,
-    schedule=Constant(warmup=0),
-)
+PLAN = replace(bigram.PLAN, global_batch=500, steps=2, schedule=Constant(warmup=0))
+"""Of which the held-out file has one batch."""
 RUN = Path("runs/bigram")
 
 
-class _Bigram(nn.Module):
-    def __init__(self, mesh: Mesh) -> None:
-        super().__init__()
-        self.table = weight(mesh, 32, 32, init=normal(0.02))
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(embedding(tokens, self.table), labels)
-
-
-def _build(mesh: Mesh) -> tuple[nn.Module, State]:
-    model = _Bigram(mesh)
-    return model, State(model, mesh, {"dp": (Group("table"),)}, AdamW())
-
-
-def _train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
-    dp = state.mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)
-    loss = model(*next(batch.microbatches())) / count
-    loss.backward()
-    all_reduce_(state.gradients()["dp"], dp)
-    state.update(lr, skip=count == 0)
-    return Metrics(loss=loss.detach(), tokens=count)
-
-
-def _eval_step(model: nn.Module, mesh: Mesh, batch: Batch) -> Metrics:
-    count = all_reduce_(count_valid(batch.labels), mesh.axis("dp"))
-    return Metrics(loss=all_reduce(model(*next(batch.microbatches())), mesh.axis("dp")) / count, tokens=count)
-
-
-def _failing_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
-    if state.mesh.axis("dp").rank == 1:
-        raise ValueError("a rank has a bad day")
-    return _train_step(model, state, batch, lr)
-
-
-def _run(folder: Path, step: Any = _train_step, options: str = "", record: str = "1") -> list[int]:
+def _run(folder: Path, step: Any = train_step, options: str = "", record: str = "1") -> list[int]:
     text_files(folder)
     options = f"--data text/*.txt --log-every 1 {options}"
-    return [status for status, _ in run_recorded(folder, PLAN, _build, step, _eval_step, options, record)]
+    return [status for status, _ in run_recorded(folder, PLAN, build, step, eval_step, options, record)]
 
 
 def _lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -120,19 +58,21 @@ def test_what_is_written(tmp_path: Path) -> None:
         steps = [line for line in lines if line["phase"] != "loop"]
         summed = {"op": "all_reduce", "reduction": "sum", "group": [0, 1]}
         count = summed | {"shape": [], "dtype": "int64"}
-        for step, began in ((1, 0), (2, 2)):
-            assert steps[3 * step - 3 : 3 * step] == [
+        loss = summed | {"shape": [], "dtype": "float32"}
+        for step, began in ((1, 0), (2, 3)):
+            assert steps[4 * step - 4 : 4 * step] == [
                 {"step": step, "phase": "train", "order": began} | count,
-                {"step": step, "phase": "train", "order": began + 1} | summed | {"shape": [1024], "dtype": "float32"},
-                {"step": step, "phase": "train", "calls": 2},
+                {"step": step, "phase": "train", "order": began + 1} | summed | {"shape": [65536], "dtype": "float32"},
+                {"step": step, "phase": "train", "order": began + 2} | loss,
+                {"step": step, "phase": "train", "calls": 3},
             ]
-        assert steps[6:] == [
-            {"step": 2, "phase": "evaluate", "order": 4} | count,
-            {"step": 2, "phase": "evaluate", "order": 5} | summed | {"shape": [], "dtype": "float32"},
+        assert steps[8:] == [
+            {"step": 2, "phase": "evaluate", "order": 6} | count,
+            {"step": 2, "phase": "evaluate", "order": 7} | loss,
             {"step": 2, "phase": "evaluate", "calls": 2},
         ]
         saving = [line for line in lines if line["phase"] == "loop"]
-        assert [line["order"] for line in saving] == list(range(6, 6 + len(saving)))
+        assert [line["order"] for line in saving] == list(range(8, 8 + len(saving)))
         assert {line["op"] for line in saving} > {"c10d::barrier", "c10d::broadcast_"}
 
 
@@ -151,7 +91,7 @@ def test_off_it_is_not_imported() -> None:
 
 
 def test_a_crash_loses_nothing_and_shows_the_call_that_waits(tmp_path: Path) -> None:
-    assert _run(tmp_path, _failing_step) == [1, 1]
+    assert _run(tmp_path, failing_step) == [1, 1]
     waits, failed = _lines(tmp_path, 0), _lines(tmp_path, 1)
     assert [line.get("order") for line in waits] == [None, 0]
     assert len(failed) == 1
@@ -160,7 +100,7 @@ def test_a_crash_loses_nothing_and_shows_the_call_that_waits(tmp_path: Path) -> 
 def test_a_resumed_run_records_its_own_steps(tmp_path: Path) -> None:
     assert _run(tmp_path) == [0, 0]
     assert _run(tmp_path, options="--resume --steps 3") == [0, 0]
-    assert [line["step"] for line in _lines(tmp_path) if line.get("phase") == "train"] == [3, 3, 3]
+    assert [line["step"] for line in _lines(tmp_path) if line.get("phase") == "train"] == [3, 3, 3, 3]
 
 
 # ---- whoever calls

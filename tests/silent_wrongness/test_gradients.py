@@ -11,12 +11,13 @@ from attrs import evolve
 from ir.plan_table import PLANS
 from ir.plans import Plan
 from scalec.compiler import placements
-from scalec.compiler.ir import INVARIANT, Kind
+from scalec.compiler.ir import INVARIANT, Kind, Op, walk
 from scalec.compiler.ops import OPS, TypingError
 from scalec.compiler.ops.protocol import no_dims
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
-from silent_wrongness.levels import TEXTS, Defect, parameters, refusal, results_of, wrong
+from scalec.compiler.verify.mutants.edits import instead, replaced
+from silent_wrongness.levels import TEXTS, Defect, lowered, parameters, refusal, results_of, wrong
 
 NORMS = "g_dp_tp.1: f64[flat_dp_tp] = coerce(g_dp_tp) <axes=[dp, tp], from=P, to=I>"
 REDUCED = 'all_reduce_(gradients["dp_tp"], dp_tp)'
@@ -221,6 +222,29 @@ def test_row_28_an_axis_of_size_1_beside_another_takes_the_reduction_with_it() -
     assert "sum_squares is not linear in what is partial on dp" in defect.types()
     assert defect.values() == results_of(*parameters("tensor axis of size 1"))
     assert "the IR has no sum_squares(g_dp)" in defect.emission()
+
+
+def test_row_30_backward_drops_others_than_forward() -> None:
+    """As where a generator has moved on when something is computed again: loss right, and no type differs."""
+    back = "d_x.7: f64[seq@tp, batch@dp, hidden] = dropout(d_x.6, draws) <p=0.1, site=1>"
+    defect = Defect("dropout", ir={back: back.replace("site=1", "site=2")})
+    assert defect.types() == ""
+    assert defect.values() == results_of("wte")
+
+
+@pytest.mark.parametrize(("lost", "dim"), [("split={0: self.tp}", "seq"), ("split={2: self.tp}", "ffn")])
+def test_row_30_each_rank_drops_from_its_part_as_from_the_first(lost: str, dim: str) -> None:
+    """All ranks of a sharded dim then drop alike.  No type knows of it."""
+    defect = Defect("dropout", text={f", {lost}": ""})
+    assert "the operand is split" in defect.emission()
+    (first,) = [op for op in walk(defect.program.region.body) if op.kind == "dropout" and _splits(op, dim)][:1]
+    alike = instead(first, "as_first", **dict(first.attrs), **{"op": "dropout", "part of": dim})
+    found = wrong(replaced(defect.program, first, alike), lowered("dropout", "resolve"))
+    assert {"loss", "norm", "gradient of wte"} < found
+
+
+def _splits(op: Op, dim: str) -> bool:
+    return bool(op.outputs[0].type.axes_of(dim))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ LATER = {
     "pipeline stages": (edited(PLAN, {"batch over dp": "batch over dp  layers over tp"}), "E0513"),
     "experts": (edited(PLAN, {"repeat layers": "route x to experts by top(x, 2)"}), "E0104"),
     "sharded state": (edited(PLAN, {"train {": "state { zero 3 over dp }\ntrain {"}), "E0104"),
-    "dropout": (edited(PLAN, {"rmsnorm(x, norm1[hidden], eps)": "dropout(x, 0.1)"}), "E0605"),
     "strategies of attention": (edited(PLAN, {"mask=causal": "mask=causal, strategy=ring"}), "E0606"),
     "loss scaling": (edited(PLAN, {"precision = fp64": "precision = fp16"}), "E0404"),
     "recompute": (edited(PLAN, {"precision = fp64": "precision = fp64  recompute = full"}), "E0401"),

@@ -22,7 +22,7 @@ from scalec.compiler.settings import Group, Optimizer, Schedule
 from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.meanings import MEANINGS, Call
 from scalec.compiler.verify.meanings.step import updated
-from scalec.compiler.verify.reals import Reals
+from scalec.compiler.verify.reals import FUNCTIONS, Reals
 from scalec.compiler.verify.tensors import RANDOM, Tensor
 from scalec.compiler.verify.world import World
 
@@ -73,15 +73,35 @@ def rope(x: torch.Tensor, theta: float, seq: int) -> torch.Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> torch.Tensor:
+def kept(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Tensor:
+    """What elements of [batch, *sizes] are multiplied by: the verifier's own hash of everything that it depends on."""
+    indices = np.ogrid[tuple(slice(size) for size in (len(draws), *sizes))]
+    factors = FUNCTIONS["kept"](draws.numpy().reshape(indices[0].shape), *indices[1:], site, p)
+    assert set(np.unique(factors)) <= {0, 1 / (1 - p)}
+    return torch.from_numpy(factors)
+
+
+def dropout(x: torch.Tensor, draws: torch.Tensor, batch: int) -> torch.Tensor:
+    return x * kept(draws, *(size for i, size in enumerate(x.shape) if i != batch), p=0.25).movedim(0, batch)
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor, layout: str, dropout: float = 0
+) -> torch.Tensor:
     """Causal softmax attention; `layout` is that of q (Vaswani et al. 2017; groups: Ainslie et al. 2023)."""
     inner = [letter for letter in "bnsd" if letter in layout]
     to, back = [layout.index(letter) for letter in inner], [inner.index(letter) for letter in layout]
     q, k, v = (x.permute(to) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for x in (k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).permute(back)
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    *documents, draws = rest if dropout else (*rest, None)
+    for ids in documents:
+        rows = ids if layout[0] == "b" else ids.T
+        hidden = hidden | torch.stack([row[:, None] != row for row in rows])[:, None]
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    weights = weights if draws is None else weights * kept(draws, *weights.shape[1:], p=dropout)
+    return (weights @ v).permute(back)
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -145,10 +165,10 @@ def _pulled(
     return torch.autograd.grad(results, [operands[i] for i in wanted], grads, create_graph=True)
 
 
-def attention_dx(layout: str) -> Formula:
-    """Of dy, q, k, v and the result, which a definition does not need."""
-    back = vjp(partial(attention, layout=layout), 0, 1, 2)
-    return lambda dy, q, k, v, o: back(dy, q, k, v)
+def attention_dx(layout: str, dropout: float = 0) -> Formula:
+    """Of dy, q, k, v, the result, which a definition does not need, documents and draws."""
+    back = vjp(partial(attention, layout=layout, dropout=dropout), 0, 1, 2)
+    return lambda dy, q, k, v, o, *rest: back(dy, q, k, v, *rest)
 
 
 # ---- the table
@@ -159,7 +179,7 @@ class Case:
     """What an op takes and gives, in words of letters, and its definition.
 
     Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar,
-    `=bsnd` the attention of the three before.
+    `=bsnd` the attention of the three before, with the documents and draws behind, if there are such.
     """
 
     operands: tuple[str, ...]
@@ -214,17 +234,24 @@ ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
 }
 """Functions of one operand with their attributes, which those of their slopes are too."""
 
+DROPS: dict[str, Attr] = {"mask": "causal", "dropout": 0.25, "site": 1}
+"""Attention that drops weights."""
+
 LOSSES: list[dict[str, float]] = [{"smoothing": 0.1}, {"z": 0.25}, {"smoothing": 0.1, "z": 0.25}]
 """Options of the loss."""
 
 
-def key(operand: int, *shape: int) -> torch.Tensor:
+def key(operand: int, *shape: int, result: int = 0) -> torch.Tensor:
     """What combines the elements of a slice of an operand of a user's own function."""
-    return torch.as_tensor(Reals(0).random(shape, f"my_ops:own () {operand}")[0])
+    return torch.as_tensor(Reals(0).random(shape, f"my_ops:own () {result} {operand}")[0])
 
 
 def own_by_element(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.tanh(key(0) * x) * key(1) * y
+
+
+def own_two(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return own_by_element(x, y), torch.tanh(key(0, result=1) * x) * key(1, result=1) * y
 
 
 def own_by_row(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -232,9 +259,10 @@ def own_by_row(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x @ key(0, h, h).T * torch.tanh(torch.einsum("ofi,fi->o", key(1, h, f, h), w))
 
 
-OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": ".. hidden", "constants": ()}
+OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": (".. hidden",), "constants": ()}
 BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
 BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
+TWO = BY_ELEMENT | {"gives": (".. hidden", ".. hidden")}
 
 CASES = {
     **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in ELEMENTWISE.items()},
@@ -245,26 +273,35 @@ CASES = {
         case("sbnd sbkd sbkd -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
         case("snd skd skd -> snd", partial(attention, layout="snd"), mask="causal"),
         case("snd snd snd -> snd", partial(attention, layout="snd"), mask="causal"),
+        case("bsnd bskd bskd #bs -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
+        case("sbnd sbkd sbkd #sb -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
+        case("bsnd bskd bskd #b -> bsnd", partial(attention, layout="bsnd", dropout=0.25), **DROPS),
+        case("sbnd sbkd sbkd #sb #b -> sbnd", partial(attention, layout="sbnd", dropout=0.25), **DROPS),
     ],
     "attention_dx": [
         case("bsnd bsnd bskd bskd =bsnd -> bsnd bskd bskd", attention_dx("bsnd"), mask="causal"),
         case("sbnd sbnd sbkd sbkd =sbnd -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
+        case("bsnd bsnd bskd bskd =bsnd #bs -> bsnd bskd bskd", attention_dx("bsnd"), mask="causal"),
+        case("sbnd sbnd sbkd sbkd =sbnd #sb -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
+        case("bsnd bsnd bskd bskd =bsnd #bs #b -> bsnd bskd bskd", attention_dx("bsnd", dropout=0.25), **DROPS),
+        case("sbnd sbnd sbkd sbkd =sbnd #b -> sbnd sbkd sbkd", attention_dx("sbnd", dropout=0.25), **DROPS),
     ],
     "cast": [case("bsh -> bsh", same, dtype="f64")],
     "call": [
         case("bsh bsh -> bsh", own_by_element, **BY_ELEMENT),
         case("sbh fh -> sbh", own_by_row, **BY_ROW),
+        case("bsh bsh -> bsh bsh", own_two, **TWO),
     ],
     "call_dx": [
         case("bsh bsh bsh -> bsh bsh", vjp(own_by_element, 0, 1), **BY_ELEMENT),
         case("sbh sbh fh -> sbh fh", vjp(own_by_row, 0, 1), **BY_ROW),
+        case("bsh bsh bsh -> bsh bsh", vjp(lambda x, y: own_two(x, y)[1], 0, 1), of=1, **TWO),
     ],
     "clip_scale": [case("+. -> .", partial(clip_scale, most=most), max=most) for most in (1e-9, 0.5, 1.0, 1e9, 0.0)],
     "concat": [
         case("bsf bsd -> bsv", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
         case("f d -> v", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
     ],
-    "concat_dx": [case("sbv -> sbf sbd", parted, parts=("ffn", "head_dim"))],
     "contract": [
         case("bsh fh -> bsf", einsum("bsh,fh->bsf"), over=("hidden",)),
         case("sbnd hnd -> sbh", einsum("sbnd,hnd->sbh"), over=("heads", "head_dim")),
@@ -285,6 +322,10 @@ CASES = {
         case("bsh bsh -> bsh", torch.div),
         case("bsh +h -> bsh", torch.div),
         case("sh bsh -> bsh", torch.div),
+    ],
+    "dropout": [
+        case("bsh #b -> bsh", partial(dropout, batch=0), p=0.25, site=1),
+        case("sbnd #b -> sbnd", partial(dropout, batch=1), p=0.25, site=1),
     ],
     "embedding": [case("#bs vh -> bsh", embedding), case("#sb vnd -> sbnd", embedding)],
     "embedding_dw": [case("bsh #bs vh -> vh", vjp(embedding, 1)), case("sbh #sb vh -> vh", vjp(embedding, 1))],
@@ -360,6 +401,7 @@ CASES = {
         case("sb sb sbv sb #sb -> sbv", vjp(softmax_parts, 0, results=2)),
         case("sb sb sbv sb #sb -> sbv", vjp(partial(softmax_parts, smoothing=0.1), 0, results=2), smoothing=0.1),
     ],
+    "split": [case("sbv -> sbf sbd", parted, parts=("ffn", "head_dim"))],
     "sum": [
         case("bsh -> h", lambda x: x.sum((0, 1)), over=("batch", "seq")),
         case("bsh -> bs", lambda x: x.sum(-1), over=("hidden",)),
@@ -382,7 +424,7 @@ CASES = {
     ],
     "zeros": [case("bsh -> bsh", torch.zeros_like)],
 }
-"""For every kind but `coerce`, which is no function of one rank's operands."""
+"""For every kind but `coerce`, which is no function of one rank's operands, and `fork`, any of distinct results."""
 
 WITHOUT_GRADIENT = {("max_logit", 0), ("softmax_parts", 1), ("token_loss", 3)}
 """Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
@@ -392,7 +434,7 @@ OF_A_FORWARD = [param for param in ALL if MEANINGS[str(param.values[0])].gradien
 
 
 def test_every_op_has_a_meaning_and_stands_here() -> None:
-    assert set(MEANINGS) == set(CASES) == set(OPS) - {"coerce"}
+    assert set(CASES) | {"fork"} == set(MEANINGS) == set(OPS) - {"coerce"}
 
 
 def test_every_op_with_an_adjoint_has_gradients() -> None:
@@ -458,7 +500,9 @@ def draw(kind: str, case: Case, sizes: str, seed: int = 0) -> Drawn:
     operands = [drawn(word, SIZES[sizes], rng) for word in case.operands]
     for i, word in enumerate(case.operands):
         if word[0] == "=":
-            operands[i] = attention(*map(torch.from_numpy, operands[i - 3 : i]), layout=word[1:]).numpy()
+            given = [*operands[i - 3 : i], *operands[i + 1 :]]
+            share = float(str(dict(case.attrs).get("dropout", 0)))
+            operands[i] = attention(*map(torch.from_numpy, given), layout=word[1:], dropout=share).numpy()
     return Drawn(kind, case, SIZES[sizes], operands)
 
 
@@ -511,6 +555,24 @@ def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, 
     whole = cross_entropy(logits, labels, smoothing, z)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (parts, whole)))
+
+
+# ---- draws, of which those of an iteration are no function that anything relies on
+
+
+def test_every_iteration_draws_apart() -> None:
+    """Of repeats in one another too; and nothing else is drawn so."""
+    program = frame({}, {"layers": 3, "blocks": 2})
+    found = [Tensor(("batch",), np.arange(4)[None])]
+    for repeat in ("blocks", "layers"):
+        type = Type("i64", (repeat, "batch"))
+        op = Op("fork", ("draws",), (Value("own", type),), (("repeat", repeat),), span=program.region.span)
+        last = found[-1] if repeat == "blocks" else found[-1].at(1)
+        (own,) = MEANINGS["fork"].value(Call(program, World.of(program), Reals(0), op, [last], [type.inside(repeat)]))
+        assert own.array.shape == (1, program.size(repeat), 4)
+        found.append(own)
+    every = np.concatenate([each.array.ravel() for each in found])
+    assert len(np.unique(every)) == len(every)
 
 
 # ---- the update, which in the field is a function of everything that an optimizer is told

@@ -18,12 +18,17 @@ def read_class(node: ast.ClassDef, module: frozenset[str]) -> Class:
     match node.body[ast.get_docstring(node) is not None :]:
         case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
             demand_header(init, "self, mesh: Mesh", "None")
-            demand_header(
-                forward, ", ".join(["self", *(f"{arg.arg}: Tensor" for arg in forward.args.args[1:])]), _result(forward)
-            )
+            arguments = (f"{arg.arg}: {_type(arg)}" for arg in forward.args.args[1:])
+            demand_header(forward, ", ".join(["self", *arguments]), _result(forward))
             return Class(_Init(init, module).read(), forward)
         case _:
             raise wrong(node, "is more or less than `__init__` and `forward`")
+
+
+def _type(argument: ast.arg) -> str:
+    """Draws, without which nothing is dropped, may be none."""
+    optional = argument.annotation is not None and ast.unparse(argument.annotation) == "Tensor | None"
+    return "Tensor | None" if optional else "Tensor"
 
 
 def _result(forward: ast.FunctionDef) -> str:

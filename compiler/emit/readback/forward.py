@@ -1,21 +1,25 @@
 """Reads the classes of emitted text: each `forward` against the body of the IR that it runs, repeats as they stand.
 
-Purpose: follows statements, repeats and weights; expressions are read by `calls`.
+Purpose: follows statements, repeats and weights; expressions are read by `expressions`.
 Non-goals: what stands around the model (`step`, `file`).
 """
 
 import ast
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from attrs import Factory, define, frozen
 
 from ...ir import INVARIANT, REPLICATED, Enter, Kind, Leave, Op, Param, Program, Region, Type
+from ...ops.dropout import are_draws
 from ...placements import ends
-from .calls import Expressions, Gather, coerced
+from .calls import VIEWS, coerced, readers
+from .expressions import Expressions, Gather
 from .text import Names, Ops, demand, demand_same, statements, targets, wrong
 from .values import Axes, Groups, Local, Seen, Table
+
+_NONE: Mapping[str, ast.expr] = {}
 
 
 @frozen
@@ -99,6 +103,11 @@ class Forward:
         self._class = model.classes.pop(name)
         self._node = self._class.forward
         self._inner = [stmt for stmt in region.body if isinstance(stmt, Region)]
+        self._forks = {  # what makes draws for a repeat: for all that turn as often, they are the same
+            op.outputs[0].name: (op.inputs, model.program.size(op.outputs[0].type.dims[0]))
+            for op in region.body
+            if isinstance(op, Op) and op.kind == "fork"
+        }
         self._ops = Ops((stmt for stmt in region.body if isinstance(stmt, Op)), model.same, self._is_silent)
         arguments = [arg.arg for arg in self._node.args.args[1:]]
         demand(self._node, len(arguments) == len(given), f"takes {len(arguments)} arguments, is given {len(given)}")
@@ -106,7 +115,8 @@ class Forward:
             name: held for name, held in self._class.attributes.items() if isinstance(held, (Axes, Table))
         }
         self._expressions = Expressions(
-            model.program, model.types, model.again, Names.of(self._node, model.names), self._ops,
+            readers(model.program), VIEWS, model.program, model.types, model.again,
+            Names.of(self._node, model.names), self._ops,
             held | self._weights(), dict(zip(arguments, given, strict=True)), set(), set(),
         )  # fmt: skip
         self._env = self._expressions.env
@@ -188,6 +198,16 @@ class Forward:
             ) if called == item:
                 self._env.pop(item, None)
                 self._repeat(stmt, held, targets(target), args)
+            case ast.For(
+                target=ast.Tuple(elts=[ast.Name(id=item), ast.Name(id=drawn)]),
+                iter=ast.Call(args=[ast.Attribute(value=ast.Name(id="self"), attr=held), draws]),
+                body=[ast.Assign(targets=[target], value=ast.Call(func=ast.Name(id=called), args=args, keywords=[]))],
+                orelse=[],
+            ) if called == item:
+                demand_same(stmt.iter, f"zip(self.{held}, {ast.unparse(draws)}, strict=True)")
+                self._env.pop(item, None)
+                self._repeat(stmt, held, targets(target), args, {drawn: draws})
+                self._env.pop(drawn, None)
             case _:
                 raise wrong(stmt, f"nothing in the IR does `{ast.unparse(stmt)}`")
 
@@ -203,8 +223,13 @@ class Forward:
             self._statement(inner)
         self._expressions.closed.add(gathered.name)
 
-    def _repeat(self, stmt: ast.For, held: str, names: list[str], args: list[ast.expr]) -> None:
-        """`for layer in self.layers: x = layer(x, …)`, the next repeat; a name both passed and bound is carried."""
+    def _repeat(
+        self, stmt: ast.For, held: str, names: list[str], args: list[ast.expr], draws: Mapping[str, ast.expr] = _NONE
+    ) -> None:
+        """`for layer in self.layers: x = layer(x, …)`, the next repeat; a name both passed and bound is carried.
+
+        `draws` are one iteration's by name, and all of which they are.
+        """
         demand(stmt, bool(self._inner), "the IR has no further repeat here")
         region = self._inner.pop(0)
         modules = self._modules(stmt, held, region)
@@ -218,6 +243,7 @@ class Forward:
                 f"`{name}` does not begin as {arg.source}",
             )
         inside = {name: self._expressions.local(arg.value.name) for name, arg in zip(names, carried, strict=True)}
+        inside |= self._drawn(stmt, region, draws)
         given = [
             inside[arg.id] if isinstance(arg, ast.Name) and arg.id in inside else self._expressions.value(arg)
             for arg in args
@@ -230,6 +256,15 @@ class Forward:
             name: self._expressions.local(value.name) for name, value in zip(names, region.results, strict=False)
         }
 
+    def _drawn(self, stmt: ast.For, region: Region, draws: Mapping[str, ast.expr]) -> dict[str, Local]:
+        """The draws of one iteration, where the repeat takes any."""
+        slices = [arg for arg in region.args if are_draws(arg.value.type)]
+        demand(stmt, len(slices) == len(draws), f"draws {len(draws)} times, not {len(slices)}")
+        for arg, node in zip(slices, draws.values(), strict=True):
+            made = self._forks.get(self._expressions.plain(node).name)
+            demand(node, made == self._forks[arg.source], f"is not {arg.source}")
+        return {name: self._expressions.local(arg.value.name) for name, arg in zip(draws, slices, strict=True)}
+
     def _modules(self, node: ast.AST, name: str, region: Region) -> Modules:
         modules = self._class.attributes.get(name)
         if not isinstance(modules, Modules) or name in self._expressions.read or modules.of not in self._model.classes:
@@ -241,5 +276,6 @@ class Forward:
 
     def _slice(self, region: Region) -> None:
         """Inside a repeat a parameter's slice goes by the parameter's name."""
-        slices = {arg.value.name: self._ops.first(arg.source) for arg in region.args if arg.enter is Enter.EACH}
+        held = [arg for arg in region.args if arg.enter is Enter.EACH and not are_draws(arg.value.type)]
+        slices = {arg.value.name: self._ops.first(arg.source) for arg in held}
         self._model.same.update(slices)

@@ -6,7 +6,7 @@ Non-goals: classes and steps.
 import ast
 from fnmatch import fnmatchcase
 
-from ...ir import Program, Type, walk
+from ...ir import Program, Type, base, walk
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
 
@@ -135,7 +135,9 @@ def _plan(program: Program, types: dict[str, Type]) -> dict[str, str]:
 def _data(program: Program) -> str:
     data = program.train.data
     dtype = f", dtype=torch.{data.dtype}" if data.kind == "tokens" else ""
-    return f"{data.kind.capitalize()}({tuple(data.files)!r}, holdout={data.holdout!r}{dtype})"
+    options = f", separator={data.separator_id}" if data.separator is not None else ""
+    options += f", masked={data.masked!r}, mask_token={data.mask_id}" if data.masked is not None else ""
+    return f"{data.kind.capitalize()}({tuple(data.files)!r}, holdout={data.holdout!r}{options}{dtype})"
 
 
 def _inputs(program: Program) -> str:
@@ -144,7 +146,7 @@ def _inputs(program: Program) -> str:
     for arg in blocks(program)[0].args:
         type = arg.value.type
         split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
-        found[arg.value.name] = f"Input({type.dims!r}, {split!r})"
+        found[base(arg.value.name)] = f"Input({type.dims!r}, {split!r})"
     return f"{{{', '.join(f'{name!r}: {text}' for name, text in found.items())}}}"
 
 

@@ -7,13 +7,13 @@ import ast
 
 from attrs import frozen
 
-from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Program, Type, walk
+from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Program, Type, base, walk
 from ...placements import coercion_of, ends
 from .text import DTYPES, Names, Ops, axes_of, demand, demand_same, keywords, literal, statements, targets, terms, wrong
 from .values import Axes, blocks, needed
 
-INPUTS = ("tokens", "labels")
-"""What `batch.microbatches()` gives of each microbatch, in the runtime's order."""
+INPUTS = ("tokens", "labels", "documents", "draws")
+"""What `batch.microbatches()` gives of each microbatch, as far as the model takes it, in the runtime's order."""
 
 
 GIVEN = {"model", "state", "mesh", "batch", "lr"}
@@ -132,8 +132,12 @@ class Step:
             body = f"{part} = model({args})\n    ({part} * {seed}).backward()\n    {total} += {part}.detach()"
             self._seed(stmt, seed)
         demand_same(stmt, f"for {', '.join(inputs)} in batch.microbatches():\n    {body}")
-        demand(stmt, len(inputs) == len(INPUTS), f"{len(INPUTS)} inputs, not {len(inputs)}")
-        by_name = dict(zip(inputs, INPUTS, strict=True))
+        taken = {base(arg.value.name) for arg in self._region.args}
+        known = [name for name in INPUTS if name in taken]
+        demand(stmt, len(inputs) == len(known), f"{len(known)} inputs, not {len(inputs)}")
+        by_name = dict(zip(inputs, known, strict=True))
+        if not self._trains:  # nothing is dropped
+            by_name = {name: given for name, given in by_name.items() if given != "draws"} | {"None": "draws"}
         self.given = tuple(by_name.get(arg, "") for arg in args.split(", "))
         names = [name for name in (*inputs, part, total, seed) if name]
         demand(stmt, len({*names, *GIVEN}) == len(names) + len(GIVEN), "uses a name twice")

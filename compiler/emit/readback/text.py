@@ -86,6 +86,25 @@ def number(node: ast.expr) -> float | None:
             return None
 
 
+def real(node: ast.expr) -> float:
+    """The float that a literal is; raises where it is none."""
+    value = literal(node)
+    if not isinstance(value, float):
+        raise wrong(node, f"{value!r} is no number")
+    return value
+
+
+def dotted(node: ast.expr) -> str:
+    """The text of `name` or `name.name`; "" for any other expression."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return f"{module}.{name}"
+        case _:
+            return ""
+
+
 def terms(node: ast.expr) -> list[tuple[ast.expr, bool]]:
     """The operands of `a + b - c`, which is one sum, and whether each is taken away."""
     match node:
@@ -114,7 +133,7 @@ class Names:
     def of(cls, function: ast.FunctionDef, module: Iterable[str]) -> "Names":
         """The names of one function."""
         stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        demand(function, not {"self", "super", "range"} & stored, "binds a name that it needs")
+        demand(function, not {"self", "super", "range", "zip"} & stored, "binds a name that it needs")
         return cls(frozenset(module), frozenset(stored | {arg.arg for arg in function.args.args}))
 
     def demand(self, node: ast.AST, name: str) -> None:

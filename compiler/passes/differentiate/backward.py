@@ -93,10 +93,8 @@ class Backward(Writer):
         self._span = stmt.span
         if isinstance(stmt, Region):
             return self._repeat(stmt)
-        grads = [self.total(value.name, stmt.span) for value in stmt.outputs]
-        if any(grads):
-            assert all(grads), f"differentiate: only some results of {stmt.kind} have gradients"
-            self._op(stmt, [grad for grad in grads if grad])
+        if any(value.name in self._parts for value in stmt.outputs):
+            self._op(stmt, [self.total_or_zero(value.name, stmt.span) for value in stmt.outputs])
         return stmt
 
     def _op(self, op: Op, grads: list[str]) -> None:

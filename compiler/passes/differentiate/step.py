@@ -3,7 +3,22 @@
 Non-goals: the backward of the model itself (`backward`).
 """
 
-from ...ir import INVARIANT, MICROBATCHES, REPLICATED, Arg, Enter, Kind, Leave, Op, Param, Program, Region, Value, Yield
+from ...ir import (
+    INVARIANT,
+    MICROBATCHES,
+    REPLICATED,
+    Arg,
+    Enter,
+    Kind,
+    Leave,
+    Op,
+    Param,
+    Program,
+    Region,
+    Value,
+    Yield,
+    base,
+)
 from ...placements import Step
 from .backward import Backward
 from .writer import Book, Writer
@@ -23,7 +38,8 @@ class TrainingStep(Writer):
         """The step, which yields loss, gradient norm, count of valid tokens and the new parameters."""
         inputs = [self.book.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
         self.out += self._leaves
-        (counted,) = self.write("count_valid", [inputs[-1].name], ["count"], self._span)
+        labels = next(value.name for value in inputs if base(value.name) == "labels")
+        (counted,) = self.write("count_valid", [labels], ["count"], self._span)
         count = self.reduced(counted, self._span)
         loss_type = self.book.types[self._model.yields[0].name]
         (share,) = self.write("reciprocal", [count], ["share"], self._span, dtype=loss_type.dtype)

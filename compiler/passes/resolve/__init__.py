@@ -7,13 +7,17 @@ After: a single-device program that is well formed.  Non-goals: whether the shar
 from attrs import evolve
 
 from ... import syntax
-from ...diagnostics import Diagnostics, Note, did_you_mean, listing
+from ...diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing
 from ...ir import Axis, Claim, Dim, Program, Region
+from ...mistakes import PLANNED, not_yet
 from ...settings import Cluster, Train, read
 from ...source import Source
 from .arithmetic import Scalar, evaluate, whole
+from .branches import divide
 from .document import Document, gather
+from .inputs import check_data
 from .model import build
+from .parts import claims_of_parts, train_of_parts
 from .stored import stored
 from .user_ops import user_ops
 
@@ -39,26 +43,32 @@ def resolve(source: Source) -> Program:
     dims, scope = _dims(document.model)
     dims |= _data_dims(train, rules, axes)
     _known(rules, dims, axes)
+    divided = divide(document.model, dims, scope)
+    dims |= {part.name: part for parts in divided.dims.values() for part in parts}
     frame = Program(
         document.model.name.name,
         "resolve",
         axes,
         tuple(dims.values()),
-        _claims(rules, {axis.name: axis.size for axis in axes}),
+        claims_of_parts(_claims(rules, {axis.name: axis.size for axis in axes}), divided.dims),
         (),
         Region("model", (), span=document.model.span),
-        train,
+        train_of_parts(train, divided.copies),
         cluster,
     )
     ops = user_ops(document.ops, source)
-    built = build(document.model, frame, scope, ops, *PRECISIONS[train.precision])
-    names = stored(document.sections["names"], built.params) if "names" in document.sections else ()
-    return evolve(frame, region=built.region, params=built.params, names=names)
+    built = build(divided.model, frame, scope, ops, *PRECISIONS[train.precision])
+    names = stored(document.sections["names"], built.params, divided.copies) if "names" in document.sections else ()
+    program = evolve(frame, region=built.region, params=built.params, names=names)
+    check_data(document.model, program)
+    return program
 
 
 def _sections(document: Document, found: Diagnostics) -> dict[str, syntax.Section]:
     for kind, section in document.sections.items():
-        if kind not in SECTIONS:
+        if kind in PLANNED:
+            found.add(PlanError([not_yet(kind, section.head)]))
+        elif kind not in SECTIONS:
             found.error(
                 "E0406",
                 f"there is no section `{kind}`",

@@ -3,7 +3,8 @@
 Purpose: places, keys, and what may be left out.  Non-goals: what the arguments mean (`model`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from attrs import frozen
 
@@ -23,14 +24,15 @@ class Arguments:
 
 def arguments(call: syntax.Call, entry: OpDef, is_number: Callable[[syntax.Expr], bool]) -> Arguments:
     """The arguments of `call`, in the op's order.  Raises PlanError where they are too many, too few, or unknown."""
-    operands = (*entry.operands, *(Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.more))
-    places = [*(operand.name for operand in operands), *(attribute.name for attribute in entry.attributes)]
-    optional = {operand.name for operand in operands if operand.optional}
+    further = (Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.more)
+    operands, attributes = (*_written(entry.operands), *further), _written(entry.attributes)
+    places = [*(operand.name for operand in operands), *(attribute.name for attribute in attributes)]
+    optional = {operand.name: operand for operand in operands if operand.optional}
     given: dict[str, syntax.Expr] = {}
     left = list(places)
     for argument in call.args:
-        while left and left[0] in optional and is_number(argument):
-            left.pop(0)  # a number is no operand
+        while left and left[0] in optional and not _may_be(optional[left[0]], argument, is_number):
+            left.pop(0)
         if not left:
             raise _unfit(entry, argument.span, "one argument too many")
         given[left.pop(0)] = argument
@@ -41,8 +43,23 @@ def arguments(call: syntax.Call, entry: OpDef, is_number: Callable[[syntax.Expr]
     _check_complete(call, entry, operands, given)
     return Arguments(
         tuple((operand, given[operand.name]) for operand in operands if operand.name in given),
-        tuple((attribute, given[attribute.name]) for attribute in entry.attributes if attribute.name in given),
+        tuple((attribute, given[attribute.name]) for attribute in attributes if attribute.name in given),
     )
+
+
+T = TypeVar("T", Operand, Attribute)
+
+
+def _written(each: Sequence[T]) -> tuple[T, ...]:
+    """Without what the compiler gives."""
+    return tuple(one for one in each if not one.implied)
+
+
+def _may_be(operand: Operand, argument: syntax.Expr, is_number: Callable[[syntax.Expr], bool]) -> bool:
+    """Whether an operand that may be left out is what stands in its place: an input by its name, or no number."""
+    if operand.given:
+        return isinstance(argument, syntax.Name) and argument.name == operand.given
+    return not is_number(argument)
 
 
 def _check_complete(
@@ -51,12 +68,12 @@ def _check_complete(
     """Nothing is missing; an operand that may be left out is so only together with those behind it."""
     last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
     needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
-    needed += [a.name for a in entry.attributes if a.default is None and a.dims != "last"]
+    needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]
     if lacking := [name for name in needed if name not in given]:
         raise _unfit(entry, call.span, f"`{lacking[0]}` is missing")
 
 
 def _unfit(entry: OpDef, span: Span, label: str) -> Exception:
-    operands = [operand.name for operand in entry.operands] + ["…"] * entry.more
-    words = ", ".join([*operands, *(attribute.name for attribute in entry.attributes)])
+    operands = [operand.name for operand in _written(entry.operands)] + ["…"] * entry.more
+    words = ", ".join([*operands, *(attribute.name for attribute in _written(entry.attributes))])
     return wrong("E0606", f"`{entry.name}` takes ({words})", span, label)

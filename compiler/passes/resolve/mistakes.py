@@ -1,7 +1,9 @@
 """What the modules of `resolve` say of mistakes: one diagnostic, raised at once."""
 
+from collections.abc import Iterable, Sequence
+
 from ... import syntax
-from ...diagnostics import Diagnostic, PlanError
+from ...diagnostics import Diagnostic, PlanError, did_you_mean
 from ...ir import DATA_DIMS, MICROBATCHES
 from ...source import Span
 
@@ -19,6 +21,22 @@ def check_name(name: syntax.Name) -> None:
     if name.name.startswith("_") or len(name.name) > LONGEST:
         help = f"names begin with a letter and have at most {LONGEST} characters"
         raise wrong("E0215", f"`{name.name[:LONGEST]}` cannot be a name", name.span, help=help)
+
+
+def check_dim(dim: syntax.Name, known: Iterable[str]) -> None:
+    """The model has such a dim."""
+    if dim.name not in (names := sorted(known)):
+        raise wrong("E0201", f"there is no dim `{dim}`", dim.span, "not a dim", did_you_mean(dim.name, names))
+
+
+def check_count(results: int, names: Sequence[str], span: Span) -> None:
+    """What a call gives has as many names, or one place without a name."""
+    if results == len(names):
+        return
+    wanted = f"bound to {len(names)} names" if len(names) > 1 else "wanted as one tensor"
+    given = f"{results} results" if results > 1 else "one result"
+    help = f"write `{', '.join('abcdefgh'[:results])} = …`" if 1 < results < 9 else ""
+    raise wrong("E0602", f"{given}, {wanted}", span, f"gives {given}", help)
 
 
 def check_not_data(dim: syntax.Name, what: str) -> None:

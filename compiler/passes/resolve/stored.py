@@ -10,21 +10,22 @@ from ... import syntax
 from ...diagnostics import Diagnostics, Note, did_you_mean, listing
 from ...ir import Param
 from ...names import INDICES, Stored, read_names
+from .parts import Copies, names_of_parts
 
 
-def stored(section: syntax.Section, params: Sequence[Param]) -> tuple[Stored, ...]:
+def stored(section: syntax.Section, params: Sequence[Param], copies: Copies) -> tuple[Stored, ...]:
     """The entries of `section`, in the order of the parameters.  Raises PlanError."""
     found = Diagnostics()
-    names = {each.param: each for each in read_names(section, found)}
+    written = read_names(section, found)
+    for each in written:
+        if each.param not in copies:
+            help = did_you_mean(each.param, copies)
+            found.error("E0201", f"there is no parameter `{each.param}`", each.span, help=help)
+    names = {each.param: each for each in names_of_parts(written, copies)}
     known = {param.name: param for param in params}
     for each in names.values():
-        if each.param in known:
-            _fits(each, known[each.param], found)
-        else:
-            found.error(
-                "E0201", f"there is no parameter `{each.param}`", each.span, help=did_you_mean(each.param, known)
-            )
-    if lacking := [name for name in known if name not in names]:
+        _fits(each, known[each.param], found)
+    if lacking := [name for name in copies if name not in {each.param for each in written}]:
         help = f'add `{lacking[0]} = "…"`, the tensor that holds it'
         found.error("E0402", f"`names hf` lacks {listing(lacking)}", section.head, help=help)
     _shared(names.values(), known, found)

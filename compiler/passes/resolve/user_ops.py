@@ -1,4 +1,4 @@
-"""`op NAME (…) -> […] over … from "module:function"`: what a user op takes, and its calls as ops of the IR.
+"""`op NAME (…) -> […], … over … from "module:function"`: what a user op takes, and its calls as ops of the IR.
 
 Purpose: a signature that makes sense, of a function that is there: it is looked for in the text of the module beside
 the plan, which is never run.  Non-goals: whether the function does what the signature says (`scalec.testing`).
@@ -37,7 +37,7 @@ class UserOp:
         return (
             ("function", self.declared.function.value),
             ("takes", tuple(_words(operand.dims, stands) for operand in tensors)),
-            ("gives", _words(self.declared.gives, stands)),
+            ("gives", tuple(_words(dims, stands) for dims in self.declared.gives)),
             ("along", tuple(dim for name in self.declared.along for dim in stands[name.name])),
             ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
             ("constants", tuple(map(repr, numbers))),
@@ -95,11 +95,12 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
         found.error("E0207", f"op `{op.name}` is declared twice", op.name.span, "again", notes=notes)
         found.check()
     _once(operand.name for operand in op.operands)
-    for dims in (*(operand.dims for operand in op.operands), op.gives, op.along):
+    for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
         _once(dims)
     _check_operands(op)
-    _among(op.gives, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand")
-    _among(op.along, op.gives, "a dim that the result lacks, so that it has no slices along it")
+    for dims in op.gives:
+        _among(dims, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand")
+        _among(op.along, dims, "a dim that the result lacks, so that it has no slices along it")
 
 
 def _check_operands(op: syntax.UserOp) -> None:

@@ -4,12 +4,13 @@ Purpose: the only thing the evaluator knows of ops; shared with nothing that com
 formula and each gradient against autograd.
 """
 
-from . import algebra, attention, embedding, join, loss, norm, pointwise, reduce, step, user
+from . import algebra, attention, dropout, embedding, join, loss, norm, pointwise, reduce, step, user
 from .call import Call, Meaning
 
 MEANINGS: dict[str, Meaning] = {
     **algebra.MEANINGS,
     **attention.MEANINGS,
+    **dropout.MEANINGS,
     **embedding.MEANINGS,
     **join.MEANINGS,
     **loss.MEANINGS,

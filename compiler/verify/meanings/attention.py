@@ -1,10 +1,13 @@
 """Rotary positions, and softmax attention with key/value heads that serve several query heads."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ...ops.attention import SEQUENCE, head_dims
+from ...ops.attention import SEQUENCE, documents_and_draws, head_dims
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Meaning
+from .dropout import kept
 
 KEY, GROUP = "key", "group"
 """The dims of keys beside queries, and of key/value heads beside query heads."""
@@ -37,11 +40,12 @@ def joined(low: Tensor, high: Tensor) -> Tensor:
 
 
 class _Softmax:
-    """softmax(q·kᵀ · scale + mask) of each query head with the keys of its group."""
+    """softmax(q·kᵀ · scale + mask) of each query head with the keys of its group, and what dropout leaves of it."""
 
-    def __init__(self, c: Call, first: int) -> None:
-        """q and k are the operands from `first` on."""
+    def __init__(self, c: Call, first: int, rest: Sequence[Tensor]) -> None:
+        """q and k are the operands from `first` on; `rest` are documents and draws, where there are such."""
         self.c, self.n = c, c.numbers
+        self.documents, draws = documents_and_draws(c.op, rest)
         q, k = c.args[first : first + 2]
         self.heads, few = head_dims(*c.types[first : first + 2])
         self.q, self.own = q, k.dims
@@ -51,7 +55,11 @@ class _Softmax:
         self.k = self.spread(k)
         self.scale = self._scale(q)
         self.pairs: Dims = (*(dim for dim in q.dims[:-1] if dim != SEQUENCE), SEQUENCE, KEY)
-        self.p = self._weights(c.indices(first, SEQUENCE))
+        positions = c.indices(first, SEQUENCE)
+        places = [(self.heads, c.indices(first, self.heads)), (SEQUENCE, positions), (KEY, positions)]
+        self.p = self._weights(positions)
+        self.kept = [kept(c, each, c.number("dropout"), places) for each in draws]
+        self.left = self.n.product(self.pairs, self.p, *self.kept) if draws else self.p
 
     def _group(self, heads: Array, groups: Array, few: str) -> Tensor:
         """One where a query head belongs to a key/value head, else zero."""
@@ -75,27 +83,36 @@ class _Softmax:
         if cap := self.c.number("softcap"):
             self.slope = n.function("softcap slope", scores, constants=(cap,))
             scores = n.function("softcap", scores, constants=(cap,))
-        seen = n.constant(self._seen(positions).astype(int), (SEQUENCE, KEY))
-        return n.softmax(scores, seen)
+        return n.softmax(scores, self._seen(positions))
 
-    def _seen(self, positions: Array) -> Array:
-        """Which keys a query sees."""
+    def _seen(self, positions: Array) -> Tensor:
+        """One where a query sees a key, else zero."""
         ahead = positions[..., :, None] - positions[..., None, :]
         seen = ahead >= 0 if self.c.get("mask") == "causal" else ahead == ahead
         window = self.c.number("window")
-        return seen & (np.abs(ahead) < window) if window else seen
+        seen = seen & (np.abs(ahead) < window) if window else seen
+        near = self.n.constant(seen.astype(int), (SEQUENCE, KEY))
+        alike = [self._alike(each) for each in self.documents]
+        return self.n.product(alike[0].dims, near, *alike) if alike else near
+
+    def _alike(self, documents: Tensor) -> Tensor:
+        """One where two tokens are of one document, else zero."""
+        rows = tuple(dim for dim in documents.dims if dim != SEQUENCE)
+        ids = documents.onto((*rows, SEQUENCE))
+        alike = ids[..., :, None] == ids[..., None, :]
+        return self.n.constant(alike.astype(int), (*rows, SEQUENCE, KEY))
 
     def result(self, v: Tensor) -> Tensor:
-        return self.n.product(self.q.dims, self.p, self.spread(v))
+        return self.n.product(self.q.dims, self.left, self.spread(v))
 
     def gradients(self, dy: Tensor, v: Tensor, result: Tensor) -> list[Tensor]:
         """dq, dk and dv (Dao 2023, appendix)."""
         n = self.n
-        dp = n.product(self.pairs, dy, self.spread(v))
+        dp = n.product(self.pairs, dy, self.spread(v), *self.kept)
         mean = n.negative(n.product(self.pairs[:-1], dy, result))
         ds = n.product(self.pairs, self.p, n.total(self.pairs, dp, mean), self.scale)
         ds = n.product(self.pairs, ds, self.slope) if self.slope else ds
-        return [n.product(self.q.dims, ds, self.k), self._back(ds, self.q), self._back(self.p, dy)]
+        return [n.product(self.q.dims, ds, self.k), self._back(ds, self.q), self._back(self.left, dy)]
 
     def _back(self, pairs: Tensor, x: Tensor) -> Tensor:
         """The gradient of keys or values, summed over the query heads of a group."""
@@ -104,17 +121,19 @@ class _Softmax:
 
 
 def _attention(c: Call) -> list[Tensor]:
-    return [_Softmax(c, 0).result(c.args[2])]
+    _, _, v, *rest = c.args
+    return [_Softmax(c, 0, rest).result(v)]
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    softmax, v = _Softmax(c, 0), c.args[2]
-    return [*softmax.gradients(grads[0], v, softmax.result(v))]
+    _, _, v, *rest = c.args
+    softmax = _Softmax(c, 0, rest)
+    return [*softmax.gradients(grads[0], v, softmax.result(v)), *(None for _ in rest)]
 
 
 def _dx(c: Call) -> list[Tensor]:
-    dy, _, _, v, result = c.args
-    return _Softmax(c, 1).gradients(dy, v, result)
+    dy, _, _, v, result, *rest = c.args
+    return _Softmax(c, 1, rest).gradients(dy, v, result)
 
 
 def _turned(sign: int) -> Meaning:

@@ -1,5 +1,7 @@
 """Tensors one behind the other along their last dims."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..tensors import Dims, Tensor, degree_of
@@ -7,9 +9,21 @@ from .call import Call, Meaning
 
 
 def _concat(c: Call) -> list[Tensor]:
-    lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in c.args))
-    parts = [np.broadcast_to(x.array, (*lead, *x.array.shape[x.lead :])) for x in c.args]
-    return [Tensor(c.dims, np.concatenate(parts, axis=-1), degree_of(c.args))]
+    return [_joined(c.args, c.dims)]
+
+
+def _joined(args: Sequence[Tensor], dims: Dims) -> Tensor:
+    lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in args))
+    parts = [np.broadcast_to(x.array, (*lead, *x.array.shape[x.lead :])) for x in args]
+    return Tensor(dims, np.concatenate(parts, axis=-1), degree_of(args))
+
+
+def _split(c: Call) -> list[Tensor]:
+    return _parted(c, c.args[0], c.op.names("parts"))
+
+
+def _rejoined(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    return [_joined(grads, c.args[0].dims)]
 
 
 def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:
@@ -25,5 +39,5 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "concat": Meaning(_concat, _gradients),
-    "concat_dx": Meaning(lambda c: _parted(c, c.args[0], c.op.names("parts"))),
+    "split": Meaning(_split, _rejoined),
 }

@@ -1,23 +1,23 @@
 """A function of the user's own: some function of each slice along the dims that it works along, the same everywhere.
 
-Each element of a slice's result is a nonlinear function of a random combination of all elements of the slice: in the
+Each element of a slice's results is a nonlinear function of a random combination of all elements of the slice: in the
 field a keyed hash, so that two steps agree only if they call it with the same slices; and the product of such
 combinations of the operands that it is linear in.
 """
 
 from collections.abc import Iterable
 
-from ...ops.user import constants, linear_in
+from ...ops.user import constants, linear_in, result_of
 from ..tensors import RANDOM, Dims, Tensor
 from .call import Call, Meaning
 
 
 class _Slices:
-    """The combinations of all operands, which are those of the call from `first` on."""
+    """The combinations of all operands, which are those of the call from `first` on, for one result."""
 
-    def __init__(self, c: Call, first: int, dims: Dims) -> None:
+    def __init__(self, c: Call, first: int, result: int, dims: Dims) -> None:
         """`dims` are those of the result."""
-        self.n, self.dims, self.op = c.numbers, dims, c.op
+        self.n, self.dims, self.op, self.result = c.numbers, dims, c.op, result
         self.along, self.linear = c.op.names("along"), linear_in(c.op)
         self.operands = [self._apart(x) for x in c.args[first:]]
         self.keys = [self._key(c, i, x) for i, x in enumerate(self.operands)]
@@ -42,7 +42,7 @@ class _Slices:
         inner = sorted(dim for dim in x.dims if dim.endswith("'"))
         dims = (*sorted(dim for dim in self.dims if dim not in self.along), *inner)
         shape = tuple(c.world.dims[dim.rstrip("'")] for dim in dims)
-        array = self.n.random(shape, f"{c.get('function')} {constants(c.op)} {operand}")
+        array = self.n.random(shape, f"{c.get('function')} {constants(c.op)} {self.result} {operand}")
         return Tensor(dims, array.reshape(len(array), *(1 for _ in c.world.axes), *shape), RANDOM)
 
     def _factors(self, slope: bool, without: int = -1) -> list[Tensor]:
@@ -66,10 +66,15 @@ class _Slices:
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [*_Slices(c, 0, c.dims).gradients(grads[0])]
+    through = [each.gradients(dy) for each, dy in zip(_results(c), grads, strict=True)]
+    return [c.numbers.total(x.dims, *parts) for x, *parts in zip(c.args, *through, strict=True)]
+
+
+def _results(c: Call) -> list[_Slices]:
+    return [_Slices(c, 0, i, value.type.dims) for i, value in enumerate(c.op.outputs)]
 
 
 MEANINGS = {
-    "call": Meaning(lambda c: [_Slices(c, 0, c.dims).value()], _gradients),
-    "call_dx": Meaning(lambda c: [*_Slices(c, 1, c.args[0].dims).gradients(c.args[0])]),
+    "call": Meaning(lambda c: [each.value() for each in _results(c)], _gradients),
+    "call_dx": Meaning(lambda c: _Slices(c, 1, result_of(c.op), c.args[0].dims).gradients(c.args[0])),
 }

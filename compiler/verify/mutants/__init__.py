@@ -9,10 +9,16 @@ Non-goals: whether a mutant is found (`audit`), and by which means; mutants of t
 from collections.abc import Iterator
 
 from ...ir import Program
-from . import coercions, regions, step
+from . import coercions, documents, dropout, regions, step
 from .edits import Edit, Mutant
 
-FAMILIES: dict[str, Edit] = {**coercions.FAMILIES, **regions.FAMILIES, **step.FAMILIES}
+FAMILIES: dict[str, Edit] = {
+    **coercions.FAMILIES,
+    **regions.FAMILIES,
+    **step.FAMILIES,
+    **documents.FAMILIES,
+    **dropout.FAMILIES,
+}
 """By what goes wrong: all wrong programs of the kind."""
 
 

@@ -107,6 +107,14 @@ def before(op: Op, index: int, type: Type, kind: str, /, **attrs: Attr) -> tuple
     return fault, with_input(op, index, own.name)
 
 
+def with_stack(region: Region, index: int, kind: str) -> tuple[Op, Region]:
+    """A fault that changes the stack of which the region's argument `index` takes slices; and the region."""
+    arg = region.args[index]
+    own = aside(Value(arg.source, arg.value.type.stacked(region.dim)))
+    args = (*region.args[:index], evolve(arg, source=own.name), *region.args[index + 1 :])
+    return Op(kind, (arg.source,), (own,), span=region.span), evolve(region, args=args)
+
+
 def aside(value: Value) -> Value:
     """The value by a name that no pass gives."""
     return evolve(value, name=f"{value.name}'")

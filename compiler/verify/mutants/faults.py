@@ -77,6 +77,12 @@ def _flipped(c: Call) -> list[Tensor]:
     return [Tensor(x.dims, np.flip(x.array, axis=x.lead), x.degree)]
 
 
+def _alike(c: Call) -> list[Tensor]:
+    """The first of values that are stacked, in the place of each."""
+    x = c.args[0]
+    return [Tensor(x.dims, x.array.take([0] * x.array.shape[x.lead], axis=x.lead), x.degree)]
+
+
 def _counted_all(c: Call) -> list[Tensor]:
     labels = c.args[0]
     shape = labels.array.shape
@@ -114,6 +120,7 @@ FAULTS = {
     "repeated": Meaning(_repeated),
     "last": Meaning(_last),
     "flipped": Meaning(_flipped),
+    "alike": Meaning(_alike),
     "counted_all": Meaning(_counted_all),
     "counted_first": Meaning(_counted_first),
     "as_first": Meaning(_as_first),

@@ -1,13 +1,14 @@
 """Mistakes in what runs several times: microbatches, the layers of a repeat, and what backward keeps of them."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeAlias
 
 from attrs import evolve
 
 from ...ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, walk
 from ...source import Span
-from .edits import Edit, aside, regions, renamed, replaced, with_input
+from .edits import Edit, aside, regions, renamed, replaced, with_input, with_stack
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
@@ -73,6 +74,29 @@ def _order(program: Program) -> Found:
             yield f"repeat over {region.dim} run {way}", region.span, replaced(program, region, turned)
 
 
+def _exchanged(program: Program) -> Found:
+    """Two repeats in a row, each run where the other should be: parts of one that branches divide."""
+    for block in regions(program, "forward", "backward", "repeat"):
+        for first, second in pairwise(stmt for stmt in block.body if isinstance(stmt, Region)):
+            carried = [[arg for arg in region.args if arg.enter is Enter.CARRY] for region in (first, second)]
+            handed = [value.name for value, _ in zip(first.results, carried[0], strict=False)]
+            types = [[arg.value.type for arg in args] for args in carried]
+            if types[0] == types[1] and handed == [arg.source for arg in carried[1]] and first.dim != second.dim:
+                place = {id(first): _as(second, first), id(second): _as(first, second)}
+                turned = evolve(block, body=tuple(place.get(id(stmt), stmt) for stmt in block.body))
+                words = f"{first.dim} and {second.dim} exchanged in {block.kind}"
+                yield words, first.span, replaced(program, block, turned)
+
+
+def _as(region: Region, other: Region) -> Region:
+    """A repeat that carries what another does, from there and to there."""
+    sources = iter([arg.source for arg in other.args if arg.enter is Enter.CARRY])
+    args = tuple(evolve(a, source=next(sources)) if a.enter is Enter.CARRY else a for a in region.args)
+    lasts = [value for value, end in zip(other.results, other.yields, strict=True) if end.leave is Leave.LAST]
+    rest = [value for value, end in zip(region.results, region.yields, strict=True) if end.leave is not Leave.LAST]
+    return evolve(region, args=args, results=(*lasts, *rest))
+
+
 def _slices(region: Region) -> list[Arg]:
     return [arg for arg in region.args if arg.enter is Enter.EACH]
 
@@ -81,12 +105,15 @@ def _other_layer(program: Program) -> Found:
     """Layers take the slices of a parameter, or of what backward keeps, in the opposite order."""
     for region in _of_several(program, "repeat"):
         for i, arg in enumerate(region.args):
-            if arg.enter is Enter.EACH:
-                own = aside(Value(arg.source, arg.value.type.stacked(region.dim)))
-                flip = Op("flipped", (arg.source,), (own,), span=region.span)
-                args = (*region.args[:i], evolve(arg, source=own.name), *region.args[i + 1 :])
-                turned = evolve(region, args=args)
-                yield f"{arg.value.name} of another layer", region.span, replaced(program, region, flip, turned)
+            if arg.enter is Enter.EACH and not _says_shape(region, arg.value.name):
+                turned = replaced(program, region, *with_stack(region, i, "flipped"))
+                yield f"{arg.value.name} of another layer", region.span, turned
+
+
+def _says_shape(region: Region, name: str) -> bool:
+    """Whether a value is read for its shape only."""
+    reads = [LIKE.get(op.kind) == i for op in walk(region.body) for i, read in enumerate(op.inputs) if read == name]
+    return bool(reads) and all(reads)
 
 
 def _other_kept(program: Program) -> Found:
@@ -138,6 +165,7 @@ FAMILIES: dict[str, Edit] = {
     "carry of a repeat lost": _carry_lost,
     "repeat in the wrong direction": _order,
     "slices of another layer": _other_layer,
+    "repeats exchanged": _exchanged,
     "wrong value kept for backward": _other_kept,
     "part of a gradient lost or doubled": _part_of_gradient,
 }

@@ -115,7 +115,7 @@ def _alike(found: dict[str, Type], op: Op, i: int, j: int) -> bool:
 
 
 def _positions(program: Program) -> Found:
-    """Each rank takes its part of a vocabulary or of heads for the first."""
+    """Each rank takes its part of a vocabulary, of heads or of what is dropped from for the first."""
     found = types(program)
     for op in walk(program.region.body):
         for dim, type in _indexed(program, op, [found[name] for name in op.inputs]):
@@ -139,7 +139,10 @@ def _indexed(program: Program, op: Op, types: list[Type]) -> list[tuple[str, Typ
             return [(logits.dims[-1], logits)]
         case "attention" | "attention_dx":
             q, k = types[op.kind.endswith("dx") :][:2]
-            return [(heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1]
+            drops = "dropout" in dict(op.attrs)
+            return [(heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1 or drops]
+        case "dropout":
+            return [(dim, types[0]) for dim in types[0].dims if dim != "batch"]
         case _:
             return []
 

@@ -11,11 +11,11 @@ layers 2, s seq 128, b batch 8 per rank; v/tp is the part of v that a rank of ax
 I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, and bwd what backward does for
 it.
 
-Shown: the IR's step evaluated equal to the single-device step of the plan's model (loss, gradient norm, count of
-labels, 12 gradients and 12 updated parameters; on dp 2 × tp 3 and dp 3 × tp 2 at small sizes, in integers modulo
-2147483579, 6 trials, error below 2^-81), and this file matches the IR, op for op.  Not shown: rounding, kernels,
-the network; run time is tested by scalec's own suite on gloo, and for this program by SCALEC_RECORD=1 and
-SCALEC_SANITIZE=1.
+Shown: the IR's step evaluated equal to the single-device step of the model before any placement (loss, gradient
+norm, count of labels, 12 gradients and 12 updated parameters; on dp 2 × tp 3 and dp 3 × tp 2 at small sizes, in
+integers modulo 2147483579, 6 trials, error below 2^-86), and this file matches the IR, op for op.  Not shown:
+rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program by
+SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
 
 import os

@@ -1,0 +1,52 @@
+"""What an emitted `forward` may call.  A new op's name stands here, and its reader in its family's module.
+
+Purpose: the table of readers, in the families of `ops`.  Non-goals: expressions around the calls (`expressions`).
+"""
+
+from ....ir import Program
+from ....placements import COERCIONS
+from ..expressions import Reader, ViewReader
+from . import algebra, attention, dropout, embedding, join, loss, norm, pointwise, reduce, user, views
+from .coercions import coerced, coercion
+
+CALLS: dict[str, Reader] = {
+    "attention": attention.attention,
+    "concat": join.concat,
+    "cross_entropy": loss.cross_entropy,
+    "dropout": dropout.dropout,
+    "embedding": embedding.embedding,
+    "fork": dropout.fork,
+    "layer_norm": norm.norm("layernorm", 2, 3),
+    "linear": algebra.linear,
+    "max_logit": loss.max_logit,
+    "mean": reduce.mean("mean"),
+    "mean_square": reduce.mean("mean_square"),
+    "rms_norm": norm.norm("rmsnorm", 2),
+    "rms_scaled": norm.norm("rms_scaled", 3),
+    "rope": attention.rope,
+    **{name: pointwise.function(name) for name in ("exp", "relu", "sigmoid", "silu", "tanh")},
+    "gelu": pointwise.function("gelu", "approximate"),
+    "softcap": pointwise.function("softcap", "cap"),
+    "softmax": reduce.softmax,
+    "softmax_parts": loss.softmax_parts,
+    "split": join.split,
+    "token_loss": loss.token_loss,
+    **{entry.function: coercion(entry.function) for entry in COERCIONS.values()},
+}
+"""Functions of torch and of the runtime."""
+
+VIEWS: dict[str, ViewReader] = {
+    "flatten": views.flatten,
+    "sum": reduce.summed,
+    "unflatten": views.unflatten,
+    "unsqueeze": views.unsqueeze,
+}
+"""Methods of tensors."""
+
+
+def readers(program: Program) -> dict[str, Reader]:
+    """The functions that `program` may call: the table's, and the plan's own as `module.function`."""
+    return CALLS | user.readers(program)
+
+
+__all__ = ["CALLS", "VIEWS", "coerced", "readers"]

@@ -1,0 +1,78 @@
+"""Dropout, and the draws that say what each dropout drops.
+
+A model that drops anything is given a further input, `draws`: one integer for each sample, made of the seed and the
+sample's number in the run.  What an op drops is a function of these, of its `site` among the model's dropouts, and of
+the element's global index in the sample; so it is the same on every mesh, and in backward.
+
+Non-goals: that function (`runtime.dropout`; the verifier has one of its own).
+"""
+
+from collections.abc import Sequence
+
+from ..ir import Op, Type
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .saved import Local, Saved
+
+DRAWS = Operand("draws", given="draws", implied=True)
+SITE = Attribute("site", kinds=(int,), implied=True)
+
+
+def are_draws(type: Type) -> bool:
+    """Whether values of this type are draws; no others are integers without a sequence."""
+    return (type.dtype, type.dims) == ("i64", ("batch",))
+
+
+def check_draws(draws: Type, x: Type) -> None:
+    """Raises TypingError where `draws` are not one for each sample of `x`."""
+    if not are_draws(draws) or "batch" not in x.dims:
+        raise TypingError(f"dropout draws for each sample, of which [{', '.join(x.dims)}] knows nothing")
+
+
+def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
+    """Elements are counted sample by sample with the positions outermost, wherever `batch` lies in memory."""
+    x, draws = types
+    check_draws(draws, x)
+    if "seq" in [dim for dim in x.dims if dim != "batch"][1:]:
+        raise TypingError(f"dropout takes [batch, seq, …], not [{', '.join(x.dims)}]")
+    return [(x.dtype, x.dims)]
+
+
+def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    x, draws = op.inputs
+    return [b.emit("dropout", [*grads, b.saved(draws)], [x], **dict(op.attrs))[0], None]
+
+
+def _draws(it: Local) -> Saved:
+    return Saved(operands=(1,))
+
+
+def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(types[0].dtype, (str(op.get("repeat")), *types[0].dims))]
+
+
+def _repeat(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset((str(op.get("repeat")),))
+
+
+DROPOUT = OpDef(
+    "dropout",
+    "Zero with probability `p`, else x / (1 − p), each element by itself (Srivastava et al. 2014); its own gradient.",
+    _dropped,
+    operands=(Operand("x"), DRAWS),
+    attributes=(Attribute("p", share=True), SITE),
+    linear=((0,),),
+    adjoint=_adjoint,
+    function="dropout",
+    saves=_draws,
+    surface=True,
+)
+
+FORK = OpDef(
+    "fork",
+    "Draws for each iteration of a repeat.",
+    _forked,
+    operands=takes("draws"),
+    attributes=(Attribute("repeat", kinds=(str,)),),
+    whole=_repeat,
+    function="fork",
+)

@@ -1,0 +1,50 @@
+"""What a plan says of dims and parameters that `branches` has divided: it means all their parts.
+
+Purpose: the claims of `shard`, the groups of the optimizer, the entries of `names hf`.
+Non-goals: how they were divided.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from attrs import evolve
+
+from ...ir import Claim, Dim
+from ...names import Stored, shifted
+from ...settings import Group, Train
+from .branches import Copy
+
+Copies = Mapping[str, Sequence[Copy]]
+
+
+def claims_of_parts(claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]) -> tuple[Claim, ...]:
+    """A claim for each part of a divided dim."""
+    return tuple(
+        evolve(claim, dim=name)
+        for claim in claims
+        for name in ([dim.name for dim in dims[claim.dim]] if claim.dim in dims else [claim.dim])
+    )
+
+
+def train_of_parts(train: Train, copies: Copies) -> Train:
+    """The settings with groups that hold all parts of the parameters that they name."""
+    groups = tuple(_group(group, copies) for group in train.optimizer.groups)
+    return evolve(train, optimizer=evolve(train.optimizer, groups=groups))
+
+
+def _group(group: Group, copies: Copies) -> Group:
+    return evolve(group, params=tuple(name for pattern in group.params for name in _meant(pattern, copies)))
+
+
+def _meant(pattern: str, copies: Copies) -> list[str]:
+    """The pattern where it matches what it means, else the names of that."""
+    meant = [copy.name for name, parts in copies.items() if fnmatchcase(name, pattern) for copy in parts]
+    matched = [copy.name for parts in copies.values() for copy in parts if fnmatchcase(copy.name, pattern)]
+    return [pattern] if not meant or meant == matched else meant
+
+
+def names_of_parts(names: Sequence[Stored], copies: Copies) -> Iterator[Stored]:
+    """An entry for each part of a parameter, whose index goes on where that of the part before ends."""
+    for each in names:
+        for copy in copies.get(each.param, ()):
+            yield evolve(shifted(each, copy.starts), param=copy.name)

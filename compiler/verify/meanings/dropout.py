@@ -1,0 +1,45 @@
+"""Dropout: a product with numbers that are a keyed function of the sample's draw, the site and the global index."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..tensors import Array, Dims, Tensor
+from .call import Call, Meaning
+
+TURNS = 1000
+
+
+def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]) -> Tensor:
+    """What elements are multiplied by: its dims are `batch` and those of `places`, each with its global indices.
+
+    In the field these are any numbers: steps that agree for all of them agree for 0 and 1 / (1 − share).
+    """
+    n = c.numbers
+    dims: Dims = ("batch", *(dim for dim, _ in places))
+    indices = [draws, *(Tensor((dim,), at) for dim, at in places)]
+    operands = [Tensor(dims, n.constant(each.onto(dims), dims).array) for each in indices]
+    return n.function("kept", *operands, constants=(c.get("site"), share))
+
+
+def _kept(c: Call) -> Tensor:
+    x, draws = c.args
+    places = [(dim, c.indices(0, dim)) for dim in x.dims if dim != "batch"]
+    return kept(c, draws, c.number("p"), places)
+
+
+def _dropped(c: Call, x: Tensor) -> Tensor:
+    return c.numbers.product(x.dims, x, _kept(c))
+
+
+def _forked(c: Call) -> list[Tensor]:
+    """Integers that no other draw nor iteration has: small repeats turn less often than `TURNS`."""
+    (draws,) = c.args
+    turn = np.arange(c.world.dims[c.dims[0]]).reshape(-1, *(1,) * len(draws.dims))
+    return [Tensor(c.dims, (np.expand_dims(draws.array, draws.lead) + 1) * TURNS + turn)]
+
+
+MEANINGS = {
+    "dropout": Meaning(lambda c: [_dropped(c, c.args[0])], lambda c, grads: [_dropped(c, grads[0]), None]),
+    "fork": Meaning(_forked, lambda c, grads: [None]),
+}

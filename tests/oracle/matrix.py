@@ -1,0 +1,26 @@
+"""The space that the all-pairs tests cover: how a model is sharded and trained."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oracle.pairs import Pair
+
+FACTORS: Mapping[str, Sequence[Any]] = {
+    "dp": (1, 2, 3),
+    "tp": (1, 2, 4),
+    "sp": (False, True),
+    "vocab": (True, False),
+    "kv": (4, 2, 1),
+    "microbatches": (1, 2, 3),
+    "valid": ("all", "uneven", "silent_rank", "silent_microbatch"),
+    "gathered": ("save", "regather"),
+    "optimizer": ("sgd", "momentum", "adamw", "groups"),
+    "clip": (0.0, 0.05, 1e3),  # off, always at work, never at work
+}
+IMPOSSIBLE: frozenset[Pair] = frozenset(
+    {
+        frozenset({("dp", 3), ("tp", 4)}),  # more than 8 ranks
+        frozenset({("dp", 1), ("valid", "silent_rank")}),  # no valid token: a test of its own
+        frozenset({("microbatches", 1), ("valid", "silent_microbatch")}),
+    }
+)

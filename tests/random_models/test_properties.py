@@ -1,0 +1,55 @@
+"""Whatever is drawn compiles or is told why not; what compiles prints, reads back and is proved; and all is drawn.
+
+Non-goals: numbers (`test_numbers`), mutants (`tests/verify/test_properties.py`).
+"""
+
+from collections import Counter
+
+from hypothesis import Phase, given, settings
+
+from random_models.draws import random_drafts, random_plans, table, words
+from scalec.compiler.diagnostics import PlanError
+from scalec.compiler.emit import emit
+from scalec.compiler.formatter import format_plan
+from scalec.compiler.parser import parse_plan
+from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.printer import print_ir
+from scalec.compiler.reader import read_ir
+from scalec.compiler.source import Source
+from scalec.compiler.verify import verify
+
+DRAWS = 200
+REFUSED = 1 / 3
+
+
+def test_what_is_drawn() -> None:
+    """All of the language, with and without what may be left out; and few plans are refused."""
+    drawn, refused = set[str](), Counter[str]()
+
+    @settings(derandomize=True, max_examples=DRAWS, deadline=None, phases=[Phase.generate])
+    @given(random_drafts())
+    def draw(plan: str) -> None:
+        try:
+            model = compile_plan(Source("plan.scale", plan), "resolve")
+            drawn.update(words(model))
+            lower(model)
+        except PlanError as error:
+            refused[error.diagnostics[0].code] += 1
+
+    draw()
+    assert drawn >= table(), table() - drawn
+    assert refused.total() <= DRAWS * REFUSED, refused
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(random_plans())
+def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
+    """`emit` reads the program back, too."""
+    source = Source("plan.scale", plan)
+    model = compile_plan(source, "resolve")
+    program = lower(model)
+    verify(program, model)
+    for each in (model, program):
+        assert read_ir(Source("plan.ir", print_ir(each))) == each
+    assert emit(program, source).keys() == {"train.py", "plan.json"}
+    assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)
