@@ -1,69 +1,60 @@
 """Checkpoints: the state of a step in a folder of its own, whole or not there at all.
 
-Written by torch.distributed.checkpoint from global shapes, so that any mesh can load what any other saved.
+    step-000300/index.json              what is where; size and hash of every file
+    step-000300/rank-00002.safetensors  the boxes that rank 2 wrote
+
+A state is saved as boxes of global tensors, each written by one of the ranks that hold it, and each rank reads those
+that overlap its own: so any mesh can load what any other saved.  No pickle, which could run code when it is loaded.
+
+Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most such a folder,
+which the next save removes, and all whole ones as they were.
 
 Non-goals: no asynchronous saving; nothing but the state (the order of data follows from seed and step).
 """
 
 import re
-import shutil
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from . import index, payload
+from .boxes import Box, whole
+from .disk import Disk, put, settle
+from .errors import RunError
+from .saved import INDEX, Saved, folder_name, named
 from .state import State
+from .together import anywhere, together
 
 KEEP = 2
 
 
-def save(folder: Path, step: int, state: State) -> Path:
-    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts finished steps."""
-    whole = folder / f"step-{step:06d}"
-    part = whole.with_suffix(".tmp")
-    if _is_first():
-        shutil.rmtree(part, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-    barrier()
-    with _dcp() as dcp:
-        dcp.save(state.state_dict(), checkpoint_id=part)
-    barrier()
-    if _is_first():
-        shutil.rmtree(whole, ignore_errors=True)
-        part.rename(whole)
-        for old in _all(folder)[:-KEEP]:
-            shutil.rmtree(old)
-    return whole
+def save(folder: Path, step: int, state: State, disk: Disk | None = None) -> Path:
+    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts finished steps.
+
+    RunError, on all ranks, where the disk of one refuses, or this step was saved before.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    saving = _Saving(folder / folder_name(step), step, state, rank, world, disk or Disk())
+    for stage in (saving.prepare, saving.write, saving.publish):
+        together(state.mesh.device, stage)
+    return saving.made
 
 
 def load(path: Path, state: State) -> None:
-    """Fills the state from a checkpoint written on any mesh.  Collective."""
-    values = state.state_dict()
-    with _dcp() as dcp:
-        dcp.load(values, checkpoint_id=path)
-    state.load_state_dict(values)
+    """Fills the state from a checkpoint written on any mesh.  Collective.
 
-
-def parameters(path: Path) -> dict[str, Tensor]:
-    """The parameters that a checkpoint holds, whole, without their values: tensors on the device `meta`."""
-    with _dcp() as dcp:
-        recorded: dict[str, Any] = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    return {
-        name: torch.empty(each.size, dtype=each.properties.dtype, device="meta")
-        for name, each in recorded.items()
-        if not name.startswith("optimizer/")
-    }
-
-
-def read(path: Path, values: dict[str, Tensor]) -> None:
-    """Fills tensors of a checkpoint, whole ones, by name.  For one process."""
-    with _dcp() as dcp:
-        dcp.load(values, checkpoint_id=path)
+    RunError, on all ranks and before anything is changed, where one cannot read what it needs.
+    """
+    boxes, device = [*state.boxes()], state.mesh.device
+    saved = together(device, lambda: _opened(path, boxes))
+    keys, held = [*saved.tensors()], {box.key for box in boxes}
+    used = anywhere([key in held for key in keys], device)
+    if extra := [key for key, is_used in zip(keys, used, strict=True) if not is_used]:
+        raise RunError(f"{path} has {named(extra)}, which the plan has not")
+    for target, source in together(device, lambda: saved.copies(boxes)):
+        target.copy_(source)
+    state.refresh()
 
 
 def newest(folder: Path) -> Path | None:
@@ -71,24 +62,9 @@ def newest(folder: Path) -> Path | None:
     return next(reversed(_all(folder)), None)
 
 
-def barrier() -> None:
-    """Waits for all ranks, where there are several."""
-    if dist.is_initialized():
-        cast(Any, dist).barrier()
-
-
-@contextmanager
-def _dcp() -> Generator[Any]:
-    """torch.distributed.checkpoint, without its warning that a single process is a single process."""
-    import torch.distributed.checkpoint as dcp  # slow to import, needed only to save and load
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield dcp
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+def finished_steps(path: Path) -> int:
+    """How many steps a checkpoint has behind it."""
+    return int(path.name.removeprefix("step-"))
 
 
 def _all(folder: Path) -> list[Path]:
@@ -96,6 +72,83 @@ def _all(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=finished_steps)
 
 
-def finished_steps(path: Path) -> int:
-    """How many steps a checkpoint has behind it."""
-    return int(path.name.removeprefix("step-"))
+def _opened(path: Path, boxes: list[Box]) -> Saved:
+    saved = Saved(path)
+    saved.check(boxes)
+    return saved
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Saving:
+    """One rank's share in a save: three stages, each begun when all ranks have done the one before."""
+
+    made: Path
+    step: int
+    state: State
+    rank: int
+    world: int
+    disk: Disk
+
+    @property
+    def part(self) -> Path:
+        """The folder while it is not whole."""
+        return self.made.with_suffix(".tmp")
+
+    def prepare(self) -> None:
+        """An empty folder, and none that a crash left."""
+        if self.rank > 0:
+            return
+        if self.made.exists():
+            raise RunError(f"{self.made} is there already: a checkpoint is never written over")
+        for left in self.made.parent.glob("step-*.tmp"):
+            self.disk.remove(left)
+        self.part.mkdir(parents=True)
+
+    def write(self) -> None:
+        """This rank's boxes, and what they are."""
+        name = _rank_name(self.rank)
+        own = {_tensor_name(box): box for box in self.state.boxes() if box.own and box.tensor.numel()}
+        mine = index.Index(self.step, {}, {})
+        if own:
+            tensors = {tensor: box.tensor for tensor, box in own.items()}
+            stamp = payload.write(self.part / f"{name}.safetensors", tensors, self.disk)
+            mine = index.of(self.step, f"{name}.safetensors", own, stamp)
+        put(self.part / f"{name}.json", [index.text(mine)], self.disk)
+        settle(self.part, self.disk)
+
+    def publish(self) -> None:
+        """One index for all; the folder's name; then the old ones go."""
+        if self.rank > 0:
+            return
+        put(self.part / INDEX, [index.text(self._merged())], self.disk)
+        for rank in range(self.world):
+            (self.part / f"{_rank_name(rank)}.json").unlink()
+        settle(self.part, self.disk)
+        self.disk.rename(self.part, self.made)
+        settle(self.made.parent, self.disk)
+        for old in _all(self.made.parent)[:-KEEP]:
+            gone = old.with_suffix(".tmp")  # first, so that none is ever there in part
+            self.disk.rename(old, gone)
+            self.disk.remove(gone)
+
+    def _merged(self) -> index.Index:
+        """All ranks' parts as one.  RunError where one is not to be seen from here."""
+        files = [self.part / f"{_rank_name(rank)}.json" for rank in range(self.world)]
+        if lost := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
+            raise RunError(f"{self.part} lacks what rank {named(lost)} wrote: is it one folder for all nodes?")
+        merged = index.merged([index.parsed(file.read_bytes()) for file in files])
+        fault = index.faults(merged, merged.tensors)
+        assert not fault, f"checkpoint: {fault}"
+        for name, stamp in merged.files.items():
+            if (self.part / name).stat().st_size != stamp.size:
+                raise RunError(f"{self.part / name} does not have the {stamp.size} bytes that were written")
+        return merged
+
+
+def _rank_name(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def _tensor_name(box: Box) -> str:
+    """The key; of a part with its place, as in `wq[0:4, 8:16]`."""
+    return box.key if box.extent == whole(box.shape) else f"{box.key}{box.extent}"

@@ -3,16 +3,20 @@
 Non-goals: no communication (the program reduces the flat gradients in sight), no files (checkpoint.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from .boxes import Box
 from .buckets import Bucket
 from .mesh import Copies, Mesh
 from .optimizers import Group, Optimizer
 from .parameters import Spec, Weight
+
+STEP = "optimizer/step"
+"""The key of the number of updates, in checkpoints and `state_dict`."""
 
 
 class State:
@@ -84,31 +88,51 @@ class State:
         self.zero()
         self._updated()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Parameters (masters) by name, `optimizer/SLOT/NAME` and `optimizer/step`, as views.
+    def boxes(self) -> Iterator[Box]:
+        """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.
 
-        DTensors of global shape; plain tensors on a mesh of one rank.
+        Who writes to them calls `refresh` behind it.
+        """
+        for bucket in self._buckets.values():
+            for key, spec, local in bucket.record():
+                split = {axis for axes in spec.split.values() for axis in axes}
+                yield Box(key, spec.shape, spec.offsets(self.mesh), local, self._is_first(set(self.mesh.axes) - split))
+        yield Box(STEP, (), (), self._step, self._is_first(self.mesh.axes))
+
+    def _is_first(self, axes: Iterable[str]) -> bool:
+        """Whether this is the first of the ranks that differ on these axes."""
+        return all(self.mesh.rank(axis) == 0 for axis in axes)
+
+    def refresh(self) -> None:
+        """Brings what is made of the boxes up to date with them."""
+        for bucket in self._buckets.values():
+            bucket.refresh()
+        self._updated()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What `boxes` gives, as torch's own tools take it: views, each a DTensor of the global shape.
+
+        Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
+        seconds that the first call takes to import DTensor.
         """
         own = {
             key: _as_global(local, spec, self.mesh)
             for bucket in self._buckets.values()
             for key, spec, local in bucket.record()
         }
-        return {**own, "optimizer/step": self._step}
+        return {**own, STEP: self._step}
 
     def load_state_dict(self, values: dict[str, Tensor]) -> None:
         """Takes over values of the form of `state_dict`, which may be its own views, written to."""
         for key, own in self.state_dict().items():
             _local(own).copy_(_local(values[key]))
-        for bucket in self._buckets.values():
-            bucket.refresh()
-        self._updated()
+        self.refresh()
 
     def _copies(self) -> Iterator[Copies]:
         """Everything in its memory, and which ranks hold it alike."""
         for bucket in self._buckets.values():
             yield from bucket.copies()
-        yield Copies(self._step, self.mesh.axis(*self.mesh.axes), "kept", "", lambda _: ("optimizer/step", ""))
+        yield Copies(self._step, self.mesh.axis(*self.mesh.axes), "kept", "", lambda _: (STEP, ""))
 
     def _updated(self) -> None:
         if self.mesh.watch is not None:
@@ -162,7 +186,7 @@ def _as_global(local: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
     """The parameter of which `local` is this rank's part, without a copy."""
     if mesh.device_mesh is None:
         return local
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import, needed only to save and load
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import
 
     dim_of = {axis: dim for dim, axes in spec.split.items() for axis in axes}
     placements = [Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in mesh.axes]

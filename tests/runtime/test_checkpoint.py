@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.tensor  # seconds: once, before ranks are forked
 from safetensors.torch import load_file
 from torch import Tensor
 
