@@ -62,8 +62,11 @@ def collectives(program: Program) -> tuple[Collective, ...]:
 def evaluation(program: Program) -> tuple[Collective, ...]:
     """What `eval_step` communicates: the forward of the same step, and the sums of count and loss."""
     sums = {base(program.region.yields[0].name), base(program.region.yields[2].name)}
+    before = {"all_gather"}  # of parameters
     return tuple(
-        c for c in collectives(program) if c.where == "forward" or (c.where == "step" and base(c.value) in sums)
+        c
+        for c in collectives(program)
+        if c.where == "forward" or (c.where == "step" and (base(c.value) in sums or c.op in before))
     )
 
 

@@ -82,6 +82,10 @@ CODES = {
     "E0511": "an axis that reaches over machines",
     "E0512": "a mesh that is not the cluster's",
     "E0513": "a repeated dim over an axis",
+    "E0514": "an unknown kind of state",
+    "E0515": "state over an axis without data",
+    "E0516": "kinds of state over different axes",
+    "E0517": "state that is not shared out yet",
     # ops
     "E0601": "a dim that an op needs whole",
     "E0609": "query and key/value heads sharded apart",

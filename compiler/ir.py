@@ -243,11 +243,32 @@ class Param:
 
 @frozen
 class Bucket:
-    """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record."""
+    """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record.
+
+    A rank keeps masters and optimizer state of what it holds of that; of its parameters, whatever their types say, the
+    rest is stale between steps.
+    """
 
     name: str
     params: tuple[str, ...]
     type: Type
+
+    @property
+    def dim(self) -> str:
+        """The flat dim."""
+        return self.type.dims[0]
+
+
+@frozen
+class StateAxes:
+    """Over which axes ranks share out what a step keeps, outermost first: each rank holds a part of each bucket.
+
+    `optimizer` is also for the masters, and what is shared out there is updated there.
+    """
+
+    parameters: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
 
 
 @frozen
@@ -265,6 +286,7 @@ class Program:
     cluster: Cluster
     buckets: tuple[Bucket, ...] = ()
     names: tuple[Stored, ...] = ()
+    state: StateAxes = StateAxes()
 
     def size(self, dim: str) -> int:
         """The global size of `dim`."""

@@ -50,7 +50,7 @@ _STRANGE = {
 """Characters that no word begins with, and what whoever writes them probably means."""
 
 
-PLANNED = {"pipeline": "schedules of stages are to come", "state": "sharded optimizer state is to come"}
+PLANNED = {"pipeline": "schedules of stages are to come"}
 """Sections that plans cannot have yet."""
 
 _BRANCH = "a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`"

@@ -61,6 +61,15 @@ def parse_plan(source: Source) -> Plan:
         raise PlanError([explain(error, source)]) from None
 
 
+STAGES = {
+    0: (),
+    1: ("optimizer",),
+    2: ("gradients", "optimizer"),
+    3: ("parameters", "gradients", "optimizer"),
+}
+"""What each stage of ZeRO shares out."""
+
+
 class _Builder(Transformer[Token, Plan]):
     """Called while parsing, so that nothing recurses over trees."""
 
@@ -135,6 +144,15 @@ class _Builder(Transformer[Token, Plan]):
     def rule(self, parts: Parts) -> Rule:
         dims, _, axes = parts
         return Rule(dims, axes, self._span([*dims, *axes]))
+
+    def stage(self, parts: Parts) -> Rule:
+        """A stage of ZeRO (Rajbhandari et al. 2020) is short for the kinds of state that it shares out."""
+        word, stage, _, axes = parts
+        span = self._place(word).to(stage.span)
+        if stage.unit or stage.value not in STAGES:
+            help = "write `zero 1 over dp`, with a stage from 0 to 3"
+            raise PlanError([Diagnostic("E0406", "this is no stage of ZeRO", span, help=help)])
+        return Rule(tuple(Name(kind, span) for kind in STAGES[stage.value]), axes, span.to(axes[-1].span))
 
     def binary(self, parts: Parts) -> Binary:
         left, op, right = parts

@@ -6,6 +6,8 @@ Non-goals: plan text (`settings.show` and `names.show_names` write the sections 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
+from attrs import asdict
+
 from .ir import Attr, Dim, Kind, Op, Param, Placement, Program, Region, Type, Value
 from .names import show_names
 from .settings import show
@@ -27,6 +29,7 @@ def print_ir(program: Program) -> str:
             for c in program.claims
         ),
         *map(_param, program.params),
+        *(f"state {kind} [{_join(axes)}]" for kind, axes in asdict(program.state).items() if axes),
         *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
         *_region(program.region, ""),
     ]

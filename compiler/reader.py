@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import fields_dict, frozen
 from lark import Token, Transformer
 from lark.exceptions import UnexpectedInput
 
@@ -30,6 +30,7 @@ from .ir import (
     Placement,
     Program,
     Region,
+    StateAxes,
     Type,
     Value,
     Yield,
@@ -136,6 +137,7 @@ class _Builder(Transformer[Token, Program]):
             self._cluster,
             _all(Bucket, parts),
             self._names,
+            StateAxes(**dict(_all(tuple, parts))),
         )
 
     def axis(self, parts: Parts) -> Axis:
@@ -157,6 +159,12 @@ class _Builder(Transformer[Token, Program]):
         kind, *args, stacked, inner = _tokens(parts)
         init = Init(str(kind), tuple(float(self._number(arg)) for arg in args))
         return Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=parts[-1])
+
+    def state(self, parts: Parts) -> tuple[str, tuple[str, ...]]:
+        kind, axes = parts
+        if kind not in fields_dict(StateAxes):
+            raise self._wrong(f"`{kind}` is no state", kind)
+        return str(kind), axes
 
     def bucket(self, parts: Parts) -> Bucket:
         value: Value = parts[0]

@@ -28,6 +28,7 @@ from .ir import (
     Value,
     Yield,
 )
+from .layout import layout_of
 from .limits import MAX_DEPTH
 from .ops import OPS, TypingError
 from .placements import COERCIONS, ends
@@ -306,6 +307,8 @@ class _Scope(_Checker):
                 return value in OPS["attention"].attributes[0].choices
             case "dim":
                 return self._packs(op, operands)
+            case "bucket" if op.kind == "unpack":
+                return self._unpacks(op, operands)
             case "bucket":
                 return self._updates(op, operands)
             case "p" | "dropout":
@@ -329,8 +332,16 @@ class _Scope(_Checker):
             return False
         self._type(op.outputs[0].name, flat)
         shapes = [self._params[name].dims for name in holders[0].params]
-        elements = sum(self._program.elements(type) for type in operands)
-        return shapes == [type.dims for type in operands] and elements == self._program.elements(flat)
+        size = layout_of(self._program, holders[0]).size
+        return shapes == [type.dims for type in operands] and size == self._program.elements(flat)
+
+    def _unpacks(self, op: Op, operands: list[Type]) -> bool:
+        """All parameters of a bucket, from its whole."""
+        bucket = self._buckets.get(str(op.get("bucket")))
+        if bucket is None or [v.type.dims for v in op.outputs] != [self._params[name].dims for name in bucket.params]:
+            return False
+        size = layout_of(self._program, bucket).size
+        return operands[0].dims == bucket.type.dims and size == self._program.elements(operands[0])
 
     def _updates(self, op: Op, operands: list[Type]) -> bool:
         """All parameters of a bucket, with its gradient."""

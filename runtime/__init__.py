@@ -9,6 +9,7 @@ Non-goals: nothing here knows plans' text, the IR or the compiler.
 
 from .collectives import (
     all_gather,
+    all_gather_,
     all_gather_invariant,
     all_reduce,
     all_reduce_,
@@ -18,6 +19,7 @@ from .collectives import (
     once_replicated,
     pad_shard,
     reduce_scatter,
+    reduce_scatter_,
     regather,
     replicate,
     shard,
@@ -79,6 +81,7 @@ __all__ = [
     "Text",
     "Tokens",
     "all_gather",
+    "all_gather_",
     "all_gather_invariant",
     "all_reduce",
     "all_reduce_",
@@ -103,6 +106,7 @@ __all__ = [
     "ones",
     "pad_shard",
     "reduce_scatter",
+    "reduce_scatter_",
     "regather",
     "replicate",
     "rms_norm",

@@ -231,6 +231,32 @@ def all_reduce_(x: Tensor, axis: Axis) -> Tensor:
     return x
 
 
+def reduce_scatter_(x: Tensor, axis: Axis) -> Tensor:
+    """Sum over the axis, of which each rank keeps its part, in place and outside autograd: flat gradients.
+
+    Returns this rank's part, a view of x; the rest of x is then worthless.
+    """
+    if axis.size == 1:
+        return x
+    own = _own_part(x, axis)
+    axis.group._reduce_scatter_base(own, x).wait()
+    return own
+
+
+def all_gather_(x: Tensor, axis: Axis) -> Tensor:
+    """Every rank's part of a flat buffer to all ranks of the axis, in place and outside autograd.  Returns x."""
+    if axis.size > 1:
+        axis.group._allgather_base(x, _own_part(x, axis)).wait()
+        if axis.watch is not None:
+            axis.watch.coerced(x, axis, axis.watch.here(), "result")
+    return x
+
+
+def _own_part(x: Tensor, axis: Axis) -> Tensor:
+    size = x.numel() // axis.size
+    return x[axis.rank * size : (axis.rank + 1) * size]
+
+
 class _Gathered:
     """The gathered tensor as backward sees it: gathered again for its first consumer, freed after its last."""
 

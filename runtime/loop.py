@@ -26,7 +26,7 @@ from .weights import Reader
 
 Build = Callable[[Mesh], tuple[nn.Module, State]]
 TrainStep = Callable[[nn.Module, State, Batch, float], Metrics]
-EvalStep = Callable[[nn.Module, Mesh, Batch], Metrics]
+EvalStep = Callable[[nn.Module, State, Batch], Metrics]
 
 _EVAL_BATCHES = 8
 
@@ -188,7 +188,7 @@ class _Run:
     @torch.no_grad()
     def _validate(self, held: Loader) -> Metrics:
         """Mean loss of a token over the first batches of the held-out data, the same ones each time."""
-        parts = [self.eval_step(self.model, self.mesh, held.batch(i)) for i in range(min(_EVAL_BATCHES, held.batches))]
+        parts = [self.eval_step(self.model, self.state, held.batch(i)) for i in range(min(_EVAL_BATCHES, held.batches))]
         tokens = torch.stack([part.tokens for part in parts])
         losses = torch.stack([part.loss for part in parts])
         return Metrics(loss=(losses * tokens).sum() / tokens.sum(), tokens=tokens.sum())

@@ -24,7 +24,8 @@ class State:
 
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
-    two agree.
+    two agree.  The buckets named in `shards` are shared out over those axes: a rank updates its part of each, and the
+    rest of `weights` is stale until it is gathered.
     """
 
     def __init__(
@@ -35,10 +36,16 @@ class State:
         optimizer: Optimizer,
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
+        shards: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.mesh = mesh
         members = _members(_specs(model), buckets)
-        self._buckets = {name: Bucket(groups, mesh, dtype, master, optimizer.slots) for name, groups in members.items()}
+        of = dict(shards or {})
+        self._buckets = {
+            name: Bucket(groups, mesh, dtype, master, optimizer.slots, of.pop(name, ()))
+            for name, groups in members.items()
+        }
+        assert not of, f"state: there is no bucket {', '.join(of)}"
         _install(model, {name: p for bucket in self._buckets.values() for name, p in bucket.parameters()})
         self._optimizer = optimizer
         self._parts = [part for bucket in self._buckets.values() for part in bucket.parts()]
@@ -55,14 +62,16 @@ class State:
     def take(self, value: Callable[[str, Spec], Tensor]) -> None:
         """Values of every parameter, given as this rank's part by its name and spec."""
         for bucket in self._buckets.values():
-            for piece in bucket.pieces:
-                piece.view(bucket.master).copy_(value(piece.name, piece.spec))
-            bucket.refresh()
+            bucket.fill(value)
         self._updated()
 
     def gradients(self) -> dict[str, Tensor]:
         """Each bucket's flat gradient, by name: this rank's sum since the last update."""
         return {name: bucket.gradient for name, bucket in self._buckets.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The flat parameters, as the model uses them, of each bucket that is shared out, by name."""
+        return {name: bucket.working for name, bucket in self._buckets.items() if bucket.shards}
 
     def zero(self) -> None:
         """Zeroes every gradient."""
@@ -78,7 +87,7 @@ class State:
             self.mesh.watch.updating()
         if scale is not None:
             for bucket in self._buckets.values():
-                bucket.gradient.mul_(scale)
+                bucket.gradient[bucket.own].mul_(scale)
         skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
         self._step += 1 - skipped
         for part in self._parts:
@@ -94,9 +103,10 @@ class State:
         Who writes to them calls `refresh` behind it.
         """
         for bucket in self._buckets.values():
-            for key, spec, local in bucket.record():
-                split = {axis for axes in spec.split.values() for axis in axes}
-                yield Box(key, spec.shape, spec.offsets(self.mesh), local, self._is_first(set(self.mesh.axes) - split))
+            for each in bucket.record():
+                split = {axis for axes in each.spec.split.values() for axis in axes} | {*bucket.shards}
+                own = self._is_first(set(self.mesh.axes) - split)
+                yield Box(each.key, each.spec.shape, each.offset, each.local, own)
         yield Box(STEP, (), (), self._step, self._is_first(self.mesh.axes))
 
     def _is_first(self, axes: Iterable[str]) -> bool:
@@ -115,10 +125,12 @@ class State:
         Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
         seconds that the first call takes to import DTensor.
         """
+        shared = [name for name, bucket in self._buckets.items() if bucket.shards]
+        assert not shared, f"state: {', '.join(shared)} are shared out by rows, which no DTensor is: take `boxes`"
         own = {
-            key: _as_global(local, spec, self.mesh)
+            each.key: _as_global(each.local, each.spec, self.mesh)
             for bucket in self._buckets.values()
-            for key, spec, local in bucket.record()
+            for each in bucket.record()
         }
         return {**own, STEP: self._step}
 

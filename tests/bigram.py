@@ -76,9 +76,9 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
     return Metrics(loss=all_reduce_(loss, dp) / count, norm=norm, tokens=count)
 
 
-def eval_step(model: nn.Module, mesh: Mesh, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     """Two collectives: the count, the loss."""
-    dp = mesh.axis("dp")
+    dp = state.mesh.axis("dp")
     count = all_reduce_(count_valid(batch.labels), dp)
     return Metrics(loss=all_reduce_(model(*next(batch.microbatches())), dp) / count, tokens=count)
 

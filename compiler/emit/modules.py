@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from attrs import define, field, frozen
 
 from ..ir import Arg, Attr, Enter, Kind, Op, Param, Program, Region, Stmt, Type, base, types, walk
+from ..layout import stored_as_matrix
 from ..ops.dropout import are_draws
 from ..placements import coercion, coercion_of, conjugate, ends
 from .expressions import ATOM, Context, Expr, express
@@ -334,13 +335,6 @@ def _loop(item: str, modules: str, draws: Mapping[str, str]) -> str:
     if not draws:
         return f"for {item} in {modules}:"
     return f"for {', '.join([item, *draws])} in zip({', '.join([modules, *draws.values()])}, strict=True):"
-
-
-def stored_as_matrix(param: Param) -> bool:
-    """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is joined with."""
-    dims = param.type.dims
-    leading = (dims[param.stacked], dims[-param.inner])
-    return bool(param.inner) and all(place.dim in leading for _, place in param.type.places)
 
 
 def table_of(op: Op, types: dict[str, Type], program: Program) -> Table:

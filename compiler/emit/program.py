@@ -14,6 +14,8 @@ from jinja2 import FileSystemLoader
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Op, Program, Region, Type, base, walk
+from ..layout import shard_axes
+from ..leaves import leaves
 from ..resources import folder
 from ..settings import Group
 from ..source import Source
@@ -54,21 +56,13 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         classes=[_Class(module, program) for module in model.classes],
         model_class=model.classes[-1].name,
         buckets=_buckets(program, model),
+        shards=_shards(program),
         optimizer=_optimizer(program),
         dtypes=_dtypes(program),
         step=step_lines(program),
         plan=[*_plan(program, microbatches.args, modules.types), *weights_lines(program, model.patterns)],
     )
     return _with_imports(body)
-
-
-def leaves(program: Program) -> dict[str, str]:
-    """The values that are a parameter as the model uses it, and whose they are."""
-    of = {p.name: p.name for p in program.params}
-    for op in program.region.body:
-        if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in of:
-            of[op.outputs[0].name] = of[op.inputs[0]]
-    return of
 
 
 def _legend(program: Program) -> str:
@@ -157,6 +151,16 @@ def _compute(program: Program) -> str:
 def _dtypes(program: Program) -> str:
     stored = program.params[0].type.dtype
     return f"dtype={DTYPES[_compute(program)]}, master={DTYPES[stored]}"
+
+
+def _shards(program: Program) -> str:
+    """The axes over which ranks share out buckets, by name; "" where they share out none."""
+    of = {bucket.name: shard_axes(program, bucket) for bucket in program.buckets}
+    items = [f"{literal(name)}: {literal(axes)}" for name, axes in of.items() if axes]
+    if not items:
+        return ""
+    line = f"{{{', '.join(items)}}}"
+    return line if len(line) <= 100 else "{\n" + "".join(f"        {item},\n" for item in items) + "    }"
 
 
 @frozen

@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 from attrs import define, field, frozen
 
-from ..ir import Kind, Op, Program, Region, base
+from ..ir import Kind, Op, Program, Region, Value, base
 from ..ops.dropout import are_draws
 from ..placements import ends
 from .words import DTYPES, axes_word, identifier, literal
 
-LOCALS = {"count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"}
+LOCALS = {
+    *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
+    "weights",
+}
 """What the lines below call their values."""
 
 
@@ -35,8 +38,7 @@ def step_lines(program: Program) -> StepLines:
     loss, norm, count = (step.text[end.name] for end in program.region.yields[:3])
     step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
-    mesh = ["mesh = state.mesh"] if step.train.groups else []
-    return StepLines((*mesh, *step.train.all()), tuple(step.evaluate.all()))
+    return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
 
 
 @define
@@ -48,9 +50,8 @@ class _Function:
 
     def all(self) -> list[str]:
         """The groups first."""
-        return [
-            f"{name} = mesh.axis({', '.join(map(literal, axes))})" for name, axes in self.groups.items()
-        ] + self.lines
+        groups = [f"{name} = mesh.axis({', '.join(map(literal, axes))})" for name, axes in self.groups.items()]
+        return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
 
 
 class _Step:
@@ -61,16 +62,26 @@ class _Step:
 
     def coerce(self, op: Op) -> None:
         """The sum of a scalar stands inside another line, that of a bucket is a line."""
-        source, target = ends(op)
-        if source.kind is not Kind.PARTIAL:
-            assert target.kind is Kind.REPLICATED, "emit: a leaf's chain communicates"
-            return
         name, result = op.inputs[0], op.outputs[0]
-        call = f"all_reduce_({self.text[name]}, {self._group(op)})"
-        self.text[result.name] = call
-        if result.type.dims:
-            self.train.lines.append(f"{call}  # P→I  {self._program.elements(result.type):,} × {result.type.dtype}")
-            self.text[result.name] = self.text[name]
+        text = self.text.get(name, "")
+        match [end.kind for end in ends(op)]:
+            case [Kind.PARTIAL, Kind.INVARIANT] if not result.type.dims:
+                text = f"all_reduce_({text}, {self._group(op)})"
+            case [Kind.PARTIAL, Kind.INVARIANT]:
+                self.train.lines.append(f"all_reduce_({text}, {self._group(op)})  # P→I  {self._size(result)}")
+            case [Kind.PARTIAL, Kind.SHARDED]:
+                call = f"reduce_scatter_({text}, {self._group(op)})"
+                self.train.lines.append(f"{text} = {call}  # P→S  {self._size(result)}")
+            case [Kind.SHARDED, Kind.REPLICATED]:
+                self._both(f"all_gather_({text}, {self._group(op)})  # S→R  {self._size(result)}")
+            case [Kind.INVARIANT, Kind.SHARDED | Kind.REPLICATED]:
+                pass  # what the rank holds of a bucket, and what it uses of a parameter, are there
+            case _:
+                raise AssertionError(f"emit: nothing does {op.outputs[0].name} at the scope of the step")
+        self.text[result.name] = text
+
+    def _size(self, value: Value) -> str:
+        return f"{self._program.elements(value.type):,} × {value.type.dtype}"
 
     def _group(self, op: Op) -> str:
         """The name of the joint group of a reduction; evaluation asks for those of counts and losses only."""
@@ -78,7 +89,7 @@ class _Step:
         known = {held: name for name, held in self.train.groups.items()}
         name = known.get(axes) or identifier(axes_word(axes, self._program), LOCALS | set(known.values()))
         self.train.groups[name] = axes
-        if base(op.inputs[0]) in ("count", "loss"):
+        if base(op.inputs[0]) in ("count", "loss") or ends(op)[0].kind is Kind.SHARDED:
             self.evaluate.groups[name] = axes
         return name
 
@@ -114,8 +125,13 @@ class _Step:
         self.train.lines.append("gradients = state.gradients()")
 
     def pack(self, op: Op) -> None:
-        bucket = next(b for b in self._program.buckets if b.type.dims == (op.get("dim"),))
-        self.text[op.outputs[0].name] = f"gradients[{literal(bucket.name)}]"
+        """The flat parameters of buckets that ranks share out, or the flat gradients."""
+        bucket = next(b for b in self._program.buckets if b.dim == op.get("dim"))
+        of = "weights" if op.inputs == bucket.params else "gradients"
+        if of == "weights" and "weights" not in self.text.values():
+            self._both("weights = state.weights()")
+            self.text["weights"] = "weights"
+        self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"
 
     def sum_squares(self, op: Op) -> None:
         self.text[op.outputs[0].name] = f"sum_squares({', '.join(self.text[name] for name in op.inputs)})"
@@ -137,7 +153,9 @@ class _Step:
         self.train.lines.append(f"state.update(lr, {scale}skip=count == 0)")
 
     def held(self, op: Op) -> None:
-        """What the state keeps or does: the cast of a parameter, the update of a bucket."""
+        """What the state keeps or does: the cast of parameters, their views of a bucket, its update."""
+        if op.kind == "cast":
+            self.text[op.outputs[0].name] = self.text.get(op.inputs[0], "")
 
     def _both(self, line: str) -> None:
         self.train.lines.append(line)
@@ -154,6 +172,7 @@ WRITERS: dict[str, Callable[[_Step, Op], None]] = {
     "pack": _Step.pack,
     "reciprocal": _Step.reciprocal,
     "sum_squares": _Step.sum_squares,
+    "unpack": _Step.held,
     "update": _Step.held,
 }
 """How the ops at step scope are written."""

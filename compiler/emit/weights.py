@@ -6,7 +6,8 @@ Non-goals: how a plan says it (`names`), reading and writing such files (the run
 from collections.abc import Iterator
 from math import prod
 
-from ..ir import Op, Param, Program, walk
+from ..ir import Param, Program, walk
+from ..leaves import leaves
 from ..names import Stored
 from ..ops.attention import SEQUENCE
 from .words import DTYPES, PRECISIONS, literal
@@ -63,9 +64,6 @@ def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
 
 def _tables(program: Program) -> set[str]:
     """The parameters that have a row for each token or each position."""
-    own = {param.name: param.name for param in program.params}
-    for op in program.region.body:
-        if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in own:
-            own[op.outputs[0].name] = own[op.inputs[0]]
+    own = leaves(program)
     looked_up = {own.get(op.inputs[1], "") for op in walk(program.region.body) if op.kind == "embedding"}
     return looked_up | {param.name for param in program.params if SEQUENCE in param.type.dims}

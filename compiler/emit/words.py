@@ -32,11 +32,11 @@ PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
 
 RUNTIME = tuple(
     """
-    SGD AdamW Batch Constant Cosine Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens
-    all_gather all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale concat count_valid
+    SGD AdamW Batch Constant Cosine Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens all_gather
+    all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale concat count_valid
     cross_entropy dropout embedding exp fork invariant layer_norm max_logit mean mean_square normal once
-    once_replicated ones pad_shard reduce_scatter regather replicate rms_norm rms_scaled rope rope_table shard sigmoid
-    softcap softmax_parts split sum_squares take_shard tanh token_loss train weight zeros
+    once_replicated ones pad_shard reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
+    rope_table shard sigmoid softcap softmax_parts split sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""

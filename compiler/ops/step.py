@@ -62,6 +62,16 @@ def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(types[0].dtype, (flat,), program.places(places))]
 
 
+def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Each part's own type: split over the axes over which the flat buffer is, and otherwise placed as it is."""
+    (flat,) = types
+    kinds = {axis: place.kind for axis, place in flat.places}
+    for value in op.outputs:
+        if value.type.dtype != flat.dtype or {a: p.kind for a, p in value.type.places} != kinds:
+            raise TypingError("unpack gives values of the placement and element type of its operand")
+    return [value.type for value in op.outputs]
+
+
 def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The parameters (operands after gradient, scale and count), in their state of record."""
     if any(t.axes_in(Kind.PARTIAL) for t in types):
@@ -119,6 +129,14 @@ PACK = OpDef(
     more=True,
     attributes=(Attribute("dim", kinds=(str,)),),
     typing=_packed,
+)
+
+UNPACK = OpDef(
+    "unpack",
+    "The parameters of a bucket, of its flat buffer: views, not copies.",
+    operands=takes("flat"),
+    attributes=(Attribute("bucket", kinds=(str,)),),
+    typing=_unpacked,
 )
 
 SUM_SQUARES = OpDef(

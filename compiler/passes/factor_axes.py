@@ -6,16 +6,22 @@ the query heads of one rank all use the key/value heads it holds.
 Before: `resolve`.  Non-goals: dims that an axis does not divide at all (`validate` has reported them).
 """
 
-from attrs import evolve
+from attrs import asdict, evolve
 
-from ..ir import Axis, Claim, Program
+from ..ir import Axis, Claim, Program, StateAxes
 
 
 def factor_axes(program: Program) -> Program:
     """The program with axes factored where a claiming dim is smaller than the axis."""
     factors = {axis.name: _factors(axis, program) for axis in program.axes}
     claims = [part for claim in program.claims for part in _split(claim, factors[claim.axis], program.size(claim.dim))]
-    return evolve(program, axes=tuple(a for group in factors.values() for a in group), claims=tuple(claims))
+    axes = tuple(axis for group in factors.values() for axis in group)
+    kept = {kind: _named(factors, names) for kind, names in asdict(program.state).items()}
+    return evolve(program, axes=axes, claims=tuple(claims), state=StateAxes(**kept))
+
+
+def _named(factors: dict[str, tuple[Axis, ...]], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(factor.name for name in names for factor in factors[name])
 
 
 def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:

@@ -104,7 +104,7 @@ class _Bench:
         self.case, self._numbers = case, numbers
         self._world = World.of(case.program)
         start = case.scene(numbers)
-        self._env = start.on(case.program, self._world)
+        self._env = start.on(case.program, self._world, numbers)
         self._expected = Reference(case.single, numbers).run(start)
         self._memory = Memory()
         own = self._machine(case.program, learning=True).run(self._env)

@@ -22,11 +22,13 @@ from ..ir import (
     Program,
     Region,
     Type,
+    base,
     sharded,
     types,
     values,
     walk,
 )
+from ..layout import shard_axes
 from ..ops import OPS, TypingError
 from ..placements import COERCIONS
 from ..source import Span
@@ -95,18 +97,21 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     right: dict[tuple[str, Where], Tensor] = {}
     world = World.of(alone)
     machine = Machine(alone, world, numbers, lambda name, where, value: right.__setitem__((name, where), value))
-    machine.run(start.on(alone, world))
+    machine.run(start.on(alone, world, numbers))
     ranks = World.of(case.program)
     type_of = {value.name: value.type for value in values(case.program.region)}
-    flat = {bucket.type.dims[0] for bucket in case.program.buckets}  # each rank packs what it holds
+    flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
+    partly = {name for bucket in case.program.buckets if shard_axes(case.program, bucket) for name in bucket.params}
+    updated = {v.name for op in walk(case.program.region.body) if op.kind == "update" for v in op.outputs}
+    stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
 
     def look(name: str, where: Where, value: Tensor) -> None:
         whole, type = right[name, where], type_of[name]
-        if not flat & {*type.dims} and not _is(value, whole, type, ranks, numbers):
+        if not flat & {*type.dims} and name not in stale and not _is(value, whole, type, ranks, numbers):
             raise _Stop(_found(case.program, name, where, value, whole, type, ranks, numbers))
 
     try:
-        Machine(case.program, ranks, numbers, look).run(start.on(case.program, ranks))
+        Machine(case.program, ranks, numbers, look).run(start.on(case.program, ranks, numbers))
     except _Stop as stop:
         return stop.found
     except ShapeError as error:

@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from attrs import Factory, field, frozen
 
-from ..ir import Enter, Leave, Op, Program, Region, Type, types
+from ..ir import INVARIANT, PARTIAL, Enter, Leave, Op, Program, Region, Type, types
+from ..layout import shard_axes
 from ..placements import ends
 from .meanings import MEANINGS, Call, Meaning
 from .meanings.step import unpacked
@@ -67,7 +68,16 @@ class Machine:
         inner = self._body(region, env, ())
         loss, norm, count, *updated = (inner[end.name] for end in region.yields)
         params = dict(zip((p.name for p in self.program.params), updated, strict=True))
-        return Outcome({"loss": loss, "norm": norm, "count": count}, self._gradients, params)
+        metrics = {"loss": loss, "norm": norm, "count": count}
+        return Outcome(metrics, self._whole(self._gradients), self._whole(params))
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """With the parts put together of what ranks share out; what two ranks hold, or none, is wrong then."""
+        axes = {name: shard_axes(self.program, b) for b in self.program.buckets for name in b.params}
+        return {
+            name: self.world.coerced(x, axes[name], PARTIAL, INVARIANT, self.numbers) if axes.get(name) else x
+            for name, x in tensors.items()
+        }
 
     def _body(self, region: Region, outer: Env, where: Where) -> Env:
         """All names visible at the end of the region's body."""

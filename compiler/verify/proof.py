@@ -160,7 +160,7 @@ def unequal(case: Case, numbers: Numbers) -> list[str]:
     expected = Reference(case.single, numbers).run(start)
     world = World.of(case.program)
     try:
-        found = Machine(case.program, world, numbers).run(start.on(case.program, world))
+        found = Machine(case.program, world, numbers).run(start.on(case.program, world, numbers))
     except ShapeError as error:
         return [error.value]
     return differences(case.program, world, numbers, found, expected)

@@ -11,6 +11,7 @@ import numpy as np
 from attrs import Factory, field, frozen
 
 from ..ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
+from ..leaves import leaves
 from .field import Field
 from .machine import Outcome, Watch, Where, differing
 from .meanings import MEANINGS, Call
@@ -112,6 +113,8 @@ class Reference:
         for stmt in body:
             if isinstance(stmt, Region):
                 made = self._repeat(stmt, env, where)
+            elif stmt.kind == "unpack":
+                made = {value.name: env[leaves(self.program)[value.name]] for value in stmt.outputs}
             elif only and not (stmt.kind in only and stmt.inputs[0] in env):
                 continue
             else:

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ..ir import MICROBATCHES, Program, base, types, walk
+from .flat import own
 from .numbers import Numbers
 from .tensors import RANDOM, Array, Tensor
 from .world import World
@@ -24,11 +25,15 @@ class Scene:
     params: dict[str, Tensor]
     inputs: dict[str, Tensor]
 
-    def on(self, program: Program, world: World) -> dict[str, Tensor]:
+    def on(self, program: Program, world: World, numbers: Numbers) -> dict[str, Tensor]:
         """What each rank holds of parameters and inputs."""
         held = {p.name: (self.params[p.name], p.type) for p in program.params}
         held |= {arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type) for arg in program.region.args}
-        return {name: world.spread(everywhere(value, world), type) for name, (value, type) in held.items()}
+        found = {name: world.spread(everywhere(value, world), type) for name, (value, type) in held.items()}
+        for bucket in program.buckets:
+            kept = own(program, world, bucket, [found[name] for name in bucket.params], numbers)
+            found |= dict(zip(bucket.params, kept, strict=True))
+        return found
 
 
 def everywhere(value: Tensor, world: World) -> Tensor:

@@ -10,7 +10,8 @@ from math import lcm, prod
 
 from attrs import evolve
 
-from ..ir import MICROBATCHES, Claim, Dim, Op, Program, Region, Stmt, types, walk
+from ..ir import MICROBATCHES, Bucket, Claim, Dim, Op, Program, Region, Stmt, types, walk
+from ..layout import layout_of, shard_axes
 from ..ops import OPS
 from ..ops.attention import SEQUENCE, head_dims
 from ..settings import Cluster
@@ -35,16 +36,18 @@ def meshes(program: Program) -> list[Sizes]:
 
 def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
     """The program at other sizes."""
-    flat = {b.type.dims[0]: _flat(program, b.params, dims) for b in program.buckets}
     ranks = prod(axes[claim.axis] for claim in program.claims if claim.dim == "batch")
     batch, global_batch = dims["batch"] // ranks, dims["batch"] * dims[MICROBATCHES]
-    return evolve(
+    flat = {bucket.dim for bucket in program.buckets}
+    small = evolve(
         program,
         axes=tuple(evolve(axis, size=axes[axis.name]) for axis in program.axes),
-        dims=tuple(_with_size(dim, (dims | flat)[dim.name]) for dim in program.dims),
+        dims=tuple(dim if dim.name in flat else _with_size(dim, dims[dim.name]) for dim in program.dims),
         train=evolve(program.train, seq=dims["seq"], microbatch=batch, global_batch=global_batch),
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
+    sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
+    return evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
 
 
 def _with_size(dim: Dim, size: int) -> Dim:
@@ -52,8 +55,10 @@ def _with_size(dim: Dim, size: int) -> Dim:
     return evolve(dim, size=size, valid=size - 1 if dim.valid < dim.size else size)
 
 
-def _flat(program: Program, params: tuple[str, ...], dims: Sizes) -> int:
-    return sum(prod(dims[dim] for dim in p.type.dims) for p in program.params if p.name in params)
+def _flat(program: Program, bucket: Bucket) -> int:
+    """The size of a bucket over all ranks that hold a part of it."""
+    split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in shard_axes(program, bucket)]
+    return layout_of(program, bucket).size * program.degree(tuple(split))
 
 
 def small(program: Program, axes: Sizes) -> Sizes:

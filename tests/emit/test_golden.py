@@ -25,6 +25,7 @@ SHARDS = {
     "one_rank": ("mesh { dp = 1  tp = 1 }", ""),
     "tensor_parallel": ("mesh { dp = 1  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }", ""),
     "data_parallel": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }", ""),
+    "shared_state": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }", "precision = bf16"),
     "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
 }
 """Variants of the tiny plan: its mesh (and shard), and settings of `train`."""

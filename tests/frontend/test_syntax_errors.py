@@ -316,13 +316,13 @@ MISTAKES = {
         """,
     ),
     "section_to_come": (
-        "state { zero 3 over dp  bucket = 25MiB }",
+        "pipeline { 1f1b over pp }",
         """
-        error[E0406]: there is no section `state` yet
+        error[E0406]: there is no section `pipeline` yet
          --> m.scale:1:1
           |
-        1 | state { zero 3 over dp  bucket = 25MiB }
-          | ^^^^^ sharded optimizer state is to come
+        1 | pipeline { 1f1b over pp }
+          | ^^^^^^^^ schedules of stages are to come
           |
           = help: leave it out
         """,

@@ -98,7 +98,7 @@ class _Step:
         batch = self._batch()
         metrics = self._module.train_step(self._model, self, batch, 0.1)
         spmd.assert_type([metrics.loss, metrics.norm, metrics.tokens], I)
-        metrics = self._module.eval_step(self._model, self.mesh, batch)
+        metrics = self._module.eval_step(self._model, self, batch)
         spmd.assert_type([metrics.loss, metrics.tokens], I)
 
     def gradients(self) -> dict[str, Tensor]:

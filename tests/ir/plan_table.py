@@ -40,6 +40,17 @@ PLANS = {
     "unused tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard="batch over dp", ranks=2),
     "regather": evolve(DP_TP, train="precision = fp64  gathered = regather"),
     "bf16": evolve(DP_TP, train="precision = bf16"),
+    "shared optimizer state": evolve(DP_TP, state="zero 1 over dp", train="precision = bf16"),
+    "shared inside, copied outside": Plan(
+        mesh="replica = 2  dp = 2  tp = 2",
+        shard=WITH_SEQ.replace("over dp", "over replica, dp"),
+        ranks=4,
+        state="optimizer over dp",
+        clip=0.5,
+    ),
+    "shared over two axes": Plan(
+        mesh="replica = 2  dp = 2", shard="batch over replica, dp", ranks=4, state="optimizer over replica, dp"
+    ),
     "one microbatch": evolve(DP_TP, microbatches=1),
     "three microbatches": evolve(DP_TP, microbatches=3),
     "two key/value heads on four ranks": Plan(mesh="tp = 4", shard=f"{NO_DP}  seq over tp"),

@@ -57,6 +57,7 @@ class Plan:
     dims: str = DIMS
     inputs: str = ""
     """Those behind tokens and labels."""
+    state: str = ""
     data: str = ""
     """Settings of the data besides its files."""
 
@@ -70,6 +71,7 @@ class Plan:
 }}
 mesh {{ {self.mesh} }}
 shard {{ {self._rules()} }}
+state {{ {self.state} }}
 train {{
   seq = {self.seq}  global_batch = {self.microbatches * self.microbatch}  microbatch = {self.microbatch // self.ranks}
   steps = 1  {self.train}

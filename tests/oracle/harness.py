@@ -1,6 +1,6 @@
 """Compiles a plan, runs the emitted program on forked ranks, and puts the ranks' parts together again.
 
-Placements are read from the state's DTensors; where ranks hold copies, these must agree to the last bit.
+What a rank holds are the boxes of its state; where ranks hold copies, these must agree to the last bit.
 """
 
 import importlib.util
@@ -12,11 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch._dynamo  # this and the next, which torch imports late, before ranks fork: each would do it again
 import torch.distributed as dist
-import torch.distributed.tensor
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
 from oracle.plans import ROWS, SEQ, Case, plan_text
 from oracle.reference import Step, Tensors
@@ -25,6 +22,7 @@ from scalec.compiler.emit import emit
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 from scalec.runtime import Batch, Mesh
+from scalec.runtime.boxes import Box, whole
 
 Inputs = tuple[Tensor, ...]
 """Tokens, labels, and what else a model takes: [rows, seq] each."""
@@ -91,7 +89,7 @@ def _evaluate(module: ModuleType, start: Tensors, batch: Inputs) -> float:
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     fill(state, start)
-    return float(module.eval_step(model, mesh, local_batch(module.PLAN, *batch)).loss)
+    return float(module.eval_step(model, state, local_batch(module.PLAN, *batch)).loss)
 
 
 def initial(case: Case, module: ModuleType, seed: int) -> Tensors:
@@ -114,39 +112,47 @@ def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: fl
 
 def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, lr: float) -> RankStep:
     """One step; its reduced gradients are copied when the update begins, before it scales them."""
-    gradients: Tensors = {}
+    gradients: dict[str, Part] = {}
+    parameters = dict(model.named_parameters())
 
     def update(*args: Any, **options: Any) -> None:
-        gradients.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        gradients.update({box.key: _gradient(parameters[box.key], box) for box in _boxes(state)})
         type(state).update(state, *args, **options)
 
     state.update = update
     metrics = module.train_step(model, state, batch, lr)
-    records = state.state_dict()
-    return RankStep(
-        float(metrics.loss),
-        float(metrics.norm),
-        int(metrics.tokens),
-        {name: _part(records[name], gradient) for name, gradient in gradients.items()},
-        _parameters(state),
-    )
+    return RankStep(float(metrics.loss), float(metrics.norm), int(metrics.tokens), gradients, _parameters(state))
+
+
+def _gradient(parameter: Tensor, box: Box) -> Part:
+    """That of the elements which this rank keeps of a parameter: box and parameter are views of one buffer."""
+    assert parameter.grad is not None
+    start = box.tensor.storage_offset() - parameter.storage_offset()
+    own = parameter.grad.reshape(-1)[start : start + box.tensor.numel()]
+    return Part(own.view(box.tensor.shape).clone(), box.shape, box.offset)
 
 
 def _parameters(state: Any) -> dict[str, Part]:
-    """Copies of this rank's parts."""
-    records: Tensors = state.state_dict()
-    return {n: _part(r, local_of(r).clone()) for n, r in records.items() if not n.startswith("optimizer/")}
+    """Copies of this rank's parts of the parameters."""
+    return {box.key: Part(box.tensor.clone(), box.shape, box.offset) for box in _boxes(state)}
+
+
+def _boxes(state: Any) -> Iterator[Box]:
+    return (box for box in state.boxes() if not box.key.startswith("optimizer/"))
+
+
+def kept(state: Any) -> Tensors:
+    """What this rank keeps, by key: views."""
+    return {box.key: box.tensor for box in state.boxes()}
 
 
 def fill(state: Any, start: Tensors) -> None:
     """Copies this rank's part of global parameters into the state."""
-    values = state.state_dict()
-    assert {name for name in values if not name.startswith("optimizer/")} == set(start), "the parameters' names differ"
-    for name, value in start.items():
-        assert values[name].shape == value.shape, f"{name}: {values[name].shape} where the reference has {value.shape}"
-        part = _part(values[name], local_of(values[name]))
-        part.local.copy_(value[_box(part)])
-    state.load_state_dict(values)
+    for box in _boxes(state):
+        value = start[box.key]
+        assert box.shape == value.shape, f"{box.key}: {box.shape} where the reference has {value.shape}"
+        box.tensor.copy_(value[box.extent.within(whole(box.shape))])
+    state.refresh()
 
 
 def local_batch(plan: Any, *inputs: Tensor) -> Batch:
@@ -176,26 +182,6 @@ def _coordinates(mesh: dict[str, int]) -> list[int]:
     return places
 
 
-def local_of(value: Tensor) -> Tensor:
-    """The memory of a DTensor or of a plain tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _part(record: Tensor, local: Tensor) -> Part:
-    """`local`, placed as `record` is."""
-    if not isinstance(record, DTensor):
-        return Part(local, tuple(record.shape), (0,) * record.dim())
-    mesh, offsets, sizes = record.device_mesh, [0] * record.dim(), list(record.shape)
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    for axis, placement in enumerate(record.placements):
-        if isinstance(placement, Shard):
-            sizes[placement.dim] //= mesh.size(axis)
-            offsets[placement.dim] += coordinate[axis] * sizes[placement.dim]
-    assert tuple(sizes) == tuple(local.shape)
-    return Part(local, tuple(record.shape), tuple(offsets))
-
-
 def _box(part: Part) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.local.shape, strict=True))
 
@@ -208,7 +194,8 @@ def _joined(steps: tuple[RankStep, ...]) -> Step:
 
 def _whole(ranks: list[dict[str, Part]]) -> Tensors:
     """Global tensors; every element is there, and equal on all ranks that hold it."""
-    return {name: _assembled(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return {name: _assembled(name, [rank[name] for rank in ranks if name in rank]) for name in names}
 
 
 def _assembled(name: str, parts: list[Part]) -> Tensor:

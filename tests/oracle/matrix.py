@@ -15,6 +15,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "valid": ("all", "uneven", "silent_rank", "silent_microbatch"),
     "gathered": ("save", "regather"),
     "optimizer": ("sgd", "momentum", "adamw", "groups"),
+    "state": ("", "zero 1 over dp"),
     "clip": (0.0, 0.05, 1e3),  # off, always at work, never at work
 }
 IMPOSSIBLE: frozenset[Pair] = frozenset(

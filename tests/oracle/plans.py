@@ -76,6 +76,7 @@ class Case:
     padded: bool = False  # the last three of the vocabulary are padding
     smoothing: float = 0.0
     z: float = 0.0
+    state: str = ""  # what the section `state` says
 
     @property
     def ranks(self) -> int:
@@ -129,6 +130,7 @@ def plan_text(case: Case) -> str:
 }}
 mesh  {{ {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
 shard {{ {case.rules or _rules(case)} }}
+state {{ {case.state} }}
 {train_text(case)}"""
 
 

@@ -27,6 +27,10 @@ MORE = (
     Case(dp=2, tp=4, kv=1, vocab=False, model="every"),
     Case(dp=2, tp=2, sp=True, padded=True, smoothing=0.1, z=0.01, microbatches=2),
     Case(tp=2, vocab=False, padded=True, smoothing=0.1, z=0.01, model="tied"),
+    Case(replicas=2, dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=0.05, state="zero 1 over dp"),
+    Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 1 over replica, dp"),
+    Case(dp=3, tp=2, model="every", optimizer="adamw", clip=0.05, state="optimizer over dp"),
+    Case(dp=8, kv=1, optimizer="momentum", valid="silent_rank", state="zero 1 over dp"),
 )
 CASES = [*(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)), *MORE]
 

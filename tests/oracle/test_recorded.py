@@ -33,6 +33,7 @@ CASES = [
     Case(dp=2, tp=2, sp=True, microbatches=2, gathered="regather", clip=1.0),
     Case(dp=2, tp=2, sp=True, vocab=False, precision="bf16"),
     Case(tp=4, kv=1, model="parallel"),
+    Case(dp=2, tp=2, sp=True, state="zero 1 over dp", precision="bf16"),
     Case(tp=4, sp=True, kv=2, model="tied", optimizer="adamw"),
 ]
 PLANTED = Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0)
@@ -179,7 +180,7 @@ DEFECTS = {
     ),
     "in_evaluation": (
         ALONE,
-        f'{ALONE}\n    all_reduce_(torch.zeros(1), mesh.axis("tp"))',
+        f'{ALONE}\n    all_reduce_(torch.zeros(1), state.mesh.axis("tp"))',
         """, evaluation after step 1, call 1: a call too many
     plan      all_reduce (sum) of i64[] over ranks 0, 2: `count.1`, tiny.scale:1
     recorded  all_reduce (sum) of f32[1] over ranks 0, 1""",

@@ -100,7 +100,7 @@ def _in_record(name: str, change: Callable[[Tensor], None]) -> Fault:
 
     def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
         if step == 2 and dist.get_rank() == 3:
-            change(harness.local_of(state.state_dict()[name]).view(-1).view(torch.int64))
+            change(harness.kept(state)[name].view(-1).view(torch.int64))
         return batch
 
     return fault
@@ -158,10 +158,9 @@ def test_a_changed_working_copy_is_found_though_the_update_mends_it(tmp_path: Pa
 
 def test_bad_values_are_found_before_the_first_step(tmp_path: Path) -> None:
     def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
-        own = state.state_dict()
         if dist.get_rank() == 2:
-            harness.local_of(own["norm"])[7] += 1
-        state.load_state_dict(own)
+            harness.kept(state)["norm"][7] += 1
+        state.refresh()
         return batch
 
     message = _message(SP, tmp_path, fault)

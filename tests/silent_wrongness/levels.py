@@ -166,7 +166,7 @@ def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
     world, start = World.of(case.program), _labelled(case.scene(numbers), labels)
     machine = Machine(case.program, world, numbers, meanings=MEANINGS | FAULTS)
     try:
-        found = machine.run(start.on(case.program, world))
+        found = machine.run(start.on(case.program, world, numbers))
     except ShapeError as error:
         return {error.value}
     expected = Reference(case.single, numbers).run(start)

@@ -104,7 +104,7 @@ def test_a_step_without_labels_updates_nothing(name: str) -> None:
     start = small.scene(numbers)
     labels = start.inputs["labels"]
     start.inputs["labels"] = Tensor(labels.dims, np.full_like(labels.array, -1))
-    held = start.on(program, world)
+    held = start.on(program, world, numbers)
     outcome = Machine(program, world, numbers).run(held)
     assert not outcome.metrics["count"].array.any()
     assert not outcome.metrics["loss"].array.any()

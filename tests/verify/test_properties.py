@@ -47,7 +47,7 @@ def parts(case: Case, program: Program, numbers: Numbers) -> bool:
     start, world = case.scene(numbers), World.of(program)
     expected = Reference(case.single, numbers).run(start)
     try:
-        found = Machine(program, world, numbers, meanings=MEANINGS | FAULTS).run(start.on(program, world))
+        found = Machine(program, world, numbers, meanings=MEANINGS | FAULTS).run(start.on(program, world, numbers))
     except (ShapeError, AssertionError):
         return True
     return bool(differences(program, world, numbers, found, expected))

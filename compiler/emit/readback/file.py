@@ -17,7 +17,7 @@ from .values import blocks, local
 from .weights import stored
 
 FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu", "softmax"})
-STEPS = {"Batch", "Mesh", "Metrics", "all_reduce_", "clip_scale", "count_valid", "sum_squares"}
+STEPS = {"Batch", "Mesh", "Metrics", "all_gather_", "all_reduce_", "clip_scale", "count_valid", "reduce_scatter_", "sum_squares"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
 SETTINGS = set("AdamW Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
 IMPORTS = {
@@ -122,7 +122,7 @@ class File:
         build, train, evaluate = (self._functions[name] for name in ("build", "train_step", "eval_step"))
         demand_header(build, "mesh: Mesh", "tuple[nn.Module, State]")
         demand_header(train, "model: nn.Module, state: State, batch: Batch, lr: float", "Metrics")
-        demand_header(evaluate, "model: nn.Module, mesh: Mesh, batch: Batch", "Metrics", "torch.no_grad()")
+        demand_header(evaluate, "model: nn.Module, state: State, batch: Batch", "Metrics", "torch.no_grad()")
         demand(
             node,
             {"Mesh", "State", "Batch", "Metrics", "Tensor", "nn", "torch"} <= self._bound,

@@ -7,6 +7,7 @@ import ast
 from fnmatch import fnmatchcase
 
 from ...ir import Program, Type, base, walk
+from ...layout import shard_axes
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
 
@@ -28,7 +29,8 @@ def check_build(
     `dtype` is that in which the model computes.
     """
     local, body = Names.of(build, names), statements(build)
-    demand(build, len(body) == 4, "`build` is not model, buckets, optimizer and state")
+    shards = {b.name: axes for b in program.buckets if (axes := shard_axes(program, b))}
+    demand(build, len(body) == 4 + bool(shards), "`build` is not model, buckets, optimizer, shards and state")
     model, buckets, optimizer = (_target(stmt) for stmt in body[:3])
     demand(build, len({model, buckets, optimizer, "mesh"}) == 4, "uses a name twice")
     made = _optimizer(program)
@@ -39,7 +41,10 @@ def check_build(
     demand_same(body[2], f"{optimizer} = {made}")
     (master,) = {p.type.dtype for p in program.params}
     kept = f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"
-    demand_same(body[3], f"return {model}, State({model}, mesh, {buckets}, {optimizer}, {kept})")
+    if shards:
+        demand_same(body[3], f"shards = {shards!r}")
+        kept += ", shards=shards"
+    demand_same(body[-1], f"return {model}, State({model}, mesh, {buckets}, {optimizer}, {kept})")
 
 
 def _target(stmt: ast.stmt) -> str:

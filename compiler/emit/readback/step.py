@@ -7,7 +7,9 @@ import ast
 
 from attrs import frozen
 
-from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Program, Type, base, walk
+from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Placement, Program, Type, base, sharded, walk
+from ...layout import shard_axes
+from ...leaves import leaves
 from ...placements import coercion_of, ends
 from .text import DTYPES, Names, Ops, axes_of, demand, demand_same, keywords, literal, statements, targets, terms, wrong
 from .values import Axes, blocks, needed
@@ -29,15 +31,24 @@ class Zero:
 
 @frozen
 class Mark:
-    """The mesh, or the flat gradients by bucket."""
+    """The mesh, or the flat gradients or parameters by bucket."""
 
     of: str
 
 
-MESH, GRADIENTS = Mark("mesh"), Mark("gradients")
+MESH, GRADIENTS, WEIGHTS = Mark("mesh"), Mark("gradients"), Mark("weights")
 
 Seen = str | Axes | Zero | Mark
 """A value of the IR, or what is none."""
+
+
+def _weights(ops: list[Op]) -> set[str]:
+    """What is made on the way from parameters, flat, to an `unpack`."""
+    names: set[str] = set()
+    for op in reversed(ops):
+        if op.kind == "unpack" or names & {value.name for value in op.outputs}:
+            names.update(op.inputs)
+    return names
 
 
 class Step:
@@ -59,18 +70,24 @@ class Step:
         if not self._trains:
             del self._returns["norm"]
         ops = needed(program, None if self._trains else set(self._returns.values()))
-        self._ops = Ops(ops, same, self._is_leaf)
+        self._weights = _weights(ops)
+        self._unpacked = [op for op in ops if op.kind == "unpack"]
+        same.update({value.name: leaves(program)[value.name] for op in self._unpacked for value in op.outputs})
+        self._ops = Ops([op for op in ops if op.kind != "unpack"], same, self._is_leaf)
         self._order = [op for op in ops if op.kind == "coerce" and coercion_of(op).collective]
-        self._env: dict[str, Seen] = {} if self._trains else {"mesh": MESH}
+        self._env: dict[str, Seen] = {}
         self._unread: set[str] = set()  # groups, zeros and gradients that are not used yet
         self._flat: dict[str, str] = {}  # bucket → the value that its gradient holds
+        self._held: dict[str, str] = {}  # bucket → the value that its parameters hold
         self._ran = False
         self.given: tuple[str, ...] = ()  # the inputs, in the order in which the model takes them
 
     def _is_leaf(self, op: Op) -> bool:
         """Whether an op is a parameter's on its way to its uses, and nothing at run time or the state's own copy."""
-        free = op.kind == "cast" or (op.kind == "coerce" and ends(op) == (INVARIANT, REPLICATED))
-        return free and self._same.get(op.inputs[0], op.inputs[0]) in {p.name for p in self._program.params}
+        source = self._same.get(op.inputs[0], op.inputs[0])
+        own = op.outputs[0].name in self._weights
+        free = op.kind == "cast" or (op.kind == "coerce" and ends(op)[0] == INVARIANT)
+        return free and (own or source in {p.name for p in self._program.params})
 
     def read(self) -> int:
         """Reads all statements; returns how many ops they do, but for those of the model's forward."""
@@ -81,7 +98,7 @@ class Step:
         demand(self._node, self._ran and not self._unread, f"runs no microbatch, or never uses {sorted(self._unread)}")
         done = [op for op in self._ops.done if op in self._order]
         demand(self._node, done == self._order, f"reduces {', '.join(op.inputs[0] for op in done)} in this order")
-        return self._ops.finish(self._node) + sum(1 for _ in walk(self._backward.body))
+        return self._ops.finish(self._node) + len(self._unpacked) + sum(1 for _ in walk(self._backward.body))
 
     # ---- statements
 
@@ -95,7 +112,10 @@ class Step:
                 self._bind(names, [self._value(value) for value in values])
             case ast.Assign(targets=[ast.Name() as name], value=value):
                 self._bind(name, [self._value(value)])
-            case ast.Expr(value=ast.Call(func=ast.Name(id="all_reduce_")) as call):
+            case ast.Expr(value=ast.Call(func=ast.Name(id="all_reduce_" | "all_gather_")) as call):
+                self._value(call)
+            case ast.Assign(targets=[ast.Subscript() as own], value=ast.Call(args=[same, _]) as call):
+                demand_same(same, ast.unparse(own))
                 self._value(call)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr="update")) as call) if self._trains:
                 self._update(call)
@@ -204,6 +224,15 @@ class Step:
             self._flat[bucket.name] = op.outputs[0].name
         return GRADIENTS
 
+    def _parameters(self, node: ast.AST) -> Mark:
+        """The flat parameters of buckets that ranks share out: of each, what this rank holds."""
+        demand(node, not self._ran and not self._held, "takes the parameters after the microbatches, or twice")
+        for bucket in self._program.buckets:
+            if shard_axes(self._program, bucket):
+                op = self._ops.take(node, "pack", bucket.params, {"dim": bucket.dim})
+                self._held[bucket.name] = self._ops.first(op.outputs[0].name)
+        return WEIGHTS
+
     # ---- expressions
 
     def _value(self, node: ast.expr) -> Seen:
@@ -211,9 +240,12 @@ class Step:
             case ast.Name(id=name) if name in self._env:
                 self._unread.discard(name)
                 return self._env[name]
-            case ast.Subscript(value=base, slice=ast.Constant(value=str(bucket))) if bucket in self._flat:
-                demand(node, self._value(base) == GRADIENTS, f"`{ast.unparse(base)}` are not the gradients")
-                return self._flat[bucket]
+            case ast.Subscript(value=base, slice=ast.Constant(value=str(bucket))):
+                of = self._value(base)
+                demand(node, of in (GRADIENTS, WEIGHTS), f"`{ast.unparse(base)}` are no buckets")
+                held = self._flat if of == GRADIENTS else self._held
+                demand(node, bucket in held, f"there is no bucket `{bucket}`")
+                return held[bucket]
             case ast.BinOp(op=ast.Mult(), left=left, right=right):
                 return self._take(node, "mul", [left, right])
             case ast.Call(func=ast.Name(id=name)):
@@ -248,7 +280,11 @@ class Step:
                 op = self._ops.take(node, "count_valid", [self._labels()], {})
                 return self._ops.first(op.outputs[0].name)
             case "all_reduce_", [operand, axes]:
-                return self._reduce(node, operand, axes)
+                return self._coerce(node, operand, axes, PARTIAL, INVARIANT)
+            case "reduce_scatter_", [operand, axes]:
+                return self._coerce(node, operand, axes, PARTIAL, self._shard(operand))
+            case "all_gather_", [operand, axes]:
+                return self._coerce(node, operand, axes, self._shard(operand), REPLICATED)
             case "sum_squares", operands:
                 return self._take(node, "sum_squares", operands)
             case "clip_scale", [norm, limit]:
@@ -262,15 +298,22 @@ class Step:
         """All microbatches' labels."""
         return next(arg.source for arg in self._region.args if arg.value.name.split(".")[0] == INPUTS[1])
 
-    def _reduce(self, node: ast.Call, operand: ast.expr, axes: ast.expr) -> str:
-        """A sum over ranks in place: whatever held the value holds the sum from now on."""
+    def _shard(self, operand: ast.expr) -> Placement:
+        """A bucket's part, whose flat dim is its only one."""
+        return sharded(*self._types[self._tensor(operand)].dims)
+
+    def _coerce(
+        self, node: ast.Call, operand: ast.expr, axes: ast.expr, source: Placement, target: Placement
+    ) -> str:
+        """In place: whatever held the value holds the result from now on."""
         before, group = self._tensor(operand), self._value(axes)
         if not isinstance(group, Axes):
             raise wrong(axes, f"`{ast.unparse(axes)}` is no axis")
-        op = self._ops.take(node, "coerce", [before], {"axes": group.names, "from": PARTIAL, "to": INVARIANT})
+        op = self._ops.take(node, "coerce", [before], {"axes": group.names, "from": source, "to": target})
         after = self._ops.first(op.outputs[0].name)
         self._env = {name: after if value == before else value for name, value in self._env.items()}
         self._flat = {name: after if value == before else value for name, value in self._flat.items()}
+        self._held = {name: after if value == before else value for name, value in self._held.items()}
         return after
 
     def _method(self, node: ast.Call, base: ast.expr, name: str) -> Seen:
@@ -278,6 +321,9 @@ class Step:
             case "mesh.axis", _:
                 demand(node, self._env.get("mesh") == MESH, "there is no mesh yet")
                 return Axes(axes_of(node))
+            case "state.weights", _:
+                demand_same(node, "state.weights()")
+                return self._parameters(node)
             case "state.gradients", _ if self._trains:
                 demand_same(node, "state.gradients()")
                 return self._gradients(node)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ...ir import MAXIMUM, Attr, Kind, Op, Placement, Program, Region, Type, sharded
+from ...ir import MAXIMUM, Attr, Kind, Op, Placement, Program, Region, Type, sharded, walk
 from ...placements import COERCIONS
 
 Groups = tuple[tuple[str, ...], ...]
@@ -87,12 +87,20 @@ def blocks(program: Program) -> tuple[Region, Region, Region]:
     return region, forward, backward
 
 
+def _read(region: Region) -> set[str]:
+    """All names that ops of a region, and regions in it, read."""
+    own = {name for op in walk(region.body) for name in op.inputs}
+    inner = [stmt for stmt in region.body if isinstance(stmt, Region)]
+    return own.union({arg.source for each in inner for arg in each.args}, *map(_read, inner))
+
+
 def needed(program: Program, wanted: set[str] | None) -> list[Op]:
     """The ops of the step on which the values `wanted` depend, or all."""
     ops = [stmt for stmt in program.region.body if isinstance(stmt, Op)]
     if wanted is None:
         return ops
-    names = set(wanted)
+    region, forward, _ = blocks(program)
+    names = wanted | {arg.source for arg in region.args} | _read(forward)
     for op in reversed(ops):
         if names & {value.name for value in op.outputs}:
             names.update(op.inputs)

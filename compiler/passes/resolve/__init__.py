@@ -18,13 +18,14 @@ from .document import Document, gather
 from .inputs import check_data
 from .model import build
 from .parts import claims_of_parts, train_of_parts
+from .state import state_axes
 from .stored import stored
 from .user_ops import user_ops
 
 PRECISIONS = {"fp32": ("f32", "f32"), "bf16": ("bf16", "f32"), "fp64": ("f64", "f64")}
 """The element types of activations and of parameters' state of record, by `precision`."""
 
-SECTIONS = ("cluster", "mesh", "names", "shard", "train")
+SECTIONS = ("cluster", "mesh", "names", "shard", "state", "train")
 
 
 def resolve(source: Source) -> Program:
@@ -43,6 +44,8 @@ def resolve(source: Source) -> Program:
     dims, scope = _dims(document.model)
     dims |= _data_dims(train, rules, axes)
     _known(rules, dims, axes)
+    sizes = {axis.name: axis.size for axis in axes}
+    claims = _claims(rules, sizes)
     divided = divide(document.model, dims, scope)
     dims |= {part.name: part for parts in divided.dims.values() for part in parts}
     frame = Program(
@@ -50,11 +53,12 @@ def resolve(source: Source) -> Program:
         "resolve",
         axes,
         tuple(dims.values()),
-        claims_of_parts(_claims(rules, {axis.name: axis.size for axis in axes}), divided.dims),
+        claims_of_parts(claims, divided.dims),
         (),
         Region("model", (), span=document.model.span),
         train_of_parts(train, divided.copies),
         cluster,
+        state=state_axes(sections["state"], claims, sizes),
     )
     ops = user_ops(document.ops, source)
     built = build(divided.model, frame, scope, ops, *PRECISIONS[train.precision])

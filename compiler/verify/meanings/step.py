@@ -1,15 +1,15 @@
 """What a step does around forward and backward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from math import prod
 
 import numpy as np
 
-from ...ir import Program
+from ...ir import Bucket, Program
 from ...settings import Optimizer
+from ..flat import own, packed, padded, parts
 from ..numbers import Numbers
-from ..tensors import Tensor, degree_of
+from ..tensors import Tensor
 from .call import Call, Meaning
 
 
@@ -60,31 +60,33 @@ def _same(c: Call) -> list[Tensor]:
     return [c.args[0]]
 
 
+def _bucket(c: Call, found: Callable[[Bucket], bool]) -> Bucket:
+    return next(bucket for bucket in c.program.buckets if found(bucket))
+
+
 def _pack(c: Call) -> list[Tensor]:
-    lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in c.args))
-    parts = [np.broadcast_to(x.array, (*lead, *x.array.shape[x.lead :])).reshape(*lead, -1) for x in c.args]
-    return [Tensor(c.dims, np.concatenate(parts, axis=-1), degree_of(c.args))]
+    return [packed(c.program, _bucket(c, lambda bucket: bucket.dim == c.get("dim")), c.args)]
+
+
+def _unpack(c: Call) -> list[Tensor]:
+    return parts(c.program, c.world, _bucket(c, lambda bucket: bucket.name == c.get("bucket")), c.args[0])
 
 
 def unpacked(c: Call) -> list[Tensor]:
-    """The gradients of an update, one for each of its parameters: the operand is one's own, or the flat one of all."""
-    grad, params = c.args[0], c.args[3:]
-    sizes = [prod(c.world.shape(type)) for type in c.types[3:]]
-    flat = grad.array.reshape(*grad.array.shape[: grad.lead], -1)
-    if flat.shape[-1] != sum(sizes):
-        raise ValueError("the gradient has not the size of its parameters")
-    parts = np.split(flat, np.cumsum(sizes)[:-1], axis=-1)
-    shapes = [c.world.shape(type) for type in c.types[3:]]
-    return [
-        Tensor(p.dims, part.reshape(*part.shape[:-1], *shape), grad.degree)
-        for p, part, shape in zip(params, parts, shapes, strict=True)
-    ]
+    """The gradients of an update, one for each of its parameters; zero for what the rank does not update."""
+    grad, name = c.args[0], dict(c.op.attrs).get("bucket")
+    if name is None:
+        return [grad]
+    bucket = _bucket(c, lambda bucket: bucket.name == name)
+    return parts(c.program, c.world, bucket, padded(c.program, c.world, bucket, grad, c.numbers))
 
 
 def _update(c: Call) -> list[Tensor]:
     scale, count = c.args[1:3]
     each = zip(c.op.inputs[3:], c.args[3:], unpacked(c), strict=True)
-    return [updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each]
+    moved = [updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each]
+    name = dict(c.op.attrs).get("bucket")
+    return own(c.program, c.world, _bucket(c, lambda b: b.name == name), moved, c.numbers) if name else moved
 
 
 MEANINGS = {
@@ -97,6 +99,7 @@ MEANINGS = {
     "pack": Meaning(_pack),
     "reciprocal": Meaning(lambda c: [reciprocal(c.numbers, c.args[0])]),
     "sum_squares": Meaning(lambda c: [squares(c.numbers, c.args)]),
+    "unpack": Meaning(_unpack),
     "update": Meaning(_update),
     "zeros": Meaning(lambda c: [c.numbers.product(c.args[0].dims, c.args[0], c.numbers.ratio(0, 1))]),
 }

@@ -171,7 +171,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
 
 
 @torch.no_grad()
-def eval_step(model: nn.Module, mesh: Mesh, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     count = count_valid(batch.labels)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()

@@ -1,0 +1,54 @@
+"""Flat buckets of all ranks: parameters side by side, and the parts of them that ranks hold.
+
+Purpose: `packed` and its inverse `parts`; `own`, what a rank knows of parameters whose state is shared out.
+Non-goals: where in a bucket a parameter lies (`layout`).
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from ..ir import INVARIANT, PARTIAL, Bucket, Program, sharded
+from ..layout import layout_of, shard_axes
+from .numbers import Numbers
+from .tensors import Tensor, degree_of
+from .world import World
+
+
+def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:
+    """The bucket's flat buffer, zero where no tensor lies."""
+    lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in tensors))
+    flat = np.zeros((*lead, layout_of(program, bucket).size), tensors[0].array.dtype)
+    for x, start in zip(tensors, layout_of(program, bucket).starts, strict=True):
+        own = x.array.reshape(*x.array.shape[: x.lead], -1)
+        flat[..., start : start + own.shape[-1]] = own
+    return Tensor((bucket.dim,), flat, degree_of(tensors))
+
+
+def parts(program: Program, world: World, bucket: Bucket, flat: Tensor) -> list[Tensor]:
+    """The parameters' parts of a flat buffer.  Raises ValueError where it has not the bucket's size."""
+    if flat.array.shape[-1] != layout_of(program, bucket).size:
+        raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
+    of = {param.name: param.type for param in program.params}
+    found: list[Tensor] = []
+    for name, start in zip(bucket.params, layout_of(program, bucket).starts, strict=True):
+        shape = world.shape(of[name])
+        part = flat.array[..., start : start + prod(shape)]
+        found.append(Tensor(of[name].dims, part.reshape(*part.shape[:-1], *shape), flat.degree))
+    return found
+
+
+def padded(program: Program, world: World, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:
+    """A rank's part of a bucket in its place among zeros; a bucket that is not shared out as it is."""
+    axes = shard_axes(program, bucket)
+    return world.coerced(flat, axes, sharded(bucket.dim), PARTIAL, n) if axes else flat
+
+
+def own(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
+    """Of tensors that lie as the bucket's parameters do, what each rank holds of the bucket, and zero elsewhere."""
+    axes = shard_axes(program, bucket)
+    if not axes:
+        return list(tensors)
+    part = world.coerced(packed(program, bucket, tensors), axes, INVARIANT, sharded(bucket.dim), n)
+    return parts(program, world, bucket, padded(program, world, bucket, part, n))
