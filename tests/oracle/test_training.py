@@ -25,6 +25,8 @@ from scalec.runtime.saved import Saved
 MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)
 ONE = Case(microbatches=4, optimizer="groups", clip=1.0)
 FOUR = Case(dp=4, optimizer="groups", clip=1.0)
+SHARED = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0, state="zero 1 over dp")
+SHARED_FOUR = Case(dp=4, optimizer="groups", clip=1.0, state="zero 1 over dp")
 STEPS, HALF = 6, 3
 RUN = Path("runs", "llama")
 
@@ -46,10 +48,22 @@ def test_runs_resume_bitwise_and_on_other_meshes(tmp_path: Path, corpus: Path) -
     assert resumed.state.keys() == whole.state.keys()
     assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
 
-    for case, name in ((ONE, "one"), (FOUR, "four")):
+    for case, name in ((ONE, "one"), (FOUR, "four"), (SHARED, "shared")):
         other = _trained(case, tmp_path / name, corpus, resume=whole)
         for got, want in zip(other.log, whole.log[HALF:], strict=True):
             assert got == pytest.approx(want, rel=1e-9)
+        assert other.state.keys() == whole.state.keys()
+        for key, value in whole.state.items():
+            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+
+
+def test_shared_state_resumes_bitwise_and_under_other_plans(tmp_path: Path, corpus: Path) -> None:
+    whole = _trained(SHARED, tmp_path / "whole", corpus)
+    resumed = _trained(SHARED, tmp_path / "resumed", corpus, resume=whole)
+    assert resumed.log == whole.log[HALF:]
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+    for case, name in ((ONE, "one"), (SHARED_FOUR, "four")):
+        other = _trained(case, tmp_path / name, corpus, resume=whole)
         assert other.state.keys() == whole.state.keys()
         for key, value in whole.state.items():
             torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
