@@ -1,7 +1,7 @@
 """Where parameters lie in a flat bucket: one behind the other, and where ranks share it out, cut between rows.
 
 Purpose: equal shards, each of whole rows of its tensors, so that every piece of every tensor is a box.  A tensor begins
-at a multiple of its row's length, and a shard is a multiple of all of them: whatever a cut meets, it meets between rows.
+at a multiple of its row's length, and a shard is a multiple of all of them, so that a cut falls between rows.
 Non-goals: which parameters share a bucket (`passes.fuse_buckets`).  The runtime lays out its memory by the same rule.
 """
 

@@ -137,7 +137,7 @@ class _Builder(Transformer[Token, Program]):
             self._cluster,
             _all(Bucket, parts),
             self._names,
-            StateAxes(**dict(_all(tuple, parts))),
+            StateAxes(**_pairs(parts)),
         )
 
     def axis(self, parts: Parts) -> Axis:
@@ -271,6 +271,12 @@ class _Builder(Transformer[Token, Program]):
 
 def _all(kind: type[T], parts: Parts) -> tuple[T, ...]:
     return tuple(part for part in parts if isinstance(part, kind))
+
+
+def _pairs(parts: Parts) -> dict[str, tuple[str, ...]]:
+    """The kinds of state that lines of the header speak of, and their axes."""
+    found: list[tuple[str, tuple[str, ...]]] = [part for part in parts if isinstance(part, tuple)]
+    return dict(found)
 
 
 def _tokens(parts: Parts) -> tuple[Token, ...]:

@@ -131,7 +131,8 @@ class Bucket:
     def _rows(self, piece: Piece) -> range:
         """Which rows of its part of a parameter this rank keeps: all, unless the bucket is shared out."""
         start, stop = max(piece.start, self.own.start), min(piece.stop, self.own.stop)
-        return range((start - piece.start) // piece.row, (stop - piece.start) // piece.row) if start < stop else range(0)
+        first, last = (start - piece.start) // piece.row, (stop - piece.start) // piece.row
+        return range(first, max(first, last))
 
     def _kept(self, piece: Piece, rows: range, flat: Tensor) -> Tensor:
         """Those rows in a buffer of what this rank keeps."""
@@ -139,7 +140,7 @@ class Bucket:
         return flat[start : start + len(rows) * piece.row].view(len(rows), *piece.shape[1:])
 
     def copies(self) -> Iterator[Copies]:
-        """Everything in its memory, in stretches that the same ranks hold alike; of what is shared out, what it keeps."""
+        """Everything in its memory, in stretches that the same ranks hold alike."""
         flats: list[tuple[str, Role, Tensor]] = [
             ("", "kept", self.master),
             ("the gradient of ", "gradient", self.gradient[self.own]),

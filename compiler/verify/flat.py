@@ -1,6 +1,6 @@
 """Flat buckets of all ranks: parameters side by side, and the parts of them that ranks hold.
 
-Purpose: `packed` and its inverse `parts`; `own`, what a rank knows of parameters whose state is shared out.
+Purpose: `packed` and its inverse `parts`; of what ranks share out, what each holds (`own`) and all hold (`together`).
 Non-goals: where in a bucket a parameter lies (`layout`).
 """
 
@@ -46,9 +46,28 @@ def padded(program: Program, world: World, bucket: Bucket, flat: Tensor, n: Numb
 
 
 def own(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
-    """Of tensors that lie as the bucket's parameters do, what each rank holds of the bucket, and zero elsewhere."""
+    """Of tensors that lie as the bucket's parameters do, what each rank holds of the bucket; the rest is stale.
+
+    A stale element is its neighbour, so that whoever uses it computes something else.
+    """
     axes = shard_axes(program, bucket)
     if not axes:
         return list(tensors)
-    part = world.coerced(packed(program, bucket, tensors), axes, INVARIANT, sharded(bucket.dim), n)
-    return parts(program, world, bucket, padded(program, world, bucket, part, n))
+    whole = packed(program, bucket, tensors)
+    ones = _part(world, bucket, axes, Tensor(whole.dims, np.ones_like(whole.array)), n)
+    held = padded(program, world, bucket, ones, n)
+    array = np.where(held.array > 0, whole.array, np.roll(whole.array, 1, axis=-1))
+    return parts(program, world, bucket, Tensor(whole.dims, array, whole.degree))
+
+
+def together(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
+    """Tensors that lie as the bucket's parameters do, put together of what each rank holds."""
+    axes = shard_axes(program, bucket)
+    if not axes:
+        return list(tensors)
+    part = _part(world, bucket, axes, packed(program, bucket, tensors), n)
+    return parts(program, world, bucket, world.coerced(part, axes, sharded(bucket.dim), INVARIANT, n))
+
+
+def _part(world: World, bucket: Bucket, axes: Sequence[str], flat: Tensor, n: Numbers) -> Tensor:
+    return world.coerced(flat, axes, INVARIANT, sharded(bucket.dim), n)

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from attrs import Factory, field, frozen
 
-from ..ir import INVARIANT, PARTIAL, Enter, Leave, Op, Program, Region, Type, types
-from ..layout import shard_axes
+from ..ir import Enter, Leave, Op, Program, Region, Type, types
 from ..placements import ends
+from .flat import together
 from .meanings import MEANINGS, Call, Meaning
 from .meanings.step import unpacked
 from .numbers import Numbers
@@ -72,12 +72,12 @@ class Machine:
         return Outcome(metrics, self._whole(self._gradients), self._whole(params))
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """With the parts put together of what ranks share out; what two ranks hold, or none, is wrong then."""
-        axes = {name: shard_axes(self.program, b) for b in self.program.buckets for name in b.params}
-        return {
-            name: self.world.coerced(x, axes[name], PARTIAL, INVARIANT, self.numbers) if axes.get(name) else x
-            for name, x in tensors.items()
-        }
+        """With the parts put together of what ranks share out."""
+        found = dict(tensors)
+        for bucket in self.program.buckets:
+            each = together(self.program, self.world, bucket, [tensors[name] for name in bucket.params], self.numbers)
+            found |= dict(zip(bucket.params, each, strict=True))
+        return found
 
     def _body(self, region: Region, outer: Env, where: Where) -> Env:
         """All names visible at the end of the region's body."""

@@ -199,7 +199,7 @@ def test_row_26_key_value_heads_over_the_inner_of_two_axes(heads: str, kv_heads:
 
 
 def test_row_27_gradients_are_reduced_over_one_of_two_data_axes() -> None:
-    """A hybrid mesh became a flat one (UniRL PR #410).  Sharded state waits for ZeRO; here gradients of two data axes
+    """A hybrid mesh became a flat one (UniRL PR #410).  Here gradients of two data axes
     are reduced over one, so that replicas part.  `test_runs` builds the wrong mesh."""
     made = "g_replica_dp_tp.1: f64[flat_replica_dp_tp] = coerce(g_replica_dp_tp) <axes=[replica, dp, tp]"
     flat = made.replace("[flat_replica_dp_tp]", "[flat_replica_dp_tp]{replica: P}").replace("replica, dp, tp", "dp, tp")

@@ -93,6 +93,19 @@ def test_row_29_every_rank_clips_by_its_own_norm() -> None:
     assert "the IR has no sum_squares(g_dp_split_tp.1) <> here" in defect.emission()
 
 
+def test_row_29_the_norm_of_shared_gradients_leaves_out_an_axis() -> None:
+    """As above, where each rank of a data axis has a part of the sums: it clips by the norm of its parts."""
+    reduced = "squares.1: f64[] = coerce(squares) <axes=[dp, tp], from=P, to=I>"
+    defect = Defect(
+        "shared inside, copied outside",
+        ir={reduced: reduced.replace("f64[]", "f64[]{dp: P}").replace("dp, tp", "tp")},
+        text={'mesh.axis("dp", "tp")': 'mesh.axis("tp")'},
+    )
+    assert "grad_norm" in defect.types()
+    assert {"norm"} < defect.values()
+    assert "the IR has no coerce(squares)" in defect.emission()
+
+
 def test_row_33_each_rank_decides_by_itself_whether_to_update() -> None:
     """Some ranks skipped a step and others did not (ColossalAI PR #1175, WeatherGenerator PR #2718).  Here ranks
     without a label of their own."""

@@ -44,6 +44,8 @@ NAMES = (
     "several results",
     "dropout",
     "dropout, nested repeats, documents",
+    "shared optimizer state",
+    "shared inside, copied outside",
 )
 
 EXPECTED = {
