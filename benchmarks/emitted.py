@@ -38,18 +38,21 @@ class Sizes:
     microbatches: int = 1
 
 
-def program(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool = False) -> ModuleType:
-    """The program for these sizes on a mesh of axes `dp` and `tp`, or on one rank where it has none."""
+def program(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool = False, state: str = "") -> ModuleType:
+    """The program for these sizes on a mesh of axes `dp` and `tp`, or on one rank where it has none.
+
+    `state` is what the plan says of optimizer state.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())
-        (folder / "llama.scale").write_text(_plan(sizes, mesh, sequence_parallel))
+        (folder / "llama.scale").write_text(_plan(sizes, mesh, sequence_parallel, state))
         command = [SCALEC, "compile", folder / "llama.scale", "-o", folder / "out"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return _imported(folder / "out" / "train.py")
 
 
-def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool) -> str:
+def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool, state: str) -> str:
     names = ("vocab", "hidden", "heads", "kv_heads", "head_dim", "ffn", "layers")
     dims = "  ".join(f"{name} = {getattr(sizes, name)}" for name in names)
     axes = "  ".join(f"{axis} = {size}" for axis, size in mesh.items())
@@ -57,6 +60,7 @@ def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool) -> str
     return f"""use "models/llama.scale" {{ dims {{ {dims} }} }}
 mesh {{ {axes} }}
 {f"shard {{ {rules} }}" if mesh else ""}
+state {{ {state} }}
 train {{
   seq = {sizes.seq}  global_batch = {sizes.rows * sizes.microbatches * mesh.get("dp", 1)}  microbatch = {sizes.rows}
   steps = 100  seed = 0  precision = fp32

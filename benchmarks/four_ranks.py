@@ -59,8 +59,8 @@ def _rank(rank: int, folder: Path, name: str, sizes: Sizes, split: ModuleType, r
     dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=RANKS)
     mesh = Mesh(MESH)
     steps = {EMITTED: _emitted(sizes, split, mesh), TORCH: _torch(sizes, mesh)}
-    times = in_turns({kind: partial(_timed, step) for kind, step in steps.items()}, rounds)
-    losses = {kind: _mean(step(), mesh) for kind, step in steps.items()}
+    times = in_turns({kind: partial(timed, step) for kind, step in steps.items()}, rounds)
+    losses = {kind: mean(step(), mesh) for kind, step in steps.items()}
     parts = [_where_it_goes(kind, step) for kind, step in steps.items()]
     if rank == 0:
         _report(name, losses, times, parts)
@@ -86,14 +86,14 @@ def _torch(sizes: Sizes, mesh: Mesh) -> Step:
     return lambda: dtensor.step(model, optimizer, *rows)
 
 
-def _mean(loss: Tensor, mesh: Mesh) -> float:
+def mean(loss: Tensor, mesh: Mesh) -> float:
     """Over data-parallel ranks; leaves a value that is a mean already as it is."""
     total = loss.clone()
     dist.all_reduce(total, group=mesh.axis("dp").group)
     return total.item() / MESH["dp"]
 
 
-def _timed(step: Step) -> float:
+def timed(step: Step) -> float:
     """Seconds from when all ranks begin to when all have ended."""
     dist.barrier()
     start = perf_counter()

@@ -54,7 +54,7 @@ CODES = {
     "E0309": "a dim that the model does not set",
     "E0310": "a batch that is not whole",
     "E0311": "heads that do not share evenly",
-    "E0312": "an odd number of dims to rotate",
+    "E0312": "dims that rope cannot turn",
     "E0313": "a constant out of range",
     "E0314": "padding that would count",
     "E0315": "a branch that never or always runs",
@@ -68,6 +68,7 @@ CODES = {
     "E0407": "a group of no parameter",
     "E0408": "a parameter in two groups",
     "E0409": "data that the model is not given",
+    "E0410": "an op that cannot be done again",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",
@@ -106,8 +107,11 @@ CODES = {
     # configurations of other programs
     "E0801": "a model that no plan expresses",
     "E0802": "not a configuration",
+    # what a machine can do; a warning, the plan is compiled
+    "W0901": "a step that does not fit",
+    "W0902": "attention to what is to be predicted",
 }
-"""Every code and what it stands for."""
+"""Every code and what it stands for; those with W are warnings."""
 
 
 @frozen
@@ -120,7 +124,7 @@ class Note:
 
 @frozen
 class Diagnostic:
-    """One mistake."""
+    """One mistake, or a warning."""
 
     code: str
     message: str
@@ -128,6 +132,11 @@ class Diagnostic:
     label: str = ""
     notes: tuple[Note, ...] = ()
     help: str = ""
+
+    @property
+    def severity(self) -> str:
+        """Whether it is an error or a warning."""
+        return "warning" if self.code.startswith("W") else "error"
 
     def __str__(self) -> str:
         return render(self)
@@ -194,7 +203,13 @@ def listing(words: Iterable[str]) -> str:
 
 # ---- showing
 
-_STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "gutter": "\x1b[1;34m", "help": "\x1b[1;32m"}
+_STYLES = {
+    "error": "\x1b[1;31m",
+    "warning": "\x1b[1;33m",
+    "strong": "\x1b[1m",
+    "gutter": "\x1b[1;34m",
+    "help": "\x1b[1;32m",
+}
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -221,13 +236,13 @@ class _Renderer:
     def __init__(self, diagnostic: Diagnostic, colour: bool) -> None:
         self._it = diagnostic
         self._colour = colour
-        self._marks = [_Mark(diagnostic.span, "^", diagnostic.label, "error")]
+        self._marks = [_Mark(diagnostic.span, "^", diagnostic.label, diagnostic.severity)]
         self._marks += [_Mark(note.span, "-", note.text, "gutter") for note in diagnostic.notes if note.span]
         self._width = len(str(max(mark.span.line for mark in self._marks)))
 
     def lines(self) -> Iterator[str]:
         it = self._it
-        yield self._paint(f"error[{it.code}]", "error") + self._paint(f": {it.message}", "strong")
+        yield self._paint(f"{it.severity}[{it.code}]", it.severity) + self._paint(f": {it.message}", "strong")
         for arrow, path in self._paths():
             yield from self._excerpt(arrow, [mark for mark in self._marks if mark.span.path == path])
         notes = [note.text for note in it.notes if not note.span]

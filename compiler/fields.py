@@ -227,6 +227,43 @@ def choice(doc: str, *choices: str) -> Metadata:
     return {WHAT: Value(doc, read, str)}
 
 
+@frozen
+class Selection:
+    """A word, and the names that it was given as in a call."""
+
+    word: str
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.word}({', '.join(self.names)})" if self.names else self.word
+
+
+def selection(doc: str, *words: str, of: str) -> Metadata:
+    """One of a few words, or the word `of` with names: `selective(attention, silu)`."""
+    listed = listing((*words, f"{of}(…)"))
+
+    def read(setting: syntax.Setting) -> Selection:
+        match setting.value:
+            case syntax.Name(name=name) if name in words:
+                return Selection(name)
+            case syntax.Call(name=syntax.Name(name=name), args=(_, *_) as args, kwargs=()) if name == of:
+                return Selection(of, tuple(dict.fromkeys(_name(setting, expr) for expr in args)))
+            case syntax.Name(name=name) | syntax.Call(name=syntax.Name(name=name)) as other if name == of:
+                raise _error("E0404", f"`{of}` names nothing", other.span, f"write `{of}(…)` with names in it")
+            case syntax.Name(name=name) as other:
+                raise _error("E0404", f"`{setting.key}` cannot be `{name}`", other.span, f"it is one of {listed}")
+            case other:
+                raise unfit(setting, other, f"one of {listed}")
+
+    return {WHAT: Value(doc, read, str)}
+
+
+def _name(setting: syntax.Setting, expr: syntax.Expr) -> str:
+    if isinstance(expr, syntax.Name):
+        return expr.name
+    raise unfit(setting, expr, "names")
+
+
 def word(doc: str) -> Metadata:
     """A name, in quotes where it is not made of letters, digits and underscores."""
 

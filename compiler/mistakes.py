@@ -134,6 +134,8 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
     match before, token.type:
         case [*_, Name() | Token(type="NAME") as name], "LBRACE" if str(name) == "else":
             return "`else` stands behind the `}` of its `if`, and has one of its own inside: `else { if … { … } }`"
+        case [*_, Token(type="ELSE")], "IF":
+            return "a branch in the other one stands in its braces: `else { if … { … } }`"
         case _ if head := _head(before):
             return head
         case [*_, Name() | Token(type="NAME") as first, Name() | Token(type="NAME") as second], kind if (

@@ -2,12 +2,14 @@
 
 Purpose: the section's entries as values, read from syntax and shown as plan text.  An expression is read from the
 inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three parts, one behind the other along
-the first dim, of that tensor transposed.
+the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
+by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021).
 Non-goals: whether they fit the model (`passes.resolve.stored`), and files (the runtime).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 
 from attrs import evolve, field, frozen
 
@@ -21,18 +23,28 @@ INDICES = ("i", "j")
 _TERM = r"(?:(?:[0-9]{1,4}\*)?[ij]|[0-9]{1,4})"
 _INDEX = rf"\{{{_TERM}(?:\+{_TERM})*\}}"
 _TENSOR = re.compile(rf"(?:[A-Za-z0-9_.-]|{_INDEX})+")
-_FORMS = '`"…"`, `transposed("…")`, `part("…", 0, 3)` or `part(transposed("…"), 0, 3)`'
+_FORMS = (
+    '`"…"`, `transposed("…")`, `part("…", 0, 3)`, `interleaved("…", 64)` or, of all, '
+    '`interleaved(part(transposed("…"), 0, 3), 64)`'
+)
+
+Numbers = Mapping[str, int | float | Fraction]
+"""What a plan calls dims and constants, and what they are."""
 
 
 @frozen
 class Stored:
-    """A parameter is part number `part` of `parts` of a tensor, or of its transpose."""
+    """A parameter is part number `part` of `parts` of a tensor, or of its transpose.
+
+    The first `interleaved` rows of each of its heads stand there pair by pair.
+    """
 
     param: str
     tensor: str
     transposed: bool = False
     part: int = 0
     parts: int = 1
+    interleaved: int = 0
     span: Span = field(eq=False, repr=False, kw_only=True)
 
     @property
@@ -42,14 +54,14 @@ class Stored:
         return tuple(index for index in INDICES if index in used)
 
 
-def read_names(section: Section, found: Diagnostics) -> tuple[Stored, ...]:
-    """The entries of `names hf { … }`; mistakes are added to `found`."""
+def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[Stored, ...]:
+    """The entries of `names hf { … }`, with dims and constants from `numbers`; mistakes are added to `found`."""
     if not section.name or section.name.name != "hf":
         found.error("E0406", "`names` needs the form of the files", section.head, help="write `names hf { … }`")
     read: dict[str, Stored] = {}
     for entry in section.entries:
         try:
-            stored = _entry(entry)
+            stored = _entry(entry, numbers)
         except PlanError as error:
             found.add(error)
             continue
@@ -82,20 +94,43 @@ def _shown(names: Iterable[Stored]) -> Iterator[str]:
     for each in names:
         text = f'"{each.tensor}"'
         text = f"transposed({text})" if each.transposed else text
-        yield f"  {each.param} = " + (f"part({text}, {each.part}, {each.parts})" if each.parts > 1 else text)
+        text = f"part({text}, {each.part}, {each.parts})" if each.parts > 1 else text
+        yield f"  {each.param} = " + (f"interleaved({text}, {each.interleaved})" if each.interleaved else text)
 
 
-def _entry(entry: Entry) -> Stored:
+def _entry(entry: Entry, numbers: Numbers) -> Stored:
     match entry:
-        case Setting(key, Call(Name("part"), (whole, Number(int() as part, ""), Number(int() as parts, "")), ())):
-            if not part < parts:
-                raise _wrong("E0405", f"parts of {parts} are counted from 0 to {parts - 1}", entry.value.span)
-            return evolve(_whole(key.name, whole, entry.span), part=part, parts=parts)
+        case Setting(key, Call(Name("interleaved"), (held, rows), ())):
+            return evolve(_part(key.name, held, entry.span), interleaved=_rows(rows, numbers))
         case Setting(key, value):
-            return _whole(key.name, value, entry.span)
+            return _part(key.name, value, entry.span)
         case _:
             span = entry.head if isinstance(entry, Section) else entry.span
             raise _wrong("E0406", "`names` has settings only", span)
+
+
+def _rows(expr: Expr, numbers: Numbers) -> int:
+    """How many rows stand pair by pair: a number, or the name of one."""
+    match expr:
+        case Number(value, ""):
+            rows = value
+        case Name(name) if name in numbers:
+            rows = numbers[name]
+        case other:
+            raise _wrong("E0404", "this is no number of rows", other.span)
+    if rows < 2 or rows % 2:
+        raise _wrong("E0405", f"{rows} rows are no pairs", expr.span)
+    return int(rows)
+
+
+def _part(param: str, expr: Expr, span: Span) -> Stored:
+    match expr:
+        case Call(Name("part"), (whole, Number(int() as part, ""), Number(int() as parts, "")), ()):
+            if not part < parts:
+                raise _wrong("E0405", f"parts of {parts} are counted from 0 to {parts - 1}", expr.span)
+            return evolve(_whole(param, whole, span), part=part, parts=parts)
+        case whole:
+            return _whole(param, whole, span)
 
 
 def _whole(param: str, expr: Expr, span: Span) -> Stored:

@@ -56,7 +56,7 @@ def read_ir(source: Source) -> Program:
     found = Diagnostics()
     cluster = settings.read(settings.Cluster, sections["cluster"], found)
     train = settings.read(settings.Train, sections["train"], found)
-    names = read_names(sections["names"], found) if "names" in sections else ()
+    names = read_names(sections["names"], found, {}) if "names" in sections else ()
     found.check()
     assert cluster, "reader: settings that failed to read were not reported"
     assert train, "reader: settings that failed to read were not reported"

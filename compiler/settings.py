@@ -13,6 +13,7 @@ from .fields import (
     NOT_NEGATIVE,
     POSITIVE,
     SOME,
+    Selection,
     Settings,
     call,
     choice,
@@ -23,6 +24,7 @@ from .fields import (
     real,
     section,
     sections,
+    selection,
     share,
     texts,
     token,
@@ -30,7 +32,19 @@ from .fields import (
 )
 from .schema import read, show
 
-__all__ = ["STDLIB", "Cluster", "Data", "Group", "Optimizer", "Schedule", "Settings", "Train", "read", "show"]
+__all__ = [
+    "STDLIB",
+    "Cluster",
+    "Data",
+    "Group",
+    "Optimizer",
+    "Schedule",
+    "Selection",
+    "Settings",
+    "Train",
+    "read",
+    "show",
+]
 
 STDLIB = "python_stdlib"
 """Among a plan's files: the source of Python's standard library on the machine that trains."""
@@ -41,7 +55,7 @@ class Cluster(Settings):
     """`cluster { … }`: the machines."""
 
     SECTION: ClassVar[str] = "cluster"
-    gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm"))
+    gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm, for `explain memory`"))
     gpus_per_node: int | None = field(
         default=None, metadata=count("GPUs in one machine; unset, an equal part of the mesh's ranks", at_least=1)
     )
@@ -144,4 +158,13 @@ class Train(Settings):
     gathered: str = field(
         default="save",
         metadata=choice("gathered activations: kept for backward, or gathered again", "save", "regather"),
+    )
+    recompute: Selection = field(
+        default=Selection("none"),
+        metadata=selection(
+            "what backward computes again: nothing, each turn of a repeat, or the ops named",
+            "none",
+            "full",
+            of="selective",
+        ),
     )

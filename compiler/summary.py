@@ -73,8 +73,8 @@ def communication(program: Program) -> str:
         total[1] += each.count * each.bytes
     if not totals:
         return "no communication"
-    rows = [(kind, axes, f"{ranks:,}", f"{n:,}", _amount(size)) for (kind, axes, ranks), (n, size) in totals.items()]
-    return "\n".join(_table([("per rank and step", "axis", "ranks", "calls", "input"), *sorted(rows)]))
+    rows = [(kind, axes, f"{ranks:,}", f"{n:,}", amount(size)) for (kind, axes, ranks), (n, size) in totals.items()]
+    return "\n".join(table([("per rank and step", "axis", "ranks", "calls", "input"), *sorted(rows)]))
 
 
 def _axes(program: Program, collective: Collective) -> str:
@@ -87,7 +87,7 @@ def _axes(program: Program, collective: Collective) -> str:
     return " x ".join(names)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines with the first two columns flush left and the others, which are numbers, flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -95,7 +95,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells)
 
 
-def _amount(size: int) -> str:
+def amount(size: int) -> str:
     """A number of bytes, for instance `1.5 MiB`."""
     if size < 1024:
         return f"{size} B"

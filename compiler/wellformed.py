@@ -125,7 +125,7 @@ class _Declarations(_Checker):
         assert all(arg >= 0 for arg in init.args), self._at(f"{name}: a negative deviation")
 
     def _names(self) -> None:
-        """All parameters are stored, or none; of a tensor in parts all are there."""
+        """All parameters are stored, or none; of a tensor in parts all are there; what stands in pairs is in a head."""
         it = self._program
         stored, params = [each.param for each in it.names], [param.name for param in it.params]
         assert not stored or sorted(stored) == sorted(params), self._at("stored and other parameters differ")
@@ -135,6 +135,11 @@ class _Declarations(_Checker):
                 f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
             )
         self._once("stored part", [(each.tensor, each.part) for each in it.names])
+        pairs = {each.param: each.interleaved for each in it.names if each.interleaved}
+        for param in it.params:
+            rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
+            head = self._sizes[rows[-1]] if len(rows) > 1 else 0
+            assert pairs.get(param.name, 0) <= head, self._at(f"{param.name}: pairs in heads of {head} rows")
 
     def _buckets(self) -> None:
         it = self._program

@@ -7,6 +7,7 @@ ending, log, loop.
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
 
+from .again import recompute, recomputed
 from .collectives import (
     all_gather,
     all_gather_,
@@ -105,6 +106,8 @@ __all__ = [
     "once_replicated",
     "ones",
     "pad_shard",
+    "recompute",
+    "recomputed",
     "reduce_scatter",
     "reduce_scatter_",
     "regather",

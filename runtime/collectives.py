@@ -12,7 +12,7 @@ Non-goals: no placements are tracked or checked here; the compiler has proved th
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import AllreduceOptions, ReduceOp
 
+from .around import Around
 from .mesh import Axis, End, Watch
 
 # The group's own methods: called once a layer and more, the functional ops of torch cost about twice the host time.
@@ -260,8 +261,8 @@ def _own_part(x: Tensor, axis: Axis) -> Tensor:
 class _Gathered:
     """The gathered tensor as backward sees it: gathered again for its first consumer, freed after its last."""
 
-    def __init__(self, x: Tensor, axis: Axis, dim: int) -> None:
-        self.local, self.axis, self.dim = x.detach(), axis, dim
+    def __init__(self, packed: Any, around: Around, axis: Axis, dim: int) -> None:
+        self.packed, self.around, self.axis, self.dim = packed, around, axis, dim
         self.line = axis.watch and axis.watch.here()
         self.consumers = 0
         self.waiting = 0
@@ -279,13 +280,19 @@ class _Gathered:
         return full
 
     def _again(self) -> Tensor:
-        full = _gather(self.local, self.axis, self.dim)
+        full = _gather(self.around.unpack(self.packed), self.axis, self.dim)
         if self.axis.watch is not None:
             self.axis.watch.coerced(full, self.axis, self.line, "result again")
         return full
 
 
-_View = tuple[_Gathered, tuple[int, ...], tuple[int, ...], int]
+class _View(NamedTuple):
+    """A gathered tensor, or a view of it, as autograd saves it."""
+
+    of: _Gathered
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 @contextmanager
@@ -298,20 +305,19 @@ def regather(x: Tensor, axis: Axis, dim: int) -> Generator[Tensor]:
     if axis.size == 1:
         yield full
         return
-    storage = full.untyped_storage().data_ptr()
-    gathered = _Gathered(x, axis, dim)
+    storage, around = full.untyped_storage().data_ptr(), Around()
+    gathered = _Gathered(around.pack(x.detach()), around, axis, dim)
 
-    def pack(saved: Tensor) -> Tensor | _View:
+    def pack(saved: Tensor) -> Any:
         if saved.untyped_storage().data_ptr() != storage:
-            return saved
+            return around.pack(saved)
         gathered.saved()
-        return gathered, tuple(saved.shape), saved.stride(), int(saved.storage_offset())
+        return _View(gathered, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
 
-    def unpack(packed: Tensor | _View) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        handle, shape, stride, offset = packed
-        return handle.take().as_strided(shape, stride, offset)
+    def unpack(packed: Any) -> Tensor:
+        if not (isinstance(packed, _View) and packed.of is gathered):
+            return around.unpack(packed)
+        return gathered.take().as_strided(packed.shape, packed.stride, packed.offset)
 
     with saved_tensors_hooks(pack, unpack):
         yield full

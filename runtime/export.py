@@ -87,7 +87,7 @@ def _values(held: Held, saved: Saved, recorded: Mapping[str, Tensor], dtype: tor
 def _joined(parts: list[tuple[str, Stored]], read: Mapping[str, Tensor]) -> Tensor:
     """A tensor's parts one behind the other, without padding."""
     stored = parts[0][1]
-    whole = torch.cat([read[name].reshape(each.rows(read[name].numel())) for name, each in parts])
+    whole = torch.cat([each.pairs(read[name].reshape(each.rows(read[name].numel()))) for name, each in parts])
     return whole[: stored.shape[-1]].T.contiguous() if stored.transposed else whole[: stored.shape[0]]
 
 

@@ -29,12 +29,16 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True)
 class Stored:
-    """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose."""
+    """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
+
+    Where `interleaved` is (64, 256), of the 256 rows of each head the first 64 stand pair by pair: (0, 1), (2, 3), …
+    """
 
     tensor: str  # {i} stands for the first index in the parameter's name, {j} for the second, as in {2*i+1}
     shape: tuple[int, ...]
     start: int = 0
     transposed: bool = False
+    interleaved: tuple[int, int] | None = None
 
     def named(self, indices: list[str]) -> str:
         """The tensor of one repetition."""
@@ -50,6 +54,22 @@ class Stored:
         """The shape of `count` elements of it: so many rows."""
         columns = self.shape[::-1][1:] if self.transposed else self.shape[1:]
         return (count // prod(columns), *columns)
+
+    def halves(self, rows: Tensor) -> Tensor:
+        """Rows of whole heads as a file has them, in the parameter's order: first rows of pairs before second ones."""
+        return self._heads(rows, (-1, 2))
+
+    def pairs(self, rows: Tensor) -> Tensor:
+        """The inverse of `halves`."""
+        return self._heads(rows, (2, -1))
+
+    def _heads(self, rows: Tensor, turned: tuple[int, int]) -> Tensor:
+        if not self.interleaved:
+            return rows
+        count, head = self.interleaved
+        heads = rows.reshape(-1, head, *rows.shape[1:])
+        pairs = heads[:, :count].reshape(len(heads), *turned, *rows.shape[1:])
+        return torch.cat([pairs.transpose(1, 2).flatten(1, 2), heads[:, count:]], 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -141,7 +161,7 @@ def _part(view: Any, stored: Stored, spec: Spec, mesh: Mesh) -> Tensor:
         shape += [sizes[first], *(spec.shape[dim] for dim in others)]
         offsets[first] = 0
     box = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
-    return _rows(view, stored, *stretches).reshape(shape)[box]
+    return stored.halves(_rows(view, stored, *stretches)).reshape(shape)[box]
 
 
 def _rows(view: Any, stored: Stored, rows: slice, *columns: slice) -> Tensor:

@@ -22,6 +22,10 @@ STREAM, HEADED = ("seq", "hidden"), ("seq", "heads", "head_dim")
 JOINED = {"wide": ("few", "rest"), "broad": ("few", "rest", "ffn")}
 WIDTHS = ("hidden", "ffn", "few", "rest", *JOINED)
 REPEATS = ("layers", "blocks")
+ENDS = ("1", "layers - 1")
+"""Where branches of the outer repeat end, of which it has three iterations."""
+INSIDE = {("1", 1): ("layers - 1",), ("layers - 1", 0): ("1",)}
+"""Those of branches in a branch, on the first side or the other: where more than one iteration runs."""
 
 NUMBERS = ("0.5", "3", "c", "1 / sqrt(hidden)")
 SETTINGS = {
@@ -105,25 +109,29 @@ class Writer:
 
     # ---- statements
 
-    def _part(self, repeats: Sequence[str]) -> list[str]:
+    def _part(self, repeats: Sequence[str], ends: Sequence[str] = ()) -> list[str]:
         """A statement, or a repeat over the first of `repeats` with such parts in it."""
         if not repeats or not self._maybe():
             return self._statement()
         with self._scope():
-            inner = self._parts(repeats[1:])
             if len(repeats) == len(REPEATS) and self._maybe(3):
-                return [f"repeat {repeats[0]} as i {{", *_indented([*inner, *self._branches(repeats[1:])]), "}"]
-        return [f"repeat {repeats[0]} {{", *_indented(inner), "}"]
+                inner = [*self._parts(repeats[1:], ENDS), *self._branches(repeats[1:], ENDS)]
+                return [f"repeat {repeats[0]} as i {{", *_indented(inner), "}"]
+            return [f"repeat {repeats[0]} {{", *_indented(self._parts(repeats[1:], ends)), "}"]
 
-    def _parts(self, repeats: Sequence[str]) -> list[str]:
-        return [line for _ in range(self._some(1, 2)) for line in self._part(repeats)]
+    def _parts(self, repeats: Sequence[str], ends: Sequence[str] = ()) -> list[str]:
+        """One or two, and perhaps branches that end at one of `ends`."""
+        lines = [line for _ in range(self._some(1, 2)) for line in self._part(repeats, ends)]
+        return [*lines, *self._branches(repeats, ends)] if ends and self._maybe(3) else lines
 
-    def _branches(self, repeats: Sequence[str]) -> list[str]:
+    def _branches(self, repeats: Sequence[str], ends: Sequence[str]) -> list[str]:
         """What the first repetitions do, and perhaps something else that the others do."""
         lines: list[str] = []
-        for start in [f"if i < {self._one(['1', 'layers - 1'])} {{", "} else {"][: self._some(1, 2)]:
+        end = self._one(ends)
+        for side, start in enumerate([f"if i < {end} {{", "} else {"][: self._some(1, 2)]):
+            inside = [each for each in INSIDE.get((end, side), ()) if each in ends]
             with self._scope():
-                lines += [start, *_indented(self._parts(repeats))]
+                lines += [start, *_indented(self._parts(repeats, inside))]
         return [*lines, "}"]
 
     @contextmanager

@@ -12,10 +12,12 @@ from attrs import frozen
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from ..compiler.ops import OPS
 from .checks import compiles
 from .random_models import Dims, Writer
 
 SIZES = "hidden = 12  ffn = 20  heads = 4  head_dim = 6  few = 6  rest = 10  wide = few + rest  broad = wide + ffn"
+LAYERS = 3
 SEQ = 8
 VOCABULARIES = ("28", "27 pad 4", "26 pad 28")
 ALONE = ("hidden", "broad", "wide")
@@ -82,13 +84,14 @@ def drafts(draw: st.DrawFn, ops: str = "", statements: Sequence[str] = ()) -> st
     body = Writer(draw, sharding, "pad" in vocabulary, statements).model()
     sharding = sharding.of(f"batch seq {body}")
     rules = draw(_written(sharding))
-    few, layers, blocks = (draw(st.sampled_from(sizes)) for sizes in ((1, 2, 4), (3, 2), (2, 1)))
+    few, blocks = (draw(st.sampled_from(sizes)) for sizes in ((1, 2, 4), (2, 1)))
     each, microbatches = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     precision, gathered = draw(st.sampled_from(["fp64", "fp32", "bf16"])), draw(st.sampled_from(["save", "regather"]))
+    recompute = draw(_recomputed(body))
     optimizer = draw(st.sampled_from(OPTIMIZERS)).replace("{clip}", draw(st.sampled_from(["0.0", "0.1", "100.0"])))
     documents, data = (", documents[batch, seq]", '  separator = "\\n"') if "documents" in body else ("", "")
     return Text(f"""{ops}model random(tokens[batch, seq], labels[batch, seq]{documents}) {{
-  dims {{ vocab = {vocabulary}  {SIZES}  kv_heads = {few}  layers = {layers}  blocks = {blocks} }}
+  dims {{ vocab = {vocabulary}  {SIZES}  kv_heads = {few}  layers = {LAYERS}  blocks = {blocks} }}
   const {{ eps = 1e-5  theta = 10000  c = 0.7 }}
   init ~ normal(0.02)
 {_indented(body)}
@@ -99,11 +102,22 @@ shard {{
 }}
 train {{
   seq = {SEQ}  global_batch = {microbatches * each * sharding.ranks("batch")}  microbatch = {each}
-  steps = 1  precision = {precision}  gathered = {gathered}
+  steps = 1  precision = {precision}  gathered = {gathered}  recompute = {recompute}
   optimizer {optimizer}
   data text {{ files = [python_stdlib]{data} }}
 }}
 """)
+
+
+@st.composite
+def _recomputed(draw: st.DrawFn, body: str) -> str:
+    """Nothing, all, or some of the ops that a body calls; those that are divided over ranks the compiler refuses."""
+    called = [name for name, entry in OPS.items() if entry.surface and entry.function and f" {name}(" in body]
+    how = draw(st.sampled_from(["none", "full", "selective"]))
+    if how != "selective" or not called:
+        return how.replace("selective", "none")
+    names = draw(st.lists(st.sampled_from(called), min_size=1, max_size=3, unique=True))
+    return f"selective({', '.join(names)})"
 
 
 def _indented(text: str) -> str:

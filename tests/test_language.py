@@ -234,7 +234,9 @@ MISSING = {  # what a plan cannot say yet, and how one would try
     "Pipeline stages: a repeat over an axis": "mesh { dp = 2  pp = 2 }  shard { batch over dp  layers over pp }",
     "Context parallelism: attention over a sharded sequence": "mesh { cp = 2 }  shard { seq over cp }",
     "Schedules of stages: `pipeline { … }`": "pipeline { schedule = gpipe }",
-    "Shared gradients and parameters: `zero 2`, `zero 3`": "mesh { dp = 2 }  shard { batch over dp }  state { zero 3 over dp }",
+    "Shared gradients and parameters: `zero 2`, `zero 3`": (
+        "mesh { dp = 2 }  shard { batch over dp }  state { zero 3 over dp }"
+    ),
     "Inputs besides tokens, labels and documents": "model m(tokens[batch, seq], image[batch, seq]) { }",
     "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
 }

@@ -63,6 +63,9 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]", "E0212", "documents[batch, seq]"),
     ("labels[batch, seq]", "labels[batch, seq], mask[batch, seq]", "E0213", ""),
     ("[python_stdlib]", "[python_stdlib]  separator = 10", "E0409", "separator = 10"),
+    ("steps = 3", "steps = 3  recompute = selective(atention)", "E0410", "recompute = selective(atention)"),
+    ("steps = 3", "steps = 3  recompute = selective()", "E0404", "selective()"),
+    ("steps = 3", "steps = 3  recompute = most", "E0404", "most"),
     ("[python_stdlib]", "[python_stdlib]  masked = 15%", "E0402", "masked = 15%"),
     ("[python_stdlib]", "[python_stdlib]  mask_token = 1", "E0402", "mask_token = 1"),
     ("[python_stdlib]", "[python_stdlib]  masked = 15%  mask_token = 64", "E0405", "mask_token = 64"),
@@ -133,3 +136,32 @@ def test_documents_need_a_separator() -> None:
     assert [note.span and marked(note.span) for note in found.notes] == ["documents[batch, seq]"]
     assert "separator" in found.help
     compile_plan(Source("plan.scale", text.replace("[python_stdlib]", "[python_stdlib]  separator = 10")))
+
+
+def test_rope_turns_an_even_part_of_an_odd_number_of_dims() -> None:
+    text = PLAN.replace("head_dim = hidden / heads", "head_dim = 9").replace("theta)", "theta, dims=8)")
+    compile_plan(Source("plan.scale", text))
+
+
+HELPS = {
+    "give it as an input": ("mask=causal", "mask=causal, documents=documents", "add `documents[batch, seq]` to"),
+    "a share": ("theta = 10000", "theta = 10000  p = 10%", "10% is 0.1 here"),
+    "a token for what is hidden": ("[python_stdlib]", "[python_stdlib]  masked = 15%", "say which token stands"),
+    "a share that is hidden": ("[python_stdlib]", "[python_stdlib]  mask_token = 3", "`masked = 15%`"),
+    "a parameter": ("init ~", "init w_outt ~ zeros  init ~", "did you mean `w_out`?"),
+    "all parts of a parameter": (
+        "  repeat layers {",
+        "  init gainn ~ ones\n  repeat layers as i { if i < 1 { x = x * gain[hidden] } else { x = x / gain[hidden] }",
+        "did you mean `gain`?",
+    ),
+    "an index": ("  repeat layers {", "  repeat layers as i { if layer < 1 { x = tanh(x) }", "the index here is `i`"),
+}
+
+
+@pytest.mark.parametrize("what", HELPS)
+def test_help(what: str) -> None:
+    before, after, said = HELPS[what]
+    assert before in PLAN
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source("plan.scale", PLAN.replace(before, after, 1)))
+    assert said in caught.value.diagnostics[0].help

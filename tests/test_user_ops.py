@@ -125,10 +125,10 @@ def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> Non
 MISTAKES = [  # what is written instead of what, the code, the words that are marked, and some of what is said
     ("op centred", "op silu", "E0207", "silu", "an op of the language"),
     ("op centred", "op gated", "E0207", "gated", "declared twice"),
-    ("y[.., f], cap", "y[.., f, f], cap", "E0217", "f", "twice"),
-    ("y[.., f], cap", "x[.., f], cap", "E0217", "x", "twice"),
+    ("y[.., f], cap", "y[.., f, f], cap", "E0217", "f", "help: give it another name"),
+    ("y[.., f], cap", "x[.., f], cap", "E0217", "x", "help: give it another name"),
     ("(x[.., f], linear y[.., f], cap)", "(cap, x[.., f], y[.., f])", "E0217", "cap", "tensors, then numbers"),
-    ("y[.., f], cap", "y[.., f], linear cap", "E0217", "linear cap", "a number"),
+    ("y[.., f], cap", "y[.., f], linear cap", "E0217", "linear cap", "help: write `linear` before tensors alone"),
     ("-> [.., d] over ..", "-> [.., e] over ..", "E0217", "e", "a dim of no operand"),
     ("over .. from", "over .., e from", "E0217", "e", "a dim that the result lacks"),
     ('"own:centred"', '"own.centred"', "E0217", '"own.centred"', "module:function"),

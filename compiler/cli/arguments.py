@@ -54,6 +54,14 @@ COMMANDS = (
         "scalec check plans/llama3_405b.scale",
     ),
     Command(
+        "explain",
+        plans.explain,
+        "show what memory a plan takes",
+        "Shows what one rank holds at the fullest moment of a step, which moment that is, and what forward keeps for\n"
+        "backward by op and line of the plan; whether it fits the GPU that the plan's cluster names.",
+        "scalec explain memory plans/llama3_405b.scale",
+    ),
+    Command(
         "verify",
         proofs.verify,
         "prove that a plan's sharded step is the single-device step",
@@ -135,6 +143,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         for name, help in MODES.items():
             parser.add_argument(f"--{name}", action="store_true", help=help)
         return
+    if command == "explain":
+        parser.add_argument("topic", choices=("memory",), help="what to show")
     parser.add_argument("plan", type=Path, metavar="PLAN", help=text)
     if command in ("compile", "run"):
         help = "the folder to write to (default out/ and the plan's name)"

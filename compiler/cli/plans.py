@@ -1,4 +1,4 @@
-"""The commands on one plan: `compile`, `run`, `ir`, `check`.
+"""The commands on one plan: `compile`, `run`, `ir`, `check`, `explain`.
 
 Non-goals: what is said of a plan (`summary`), how files are written (`emit.output`), how it is proved (`verify`).
 """
@@ -74,7 +74,16 @@ def check(options: Namespace) -> None:
     """`scalec check`."""
     from ..summary import headline
 
-    print(f"ok  {headline(load(options.plan).program)}")
+    program = load(options.plan).program
+    _warn(program)
+    print(f"ok  {headline(program)}")
+
+
+def explain(options: Namespace) -> None:
+    """`scalec explain memory`."""
+    from ..explain import memory
+
+    print(memory(load(options.plan).program))
 
 
 def load(path: Path, stage: str | None = None) -> Plan:
@@ -121,6 +130,16 @@ def read(source: "Source") -> "Program":
     return program
 
 
+def _warn(program: "Program") -> None:
+    """Says on standard error where a plan does not fit its GPUs, and what it hardly means."""
+    from ..advice import advice
+    from ..diagnostics import render, wants_colour
+    from ..memory import account, too_large
+
+    for found in filter(None, (*advice(program), too_large(program, account(program)))):
+        sys.stderr.write(f"{render(found, colour=wants_colour(sys.stderr))}\n\n")
+
+
 def _write(plan: Plan, options: Namespace) -> Path:
     """Proves and writes the files, says so with a summary, and returns the path of the program."""
     from ..emit import emit
@@ -128,6 +147,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit.user_ops import copies
     from ..summary import communication, headline
 
+    _warn(plan.program)
     proof = None
     if options.verify:
         from ..verify import verify

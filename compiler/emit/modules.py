@@ -1,6 +1,7 @@
 """The forward of a step as `nn.Module` classes: one for the model, one for each repeat.
 
-Purpose: one line per named value and coercion; what the plan did not name stands inside the line that uses it.
+Purpose: one line per named value and coercion; what the plan did not name stands inside the line that uses it, but
+never a coercion behind another: a program communicates in the order of its IR.
 Non-goals: the step around forward (`step`).
 """
 
@@ -9,10 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from attrs import define, field, frozen
 
+from ..again import is_made_again, runs_again
 from ..ir import Arg, Attr, Enter, Kind, Op, Param, Program, Region, Stmt, Type, base, types, walk
 from ..layout import stored_as_matrix
 from ..ops.dropout import are_draws
-from ..placements import coercion, coercion_of, conjugate, ends
+from ..placements import coercion, conjugate, ends
 from .expressions import ATOM, Context, Expr, express
 from .words import axes_word, class_name, identifier, literal, matrix_shape, place, shape, singular
 
@@ -70,7 +72,7 @@ class Modules:
         self._forward, self._inputs = forward, inputs
         self._classes: list[Module] = []
         self._patterns: dict[str, str] = {}
-        self.gathered_again = _gathered_again(program)
+        self.made_again = _made_again(program, forward)
 
     def build(self, result: str) -> Model:
         """The classes; `result` is the value that the model returns."""
@@ -132,10 +134,10 @@ class Body:
         self._uses = Counter(_reads(body)) + Counter(ends_)  # how often each value is read,
         self._left = Counter(self._uses)  # and how often it still will be
         self._consumer = {name: op.kind for op in body if isinstance(op, Op) for name in op.inputs}
-        self._exprs: dict[str, Expr] = {}
+        self._exprs: dict[str, Expr] = {}  # of what has a Python name, or will stand inside the line that uses it
         self._holder: dict[str, str] = {}  # Python name → the value it holds
         self._tables: dict[Table, str] = {}
-        self._blocks: list[str] = []  # values whose `with regather` block is open
+        self._blocks: list[str] = []  # values whose `with regather` or `with recompute` block is open
         self._context = Context(modules.program, modules.types.__getitem__, self._axis, self._rotary, self._is_matrix)
 
     # ---- what the surroundings give
@@ -160,6 +162,8 @@ class Body:
     def write(self) -> None:
         """Writes every statement, and returns."""
         for stmt in self._body:
+            if isinstance(stmt, Region) or stmt.kind == "coerce":
+                self._end_coercions()
             if isinstance(stmt, Region):
                 self._repeat(stmt)
             else:
@@ -173,10 +177,13 @@ class Body:
         while len(expr.text) > INLINE and (longest := self._longest(op)):
             self._line(longest, self._exprs.pop(longest))
             expr = express(op, [self._operand(name) for name in op.inputs], self._context)
-        if len(op.outputs) == 1 and self._inlines(op):
-            self._exprs[op.outputs[0].name] = expr
-        elif op.kind == "coerce" and op.outputs[0].name in self._all.gathered_again:
+        for name in op.inputs:
+            if name in self._exprs and self._exprs[name].ops:
+                del self._exprs[name]
+        if op.outputs[0].name in self._all.made_again:
             self._block(op, expr)
+        elif len(op.outputs) == 1 and self._inlines(op):
+            self._exprs[op.outputs[0].name] = expr
         else:
             self._assign(op, expr)
 
@@ -185,6 +192,8 @@ class Body:
         consumer = self._consumer.get(value.name)
         if self._uses[value.name] != 1 or consumer is None or not value.name.startswith("_"):
             return False
+        if op.kind == consumer == "add":
+            return False  # in Python both would be one sum
         return consumer == "add" if op.kind == "coerce" else consumer != "coerce"
 
     def _longest(self, op: Op) -> str:
@@ -195,6 +204,11 @@ class Body:
             if name in self._exprs and self._exprs[name].ops and len(self._exprs[name].text) > 12
         ]
         return max(own, key=lambda name: len(self._exprs[name].text), default="")
+
+    def _end_coercions(self) -> None:
+        """A line of its own for a coercion that still was to stand inside another line."""
+        for name in [name for name, expr in self._exprs.items() if any(op.kind == "coerce" for op in expr.ops)]:
+            self._line(name, self._exprs.pop(name))
 
     def _assign(self, op: Op, expr: Expr) -> None:
         self._read(expr)
@@ -209,12 +223,17 @@ class Body:
         self._close_blocks()
 
     def _block(self, op: Op, expr: Expr) -> None:
-        """Gathered for this block alone; backward gathers again."""
+        """Made for this block alone; backward makes it again."""
         (value,) = op.outputs
-        operand = expr.text.removeprefix("all_gather")
+        function, _, arguments = expr.text.partition("(")
         self._read(expr)
         target = self._hold(value.name)
-        self._append(f"with regather{operand} as {target}:", self._comment(expr))
+        if value.name not in _reads(self._body):  # it is returned, and nothing here would keep it
+            alone = expr.text if op.kind == "coerce" else f"recomputed({function}, {arguments}"
+            self._append(f"{target} = {alone}", self._comment(expr))
+            return
+        called = f"regather({arguments}" if op.kind == "coerce" else f"recompute({function}, {arguments}"
+        self._append(f"with {called} as {target}:", self._comment(expr))
         self._blocks.append(value.name)
 
     def _close_blocks(self) -> None:
@@ -246,10 +265,14 @@ class Body:
         draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
         passed = [*variables, *given, *draws, *map(self._table, tables)]
         self._append(_loop(item, f"self.{attribute}", draws))
-        self._append(f"    {', '.join(variables)} = {item}({', '.join(passed)})", place(region.span))
+        called, comment = f"{item}({', '.join(passed)})", place(region.span)
+        if runs_again(program, region):
+            called, comment = f"recomputed({item}, {', '.join(passed)})", f"bwd: forward again  {comment}"
+        self._append(f"    {', '.join(variables)} = {called}", comment)
         for variable, result in zip(variables, region.results, strict=False):
             self._holder[variable] = result.name
             self._exprs[result.name] = Expr(variable, ATOM, (result.name,))
+        self._close_blocks()
         assert module.arguments, "emit: a repeat without arguments"
 
     def _drawn(self, arg: Arg) -> tuple[str, str]:
@@ -318,6 +341,8 @@ class Body:
         op = expr.ops[-1]
         parts = [shape(value.type, self._all.program) for value in op.outputs[:1]]
         parts += [self._note(part) for part in expr.ops if part.kind == "coerce"]
+        if op.kind != "coerce" and op.outputs[0].name in self._all.made_again:
+            parts.append(f"bwd: {op.kind} again")
         return "  ".join([*parts, place(op.span)])
 
     def _note(self, op: Op) -> str:
@@ -326,7 +351,7 @@ class Body:
         if source.kind is Kind.MAXIMUM:
             return f"{source}→{target}  no gradient"
         back = coercion(*conjugate(source, target)).collective or "none"
-        again = "all_gather again, " if op.outputs[0].name in self._all.gathered_again else ""
+        again = "all_gather again, " if op.outputs[0].name in self._all.made_again else ""
         return f"{source}→{target}  bwd: {again}{back}"
 
 
@@ -368,14 +393,13 @@ def _captured(region: Region) -> list[str]:
     return list(found)
 
 
-def _gathered_again(program: Program) -> set[str]:
-    """Gathered values that backward gathers again instead of keeping them."""
-    if program.train.gathered != "regather":
+def _made_again(program: Program, region: Region) -> set[str]:
+    """Results of single forward ops that backward makes again instead of keeping them."""
+    if runs_again(program, region):
         return set()
-    gathers = [
-        op for op in walk(program.region.body) if op.kind == "coerce" and coercion_of(op).function == "all_gather"
-    ]
-    return {op.outputs[0].name for op in gathers}
+    inner = [_made_again(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
+    own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_made_again(program, stmt)]
+    return {op.outputs[0].name for op in own}.union(*inner)
 
 
 def weight_line(attribute: str, param: Param, program: Program) -> str:

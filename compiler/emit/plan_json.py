@@ -1,4 +1,4 @@
-"""`plan.json`: the resolved plan, what a step communicates, and what was shown about the program.
+"""`plan.json`: the resolved plan, what a step communicates and holds, and what was shown about the program.
 
 Non-goals: anything that the program needs in order to run.
 """
@@ -14,6 +14,7 @@ from .. import __version__
 from ..account import Collective, collectives, evaluation, parameter_count
 from ..certificate import Proof, certificate, trusted
 from ..ir import Program
+from ..memory import account, capacity
 from ..printer import print_ir
 from ..source import Source
 from .words import file_word
@@ -40,11 +41,39 @@ def plan_json(
         "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
         "collectives": [_collective(each) for each in collectives(program)],
         "evaluation": [_collective(each) for each in evaluation(program)],
+        "memory": _memory(program),
         "certificate": certificate(proof, matched, trusted(program)),
         **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
         "model": print_ir(model).splitlines(),
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def _memory(program: Program) -> dict[str, Any]:
+    """The memory account of one rank, in bytes; `count` of each kept tensor is for one microbatch."""
+    it = account(program)
+    return {
+        "device": it.device,
+        "buckets": [asdict(bucket) | {"slots": dict(bucket.slots)} for bucket in it.buckets],
+        "state": it.state,
+        "inputs": it.inputs,
+        "tables": it.tables,
+        "kept": [
+            {"op": kept.op.kind, "line": str(kept.op.span), "what": kept.what, "bytes": kept.bytes, "count": kept.turns}
+            for kept in it.kept
+        ],
+        "activations": it.activations,
+        "peak": {
+            "bytes": it.total,
+            "kept": it.peak.kept,
+            "other": it.peak.other,
+            "in": it.peak.where,
+            "turns": dict(it.peak.turns),
+            "of": it.peak.name,
+            "line": str(it.peak.op.span) if it.peak.op else "",
+        },
+        "capacity": capacity(program),
+    }
 
 
 def digest(text: str) -> str:

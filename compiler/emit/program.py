@@ -13,7 +13,7 @@ from jinja2 import FileSystemLoader
 
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
-from ..ir import Arg, Op, Program, Region, Type, base, walk
+from ..ir import Arg, Program, Region, Type, base, walk
 from ..layout import shard_axes
 from ..leaves import leaves
 from ..resources import folder

@@ -32,6 +32,8 @@ def _entry(pattern: str, each: Stored, program: Program) -> Iterator[str]:
         arguments.append(f"start={sum(_shape_of(param, program)[0] for param in _parts(each, program)[: each.part])}")
     if each.transposed:
         arguments.append("transposed=True")
+    if each.interleaved:
+        arguments.append(f"interleaved=({each.interleaved}, {_head(each, program)})")
     line = f"        {literal(pattern)}: Stored({', '.join(arguments)}),"
     if len(line) <= 116:
         yield line
@@ -60,6 +62,12 @@ def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
     if param.inner:
         return prod(sizes[: -param.inner]), prod(sizes[-param.inner :])
     return tuple(sizes) if param.name in _tables(program) else (prod(sizes),)
+
+
+def _head(each: Stored, program: Program) -> int:
+    """The rows of a head: the last of a parameter's dims that no matrix product sums over."""
+    param = next(param for param in program.params if param.name == each.param)
+    return program.valid(param.type.dims[len(param.type.dims) - param.inner - 1])
 
 
 def _tables(program: Program) -> set[str]:

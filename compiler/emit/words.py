@@ -35,8 +35,9 @@ RUNTIME = tuple(
     SGD AdamW Batch Constant Cosine Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens all_gather
     all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale concat count_valid
     cross_entropy dropout embedding exp fork invariant layer_norm max_logit mean mean_square normal once
-    once_replicated ones pad_shard reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
-    rope_table shard sigmoid softcap softmax_parts split sum_squares take_shard tanh token_loss train weight zeros
+    once_replicated ones pad_shard recompute recomputed reduce_scatter reduce_scatter_ regather replicate rms_norm
+    rms_scaled rope rope_table shard sigmoid softcap softmax_parts split sum_squares take_shard tanh token_loss train
+    weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""

@@ -122,6 +122,13 @@ def _scores(it: Local) -> Saved:
     return Saved(operands=(*((0,) if as_it_lies else ()), *draws), others=tuple(others))
 
 
+def _scores_twice(it: Local) -> int:
+    """Where all scores stand in memory, two of their functions on the way to the next."""
+    if not {"softcap", "dropout"} & {*dict(it.op.attrs)}:
+        return 0
+    return 2 * it.elements() // it.program.size(it.types[0].dims[-1]) * it.program.size(SEQUENCE) * it.wide
+
+
 def _pairs(it: Local) -> int:
     """The elements of a mask: of all queries and keys, for each sample where there are documents."""
     documents, _ = documents_and_draws(it.op, it.types[3:])
@@ -189,6 +196,7 @@ ATTENTION = OpDef(
     adjoint=_attention_adjoint,
     function="attention",
     saves=_attention_saves,
+    scratch=_scores_twice,
     surface=True,
 )
 
@@ -201,4 +209,5 @@ ATTENTION_DX = OpDef(
     linear=((0,),),
     whole=_sequence_and_last,
     allows=_heads_alike,
+    scratch=_scores_twice,
 )

@@ -133,15 +133,21 @@ def _below(it: Local) -> int:
 
 
 def _parts_below(it: Local) -> int:
-    return it.widened()
+    return it.widened() + _converted(it, 0)
+
+
+def _converted(it: Local, operand: int) -> int:
+    """A sum with float32 of fewer bits: on the CPU torch converts them first, on CUDA on the way."""
+    return it.widened(operand) if it.device == "cpu" and it.bytes(operand) < it.widened(operand) else 0
 
 
 def _gradient_wide(it: Local) -> int:
     """The gradient before it is brought to the logits' element type, and torch's own of log-probabilities."""
     logits = next(i for i, type in enumerate(it.types) if type.dims == it.op.outputs[0].type.dims)
-    wide = it.widened(logits)
-    log = wide if it.op.kind == "cross_entropy_dx" and not it.op.attrs else 0
-    return log + (wide if it.bytes(logits) < wide else 0)
+    wide, result = it.widened(logits), it.bytes(logits)
+    if it.op.kind == "cross_entropy_dx" and not it.op.attrs:
+        return 2 * wide - result
+    return max(wide + _converted(it, logits) - result, wide if result < wide else 0)
 
 
 CROSS_ENTROPY = OpDef(

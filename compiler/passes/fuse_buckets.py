@@ -23,7 +23,6 @@ from ..ir import (
     Op,
     Program,
     Region,
-    Stmt,
     Type,
     Value,
     sharded,

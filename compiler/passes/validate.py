@@ -255,10 +255,11 @@ def _heads(program: Program, found: Diagnostics) -> None:
 def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
     given = {a.name: OPS["rope"].get(op, a.name) for a in OPS["rope"].attributes}
     dims, size = given["dims"], program.size(last)
-    if size % 2:
-        found.error("E0312", f"rope turns pairs, but `{last}` = {size} is odd", op.span)
+    if size % 2 and not dims:
+        help = f"make it even, or turn fewer of its dims with `dims={size - 1}`"
+        found.error("E0312", f"rope turns pairs, but `{last}` = {size} is odd", op.span, help=help)
     if isinstance(dims, float) and dims and not (dims % 2 == 0 and 0 < dims < size):
-        help = f"an even number below {size}, or leave it out for all of `{last}`"
+        help = f"an even number below {size}, or leave `dims` out, which turns all of `{last}`"
         found.error("E0312", f"rope cannot turn {dims:g} of `{last}` = {size}", op.span, help=help)
     for name in ("theta", "factor", "low", "high", "original"):
         value = given[name]

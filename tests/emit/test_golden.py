@@ -26,6 +26,7 @@ SHARDS = {
     "tensor_parallel": ("mesh { dp = 1  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }", ""),
     "data_parallel": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }", ""),
     "shared_state": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }", "precision = bf16"),
+    "recomputed": ("mesh { dp = 2  tp = 2 }", "recompute = full"),
     "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
 }
 """Variants of the tiny plan: its mesh (and shard), and settings of `train`."""

@@ -46,6 +46,7 @@ CAPTURED = f"""{START} y = silu(x) z = silu(x) g = silu(gate[hidden])
   repeat layers {{ {ATTENTION} {MLP} x = x + y * z * g * gate }} {LOSS}"""
 NESTED = f"{START} repeat blocks {{ b = rmsnorm(x, norm3[hidden], 1e-5) {LAYERS} x = x + b }} {LOSS}"
 TWO = f"{START} repeat blocks {{ {ATTENTION} }} repeat layers {{ {MLP} }} {TIED}"
+TWO_LOSSES = f"{START} {LOSS.replace('= ', '= cross_entropy(x @ wte + bias[vocab], labels) + ')}"
 CARRIED = f"{START} y = silu(x) repeat layers {{ {ATTENTION} {MLP} y = y + x }} x = x + y {LOSS}"
 
 SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
@@ -84,6 +85,9 @@ SMALL = {
     "hybrid": _plan(mesh="replica = 2  dp = 2  tp = 2", shard=f"{SHARD} seq over tp".replace("dp", "replica, dp")),
     "one rank": _plan(mesh="", shard="", optimizer="sgd { lr = 1e-2  momentum = 0.9 }"),
     "regather": _plan(options="gathered = regather"),
+    "full": _plan(options="recompute = full  gathered = regather"),
+    "selective": _plan(options="recompute = selective(attention, silu)"),
+    "selective, nested": _plan(NESTED, options="gathered = regather  recompute = selective(rmsnorm, rope, silu)"),
     "kv heads fewer": _plan(mesh="dp = 2  tp = 4", options="precision = bf16  gathered = regather"),
     "vocabulary whole": _plan(
         shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp", options="precision = fp64"
@@ -94,6 +98,7 @@ SMALL = {
     "nested": _plan(NESTED, options="gathered = regather"),
     "two repeats": _plan(TWO),
     "two carried": _plan(CARRIED),
+    "two losses": _plan(TWO_LOSSES, mesh="ep = 2", shard="hidden over ep"),
     "groups": _plan(optimizer=GROUPS),
 }
 
@@ -149,7 +154,20 @@ BY_HAND = {
     ),
     "a gather for a block, which backward does again": ("sequence parallel", KEPT, AGAIN),
     "a gather that is kept": ("regather", AGAIN, KEPT),
+    "layers that are kept": ("full", "recomputed(layer, x, self.rotary)", "layer(x, self.rotary)"),
+    "layers done again": ("regather", "layer(x, self.rotary)", "recomputed(layer, x, self.rotary)"),
+    "an op that is kept": (
+        "selective",
+        "with recompute(silu, linear(m, self.w_gate)) as g:\n            y",
+        "g = silu(linear(m, self.w_gate))\n        y",
+    ),
+    "another op done again": ("selective", "recompute(silu, ", "recompute(relu, "),
     "a reader outside its block": ("regather", "            v = linear(a", "        v = linear(a"),
+    "a sum before another": (
+        "tiny_llama",
+        "        z = all_reduce(z, self.tp)\n        t = all_reduce(t, self.tp)",
+        "        t = all_reduce(t, self.tp)\n        z = all_reduce(z, self.tp)",
+    ),
     "another group of ranks": ("tiny_llama", "self.tp = mesh.axis('tp')", "self.tp = mesh.axis('dp')"),
     "a sum for the maximum": ("tiny_llama", ", op='max'", ""),
     "another eps": ("tiny_llama", "rms_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-06)"),

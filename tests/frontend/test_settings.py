@@ -48,6 +48,7 @@ def test_values_and_defaults() -> None:
     train = read(Train, f"train {{ {SIZES}  {OPTIMIZER}  {DATA} }}")
     assert (train.seq, train.global_batch, train.microbatch, train.steps) == (8, 4, 2, 3)
     assert (train.seed, train.precision, train.gathered) == (0, "fp32", "save")
+    assert str(train.recompute) == "none"
     assert train.optimizer == Optimizer("sgd", 0.1)
     assert train.data == Data("text", (STDLIB,))
     assert train.optimizer.schedule == Schedule("constant", 0, 0.0)
@@ -262,6 +263,7 @@ def test_show() -> None:
           seed = 0
           precision = fp32
           gathered = save
+          recompute = none
         }
         """
     )

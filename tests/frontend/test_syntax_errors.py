@@ -276,7 +276,7 @@ MISTAKES = {
         2 |   repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }
           |                                                ^^
           |
-          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+          = help: a branch in the other one stands in its braces: `else { if … { … } }`
         """,
     ),
     "else_alone": (

@@ -1,10 +1,11 @@
 """Tiny models of transformers with random weights, and the plans that `scalec import` writes for them.
 
-DistilBERT, which it does not know, has the plan that scalec ships.
+DistilBERT and GPT-J, which it does not know, have the plans that scalec ships.
 
 Non-goals: anything from the network; each model is built from its configuration.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -59,6 +60,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: transformers.GPT2Config(
         n_embd=32, n_head=4, n_layer=2, n_positions=SEQ, vocab_size=100, bos_token_id=0, eos_token_id=0
     ),
+    "gptj": lambda: transformers.GPTJConfig(  # 8 rows: those of 4 are the same in either direction of reordering
+        n_embd=64, n_head=4, n_inner=48, n_layer=2, rotary_dim=8, vocab_size=100, bos_token_id=0, eos_token_id=0
+    ),
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "llama_tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=16),
     "llama31": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
@@ -68,12 +72,18 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
-DISTILBERT = re.sub(
-    r"dims \{.*?\n  \}",
-    "dims { vocab = 100 pad 8  hidden = 32  heads = 4  head_dim = 8  ffn = 48  turned = hidden  layers = 2 }",
-    (Path(__file__).parents[2] / "plans" / "models" / "distilbert.scale").read_text(encoding="utf-8"),
-    flags=re.DOTALL,
-)
+def _shipped(name: str, dims: str) -> str:
+    """A model that scalec ships, of other sizes."""
+    text = (Path(__file__).parents[2] / "plans" / "models" / f"{name}.scale").read_text(encoding="utf-8")
+    return re.sub(
+        r"dims \{.*?\n  \}", f"dims {{ vocab = 100 pad 8  heads = 4  layers = 2  {dims} }}", text, flags=re.DOTALL
+    )
+
+
+SHIPPED = {
+    "distilbert": _shipped("distilbert", "hidden = 32  head_dim = 8  ffn = 48  turned = hidden"),
+    "gptj": _shipped("gptj", "hidden = 64  head_dim = 16  ffn = 48").replace("rotary = 64", "rotary = 8"),
+}
 
 
 class Wide(TorchFunctionMode):
@@ -107,7 +117,8 @@ def model(name: str, dtype: torch.dtype) -> Any:
 def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
     """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1."""
     config = load(saved / "config.json")
-    text = DISTILBERT if '"distilbert"' in config.text else import_config(config).split("\nmesh {")[0]
+    shipped = SHIPPED.get(json.loads(config.text)["model_type"])
+    text = shipped or import_config(config).split("\nmesh {")[0]
     kv = "kv_heads, " if "kv_heads" in text else ""
     return f"""{text}
 mesh {{ {mesh} }}

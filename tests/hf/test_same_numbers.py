@@ -60,6 +60,31 @@ def test_distilbert_has_as_many_parameters() -> None:
     assert [parameter_count(program), parameter_count(program) - parameter_count(head)] == sizes
 
 
+def test_gptj_has_as_many_parameters() -> None:
+    with torch.device("meta"):
+        made = transformers.GPTJForCausalLM(transformers.GPTJConfig())
+    assert sum(each.numel() for each in made.parameters()) == 6_050_882_784
+    assert parameter_count(compile_plan(load(PLANS / "gptj_6b.scale"), "resolve")) == 6_050_882_784
+
+
+def test_gptj_is_another_model_with_its_rows_as_files_have_them(tmp_path: Path) -> None:
+    model = families.model("gptj", torch.float64)
+    model.save_pretrained(tmp_path)
+    loss, _ = families.loss_and_gradients(model, *families.batch())
+    text, found = re.subn(r"interleaved\((.*), rotary\)", r"\1", families.plan(tmp_path, MESHES["one"][0], 1))
+    assert found == 2
+    module = harness.imported(harness.written(text, tmp_path / "plain") / "train.py")
+    ((other,),) = run_ranks(1, _losses, module, tmp_path)
+    assert abs(other - loss) > 1e-4
+
+
+def _losses(module: ModuleType, folder: Path) -> list[float]:
+    mesh = Mesh(module.PLAN.mesh)
+    model, state = module.build(mesh)
+    Reader(folder / "model.safetensors", module.PLAN.names).fill(state)
+    return [module.eval_step(model, state, harness.local_batch(module.PLAN, *families.batch())).loss.item()]
+
+
 def _differences(module: ModuleType, folder: Path) -> tuple[float, dict[str, tuple[float, float]]]:
     """This rank's loss; of each gradient the largest error and the largest element."""
     mesh = Mesh(module.PLAN.mesh)

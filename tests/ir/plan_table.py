@@ -39,6 +39,11 @@ PLANS = {
     ),
     "unused tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard="batch over dp", ranks=2),
     "regather": evolve(DP_TP, train="precision = fp64  gathered = regather"),
+    "recomputed": evolve(DP_TP, train="precision = fp64  recompute = full"),
+    "recomputed, dropout": evolve(DROPOUT, train="precision = fp64  recompute = full"),
+    "ops recomputed, regather": evolve(
+        DP_TP, train="precision = fp64  gathered = regather  recompute = selective(attention, rmsnorm, silu)"
+    ),
     "bf16": evolve(DP_TP, train="precision = bf16"),
     "shared optimizer state": evolve(DP_TP, state="zero 1 over dp", train="precision = bf16"),
     "shared inside, copied outside": Plan(

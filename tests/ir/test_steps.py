@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ir.plan_table import DP_TP, NO_DP, PLANS
 from ir.plans import ALL_OVER_TP, DIMS, HEAD, PARALLEL_BLOCK, START, WITH_SEQ, Plan
-from scalec.compiler.ir import Region, Type, Value, base, walk
+from scalec.compiler.ir import Leave, Region, Type, Value, base, walk
 from scalec.compiler.placements import dual_type
 from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.machine import Outcome
@@ -193,6 +193,7 @@ LAYERS = {
     "dp, tp": (Plan(mesh="dp = 2  tp = 2", shard=ALL_OVER_TP, ranks=2), "reduce 2", "reduce 2"),
     "tp, sequence": (DP_TP, "gather 2, scatter 2", "gather 2, scatter 2"),
     "tp, sequence with few key/value heads": (evolve(DP_TP, dims=KV), "gather 2, scatter 2", "gather 2, scatter 2"),
+    "tp, recompute": (evolve(DP_TP, train="recompute = full"), "gather 2, scatter 2", "gather 4, scatter 3"),
     "tp, regather": (evolve(DP_TP, train="gathered = regather"), "gather 2, scatter 2", "gather 4, scatter 2"),
     "tp, parallel block": (evolve(DP_TP, body=PARALLEL_BLOCK, shard=ALL_OVER_TP), "reduce 1", "reduce 1"),
     "tp, sequence, parallel block": (evolve(DP_TP, body=PARALLEL_BLOCK), "gather 1, scatter 1", "gather 1, scatter 1"),
@@ -247,3 +248,23 @@ def test_one_reduction_of_gradients_per_step_and_placement(shard: str, want: dic
     ]
     assert {axes: reduced.count(axes) for axes in reduced} == want
     assert len(program.buckets) == sum(want.values())
+
+
+def test_a_turn_that_is_done_again_keeps_what_enters_it() -> None:
+    """Forward hands backward a stack of what each turn began with, and of nothing else."""
+    plain, again = (_stacks(evolve(DP_TP, train=f"recompute = {how}")) for how in ("none", "full"))
+    assert len(plain) > 10
+    assert again == ["x"]
+
+
+def test_an_op_that_is_done_again_keeps_its_operands() -> None:
+    plain, again = (_stacks(evolve(DP_TP, train=f"recompute = {how}")) for how in ("none", "selective(attention)"))
+    plain.remove("_o")
+    assert again == plain
+    assert {"q", "k", "v"} <= {*again}
+
+
+def _stacks(plan: Plan) -> list[str]:
+    forward, _ = blocks(plan)
+    (repeat,) = (stmt for stmt in forward.body if isinstance(stmt, Region))
+    return [base(end.name) for end in repeat.yields if end.leave is Leave.STACK]

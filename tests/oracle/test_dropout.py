@@ -51,6 +51,8 @@ CASES = [
     Case(dp=2, tp=2, sp=True, microbatches=2),
     Case(dp=2, tp=2, microbatches=2, gathered="regather"),
     Case(tp=4, sp=True, microbatches=4, gathered="regather"),
+    Case(dp=2, tp=2, sp=True, microbatches=2, recompute="full"),
+    Case(dp=2, tp=2, microbatches=2, recompute="selective(attention, dropout, tanh)"),
 ]
 
 
@@ -60,7 +62,8 @@ mesh  {{ dp = {case.dp}  tp = {case.tp} }}
 shard {{ batch over dp  vocab, heads, kv_heads, ffn over tp  {"seq over tp" if case.sp else ""} }}
 train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = {STEPS}  precision = fp64
-  gathered = {case.gathered}  optimizer sgd {{ lr = {LR} }}  data text {{ files = [python_stdlib] }}
+  gathered = {case.gathered}  recompute = {case.recompute}
+  optimizer sgd {{ lr = {LR} }}  data text {{ files = [python_stdlib] }}
 }}
 """
 
@@ -96,6 +99,20 @@ def _trained(folder: Path, *options: str) -> list[dict[str, float]]:
     subprocess.run([sys.executable, "train.py", *settings, *options], cwd=folder, check=True, capture_output=True)
     lines = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
     return [{key: line[key] for key in ("step", "loss", "norm")} for line in lines]
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective(attention, dropout, tanh)"])
+def test_what_is_done_again_is_the_same_to_the_last_bit(recompute: str, tmp_path: Path) -> None:
+    kept, again = (_steps(Case(microbatches=4, recompute=how), tmp_path / how) for how in ("none", recompute))
+    for one, other in zip(kept, again, strict=True):
+        assert one.loss == other.loss
+        assert all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
+
+
+def _steps(case: Case, folder: Path) -> list[Step]:
+    module = harness.imported(harness.written(_plan(case), folder) / "train.py")
+    start = _drawn(harness.initial(case, module, seed=5))
+    return list(harness.run(case, module, start, list(_batches(case)), LR))
 
 
 def test_evaluation_drops_nothing(tmp_path: Path) -> None:

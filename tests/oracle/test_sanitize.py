@@ -43,6 +43,8 @@ def _healthy(step: int, model: torch.nn.Module, state: State, batch: Batch) -> B
         Case(dp=2, tp=2, sp=True, gathered="regather", precision="bf16", optimizer="adamw"),
         Case(tp=4, kv=1, model="parallel", precision="fp32"),
         Case(dp=2, tp=2, sp=True, gathered="regather", model="tied", valid="silent_rank", optimizer="momentum"),
+        Case(dp=2, tp=2, sp=True, microbatches=2, recompute="full", model="parallel"),
+        Case(tp=2, recompute="selective(attention, silu)", gathered="regather"),
         Case(replicas=2, dp=2, vocab=False),
         Case(replicas=2, dp=2, optimizer="adamw", precision="bf16", state="zero 1 over dp"),
         Case(dp=2, tp=2, sp=True, optimizer="groups", state="zero 1 over dp"),

@@ -3,13 +3,15 @@
 The module of the user ops lies beside this file; plans are compiled as if they did too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from scalec.compiler import syntax
 from scalec.compiler.ir import Program, walk
 from scalec.compiler.ops import OPS, OpDef
+from scalec.compiler.parser import parse_plan
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 from scalec.testing import compiles, plans
@@ -17,17 +19,23 @@ from scalec.testing.random_plans import drafts
 
 USER_OPS = """op gated(x[.., f], linear y[.., f], cap) -> [.., f] over .., f from "own_ops:gated"
 op unit(x[.., d], linear g[d]) -> [.., d] over .. from "own_ops:unit"
+op parted(x[.., d], y[.., d]) -> [.., d], [..] over .. from "own_ops:parted"
 """
 STATEMENTS = (
     "x = x + gated(x @ wg{n}[hidden -> ffn], x @ wu{n}[hidden -> ffn], 2) @ wd{n}[ffn -> hidden]",
     "x = x + unit(x, g{n}[hidden])",
     "s = gated(s, cap=c, y=s + bs{n}[ffn])",
+    "xp{n}, m{n} = parted(x, x * gp{n}[hidden])\nx = xp{n} - x * m{n}",
+    "sp{n}, m{n} = parted(y=s + bp{n}[ffn], x=s)\ns = sp{n} + s",
 )
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
-ARITHMETIC = {"contract", "add", "mul", "div", "scale", "shift", "call"}
+ARITHMETIC = {"contract", "add", "mul", "div", "scale", "shift", "call", "call gives 1", "call gives 2"}
 """What a plan writes otherwise than by the op's name."""
+
+NESTS = {f"{inner} in {outer}" for inner in ("repeat", "if") for outer in ("repeat", "if")} | {"ifs in repeat"}
+"""What stands in what."""
 
 
 def random_plans() -> st.SearchStrategy[str]:
@@ -47,7 +55,7 @@ def covering(number: int, of: int) -> list[str]:
     @settings(derandomize=True, max_examples=of, deadline=None, phases=[Phase.generate], suppress_health_check=CHECKS)
     @given(random_drafts())
     def draw(plan: str) -> None:
-        found[plan] = words(compile_plan(Source("plan.scale", plan), "resolve"))
+        found[plan] = words(plan, compile_plan(Source("plan.scale", plan), "resolve"))
 
     draw()
     chosen: list[str] = []
@@ -62,16 +70,33 @@ def covering(number: int, of: int) -> list[str]:
 
 def table() -> set[str]:
     """What can stand in a plan, by `words`."""
-    return ARITHMETIC.union(*(_words_of(op) for op in OPS.values() if op.surface))
+    return (ARITHMETIC | NESTS).union(*(_words_of(op) for op in OPS.values() if op.surface))
 
 
-def words(model: Program) -> set[str]:
-    """Of a model before any placement: kinds of ops, how many operands they have, settings and choices."""
-    found: set[str] = set()
+def words(plan: str, model: Program) -> set[str]:
+    """Of a plan, and its model before any placement: kinds of ops, how many operands, settings, choices, nesting."""
+    (syntax_of,) = (item for item in parse_plan(Source("plan.scale", plan)).items if isinstance(item, syntax.Model))
+    found = {*_nests([item for item in syntax_of.body if isinstance(item, syntax.Repeat)], "model")}
     for op in walk(model.region.body):
-        found |= {op.kind, f"{op.kind} of {len(op.inputs)}"}
+        found |= {op.kind, f"{op.kind} of {len(op.inputs)}", f"{op.kind} gives {len(op.outputs)}"}
         found |= {f"{op.kind} {word}" for name, value in op.attrs for word in (name, f"{name}={value}")}
     return found
+
+
+def _nests(body: Sequence[syntax.Statement], around: str) -> Iterator[str]:
+    """What stands in `body`, which stands in `around`."""
+    for item in body:
+        match item:
+            case syntax.Repeat():
+                yield f"repeat in {around}"
+                yield from _nests(item.body, "repeat")
+            case syntax.If():
+                yield f"if in {around}"
+                yield from (word for side in (item.body, item.others) for word in _nests(side, "if"))
+            case syntax.Bind():
+                pass
+    if sum(isinstance(item, syntax.If) for item in body) > 1:
+        yield f"ifs in {around}"
 
 
 def _words_of(op: OpDef) -> Iterator[str]:

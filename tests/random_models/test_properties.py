@@ -18,7 +18,7 @@ from scalec.compiler.reader import read_ir
 from scalec.compiler.source import Source
 from scalec.compiler.verify import verify
 
-DRAWS = 200
+DRAWS = 250
 REFUSED = 1 / 3
 
 
@@ -31,7 +31,7 @@ def test_what_is_drawn() -> None:
     def draw(plan: str) -> None:
         try:
             model = compile_plan(Source("plan.scale", plan), "resolve")
-            drawn.update(words(model))
+            drawn.update(words(plan, model))
             lower(model)
         except PlanError as error:
             refused[error.diagnostics[0].code] += 1

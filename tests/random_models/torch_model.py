@@ -5,9 +5,9 @@ uses the parser alone, and of torch no fused op.
 Non-goals: mistakes in a plan, other dims of a tensor than its own in that order, speed.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from math import pi, prod, sqrt
 from types import ModuleType
 from typing import Any
@@ -158,8 +158,8 @@ NO_DRAWS = np.zeros(0, np.uint64)
 class Turn:
     """One turn of the repeats around a statement.
 
-    A repeat with branches is one repeat for each of its parts: `place` counts turns in each, and `part` says which this
-    is.  `index` is the turn in the repeat as it is written.
+    A repeat with branches is one repeat for each of its parts: `place` counts turns in each, and `part` is its number.
+    `index` is the turn in the repeat as it is written.
     """
 
     draws: Draws
@@ -173,9 +173,10 @@ class _Evaluation:
     parameters: Places
     numbers: dict[str, float]
     classes: int
-    own: dict[str, Callable[..., Tensor]]
+    own: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]]
     declared: dict[str, Dims] = field(factory=dict[str, Dims])
     sites: dict[tuple[int, int], int] = field(factory=dict[tuple[int, int], int])
+    parts: dict[str, dict[range, int]] = field(factory=dict[str, dict[range, int]])  # of a repeat's dim, their numbers
 
     def body(self, statements: Sequence[syntax.Statement], env: Env, turn: Turn) -> Env:
         """What names stand for after the statements."""
@@ -192,23 +193,49 @@ class _Evaluation:
         return env
 
     def _turns(self, repeat: syntax.Repeat, turn: Turn) -> Iterator[Turn]:
-        ends = {int(number(item.end, self.numbers)) for item in repeat.body if isinstance(item, syntax.If)}
-        for i in range(int(self.numbers[repeat.dim.name])):
-            passed = [end for end in ends if end <= i]
-            local = i - max(passed, default=0)
-            part, index = (len(passed), i) if ends else (turn.part, turn.index)
-            yield Turn(forked(turn.draws, local), (*turn.place, local), part, index)
+        cuts = sorted({0, int(self.numbers[repeat.dim.name]), *self._ends(repeat.body, repeat.index)})
+        numbers = self.parts.setdefault(repeat.dim.name, {})
+        for part in (range(*pair) for pair in pairwise(cuts)):
+            own = numbers.setdefault(part, len(numbers)) if len(cuts) > 2 else turn.part
+            for i in part:
+                local = i - part.start
+                yield Turn(forked(turn.draws, local), (*turn.place, local), own, i if repeat.index else turn.index)
+
+    def _ends(self, body: Sequence[syntax.Statement], index: syntax.Name | None) -> Iterator[int]:
+        """Where the branches of this index end."""
+        for item in body:
+            if isinstance(item, syntax.If) and item.index == index:
+                yield int(number(item.end, self.numbers))
+            if isinstance(item, syntax.If):
+                yield from self._ends(item.others, index)
+            if not isinstance(item, syntax.Bind):
+                yield from self._ends(item.body, index)
 
     def _bound(self, item: syntax.Bind, env: Env, turn: Turn) -> Env:
         if len(item.names) == 1:
             return {item.names[0].name: self._value(item.expr, env, turn)}
-        assert isinstance(item.expr, syntax.Call), "only `split` has several results"
-        whole, parts = self._value(item.expr.args[0], env, turn), item.expr.args[1]
+        assert isinstance(item.expr, syntax.Call), "only calls have several results"
+        results = self._split if item.expr.name.name == "split" else self._results
+        return {name.name: value for name, value in zip(item.names, results(item.expr, env, turn), strict=True)}
+
+    def _split(self, call: syntax.Call, env: Env, turn: Turn) -> list[Value]:
+        whole, parts = self._value(call.args[0], env, turn), call.args[1]
         assert isinstance(parts, syntax.List), "split takes a list of dims"
         dims = [str(part) for part in parts.items]
         pieces = whole.tensor.split([int(self.numbers[dim]) for dim in dims], -1)
-        made = [Value((*whole.dims[:-1], dim), piece) for dim, piece in zip(dims, pieces, strict=True)]
-        return {name.name: value for name, value in zip(item.names, made, strict=True)}
+        return [Value((*whole.dims[:-1], dim), piece) for dim, piece in zip(dims, pieces, strict=True)]
+
+    def _results(self, call: syntax.Call, env: Env, turn: Turn) -> list[Value]:
+        """Those of a user op, with as many of its first operand's dims as they have."""
+        args, given = self._arguments(call, env, turn)
+        operands = [value for value in (*args, *given.values()) if isinstance(value, Value)]
+        made = self.own[call.name.name](*map(_bare, args), **{key: _bare(value) for key, value in given.items()})
+        each = made if isinstance(made, tuple) else (made,)
+        return [Value(operands[0].dims[: tensor.dim()], tensor) for tensor in each]
+
+    def _arguments(self, call: syntax.Call, env: Env, turn: Turn) -> tuple[list[Any], dict[str, Any]]:
+        given = {s.key.name: self._setting(s, env, turn) for s in call.kwargs}
+        return [self._either(arg, env, turn) for arg in call.args], given
 
     def _value(self, expr: syntax.Expr, env: Env, turn: Turn) -> Value:
         found = self._either(expr, env, turn)
@@ -224,9 +251,11 @@ class _Evaluation:
             case syntax.ParamUse():
                 self.declared[expr.name.name] = tuple(map(str, (*expr.outs, *expr.ins)))
                 return self._parameter(expr.name.name, turn)
-            case syntax.Call(name=name, args=args) if name.name != "sqrt":
-                given = {s.key.name: self._setting(s, env, turn) for s in expr.kwargs}
-                return self._call(expr, [self._either(arg, env, turn) for arg in args], given, turn)
+            case syntax.Call(name=name) if name.name in self.own:
+                (result,) = self._results(expr, env, turn)
+                return result
+            case syntax.Call(name=name) if name.name != "sqrt":
+                return self._call(expr, *self._arguments(expr, env, turn), turn)
             case syntax.Negative(inner):
                 value = self._either(inner, env, turn)
                 return Value(value.dims, -value.tensor) if isinstance(value, Value) else -value
@@ -239,17 +268,14 @@ class _Evaluation:
                 return number(expr, self.numbers)
 
     def _parameter(self, name: str, turn: Turn) -> Value:
-        """One of a repeat with branches is one for each part that has it, of names with a number behind."""
-        parts = sorted(own for own in self.parameters if re.fullmatch(rf"{name}(_\d+)?", own))
-        held, dims = self.parameters[parts[turn.part if len(parts) > 1 else 0]], self.declared[name]
+        """One that several parts of a repeat declare is one for each, of a name with the part's number."""
+        own, dims = f"{name}_{turn.part}", self.declared[name]
+        held = self.parameters[own if own in self.parameters else name]
         deep = len(next(iter(held)))
         return Value(dims, held[turn.place[:deep]].reshape([int(self.numbers[dim]) for dim in dims]))
 
     def _call(self, call: syntax.Call, args: list[Any], given: dict[str, Any], turn: Turn) -> Value:
         name = call.name.name
-        if function := self.own.get(name):
-            (first, *_) = (arg.dims for arg in args if isinstance(arg, Value))
-            return Value(first, function(*map(_bare, args), **{key: _bare(value) for key, value in given.items()}))
         if name == "cross_entropy":
             return cross_entropy(*args, classes=self.classes, **given)
         if name == "dropout" or "dropout" in given:

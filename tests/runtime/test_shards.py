@@ -78,7 +78,11 @@ def _gathered(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         values = [_gradient(shape, step, rank) for shape in SHAPES for rank in range(size)]
         for state in (shared, plain):
             for i, view in enumerate(_views(state)):
-                view.copy_(values[i * size + axis.rank] if state is shared else torch.stack(values[i * size : (i + 1) * size]).sum(0))
+                view.copy_(
+                    values[i * size + axis.rank]
+                    if state is shared
+                    else torch.stack(values[i * size : (i + 1) * size]).sum(0)
+                )
         flat = shared.gradients()
         flat["all"] = reduce_scatter_(flat["all"], axis)
         for state in (shared, plain):

@@ -44,6 +44,7 @@ NAMES = (
     "several results",
     "dropout",
     "dropout, nested repeats, documents",
+    "recomputed",
     "shared optimizer state",
     "shared inside, copied outside",
 )
@@ -62,6 +63,7 @@ EXPECTED = {
     "carry of a repeat lost": ("d_x.1 not carried", Fate.VALUES),
     "repeat in the wrong direction": ("repeat over layers run forward", Fate.VALUES),
     "slices of another layer": ("x.7 of another layer", Fate.VALUES),
+    "made again with slices of another layer": ("v.1 made again with wv.3 of another layer", Fate.VALUES),
     "repeats exchanged": ("layers_0 and layers_1 exchanged in forward", Fate.VALUES),
     "wrong value kept for backward": ("d_q made of q.2 instead of _o.2", Fate.VALUES),
     "part of a gradient lost or doubled": ("d_x.1 lost from d_x.3", Fate.VALUES),
@@ -82,6 +84,7 @@ EXPECTED = {
 """A mutant of each family in the tiny plan, and how it is found."""
 
 ELSEWHERE = {
+    "made again with slices of another layer": "recomputed",
     "repeats exchanged": "layers that differ",
     "seen across documents": "documents",
     "documents of another rank": "documents",

@@ -14,9 +14,6 @@ from ...ir import Attr, Program, Type
 from .text import Names, Ops, demand, dotted, number, terms, wrong
 from .values import Axes, Local, Seen, local
 
-Gather = tuple[str, frozenset[tuple[str, Attr]]]
-"""What a coercion leads from, and its attributes."""
-
 
 @define
 class Expressions:
@@ -26,7 +23,8 @@ class Expressions:
     views: "Mapping[str, ViewReader]"
     program: Program
     types: dict[str, Type]
-    again: "Counter[Gather]"  # how often backward does a forward coercion once more
+    again: "Counter[str]"  # how often backward makes a result of forward once more
+    whole: bool  # whether it does all of this body again
     names: Names
     ops: Ops
     held: dict[str, Seen]

@@ -7,9 +7,10 @@ import ast
 
 from ...certificate import trusted
 from ...ir import Program, Region, Type, walk
+from .again import made_again
 from .calls import CALLS
 from .declarations import read_class
-from .forward import Forward, Model, Place, gathers_again
+from .forward import Forward, Model, Place
 from .settings import check_build, check_plan, model_class
 from .step import Step
 from .text import demand, demand_header, demand_same, wrong
@@ -17,13 +18,27 @@ from .values import blocks, local
 from .weights import stored
 
 FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu", "softmax"})
-STEPS = {"Batch", "Mesh", "Metrics", "all_gather_", "all_reduce_", "clip_scale", "count_valid", "reduce_scatter_", "sum_squares"}
+STEPS = {
+    "Batch",
+    "Mesh",
+    "Metrics",
+    "all_gather_",
+    "all_reduce_",
+    "clip_scale",
+    "count_valid",
+    "reduce_scatter_",
+    "sum_squares",
+}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
 SETTINGS = set("AdamW Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,
-    "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL) | {"regather"} | STEPS | WEIGHTS | SETTINGS,
+    "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL)
+    | {"recompute", "recomputed", "regather"}
+    | STEPS
+    | WEIGHTS
+    | SETTINGS,
 }
 """The names that a program may import from each module."""
 
@@ -135,7 +150,7 @@ class File:
     def _model(self, names: frozenset[str]) -> Model:
         _, forward, backward = blocks(self._program)
         classes = {name: read_class(node, names) for name, node in self._classes.items()}
-        return Model(self._program, self._types, gathers_again(forward, backward), names, classes, self._same)
+        return Model(self._program, self._types, made_again(forward, backward), names, classes, self._same)
 
     def _steps(self, model: Model, top: str, train: ast.FunctionDef, evaluate: ast.FunctionDef) -> int:
         """Reads both steps, and the model as they call it; returns the ops of training but for the model's."""

@@ -11,11 +11,11 @@ from math import prod
 
 from attrs import Factory, define, frozen
 
-from ...ir import INVARIANT, REPLICATED, Enter, Kind, Leave, Op, Param, Program, Region, Type
+from ...ir import INVARIANT, REPLICATED, Enter, Leave, Op, Param, Program, Region, Type
 from ...ops.dropout import are_draws
 from ...placements import ends
 from .calls import VIEWS, coerced, readers
-from .expressions import Expressions, Gather
+from .expressions import Expressions
 from .text import Names, Ops, demand, demand_same, statements, targets, wrong
 from .values import Axes, Groups, Local, Seen, Table
 
@@ -37,6 +37,14 @@ class Weight:
     call: ast.Call
 
 
+@frozen
+class Turn:
+    """What a module in a loop is given, and whether backward does `whole` turns again."""
+
+    args: list[ast.expr]
+    whole: bool
+
+
 Attribute = Axes | Table | Modules | Weight
 
 
@@ -54,7 +62,7 @@ class Model:
 
     program: Program
     types: dict[str, Type]
-    again: "Counter[Gather]"
+    again: "Counter[str]"  # how often backward makes a result of forward once more
     names: frozenset[str]  # of the module
     classes: dict[str, Class]  # those not read yet
     same: dict[str, str]
@@ -70,36 +78,14 @@ class Place:
     repeats: tuple[str, ...] = ()
 
 
-def gathers_again(forward: Region, backward: Region) -> "Counter[Gather]":
-    """How often backward coerces what forward sharded, and kept for it."""
-    kept: dict[str, str] = {}  # a stack over all iterations → the value of one
-    for region in _regions(forward):
-        kept |= {
-            v.name: end.name for v, end in zip(region.results, region.yields, strict=True) if end.leave is Leave.STACK
-        }
-    origin: dict[str, str] = {}  # a slice of such a stack → the forward value that it is
-    found: Counter[Gather] = Counter()
-    for region in _regions(backward):
-        origin |= {
-            a.value.name: kept.get(origin.get(a.source, a.source), "") for a in region.args if a.enter is Enter.EACH
-        }
-        gathers = [
-            op for op in region.body if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED
-        ]
-        found.update((origin.get(op.inputs[0], op.inputs[0]), frozenset(op.attrs)) for op in gathers)
-    return found
-
-
-def _regions(region: Region) -> list[Region]:
-    """A region and those in it, outer first."""
-    return [region, *(found for stmt in region.body if isinstance(stmt, Region) for found in _regions(stmt))]
-
-
 class Forward:
-    """Reads one `forward`."""
+    """Reads one `forward`; `whole` says whether backward does all of it again."""
 
-    def __init__(self, model: Model, name: str, region: Region, given: Sequence[Seen], place: Place) -> None:
-        self._model, self._place = model, place
+    def __init__(
+        self, model: Model, name: str, region: Region, given: Sequence[Seen], place: Place, whole: bool = False
+    ) -> None:
+        self._model, self._place, self._region = model, place, region
+        self._blocks: set[str] = set()  # values that have blocks of their own
         self._class = model.classes.pop(name)
         self._node = self._class.forward
         self._inner = [stmt for stmt in region.body if isinstance(stmt, Region)]
@@ -108,14 +94,14 @@ class Forward:
             for op in region.body
             if isinstance(op, Op) and op.kind == "fork"
         }
-        self._ops = Ops((stmt for stmt in region.body if isinstance(stmt, Op)), model.same, self._is_silent)
+        self._ops = Ops(region.body, model.same, self._is_silent)
         arguments = [arg.arg for arg in self._node.args.args[1:]]
         demand(self._node, len(arguments) == len(given), f"takes {len(arguments)} arguments, is given {len(given)}")
         held: dict[str, Seen] = {
             name: held for name, held in self._class.attributes.items() if isinstance(held, (Axes, Table))
         }
         self._expressions = Expressions(
-            readers(model.program), VIEWS, model.program, model.types, model.again,
+            readers(model.program), VIEWS, model.program, model.types, model.again, whole,
             Names.of(self._node, model.names), self._ops,
             held | self._weights(), dict(zip(arguments, given, strict=True)), set(), set(),
         )  # fmt: skip
@@ -136,15 +122,30 @@ class Forward:
             self._statement(stmt)
         if not isinstance(last, ast.Return) or not last.value:
             raise wrong(last, "does not return")
+        self._expressions.closed.clear()
         elements = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]
         returned = [self._expressions.plain(element).name for element in elements]
         demand(
             last, returned == [self._ops.first(name) for name in results], f"returns {returned}, not {list(results)}"
         )
         self._model.taken += self._ops.finish(self._node)
+        self._demand_again()
         demand(self._node, not self._inner, "a repeat of the IR is not run")
         unread = set(self._class.attributes) - self._expressions.read
         demand(self._node, not unread, f"nothing reads {sorted(unread)}")
+
+    def _demand_again(self) -> None:
+        """Backward does again what stands in a block, or of a body that it runs again all up to some op."""
+        ops = [stmt for stmt in self._region.body if isinstance(stmt, Op) and not self._is_silent(stmt)]
+        again = [self._model.again[self._ops.first(op.outputs[0].name)] > 0 for op in ops]
+        if self._expressions.whole:
+            demand(self._node, again == sorted(again, reverse=True), "in the IR, backward does other ops again")
+            return
+        named = {op.outputs[0].name for op in ops if op.kind in self._model.program.train.recompute.names}
+        done = {op.outputs[0].name for op, anew in zip(ops, again, strict=True) if anew}
+        blocks = {self._ops.first(name) for name in self._blocks}
+        for name in named | done:
+            demand(self._node, self._ops.first(name) in blocks, f"{name} is made again, and has no block")
 
     # ---- weights
 
@@ -182,6 +183,8 @@ class Forward:
 
     def _statement(self, stmt: ast.stmt) -> None:
         match stmt:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="recomputed")) as call):
+                self._block(call, name, [])
             case ast.Assign(targets=[target]):
                 value = self._expressions.value(stmt.value)
                 values = value if isinstance(value, tuple) else (value,)
@@ -189,42 +192,67 @@ class Forward:
                 demand(stmt, len(names) == len(values), f"{len(values)} values for {len(names)} names")
                 self._env.update(zip(names, values, strict=True))
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=ast.Name(id=name))]):
-                self._block(stmt, call, name)
+                self._block(call, name, stmt.body)
             case ast.For(
                 target=ast.Name(id=item),
                 iter=ast.Attribute(value=ast.Name(id="self"), attr=held),
-                body=[ast.Assign(targets=[target], value=ast.Call(func=ast.Name(id=called), args=args, keywords=[]))],
+                body=[ast.Assign(targets=[target], value=ast.Call(keywords=[]) as call)],
                 orelse=[],
-            ) if called == item:
+            ):
                 self._env.pop(item, None)
-                self._repeat(stmt, held, targets(target), args)
+                self._repeat(stmt, held, targets(target), self._turn(call, item))
             case ast.For(
                 target=ast.Tuple(elts=[ast.Name(id=item), ast.Name(id=drawn)]),
                 iter=ast.Call(args=[ast.Attribute(value=ast.Name(id="self"), attr=held), draws]),
-                body=[ast.Assign(targets=[target], value=ast.Call(func=ast.Name(id=called), args=args, keywords=[]))],
+                body=[ast.Assign(targets=[target], value=ast.Call(keywords=[]) as call)],
                 orelse=[],
-            ) if called == item:
+            ):
                 demand_same(stmt.iter, f"zip(self.{held}, {ast.unparse(draws)}, strict=True)")
                 self._env.pop(item, None)
-                self._repeat(stmt, held, targets(target), args, {drawn: draws})
+                self._repeat(stmt, held, targets(target), self._turn(call, item), {drawn: draws})
                 self._env.pop(drawn, None)
             case _:
                 raise wrong(stmt, f"nothing in the IR does `{ast.unparse(stmt)}`")
 
-    def _block(self, stmt: ast.With, call: ast.Call, name: str) -> None:
-        """`with regather(…) as …`: what is read outside the block would be kept for backward."""
-        demand(
-            call, isinstance(call.func, ast.Name) and call.func.id == "regather", "opens a block other than `regather`"
-        )
-        self._expressions.names.demand(call, "regather")
-        gathered = coerced(self._expressions, call, "all_gather", again=True)
-        self._env[name] = gathered
-        for inner in stmt.body:
+    def _turn(self, call: ast.Call, item: str) -> Turn:
+        """`layer(x, …)`, or `recomputed(layer, x, …)`."""
+        match call:
+            case ast.Call(func=ast.Name(id=called), args=args) if called == item:
+                return Turn(args, whole=False)
+            case ast.Call(func=ast.Name(id="recomputed"), args=[ast.Name(id=called), *args]) if called == item:
+                self._expressions.names.demand(call, "recomputed")
+                return Turn(args, whole=True)
+            case _:
+                raise wrong(call, f"does not run `{item}`")
+
+    def _block(self, call: ast.Call, name: str, body: Sequence[ast.stmt]) -> None:
+        """`with … as …`: what is read outside the block would be kept for backward."""
+        made = self._made(call)
+        self._env[name] = made
+        self._blocks.add(made.name)
+        for inner in body:
             self._statement(inner)
-        self._expressions.closed.add(gathered.name)
+        self._expressions.closed.add(made.name)
+
+    def _made(self, call: ast.Call) -> Local:
+        """The value of a block: `regather(…)`, or `recompute(function, …)` of an op that the plan names."""
+        match call:
+            case ast.Call(func=ast.Name(id="regather")):
+                self._expressions.names.demand(call, "regather")
+                return coerced(self._expressions, call, "all_gather", again=True)
+            case ast.Call(func=ast.Name(id="recompute" | "recomputed" as called), args=[ast.Name() as function, *args]):
+                self._expressions.names.demand(call, called)
+                done = ast.copy_location(ast.Call(function, args, call.keywords), call)
+                made = self._expressions.tensor(done)
+                kinds = {op.kind for op in self._ops.done if op.outputs[0].name == made.name}
+                named = set(self._model.program.train.recompute.names)
+                demand(call, kinds <= named, f"`{function.id}` is not to be done again")
+                return made
+            case _:
+                raise wrong(call, "opens a block other than `regather` or `recompute`")
 
     def _repeat(
-        self, stmt: ast.For, held: str, names: list[str], args: list[ast.expr], draws: Mapping[str, ast.expr] = _NONE
+        self, stmt: ast.For, held: str, names: list[str], turn: Turn, draws: Mapping[str, ast.expr] = _NONE
     ) -> None:
         """`for layer in self.layers: x = layer(x, …)`, the next repeat; a name both passed and bound is carried.
 
@@ -232,6 +260,7 @@ class Forward:
         """
         demand(stmt, bool(self._inner), "the IR has no further repeat here")
         region = self._inner.pop(0)
+        self._ops.in_turn(stmt, region)
         modules = self._modules(stmt, held, region)
         carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
         demand(stmt, len(names) == len(carried), f"carries {names}, not {[arg.value.name for arg in carried]}")
@@ -246,12 +275,15 @@ class Forward:
         inside |= self._drawn(stmt, region, draws)
         given = [
             inside[arg.id] if isinstance(arg, ast.Name) and arg.id in inside else self._expressions.value(arg)
-            for arg in args
+            for arg in turn.args
         ]
         self._slice(region)
         place = Place(f"{self._place.prefix}{held}.*.", (*self._place.repeats, region.dim))
         results = [end.name for end in region.yields if end.leave is Leave.LAST]
-        Forward(self._model, modules.of, region, given, place).read(results)
+        innermost = not any(isinstance(inner, Region) for inner in region.body)
+        whole = self._model.program.train.recompute.word == "full" and innermost
+        demand(stmt, turn.whole == whole, f"backward does {'all' if whole else 'not all'} of a turn again")
+        Forward(self._model, modules.of, region, given, place, whole).read(results)
         self._env |= {
             name: self._expressions.local(value.name) for name, value in zip(names, region.results, strict=False)
         }

@@ -302,9 +302,7 @@ class Step:
         """A bucket's part, whose flat dim is its only one."""
         return sharded(*self._types[self._tensor(operand)].dims)
 
-    def _coerce(
-        self, node: ast.Call, operand: ast.expr, axes: ast.expr, source: Placement, target: Placement
-    ) -> str:
+    def _coerce(self, node: ast.Call, operand: ast.expr, axes: ast.expr, source: Placement, target: Placement) -> str:
         """In place: whatever held the value holds the result from now on."""
         before, group = self._tensor(operand), self._value(axes)
         if not isinstance(group, Axes):

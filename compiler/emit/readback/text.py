@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ...ir import Attr, Op
+from ...ir import Attr, Op, Stmt
 
 DTYPES = {"bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
 """Torch's words for element types."""
@@ -146,22 +146,26 @@ Key = tuple[str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 
 
 class Ops:
-    """The ops of one body, each to be taken once, when the text is seen to do it.
+    """The ops of one body, each to be taken once, when the text is seen to do it, and coercions and repeats in order.
 
     `same` maps a value to the first one that is computed alike, so that it does not matter which of two equal ops a
     call stands for; it is extended in place.  What is `silent` needs no call: its result is another name for its input.
     """
 
-    def __init__(self, body: Iterable[Op], same: dict[str, str], silent: Callable[[Op], bool]) -> None:
+    def __init__(self, body: Iterable[Stmt], same: dict[str, str], silent: Callable[[Op], bool]) -> None:
         self.same = same
         self.done: list[Op] = []
         self._left: dict[Key, list[Op]] = {}
-        for op in body:
-            if silent(op):
-                self.same[op.outputs[0].name] = self.first(op.inputs[0])
-                self.done.append(op)
-            else:
-                self._add(op)
+        self._turns: list[Stmt] = []
+        for stmt in body:
+            if isinstance(stmt, Op) and silent(stmt):
+                self.same[stmt.outputs[0].name] = self.first(stmt.inputs[0])
+                self.done.append(stmt)
+                continue
+            if isinstance(stmt, Op):
+                self._add(stmt)
+            if not isinstance(stmt, Op) or stmt.kind == "coerce":
+                self._turns.append(stmt)
 
     def _add(self, op: Op) -> None:
         alike = self._left.setdefault(self._key(op.kind, op.inputs, dict(op.attrs)), [])
@@ -184,6 +188,10 @@ class Ops:
             raise wrong(node, f"the IR has no {kind}({', '.join(inputs)}) <{said}> here that is not done yet")
         self.done.append(alike.pop(0))
         return self.done[-1]
+
+    def in_turn(self, node: ast.AST, stmt: Stmt) -> None:
+        """Raises where another coercion or repeat of the body comes first: what communicates has one order."""
+        demand(node, self._turns.pop(0) is stmt, "comes before what the IR communicates first")
 
     def finish(self, node: ast.AST) -> int:
         """How many ops were taken; raises where some are left."""

@@ -27,9 +27,14 @@ def _place(each: Stored, program: Program) -> str:
     shape = (sum(rows.values()), *columns)
     start = sum(rows[part] for part in range(each.part))
     words = [repr(each.tensor), repr(shape[::-1] if each.transposed else shape)]
-    return ", ".join(
-        [*words, *([f"start={start}"] if each.part else []), *(["transposed=True"] if each.transposed else [])]
-    )
+    if each.part:
+        words.append(f"start={start}")
+    if each.transposed:
+        words.append("transposed=True")
+    if each.interleaved:
+        outer = own.type.dims[: -own.inner or None]
+        words.append(f"interleaved=({each.interleaved}, {program.valid(outer[-1])})")
+    return ", ".join(words)
 
 
 def _rows(param: Param, program: Program) -> int:

@@ -7,10 +7,12 @@ Before: `insert_collectives`.  Non-goals: how leaves are made and their gradient
 
 from attrs import evolve
 
+from ...again import check
 from ...ir import Program
 from .step import TrainingStep
 
 
 def differentiate(program: Program) -> Program:
-    """The program of the step."""
+    """The program of the step.  Raises PlanError."""
+    check(program)
     return evolve(program, region=TrainingStep(program).region())

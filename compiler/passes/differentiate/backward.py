@@ -1,5 +1,8 @@
 """The backward of a body: each op's adjoint, last op first; of a repeat, a repeat from the last iteration to the first.
 
+What an adjoint reads of forward was kept, or is made again (`again`): op by op where it is first read, or, in repeats
+whose turns run again, all that comes before, where first anything of it is read.
+
 Non-goals: the step around it (`step`).
 """
 
@@ -7,8 +10,10 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...ir import FLOATS, REPLICATED, Arg, Attr, Enter, Kind, Leave, Op, Region, Stmt, Type, Value, Yield
+from ...again import is_made_again, runs_again
+from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield
 from ...ops import OPS
+from ...ops.saved import Local
 from ...placements import Step, conjugate, dual_type, ends
 from ...source import Span
 from .writer import Book, Writer
@@ -42,17 +47,24 @@ class Backward(Writer):
         return self.type(name).dtype in FLOATS
 
     def saved(self, name: str) -> str:
-        """How this body reads a forward value: gathered again if the plan says so, else as it was kept."""
+        """How this body reads a forward value: made again if the plan says so, else as it was kept."""
         if name not in self._saved:
             op = self._made_by.get(name)
-            again = op and self.book.program.train.gathered == "regather" and _gathers(op)
-            self._saved[name] = self._gather_again(op) if op and again else self.kept(name)
+            if op and self.again(op):
+                self._do_again(op)
+            else:
+                self._saved[name] = self.kept(name)
         return self._saved[name]
 
-    def _gather_again(self, op: Op) -> str:
-        source, target = ends(op)
-        step = Step(op.names("axes"), source, target)
-        return self.coerce(self.saved(op.inputs[0]), step, op.outputs[0].name, op.span)
+    def again(self, op: Op) -> bool:
+        """Whether this body makes what an op made again."""
+        return is_made_again(self.book.program, op)
+
+    def _do_again(self, op: Op) -> None:
+        inputs = tuple(map(self.saved, op.inputs))
+        outputs = tuple(self.book.value(value.name, value.type) for value in op.outputs)
+        self._saved |= {old.name: new.name for old, new in zip(op.outputs, outputs, strict=True)}
+        self.append(evolve(op, inputs=inputs, outputs=outputs))
 
     def kept(self, name: str) -> str:
         """How this body reads a forward value that is not made again: outside of repeats all are in sight."""
@@ -128,7 +140,46 @@ class _RepeatBackward(Backward):
         self._inside = set(self._own)  # all that it binds
         self._slices: list[Arg] = []  # what an iteration reads of what forward kept
         self._stacks: list[tuple[str, Value]] = []  # what forward is made to keep of each iteration
+        self._runs_again = runs_again(outer.book.program, forward)
+        self._ran = False
         self.region = forward
+
+    def again(self, op: Op) -> bool:
+        return self._runs_again or super().again(op)
+
+    def _stmt(self, stmt: Stmt) -> Stmt:
+        if self._runs_again and not self._ran and isinstance(stmt, Op) and self._needs_forward(stmt):
+            self._ran = True
+            self._run_until(stmt)
+        return super()._stmt(stmt)
+
+    def _needs_forward(self, op: Op) -> bool:
+        """Whether an op's backward reads anything that the iteration makes; zeros take their shape from it."""
+        known = [value.name in self._parts for value in op.outputs]
+        return any(known) and (not all(known) or self._keeps(op))
+
+    def _run_until(self, op: Op) -> None:
+        """All that comes before an op, again: when backward asks for one tensor, it asks for all of them."""
+        for stmt in self._forward.body:
+            if stmt is op:
+                return
+            if isinstance(stmt, Op) and stmt.outputs[0].name not in self._saved:
+                self._do_again(stmt)
+
+    def _keeps(self, op: Op) -> bool:
+        """Whether autograd keeps a tensor of an op that does not enter the iteration as it is."""
+        types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.wanted, op.inputs))
+        device = "cuda" if self.book.program.cluster.gpu else "cpu"
+        found = OPS[op.kind].saves(Local(self.book.program, op, types, wanted, device))
+        own = bool(found.results or found.others) or op.kind == "call"  # of a user's op nothing is known
+        return own or any(self._is_made(op.inputs[i]) for i in found.operands)
+
+    def _is_made(self, name: str) -> bool:
+        """Whether an iteration makes a value, and not only another view of what enters it."""
+        op = self._made_by.get(name)
+        if op and OPS[op.kind].views(self.book.program, op):
+            return self._is_made(op.inputs[0])
+        return op is not None
 
     def kept(self, name: str) -> str:
         """A slice of a parameter or of a stack that forward returns; what is not of this body, as outside."""
@@ -200,11 +251,3 @@ class _RepeatBackward(Backward):
             reverse=True,
             span=self._forward.span,
         )
-
-
-def _gathers(op: Op) -> bool:
-    """Whether an op is a gather whose conjugate is a reduce-scatter."""
-    if op.kind != "coerce":
-        return False
-    source, target = ends(op)
-    return source.kind is Kind.SHARDED and target == REPLICATED

@@ -62,8 +62,9 @@ def resolve(source: Source) -> Program:
     )
     ops = user_ops(document.ops, source)
     built = build(divided.model, frame, scope, ops, *PRECISIONS[train.precision])
-    names = stored(document.sections["names"], built.params, divided.copies) if "names" in document.sections else ()
-    program = evolve(frame, region=built.region, params=built.params, names=names)
+    program = evolve(frame, region=built.region, params=built.params)
+    if "names" in document.sections:
+        program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
     check_data(document.model, program)
     return program
 

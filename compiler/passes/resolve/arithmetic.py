@@ -36,9 +36,9 @@ def evaluate(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> Scalar:
                 "E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", f"known: {known}"
             )
         case _:
-            raise wrong(
-                "E0301", "this is not arithmetic on dims", expr.span, "numbers, dims, `+ - * /` and `sqrt(…)` only"
-            )
+            label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, syntax.Number)
+            help = "units belong to settings; 10% is 0.1 here" if is_share else ""
+            raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
 
 
 def _chain(expr: syntax.Binary, scope: Mapping[str, Scalar]) -> Scalar:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from ... import syntax
+from ...diagnostics import did_you_mean
 from ...ir import Dim
 from .arithmetic import Scalar, evaluate
 from .mistakes import check_dim, check_not_data, wrong
@@ -53,9 +54,13 @@ def divide(model: syntax.Model, dims: Mapping[str, Dim], numbers: Mapping[str, S
 
 
 def _initialised(item: syntax.Init, copies: Mapping[str, Sequence[Copy]]) -> syntax.Init:
-    names = [
-        evolve(name, name=copy.name) for name in item.names for copy in copies.get(name.name, [Copy(str(name), ())])
-    ]
+    of: dict[str, Sequence[Copy]] = {copy.name: (copy,) for each in copies.values() for copy in each}
+    of.update(copies)
+    for name in item.names:
+        if name.name not in of:
+            help = did_you_mean(name.name, copies)
+            raise wrong("E0201", f"there is no parameter `{name}`", name.span, help=help)
+    names = [evolve(name, name=copy.name) for name in item.names for copy in of[name.name]]
     return evolve(item, names=tuple(names))
 
 

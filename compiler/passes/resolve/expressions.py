@@ -11,6 +11,7 @@ from ...diagnostics import did_you_mean
 from .arithmetic import Scalar, apply, evaluate, exact
 from .calls import Calls
 from .draws import Draws
+from .inputs import INPUTS
 from .mistakes import check_count, wrong
 from .parameters import Parameters
 from .scope import Scope
@@ -61,7 +62,8 @@ class Expressions:
             return self._parameters.use(params[name.name], name.span)
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
-        help = did_you_mean(name.name, [*bound, *params])
+        given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
+        help = given or did_you_mean(name.name, [*bound, *params])
         raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
 
     def _chain(self, expr: syntax.Binary, like: str) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve
 
 from ... import syntax
-from ...diagnostics import did_you_mean
 from ...ir import Init, Param
 from .arithmetic import Scalar, evaluate
 from .mistakes import wrong
@@ -15,7 +14,7 @@ def initialised(
     model: syntax.Model, params: Mapping[str, Param], roles: Mapping[str, str], scope: Mapping[str, Scalar]
 ) -> Iterator[Param]:
     """The parameters with their initial values: by name, else by role, else by the model's `init ~ …`."""
-    explicit, default = _inits(model, params, scope)
+    explicit, default = _inits(model, scope)
     for param in params.values():
         init = explicit.get(param.name) or (Init(roles[param.name]) if param.name in roles else default)
         if init is None:
@@ -24,9 +23,7 @@ def initialised(
         yield evolve(param, init=init)
 
 
-def _inits(
-    model: syntax.Model, params: Mapping[str, Param], scope: Mapping[str, Scalar]
-) -> tuple[dict[str, Init], Init | None]:
+def _inits(model: syntax.Model, scope: Mapping[str, Scalar]) -> tuple[dict[str, Init], Init | None]:
     """What the lines say of single parameters, and of all others."""
     explicit: dict[str, Init] = {}
     default: Init | None = None
@@ -34,9 +31,6 @@ def _inits(
         if isinstance(item, syntax.Init):
             init = _distribution(item.dist, scope)
             for name in item.names:
-                if name.name not in params:
-                    help = did_you_mean(name.name, params)
-                    raise wrong("E0201", f"there is no parameter `{name}`", name.span, help=help)
                 explicit[name.name] = init
             default = default if item.names else init
     return explicit, default

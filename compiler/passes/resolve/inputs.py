@@ -55,7 +55,12 @@ def _check_masks(data: Data, found: Diagnostics) -> None:
     lacking = [name for name, value in pair.items() if value is None]
     if len(lacking) == 1:
         (given,) = pair.keys() - {*lacking}
-        found.error("E0402", f"`data {data.kind}` has `{given}`, and needs `{lacking[0]}`", data.spans[given])
+        help = {
+            "masked": "say which share of tokens is hidden, for instance `masked = 15%`",
+            "mask_token": "say which token stands for those that are hidden, for instance by its id",
+        }
+        message = f"`data {data.kind}` has `{given}`, and needs `{lacking[0]}`"
+        found.error("E0402", message, data.spans[given], help=help[lacking[0]])
 
 
 def _check_ids(program: Program, data: Data, found: Diagnostics) -> None:

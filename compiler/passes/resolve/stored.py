@@ -4,27 +4,34 @@ Non-goals: how entries are written (`names`).
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from ... import syntax
 from ...diagnostics import Diagnostics, Note, did_you_mean, listing
-from ...ir import Param
+from ...ir import Param, Program, base, walk
 from ...names import INDICES, Stored, read_names
+from ...ops.attention import SEQUENCE
+from .arithmetic import Scalar
 from .parts import Copies, names_of_parts
 
 
-def stored(section: syntax.Section, params: Sequence[Param], copies: Copies) -> tuple[Stored, ...]:
-    """The entries of `section`, in the order of the parameters.  Raises PlanError."""
+def stored(
+    section: syntax.Section, program: Program, copies: Copies, scope: Mapping[str, Scalar]
+) -> tuple[Stored, ...]:
+    """The entries of `section`, in the order of the program's parameters.  Raises PlanError."""
     found = Diagnostics()
-    written = read_names(section, found)
+    written = read_names(section, found, scope)
+    found.check()
     for each in written:
         if each.param not in copies:
             help = did_you_mean(each.param, copies)
             found.error("E0201", f"there is no parameter `{each.param}`", each.span, help=help)
     names = {each.param: each for each in names_of_parts(written, copies)}
-    known = {param.name: param for param in params}
+    known = {param.name: param for param in program.params}
     for each in names.values():
         _fits(each, known[each.param], found)
+        if each.interleaved:
+            _pairs(each, known[each.param], program, found)
     if lacking := [name for name in copies if name not in {each.param for each in written}]:
         help = f'add `{lacking[0]} = "…"`, the tensor that holds it'
         found.error("E0402", f"`names hf` lacks {listing(lacking)}", section.head, help=help)
@@ -47,6 +54,19 @@ def _fits(each: Stored, param: Param, found: Diagnostics) -> None:
         found.error(
             "E0405", f"`{param.name}` is no matrix", each.span, "transposed", notes=[Note(param.span, "declared")]
         )
+
+
+def _pairs(each: Stored, param: Param, program: Program, found: Diagnostics) -> None:
+    """The parameter's rows are those of heads, which have as many as are said to stand pair by pair."""
+    rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
+    looked_up = (op.inputs[1] for op in walk(program.region.body) if op.kind == "embedding")
+    if len(rows) < 2 or SEQUENCE in rows or param.name in map(base, looked_up):
+        help = "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of `bq[heads, head_dim]`"
+        notes = [Note(param.span, "declared")]
+        found.error("E0405", f"`{param.name}` has no heads", each.span, "interleaved", notes=notes, help=help)
+    elif each.interleaved > (most := program.valid(rows[-1])):
+        message = f"a head of `{param.name}` has {most} rows"
+        found.error("E0405", message, each.span, f"not {each.interleaved}", notes=[Note(param.span, "declared")])
 
 
 def _shared(names: Iterable[Stored], params: dict[str, Param], found: Diagnostics) -> None:

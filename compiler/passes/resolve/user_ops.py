@@ -110,14 +110,15 @@ def _check_operands(op: syntax.UserOp) -> None:
         help = "write `x[.., ffn]` for a tensor, and numbers behind all tensors"
         raise wrong("E0217", "a user op takes tensors, then numbers", numbers[0].span, "a number", help)
     if odd := next((operand for operand in numbers if operand.is_linear), None):
-        raise wrong("E0217", f"`{odd.name}` is a number", odd.span, "linear in no dims")
+        help = "write `linear` before tensors alone"
+        raise wrong("E0217", f"`{odd.name}` is a number", odd.span, "linear in no dims", help)
 
 
 def _once(names: Iterable[syntax.Name]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.name in seen:
-            raise wrong("E0217", f"`{name}` stands twice in one list", name.span, "again")
+            raise wrong("E0217", f"`{name}` stands twice in one list", name.span, "again", "give it another name")
         seen.add(name.name)
 
 

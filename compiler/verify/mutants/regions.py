@@ -110,6 +110,30 @@ def _other_layer(program: Program) -> Found:
                 yield f"{arg.value.name} of another layer", region.span, turned
 
 
+def _other_layer_again(program: Program) -> Found:
+    """What backward makes again it makes with the slice of another layer; its gradient is that of its own."""
+    done = {(op.kind, op.attrs, op.span.line) for block in regions(program, "forward") for op in walk(block.body)}
+    for backward in regions(program, "backward"):
+        for region in _of_several(evolve(program, region=backward), "repeat"):
+            again = [op for op in region.body if isinstance(op, Op) and (op.kind, op.attrs, op.span.line) in done]
+            for i, arg in enumerate(region.args):
+                for op in again if arg.enter is Enter.EACH else ():
+                    if arg.value.name in op.inputs:
+                        words = f"{op.outputs[0].name} made again with {arg.value.name} of another layer"
+                        yield words, op.span, replaced(program, region, *_reading_other(region, i, op))
+
+
+def _reading_other(region: Region, index: int, op: Op) -> tuple[Op, Region]:
+    """The region with a second slice for its argument `index`, from the other end, which `op` alone reads."""
+    arg = region.args[index]
+    flipped, turned = with_stack(region, index, "flipped")
+    other = evolve(turned.args[index], value=aside(arg.value))
+    names = {arg.value.name: other.value.name}
+    reading = evolve(op, inputs=tuple(names.get(name, name) for name in op.inputs))
+    body = tuple(reading if stmt is op else stmt for stmt in region.body)
+    return flipped, evolve(region, args=(*region.args, other), body=body)
+
+
 def _says_shape(region: Region, name: str) -> bool:
     """Whether a value is read for its shape only."""
     reads = [LIKE.get(op.kind) == i for op in walk(region.body) for i, read in enumerate(op.inputs) if read == name]
@@ -165,6 +189,7 @@ FAMILIES: dict[str, Edit] = {
     "carry of a repeat lost": _carry_lost,
     "repeat in the wrong direction": _order,
     "slices of another layer": _other_layer,
+    "made again with slices of another layer": _other_layer_again,
     "repeats exchanged": _exchanged,
     "wrong value kept for backward": _other_kept,
     "part of a gradient lost or doubled": _part_of_gradient,

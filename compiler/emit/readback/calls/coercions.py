@@ -23,12 +23,13 @@ def coerced(e: Expressions, call: ast.Call, function: str, again: bool = False) 
         attrs: dict[str, Attr] = {"axes": axes, "from": source, "to": target}
         if e.ops.has("coerce", [x.name], attrs):
             op = e.ops.take(call, "coerce", [x.name], attrs)
+            e.ops.in_turn(call, op)
             _demand_once(e, call, op, again)
             return e.local(op.outputs[0].name)
     raise wrong(call, f"the IR has no such coercion of {x.name} over {axes} that is not done yet")
 
 
 def _demand_once(e: Expressions, call: ast.Call, op: Op, again: bool) -> None:
-    if coercion_of(op).function == "all_gather":
-        count = e.again[op.inputs[0], frozenset(op.attrs)]
+    if coercion_of(op).function == "all_gather" and not e.whole:
+        count = e.again[e.ops.first(op.outputs[0].name)]
         demand(call, count == again, f"in the IR, backward gathers {op.outputs[0].name} again {count} times")

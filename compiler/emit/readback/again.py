@@ -1,0 +1,68 @@
+"""What backward makes again, read off the IR alone: each of its ops that does what an op of forward did.
+
+Purpose: how a program's blocks and loops are held to the IR's backward.  Non-goals: what the plan asks for.
+"""
+
+from collections import Counter
+
+from ...ir import Attr, Enter, Leave, Op, Region
+
+Path = tuple[tuple[str, str], ...]
+"""The dims and plan lines of the repeats around an op: the same in forward and backward."""
+
+Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
+
+
+def made_again(forward: Region, backward: Region) -> "Counter[str]":
+    """How often backward makes a result of forward once more, of what was kept or is made again; by the first result.
+
+    Of values of a body that are computed alike, the first stands for all.
+    """
+    return _Twins(forward).within(backward)
+
+
+class _Twins:
+    """Each value's twin: the first value of forward's body that is the same."""
+
+    def __init__(self, forward: Region) -> None:
+        self._twins: dict[str, str] = {}
+        self._turns: dict[str, str] = {}  # what lies stacked over all turns of a repeat → what one turn calls it
+        self._firsts: dict[Key, Op] = {}
+        for path, region in _regions(forward):
+            ends = zip(region.yields, region.results, strict=True)
+            self._turns |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
+            self._turns |= {arg.source: arg.value.name for arg in region.args if arg.enter is Enter.EACH}
+            for op in _ops(region):
+                self._bind(op, self._firsts.setdefault(self._key(path, op), op))
+
+    def within(self, backward: Region) -> "Counter[str]":
+        """How often ops of backward, in their order, make what forward made."""
+        found: Counter[str] = Counter()
+        for path, region in _regions(backward):
+            slices = [arg for arg in region.args if arg.enter is Enter.EACH]
+            self._twins |= {arg.value.name: self._of(self._turns.get(self._of(arg.source), "")) for arg in slices}
+            for op in _ops(region):
+                if first := self._firsts.get(self._key(path, op)):
+                    self._bind(op, first)
+                    found[first.outputs[0].name] += 1
+        return found
+
+    def _of(self, name: str) -> str:
+        return self._twins.get(name, name)
+
+    def _key(self, path: Path, op: Op) -> Key:
+        return path, op.kind, tuple(map(self._of, op.inputs)), frozenset(op.attrs)
+
+    def _bind(self, op: Op, first: Op) -> None:
+        self._twins |= {new.name: old.name for new, old in zip(op.outputs, first.outputs, strict=True)}
+
+
+def _ops(region: Region) -> list[Op]:
+    return [stmt for stmt in region.body if isinstance(stmt, Op)]
+
+
+def _regions(region: Region, around: Path = ()) -> list[tuple[Path, Region]]:
+    """A region and those in it, outer first."""
+    path = (*around, (region.dim, str(region.span))) if region.dim else around
+    inner = [found for stmt in region.body if isinstance(stmt, Region) for found in _regions(stmt, path)]
+    return [(path, region), *inner]

@@ -1,0 +1,12 @@
+"""The memory account: what one rank holds of a step, read off the IR.
+
+Purpose: state, what autograd keeps, and the moment when most is in memory, before anything starts.
+Non-goals: tables for people (`explain`); what CUDA, the allocator and communication libraries take besides.
+"""
+
+from .account import Account, Bucket, account
+from .capacity import GPUS, capacity, too_large
+from .kept import Kept
+from .walk import Moment
+
+__all__ = ["GPUS", "Account", "Bucket", "Kept", "Moment", "account", "capacity", "too_large"]

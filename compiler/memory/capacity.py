@@ -1,0 +1,69 @@
+"""What GPUs hold, and the warning that a plan does not fit.
+
+A warning and no error: the account does not know what a user means to change in the program, and CUDA is not measured.
+Non-goals: what a driver and communication libraries keep for themselves.
+"""
+
+from ..diagnostics import Diagnostic, Note
+from ..ir import Program
+from .account import Account
+
+GIB = 2**30
+
+GPUS = {
+    "a100_40gb": 40,
+    "a100_80gb": 80,
+    "a10g": 24,
+    "b200": 180,
+    "h100_nvl": 94,
+    "h100_pcie": 80,
+    "h100_sxm": 80,
+    "h200": 141,
+    "l4": 24,
+    "l40s": 48,
+    "rtx_3090": 24,
+    "rtx_4090": 24,
+    "rtx_5090": 32,
+    "rtx_a6000": 48,
+    "t4": 16,
+    "v100_16gb": 16,
+    "v100_32gb": 32,
+}
+"""GB of memory by NVIDIA's data sheets.  Taken as GiB: of these a driver shows all but a percent or two."""
+
+
+def capacity(program: Program) -> int | None:
+    """The bytes of a GPU of the plan's cluster; None where it names none, or one that is not known."""
+    size = GPUS.get(program.cluster.gpu)
+    return size * GIB if size else None
+
+
+def too_large(program: Program, account: Account) -> Diagnostic | None:
+    """The warning that a rank holds more than its GPU, if it does."""
+    room = capacity(program)
+    if room is None or account.total <= room:
+        return None
+    peak = account.peak
+    parts = {"state": account.state, "inputs and tables": account.always - account.state}
+    parts |= {"kept for backward": peak.kept, "on its way at the peak": peak.other}
+    sizes = " + ".join(f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20)
+    return Diagnostic(
+        "W0901",
+        f"does not fit: needs {account.total / GIB:,.1f} GiB of {room / GIB:,.1f} GiB on each rank",
+        program.cluster.spans.get("gpu", program.region.span),
+        f"has {room / GIB:,.0f} GiB",
+        (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"),),
+        _help(program, account, room),
+    )
+
+
+def _help(program: Program, account: Account, room: int) -> str:
+    """What makes the larger part smaller."""
+    data = tuple(dict.fromkeys(claim.axis for claim in program.claims if claim.dim == "batch"))
+    if data and not program.state.optimizer:
+        return f"share out masters and optimizer state: `state {{ zero 1 over {', '.join(data)} }}`"
+    if account.state > room:
+        return "put dims of parameters over more ranks, as `vocab, heads, ffn over tp` does"
+    ways = [f"`microbatch` below {program.train.microbatch}"] if program.train.microbatch > 1 else []
+    ways += ["a shorter `seq`", "a larger degree of the axes that shard activations"]
+    return f"try {', '.join(ways[:-1])} or {ways[-1]}"

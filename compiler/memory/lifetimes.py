@@ -1,0 +1,126 @@
+"""Where in a body each storage is needed for the last time.
+
+Non-goals: sizes (`storages`), and what is in memory at once (`walk`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from attrs import frozen
+
+from ..ir import Leave, Op, Region, Stmt, Value
+from .kept import Keeper, bound
+from .storages import Storages, carried
+
+
+def reads(stmt: Stmt) -> Iterator[str]:
+    """The values that a statement reads, at any depth; what backward is to read is no reading of forward's."""
+    if isinstance(stmt, Op):
+        yield from stmt.inputs
+        return
+    yield from (arg.source for arg in stmt.args)
+    for inner in stmt.body:
+        yield from reads(inner)
+
+
+def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) -> dict[str, int]:
+    """The statement after which nothing reads a storage, of those that `body` makes or is handed as `args`."""
+    last = dict.fromkeys(args, 0)
+    for i, stmt in enumerate(body):
+        last |= {storages.root(value.name): i for value in results(stmt) if not storages.held(value.name)}
+        last |= {root: i for name in reads(stmt) if (root := storages.root(name)) in last}
+    return last
+
+
+def results(stmt: Stmt) -> Sequence[Value]:
+    """The values that a statement makes."""
+    return stmt.outputs if isinstance(stmt, Op) else stmt.results
+
+
+@frozen
+class Sums:
+    """How the parts of gradients add up as they come: each sum in the first part's memory, into which others go.
+
+    into   a sum → its first part
+    added  parts that are gone as soon as they are made
+    """
+
+    into: dict[str, str]
+    added: frozenset[str]
+
+
+def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums:
+    """The sums of `body`; in `last`, a first part's life becomes that of the sum."""
+    order = {name: i for i, name in enumerate(last)}
+    into: dict[str, str] = {}
+    added: set[str] = set()
+    for i, stmt in enumerate(body):
+        if isinstance(stmt, Region) or stmt.kind != "add":
+            continue
+        (total,), names = (value.name for value in stmt.outputs), {storages.root(name) for name in stmt.inputs}
+        parts = sorted((into.get(name, name) for name in names), key=lambda name: order.get(name, -1))
+        if last.get(parts[0]) == i:
+            into[total], last[parts[0]] = parts[0], last[total]
+            added |= {part for part in parts[1:] if last.get(part) == i}
+    return Sums(into, frozenset(added))
+
+
+def summed(storages: Storages) -> set[str]:
+    """The gradients of parameters: these add up in the state's own memory as soon as they are made."""
+    found = {end.name for end in storages.microbatches.yields if end.leave is Leave.SUM}
+    todo = list(storages.backward.body)
+    while todo:
+        stmt = todo.pop()
+        if isinstance(stmt, Op):
+            found |= {*stmt.inputs} if stmt.kind == "cast" and stmt.outputs[0].name in found else set()
+            continue
+        pairs = zip(stmt.yields, stmt.results, strict=True)
+        found |= {end.name for end, value in pairs if end.leave is Leave.STACK and value.name in found}
+        todo += stmt.body
+    return found
+
+
+class Releases:
+    """When backward frees what forward kept: an op's tensors after the last op that its backward consists of."""
+
+    def __init__(self, storages: Storages, keeper: Keeper) -> None:
+        self._storages, self._keeper = storages, keeper
+
+    def of(self, backward: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
+        """The statement of `backward` after which it is gone, for each storage that statements of `forward` keep."""
+        found: dict[str, int] = {}
+        for stmt in forward:
+            after, keys = self._region(stmt, backward) if isinstance(stmt, Region) else self._op(stmt, backward)
+            for key in keys:
+                found[key] = max(found.get(key, 0), after)
+        return found
+
+    def _op(self, op: Op, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
+        around = {self._storages.root(name) for name in (*op.inputs, *(value.name for value in op.outputs))}
+        mine = [
+            i
+            for i, stmt in enumerate(backward)
+            if isinstance(stmt, Op) and _line(stmt) == _line(op) and around & {*map(self._storages.origin, stmt.inputs)}
+        ]
+        second = self._storages.second
+        again = {second[name] for name in self._keeper.values(op) if name in second}
+        return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *again}
+
+    def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
+        """What a repeat keeps of its surroundings."""
+        around = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
+        around |= {self._storages.root(end): result for _, end, result in carried(region)}
+        inner = self._keeper.turns[region.results[0].name].found
+        own = {*bound(inner, region)} - {*around}
+        keys = [around.get(key, key) for key in inner if key not in own]
+        mine = [i for i, it in enumerate(backward) if isinstance(it, Region) and mirrors(it, region, self._storages)]
+        return max(mine, default=len(backward) - 1), keys
+
+
+def _line(op: Op) -> tuple[str, int]:
+    """An op's place as IR text tells it too."""
+    return op.span.path, op.span.line
+
+
+def mirrors(backward: Region, forward: Region, storages: Storages) -> bool:
+    """Whether a repeat of backward reads what a repeat of forward made."""
+    return bool(bound((storages.root(arg.source) for arg in backward.args), forward))

@@ -1,0 +1,111 @@
+"""Which values of a step lie in one piece of memory, and what each piece takes on one rank.
+
+A storage is known by the value that it was made for: views, what a repeat takes apart, and what backward reads of
+forward are other names for it.  The carried value of a repeat is a storage of its own, by the name that one turn has
+for it.  Non-goals: when a storage comes and goes.
+"""
+
+from ..ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, types, walk
+from ..ops import OPS
+
+
+class Storages:
+    """The storages of a step.
+
+    state, inputs   those that are there all the time
+    again       what backward makes once more → the op of forward that made it
+    second      forward's values that backward makes once more → what they are called then
+    made_again  forward's values that backward makes once more → what both make them of
+    """
+
+    def __init__(self, program: Program) -> None:
+        assert program.region.kind == "step", f"memory: a program after {program.stage} has no step"
+        self.program = program
+        self.types = types(program)
+        self._root = {param.name: param.name for param in program.params}
+        self.state = {*self._root}
+        self.inputs = {arg.value.name for arg in program.region.args}
+        for stmt in program.region.body:
+            self._bind(stmt)
+            if isinstance(stmt, Op) and any(self.root(name) in self.state for name in stmt.inputs):
+                self.state |= {self.root(value.name) for value in stmt.outputs}  # on a parameter's way to the model
+        self.again: dict[str, Op] = {}
+        self.second: dict[str, str] = {}
+        self._first: dict[str, str] = {}
+        self.made_again: dict[str, tuple[str, ...]] = {}
+        self._find_again()
+
+    @property
+    def microbatches(self) -> Region:
+        """The region of all microbatches."""
+        return next(s for s in self.program.region.body if isinstance(s, Region) and s.kind == MICROBATCHES)
+
+    @property
+    def forward(self) -> Region:
+        """The forward of a microbatch."""
+        return next(s for s in self.microbatches.body if isinstance(s, Region) and s.kind == "forward")
+
+    @property
+    def backward(self) -> Region:
+        """The backward of a microbatch."""
+        return next(s for s in self.microbatches.body if isinstance(s, Region) and s.kind == "backward")
+
+    def root(self, name: str) -> str:
+        """The storage that a value lies in."""
+        return self._root.get(name, name)
+
+    def held(self, name: str) -> bool:
+        """Whether a value lies in memory that is there all the time: the state's, or the inputs of a step."""
+        return self.root(name) in self.state or self.root(name) in self.inputs
+
+    def bytes(self, name: str) -> int:
+        """The size of a value on one rank."""
+        type = self.types[name]
+        return self.program.elements(type) * ITEM_BYTES[type.dtype]
+
+    def _bind(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Op):
+            if OPS[stmt.kind].views(self.program, stmt):
+                self._root |= {value.name: self.root(stmt.inputs[0]) for value in stmt.outputs}
+            return
+        self._root |= {arg.value.name: self.root(arg.source) for arg in stmt.args if arg.enter is Enter.EACH}
+        for inner in stmt.body:
+            self._bind(inner)
+        self._root |= {
+            result.name: self.root(end.name)
+            for end, result in zip(stmt.yields, stmt.results, strict=True)
+            if end.leave is Leave.STACK
+        }
+        for arg, end, result in carried(stmt):
+            if self.root(end) == arg:
+                self._root[result] = self.root(_source(stmt, arg))  # it goes through unchanged
+
+    def origin(self, name: str) -> str:
+        """The storage of forward's that a value of backward is a reading of, or made once more as."""
+        root = self.root(name)
+        return self.root(self._first.get(root, root))
+
+    def _find_again(self) -> None:
+        """Backward's ops that do what one of forward's did, to the same operands."""
+        done = {self._does(op): op for op in walk(self.forward.body)}
+        for op in walk(self.backward.body):
+            if first := done.get(self._does(op)):
+                pairs = [(second.name, value.name) for second, value in zip(op.outputs, first.outputs, strict=True)]
+                self._first |= dict(pairs)
+                self.second |= {value: second for second, value in pairs}
+                self.again |= {value.name: first for value in op.outputs}
+                self.made_again |= {value.name: first.inputs for value in first.outputs}
+
+    def _does(self, op: Op) -> object:
+        return op.kind, op.attrs, tuple(self.origin(name) for name in op.inputs)
+
+
+def carried(region: Region) -> list[tuple[str, str, str]]:
+    """What a turn of a repeat is handed, what it hands on, and what this is called after the last."""
+    args = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
+    lasts = [(e.name, r.name) for e, r in zip(region.yields, region.results, strict=True) if e.leave is Leave.LAST]
+    return [(arg, end, result) for arg, (end, result) in zip(args, lasts, strict=True)]
+
+
+def _source(region: Region, name: str) -> str:
+    return next(arg.source for arg in region.args if arg.value.name == name)

@@ -1,0 +1,41 @@
+"""Warnings of what compiles and is hardly meant: `check` shows them, and its status is 0."""
+
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.cli import main
+
+PLAN = """
+model m(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 256  hidden = 16  heads = 2  head_dim = 8 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  q = x @ wq[hidden -> heads, head_dim]
+  x = x + attention(q, q, q, mask=full) @ wo[heads, head_dim -> hidden]
+  loss = cross_entropy(x @ wte, labels)
+}
+train {
+  seq = 8  global_batch = 4  microbatch = 4  steps = 1
+  optimizer sgd { lr = 0.5 }
+  data text { files = [python_stdlib] }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "warned"),
+    [
+        ("", "", True),
+        ("mask=full", "mask=causal", False),
+        ("[python_stdlib]", "[python_stdlib]  masked = 15%  mask_token = 0", False),
+    ],
+)
+def test_answers_in_sight(
+    before: str, after: str, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.scale").write_text(PLAN.replace(before, after, 1) if before else PLAN)
+    assert main(["check", str(tmp_path / "m.scale")]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning[W0902]: each token is to predict the next one, which it sees") == warned
+    assert bool(said) == warned

@@ -1,0 +1,177 @@
+"""What autograd and the state of an emitted program really hold, on forked ranks.
+
+Tensors are told apart by their storages.  Those of the state, of a step's inputs and of a module's tables are there all
+the time and count apart.
+"""
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ranks import run_ranks
+from scalec.compiler.ops import OPS
+from scalec.runtime import Batch, Mesh, State
+
+AGAIN = "recomputed"
+"""In the place of a kind: a layer of which only what enters it is kept."""
+
+debug: Any = dist  # the stubs leave its levels out
+KINDS = {entry.function: entry.name for entry in OPS.values() if entry.function} | {"regather": "coerce", AGAIN: AGAIN}
+OPERATORS = {ast.Mult: "mul", ast.Div: "div"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes on one rank; what autograd keeps, by kind of op."""
+
+    kept: dict[str, int]
+    state: int
+    tables: int
+    inputs: int
+
+
+def measure(module: ModuleType, rows: int) -> list[Measured]:
+    """What each rank of a program holds of one microbatch, whose global batch is of so many rows."""
+    return run_ranks(_ranks(module), _measure, module, rows)
+
+
+def _ranks(module: ModuleType) -> int:
+    return prod(module.PLAN.mesh.values())
+
+
+def _measure(module: ModuleType, rows: int) -> Measured:
+    mesh = Mesh(module.PLAN.mesh)
+    model, state = module.build(mesh)
+    state.initialise(0)
+    batch = _batch(module.PLAN, rows)
+    tables = _storages(model.buffers())
+    always = {*_storages(_buffers(state)), *tables, *_storages(_inputs(batch))}
+    seen = _Seen(always, Path(str(module.__file__)))
+    with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
+        loss = model(*next(iter(batch.microbatches())))
+    loss.backward()
+    return Measured(
+        dict(seen.bytes),
+        *(sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch))),
+    )
+
+
+def peak(module: ModuleType, rows: int) -> int:
+    """The most that a rank of a program allocates at once in a step, beside what is there before it.
+
+    The network is not there: gloo copies what it sends, and how long it holds that differs from run to run.
+    """
+    (found,) = run_ranks(1, _peak, module, rows)
+    return found
+
+
+def _peak(module: ModuleType, rows: int) -> int:
+    dist.destroy_process_group()
+    debug.set_debug_level(debug.DebugLevel.OFF)  # else gloo would compare what ranks do
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=_ranks(module))
+    mesh = Mesh(module.PLAN.mesh)
+    model, state = module.build(mesh)
+    state.initialise(0)
+    batch = _batch(module.PLAN, rows)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        module.train_step(model, state, batch, 0.1)
+    events: Any = found.profiler and found.profiler.kineto_results
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events.events() if e.name() == "[memory]")
+    return max(accumulate(size for _, size in changes))
+
+
+def _batch(plan: Any, rows: int) -> Batch:
+    """Zeros of the shapes that a rank is given: of values, memory knows nothing."""
+    each = rows // plan.microbatches
+    sizes = {"batch": each, "seq": plan.seq}
+
+    def local(name: str) -> Tensor:
+        layout = plan.inputs[name]
+        shape = [sizes[dim] for dim in layout.dims]
+        for dim, axes in layout.split.items():
+            for axis in axes:
+                shape[layout.dims.index(dim)] //= plan.mesh[axis]
+        return torch.zeros(plan.microbatches, *shape, dtype=torch.int64)
+
+    return Batch(**{name: local(name) for name in plan.inputs})
+
+
+def _inputs(batch: Batch) -> Iterator[Tensor]:
+    yield from (each for each in vars(batch).values() if each is not None)
+
+
+def _buffers(state: State) -> Iterator[Tensor]:
+    """Every tensor that a state holds."""
+    found: list[Any] = [state]
+    seen: set[int] = set()
+    while found:
+        it = found.pop()
+        if id(it) in seen or isinstance(it, (nn.Module, Mesh, str, int, float, type)):
+            continue
+        seen.add(id(it))
+        if isinstance(it, Tensor):
+            yield it
+        elif isinstance(it, dict):
+            found += it.values()  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(it, (list, tuple)):
+            found += it
+        else:
+            found += getattr(it, "__dict__", {}).values()
+
+
+def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
+    """Addresses and sizes of what tensors lie in."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+class _Seen:
+    """The storages that autograd keeps, each counted for the op that first keeps it."""
+
+    def __init__(self, always: set[int], program: Path) -> None:
+        self.bytes: Counter[str] = Counter()  # by the kind of op
+        self._always, self._file = always, str(program)
+        self._lines = program.read_text().splitlines()
+        self._known: set[int] = set()
+        self._alive: list[Tensor] = []  # so that no address is used twice
+
+    def packed(self, tensor: Tensor) -> Tensor:
+        """The hook: counts, and keeps the tensor as it is."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known | self._always:
+            self._known.add(storage.data_ptr())
+            self._alive.append(tensor.detach())
+            self.bytes[self._kind()] += storage.nbytes()
+        return tensor
+
+    def _kind(self) -> str:
+        """The op that keeps it: of the program's innermost line, the call or operator that runs."""
+        frame = sys._getframe()
+        while frame.f_code.co_filename != self._file:
+            assert frame.f_back, "no line of the program keeps this"
+            frame = frame.f_back
+        line, _, first, last = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+        assert line
+        code = self._lines[line - 1].encode()[first:]
+        if code.startswith(b"with "):
+            code, last = code.removeprefix(b"with ").rpartition(b" as ")[0], None
+        node = ast.parse(code[: last and last - (first or 0)].decode(), mode="eval").body
+        if isinstance(node, ast.BinOp):
+            return OPERATORS[type(node.op)]
+        assert isinstance(node, ast.Call), ast.unparse(node)
+        name = ast.unparse(node.func)
+        return KINDS[ast.unparse(node.args[0]) if name == "recompute" else name]

@@ -1,0 +1,179 @@
+"""What the account says of a plan small enough to be counted by hand, how it is shown, and whether a plan fits."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler import cli
+from scalec.compiler.emit import emit
+from scalec.compiler.explain import memory
+from scalec.compiler.ir import Program
+from scalec.compiler.limits import load
+from scalec.compiler.memory import GPUS, Account, account, capacity, too_large
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.printer import print_ir
+from scalec.compiler.reader import read_ir
+from scalec.compiler.source import Source
+
+PLANS = Path(__file__).parents[2] / "plans"
+
+# A rank has 2 of the 4 sequences of a microbatch, 10 tokens each, and 3 of the 6 columns: 20 tokens, 80 numbers of x.
+PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 6  hidden = 4  ffn = 8  layers = 5 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {
+    x = x + silu(x @ up[hidden -> ffn]) @ down[ffn -> hidden]
+  }
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+cluster { gpu = h100_sxm }
+mesh { dp = 2  tp = 2 }
+shard {
+  batch over dp
+  vocab over tp
+}
+train {
+  seq = 10  global_batch = 12  microbatch = 2  steps = 1  precision = bf16
+  optimizer adamw { lr = 0.1 }
+  data text { files = ["a"] }
+}
+"""
+X = 20 * 4 * 2
+
+
+def program(text: str = PLAN) -> Program:
+    return compile_plan(Source("tiny.scale", text))
+
+
+def layers(count: int) -> Account:
+    return account(program(PLAN.replace("layers = 5", f"layers = {count}")))
+
+
+def kept(it: Account) -> list[tuple[str, str, int, int]]:
+    return [(each.op.kind, each.what, each.bytes, each.turns) for each in it.kept]
+
+
+def test_state() -> None:
+    """Each parameter in bf16, and in float32 its master, its gradient and two averages."""
+    it = account(program())
+    elements = 2 * 3 * 4 + 5 * 2 * 4 * 8
+    assert sum(bucket.parameters for bucket in it.buckets) == 2 * elements
+    assert it.state == (2 + 4 + 4 + 8) * elements + 4
+    assert it.inputs == 2 * 3 * 20 * 8
+
+
+def test_what_forward_keeps() -> None:
+    assert kept(account(program())) == [
+        ("embedding", "rows", 20 * 8, 1),
+        ("embedding", "rows elsewhere", 20, 1),
+        ("contract", "x.4", X, 1),
+        ("silu", "_y", 2 * X, 5),
+        ("contract", "_g", 2 * X, 5),
+        ("contract", "x.2", X, 4),
+        ("contract", "x.3", X, 1),
+        ("softmax_parts", "_logits", 20 * 3 * 2, 1),
+        ("softmax_parts", "peak.1", 20 * 4, 1),
+        ("softmax_parts", "label", 20 * 8, 1),
+        ("softmax_parts", "label elsewhere", 20, 1),
+        ("token_loss", "z.1", 20 * 4, 1),
+        ("token_loss", "no label", 20, 1),
+    ]
+
+
+def test_a_layer_more_costs_a_layer() -> None:
+    sizes = [layers(count).activations for count in (1, 2, 3, 126)]
+    assert [size - sizes[0] for size in sizes] == [0, 5 * X, 10 * X, 125 * 5 * X]
+
+
+def test_126_layers_take_no_longer_than_2() -> None:
+    def seconds(count: int) -> float:
+        compiled = program(PLAN.replace("layers = 5", f"layers = {count}"))
+        before = time.perf_counter()
+        account(compiled)
+        return time.perf_counter() - before
+
+    assert min(seconds(126) for _ in range(5)) < 3 * min(seconds(2) for _ in range(5)) + 0.01
+
+
+def test_the_fullest_moment_is_where_most_is_on_its_way() -> None:
+    it = account(program(PLAN.replace("ffn = 8", "ffn = 800")))
+    assert (it.peak.where, it.peak.turns, it.peak.name) == ("backward", (("layers", 5),), "down")
+    it = account(program(PLAN.replace("vocab = 6", "vocab = 6000")))
+    assert (it.peak.where, it.peak.turns, it.peak.name) == ("backward", (), "logits")
+
+
+def test_of_ir_text_it_is_the_same() -> None:
+    """`scalec verify --recheck` begins from such text."""
+    compiled = program()
+    again = account(read_ir(Source("tiny.ir", print_ir(compiled))))
+    first = account(compiled)
+    assert (kept(again), again.peak.bytes, again.state) == (kept(first), first.peak.bytes, first.state)
+
+
+def test_how_it_is_shown(golden: Callable[[str, str], None]) -> None:
+    golden("tiny_llama/memory.txt", memory(compile_plan(load(PLANS / "tiny_llama.scale"))) + "\n")
+
+
+def test_plan_json_has_all_of_it() -> None:
+    source, compiled = Source("tiny.scale", PLAN), program()
+    said, it = json.loads(emit(compiled, source)["plan.json"])["memory"], account(compiled)
+    assert (said["state"], said["activations"], said["capacity"]) == (it.state, it.activations, 80 * 2**30)
+    assert sum(each["bytes"] * each["count"] for each in said["kept"]) == it.activations
+    assert (
+        said["peak"]["bytes"]
+        == said["state"] + said["inputs"] + said["tables"] + said["peak"]["kept"] + said["peak"]["other"]
+    )
+
+
+# ---- whether it fits
+
+
+def test_a_plan_that_fits_is_not_warned_of() -> None:
+    compiled = program()
+    assert capacity(compiled) == GPUS["h100_sxm"] * 2**30
+    assert too_large(compiled, account(compiled)) is None
+
+
+@pytest.mark.parametrize("gpu", ["", "cluster { gpu = h1000 }"])
+def test_of_other_machines_nothing_is_known(gpu: str) -> None:
+    compiled = program(PLAN.replace("cluster { gpu = h100_sxm }", gpu))
+    assert capacity(compiled) is None
+    assert too_large(compiled, account(compiled)) is None
+
+
+def test_a_plan_that_does_not_fit() -> None:
+    compiled = compile_plan(load(PLANS / "llama3_405b.scale"))
+    found = too_large(compiled, account(compiled))
+    assert found
+    assert (found.severity, found.code) == ("warning", "W0901")
+    line = found.span.text.split("\n")[found.span.line - 1]
+    assert line[found.span.column - 1 : found.span.end_column - 1] == "gpu = h100_sxm"
+    assert found.message == "does not fit: needs 982.3 GiB of 80.0 GiB on each rank"
+
+
+def test_most_of_it_is_activations() -> None:
+    text = PLAN.replace("h100_sxm", "t4").replace("seq = 10  global_batch = 12", "seq = 65536  global_batch = 256")
+    compiled = program(text.replace("microbatch = 2", "microbatch = 128").replace("vocab = 6", "vocab = 600"))
+    found = too_large(compiled, account(compiled))
+    assert found
+    assert "`microbatch` below 128" in found.help
+
+
+# ---- the commands
+
+
+def test_explain_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    path = PLANS / "llama3_405b.scale"
+    assert cli.main(("explain", "memory", str(path))) == 0
+    assert capsys.readouterr().out == memory(compile_plan(load(path))) + "\n"
+
+
+def test_a_warning_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(("check", str(PLANS / "llama3_405b.scale"))) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("ok  llama")
+    assert said.err.startswith("warning[W0901]: does not fit: needs 982.3 GiB")
