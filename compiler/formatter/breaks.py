@@ -151,4 +151,10 @@ def _brackets(long: _Long) -> set[int]:
     return set[int]() if longest is None else {longest + 1, closing[longest]}
 
 
-_RULES: tuple[Callable[[_Long], set[int]], ...] = (_entries, _items, _terms, _factors, _brackets)
+def _left_open(long: _Long) -> set[int]:
+    """Behind a bracket whose pair ends on a later line, since lines begin deeper in it."""
+    closing, end = long.plan.closing, long.line.end
+    return {at + 1 for at in long.shallow if at + 1 < end <= closing.get(at, -1)}
+
+
+_RULES: tuple[Callable[[_Long], set[int]], ...] = (_entries, _items, _terms, _factors, _brackets, _left_open)

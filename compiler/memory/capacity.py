@@ -60,10 +60,11 @@ def too_large(program: Program, account: Account) -> Diagnostic | None:
 def _help(program: Program, account: Account, room: int) -> str:
     """What makes the larger part smaller."""
     data = tuple(dict.fromkeys(claim.axis for claim in program.claims if claim.dim == "batch"))
-    if data and not program.state.optimizer:
+    if data and not program.state.optimizer and account.state > account.activations:
         return f"share out masters and optimizer state: `state {{ zero 1 over {', '.join(data)} }}`"
     if account.state > room:
         return "put dims of parameters over more ranks, as `vocab, heads, ffn over tp` does"
-    ways = [f"`microbatch` below {program.train.microbatch}"] if program.train.microbatch > 1 else []
+    ways = ["`recompute = full`"] if program.train.recompute.word == "none" else []
+    ways += [f"`microbatch` below {program.train.microbatch}"] if program.train.microbatch > 1 else []
     ways += ["a shorter `seq`", "a larger degree of the axes that shard activations"]
     return f"try {', '.join(ways[:-1])} or {ways[-1]}"

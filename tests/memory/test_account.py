@@ -153,6 +153,7 @@ def test_a_plan_that_does_not_fit() -> None:
     line = found.span.text.split("\n")[found.span.line - 1]
     assert line[found.span.column - 1 : found.span.end_column - 1] == "gpu = h100_sxm"
     assert found.message == "does not fit: needs 982.3 GiB of 80.0 GiB on each rank"
+    assert "zero 1 over dp" in found.help
 
 
 def test_most_of_it_is_activations() -> None:

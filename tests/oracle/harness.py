@@ -116,7 +116,8 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
     parameters = dict(model.named_parameters())
 
     def update(*args: Any, **options: Any) -> None:
-        gradients.update({box.key: _gradient(parameters[box.key], box) for box in _boxes(state)})
+        own = [box for box in _boxes(state) if parameters[box.key].grad is not None]  # in bf16 it is added up elsewhere
+        gradients.update({box.key: _gradient(parameters[box.key], box) for box in own})
         type(state).update(state, *args, **options)
 
     state.update = update

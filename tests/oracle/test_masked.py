@@ -59,4 +59,4 @@ def _trained(module: ModuleType, file: str) -> list[float]:
     stream = Stream([file], plan.data.dtype, plan.data.width(plan.seq))
     loader = Loader(stream, plan.data, plan.inputs, mesh, plan.global_batch, plan.microbatches, plan.vocab, seed=0)
     losses = [float(module.train_step(model, state, loader.batch(step), plan.lr).loss) for step in range(STEPS)]
-    return [*losses, float(module.eval_step(model, mesh, loader.batch(STEPS)).loss)]
+    return [*losses, float(module.eval_step(model, state, loader.batch(STEPS)).loss)]

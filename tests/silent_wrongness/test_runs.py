@@ -4,8 +4,10 @@ of its copies; and what an optimizer hides.
 Where it is the program that is wrong, emission refuses it beforehand: the other tests in this folder show that.
 """
 
+from dataclasses import replace
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from oracle import harness, reference
 from oracle.plans import Case
-from scalec.runtime import collectives, parameters
+from scalec.runtime import buckets, collectives, parameters
 from silent_wrongness.levels import Defect
 from silent_wrongness.runs import first_step, planted, record, right_step, sanitizer, wrong_gradients
 
@@ -113,7 +115,11 @@ def test_row_30_initial_values_that_depend_on_the_sharding(tmp_path: Path, monke
     one, two = (harness.compiled(case, tmp_path) for case in (Case(), Case(tp=2)))
     right = harness.initial(Case(), one, seed=5)
     assert _differing(right, harness.initial(Case(tp=2), two, seed=5)) == set()
-    monkeypatch.setattr(parameters.Spec, "offsets", lambda spec, mesh: (0,) * len(spec.shape))
+
+    def first(values: Tensor, spec: parameters.Spec, *rest: Any) -> None:
+        parameters.initialise(values, replace(spec, split={}), *rest)
+
+    monkeypatch.setattr(buckets, "initialise", first)
     assert {"wte", "layers.0.wq"} < _differing(right, harness.initial(Case(tp=2), two, seed=5))
 
 

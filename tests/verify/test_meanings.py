@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from attrs import evolve, fields, frozen
 
 from ir.frames import frame
-from scalec.compiler.ir import Attr, Op, Program, Type, Value
+from scalec.compiler.ir import Attr, Bucket, Op, Program, Type, Value
 from scalec.compiler.ops import OPS
 from scalec.compiler.settings import Group, Optimizer, Schedule
 from scalec.compiler.verify.field import Field
@@ -417,10 +417,11 @@ CASES = {
         case(". +sb #sb -> sb sb", partial(token_loss_dx, z_loss=0.0)),
         case(". +sb #sb sb -> sb sb", partial(token_loss_dx, z_loss=0.25), z_loss=0.25),
     ],
+    "unpack": [case("h+h -> h h", lambda x: x.chunk(2), bucket="flat")],
     "update": [
         case("vh . #. vh -> vh", updated_by_descent),
         case("vh . 0. vh -> vh", updated_by_descent),
-        case("fh+lnd+h . #. fh lnd h -> fh lnd h", updated_by_descent),
+        case("fh+lnd+h . #. fh lnd h -> fh lnd h", updated_by_descent, bucket="flat"),
     ],
     "zeros": [case("bsh -> bsh", torch.zeros_like)],
 }
@@ -472,7 +473,7 @@ class Drawn:
 
     def call(self) -> Call:
         """The op on one rank in float64."""
-        full = frame({}, {DIMS[letter]: size for letter, size in self.sizes.items()})
+        full = self._bucketed(frame({}, {DIMS[letter]: size for letter, size in self.sizes.items()}))
         types = [
             Type("i64" if word[0] in "#0" else "f64", tuple(dims(word, self.sizes))) for word in self.case.operands
         ]
@@ -481,6 +482,18 @@ class Drawn:
         op = Op(self.kind, names, results, self.case.attrs, span=full.region.span)
         args = [Tensor(type.dims, x[None]) for type, x in zip(types, self.operands, strict=True)]
         return Call(full, World.of(full), Reals(0), op, args, types)
+
+    def _bucketed(self, full: Program) -> Program:
+        """With the parameters of the one bucket that the op speaks of, if it does."""
+        words = {"pack": self.case.operands, "unpack": self.case.results, "update": self.case.operands[3:]}
+        if self.kind not in words:
+            return full
+        own = [Type("f64", tuple(dims(word, self.sizes))) for word in words[self.kind]]
+        params = tuple(
+            evolve(full.params[0], name=f"p{i}", type=type, stacked=0, inner=0) for i, type in enumerate(own)
+        )
+        bucket = Bucket("flat", tuple(param.name for param in params), Type("f64", ("flat",)))
+        return evolve(full, params=params, buckets=(bucket,))
 
     def _result(self, word: str) -> Type:
         return Type("f64", ("flat",) if word == ".*" else tuple(dims(word, self.sizes)))

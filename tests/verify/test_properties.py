@@ -4,7 +4,7 @@ Non-goals: every mutant of a plan (`test_audit`); that the plans themselves are 
 """
 
 from attrs import evolve
-from hypothesis import given, note, settings
+from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 from scalec.compiler.ir import Program
@@ -35,7 +35,9 @@ def test_whatever_is_mutated_is_caught(plan: str, choice: int) -> None:
     note(f"{mutant.what} ({mutant.line})")
     cases = [case_of(program, model, axes) for axes in meshes(program)]
     axes = len(program.axes)
-    assert is_wrong(cases, mutant.program, Field(8, axes)) or not is_wrong(cases, mutant.program, Reals(axes))
+    if not is_wrong(cases, mutant.program, Field(8, axes)):
+        assume(not is_wrong(cases, program, Reals(axes)))  # a model that overflows float64 says nothing there
+        assert not is_wrong(cases, mutant.program, Reals(axes))
 
 
 def is_wrong(cases: list[Case], mutant: Program, numbers: Numbers) -> bool:
