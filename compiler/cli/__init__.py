@@ -7,6 +7,7 @@ Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imp
 quick.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, by default that of this process; returns the exit status."""
     given = options(list(sys.argv[1:] if arguments is None else arguments))
+    gc.set_threshold(50_000)  # a command makes trees and few cycles: looking for these often takes a twentieth of it
     from ..diagnostics import PlanError
 
     try:
