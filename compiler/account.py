@@ -5,31 +5,43 @@ Non-goals: time and memory.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 from math import prod
 from typing import Literal
 
 from attrs import frozen
 
-from .ir import ITEM_BYTES, Kind, Names, Op, Program, Region, base, types
+from .ir import ITEM_BYTES, MICROBATCHES, Kind, Names, Op, Program, Region, Stmt, base, types, walk
 from .placements import coercion_of, ends
 
 Where = Literal["forward", "backward", "step"]
+Use = Literal["parameters", "gradients", "activations", "totals"]
 
 
 @frozen
 class Collective:
     """A collective of the step as one rank sees it; it is done `count` times in a step, once for each turn of `loops`.
 
+    It stands where it begins, which may be before the place where its result is awaited.
+
+    use      what it is for; `totals` are the count of labels, the loss and the norm
+    bucket   whose flat buffer it moves; "" for none
     op       all_reduce, all_gather, reduce_scatter or all_to_all
     maximum  whether an all_reduce takes the maximum, not the sum
     axes     the mesh axes of the group of `ranks` ranks
     shape    of the local tensor that goes in
     loops    the loops around it, outermost first, by their dims: `layers` is the step's first loop over layers,
              `layers.1` its second, so that the whole sequence of calls can be written out from the list
+    last     whether it is done in the last microbatch alone
+    ahead    how many turns ahead it begins, of all loops but that over microbatches: 1 + ahead of them in the first
+             turn, then one in each turn, until all have begun
+    every    of how many turns of its innermost loop, counted from forward's first, it is done in the first alone
     value    the name of what comes out
     line     the plan's line that asks for it, as `name.scale:7`
     """
 
+    use: Use
+    bucket: str
     op: str
     maximum: bool
     axes: tuple[str, ...]
@@ -37,6 +49,9 @@ class Collective:
     dtype: str
     shape: tuple[int, ...]
     loops: tuple[str, ...]
+    last: bool
+    ahead: int
+    every: int
     count: int
     where: Where
     value: str
@@ -54,7 +69,10 @@ class Collective:
 
 
 def collectives(program: Program) -> tuple[Collective, ...]:
-    """Everything that a rank communicates in one step, in the order of the IR; `program` has been differentiated."""
+    """Everything that a rank communicates in one step, in the order in which it begins.
+
+    `program` has been differentiated.
+    """
     assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
     return tuple(_Account(program).within(program.region, (), "step"))
 
@@ -80,31 +98,84 @@ class _Account:
         self._program = program
         self._types = types(program)
         self._loops = Names()
+        self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
+        self._begun = self._reductions()
+        self._elsewhere = {op.outputs[0].name for ops in self._begun.values() for op in ops}
 
     def within(self, region: Region, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
         """The collectives of a region whose body runs inside `loops`."""
-        for stmt in region.body:
-            if isinstance(stmt, Region):
-                inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
-                yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
-            elif stmt.kind == "coerce" and coercion_of(stmt).collective:
-                yield self._collective(stmt, loops, where)
+        here = filter(self._stands, region.body)
+        for (turns, _), stmts in groupby(here, self._together):
+            inside = (*loops, *map(self._loops.fresh, turns))
+            for stmt in stmts:
+                yield from self._of(stmt, inside, where)
 
-    def _collective(self, op: Op, loops: tuple[str, ...], where: Where) -> Collective:
-        axes, source = op.names("axes"), self._types[op.inputs[0]]
+    def _of(self, stmt: Stmt, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
+        if isinstance(stmt, Region):
+            inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
+            yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
+        elif stmt.kind == "begin":
+            yield from (self._collective(op, loops, where, last=True) for op in self._begun[str(stmt.get("bucket"))])
+        else:
+            yield self._collective(stmt, loops, where)
+
+    def _reductions(self) -> dict[str, list[Op]]:
+        """By bucket the coercions, at the scope of the step, of a gradient whose reduction begins in each turn."""
+        body = self._program.region.body
+        found: dict[str, list[Op]] = {str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"}
+        for op in body:
+            if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.PARTIAL:
+                found.get(self._bucket(op), []).append(op)
+        return found
+
+    def _stands(self, stmt: Stmt) -> bool:
+        """Whether something begins in a region, or where an op stands."""
+        if isinstance(stmt, Region) or stmt.kind == "begin":
+            return True
+        moves = stmt.kind == "coerce" and coercion_of(stmt).collective
+        return bool(moves) and stmt.outputs[0].name not in self._elsewhere
+
+    def _together(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What neighbours share that go turn by turn together: the turns of the stacks that they gather, and axes."""
+        if isinstance(stmt, Region) or stmt.kind == "begin" or not (turns := self._turns(stmt)):
+            return (), ()
+        return turns, stmt.names("axes")
+
+    def _collective(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
+        axes, source, use = op.names("axes"), self._types[op.inputs[0]], self._use(op, where)
+        turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
+        every = int(str(dict(op.attrs).get("every", 1)))
         return Collective(
+            use=use,
+            bucket=self._bucket(op),
             op=coercion_of(op).collective,
             maximum=ends(op)[0].kind is Kind.MAXIMUM,
             axes=axes,
             ranks=self._program.degree(axes),
             dtype=source.dtype,
-            shape=self._program.local_shape(source),
+            shape=self._program.local_shape(source)[len(self._turns(op)) :],
             loops=loops,
-            count=prod(self._program.size(base(loop)) for loop in loops),
+            last=last,
+            ahead=self._program.flow.prefetch if use == "parameters" and where != "step" else 0,
+            every=every,
+            count=prod(turning) if every == 1 else prod(turning[:-1]) * -(-turning[-1] // every),
             where=where,
             value=op.outputs[0].name,
             line=str(op.span),
         )
+
+    def _use(self, op: Op, where: Where) -> Use:
+        if self._bucket(op):
+            return "parameters" if ends(op)[0].kind is Kind.SHARDED else "gradients"
+        return "totals" if where == "step" else "activations"
+
+    def _turns(self, op: Op) -> tuple[str, ...]:
+        """The dims of the turns whose flat buffers a coercion takes as one stack."""
+        return self._types[op.inputs[0]].dims[:-1] if self._bucket(op) else ()
+
+    def _bucket(self, op: Op) -> str:
+        """Whose flat buffer a coercion takes, "" for none."""
+        return self._flats.get("".join(self._types[op.inputs[0]].dims[-1:]), "")
 
 
 _BLOCKS: dict[str, Where] = {"forward": "forward", "backward": "backward"}

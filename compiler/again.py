@@ -2,12 +2,14 @@
 
 Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under `gathered =
 regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each turn of an innermost repeat (Chen
-et al. 2016), of which only what enters it is kept.
+et al. 2016), of which only what enters it is kept, under `every(n, layers)` the first of every n turns of one repeat.
 Non-goals: when backward first needs them (`passes.differentiate`), and what that saves (`memory`).
 """
 
+from collections.abc import Iterator
+
 from .diagnostics import Diagnostic, PlanError, did_you_mean, listing
-from .ir import REPLICATED, Kind, Op, Program, Region, walk
+from .ir import REPLICATED, Kind, Op, Program, Region, Stmt, walk
 from .ops import OPS
 from .placements import ends
 from .source import Span
@@ -21,22 +23,33 @@ def selectable(program: Program) -> list[str]:
 
 def check(program: Program) -> None:
     """Raises PlanError where `selective(…)` names what the model does not do as one op."""
-    recompute, able = program.train.recompute, selectable(program)
+    recompute = program.train.recompute
+    by_turns = recompute.word == "every"
+    able = list(_innermost(program.region.body)) if by_turns else selectable(program)
     span = program.train.spans.get("recompute", program.region.span)
-    errors = [_unknown(name, able, span) for name in recompute.names if name not in able]
+    errors = [_unknown(name, able, by_turns, span) for name in recompute.names if name not in able]
     if errors:
         raise PlanError(errors)
 
 
-def _unknown(name: str, able: list[str], span: Span) -> Diagnostic:
-    message = f"backward cannot do `{name}` again by itself"
-    label = "the model has no such op, or it is divided over ranks"
+def _unknown(name: str, able: list[str], by_turns: bool, span: Span) -> Diagnostic:
+    message = f"backward cannot do {'turns of ' if by_turns else ''}`{name}` again{'' if by_turns else ' by itself'}"
+    label = "no repeat over it is an innermost one" if by_turns else ""
+    label = label or "the model has no such op, or it is divided over ranks"
     return Diagnostic("E0410", message, span, label, help=did_you_mean(name, able) or f"it can do {listing(able)}")
+
+
+def _innermost(body: tuple[Stmt, ...]) -> Iterator[str]:
+    """The dims of repeats that have no repeat inside."""
+    for stmt in body:
+        if isinstance(stmt, Region):
+            inner = list(_innermost(stmt.body))
+            yield from inner or [stmt.dim]
 
 
 def is_made_again(program: Program, op: Op) -> bool:
     """Whether backward does a forward op again rather than read its result, wherever it stands."""
-    if op.kind in program.train.recompute.names:
+    if program.train.recompute.word == "selective" and op.kind in program.train.recompute.names:
         return True
     return program.train.gathered == "regather" and _gathers(op)
 
@@ -50,6 +63,14 @@ def _gathers(op: Op) -> bool:
 
 
 def runs_again(program: Program, region: Region) -> bool:
-    """Whether backward does each turn of a repeat again: those with no repeat inside."""
+    """Whether backward does turns of a repeat again: those with no repeat inside."""
     innermost = region.kind == "repeat" and not any(isinstance(stmt, Region) for stmt in region.body)
-    return program.train.recompute.word == "full" and innermost
+    return bool(turns_again(program, region.dim)) and innermost
+
+
+def turns_again(program: Program, dim: str) -> int:
+    """Of how many turns of a repeat over `dim` backward does one again, the first; 0 for none."""
+    recompute = program.train.recompute
+    if recompute.word == "every":
+        return recompute.number if dim in recompute.names else 0
+    return int(recompute.word == "full")

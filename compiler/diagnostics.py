@@ -69,6 +69,7 @@ CODES = {
     "E0408": "a parameter in two groups",
     "E0409": "data that the model is not given",
     "E0410": "an op that cannot be done again",
+    "E0411": "element types that contradict",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",
@@ -86,7 +87,7 @@ CODES = {
     "E0514": "an unknown kind of state",
     "E0515": "state over an axis without data",
     "E0516": "kinds of state over different axes",
-    "E0517": "state that is not shared out yet",
+    "E0517": "state of a parameter that is not there",
     # ops
     "E0601": "a dim that an op needs whole",
     "E0609": "query and key/value heads sharded apart",

@@ -43,6 +43,8 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
         ("inputs", "of all microbatches", it.inputs),
         ("tables", "rotary positions", it.tables),
         ("kept for backward", "of one microbatch", it.peak.kept),
+        ("gathered", "weights of turns, for a while", it.peak.weights),
+        ("summed", "gradients of turns, for a while", it.peak.gradients),
         ("on its way", moment(it.peak), it.peak.other),
         ("together", "at the fullest moment", it.total),
     ]
@@ -54,7 +56,7 @@ def moment(it: Moment) -> str:
     """For instance `backward of w_down, layers 126 of 126, llama.scale:28`."""
     if it.op is None:
         return it.where
-    turns = [f"{dim} {size:,} of {size:,}" for dim, size in it.turns]
+    turns = [f"{dim} {at:,} of {size:,}" for dim, at, size in it.turns]
     return ", ".join([f"{it.where} of {it.name}", *turns, str(it.op.span)])
 
 

@@ -195,6 +195,27 @@ def share(doc: str, bound: Bound = FRACTION) -> Metadata:
     return {WHAT: Value(doc, read, repr)}
 
 
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+
+
+def size(doc: str) -> Metadata:
+    """A number of bytes: `25MiB`."""
+
+    def read(setting: syntax.Setting) -> int:
+        match setting.value:
+            case syntax.Number(value=int() as value, unit=unit) if value > 0 and unit in UNITS:
+                _within(INT64, value * UNITS[unit], setting, setting.value)
+                return value * UNITS[unit]
+            case other:
+                raise unfit(setting, other, "a size, as in `25MiB`")
+
+    def show(bytes: int) -> str:
+        unit = next(unit for unit, size in UNITS.items() if bytes % size == 0)
+        return f"{bytes // UNITS[unit]}{unit}"
+
+    return {WHAT: Value(doc, read, show)}
+
+
 def token(doc: str) -> Metadata:
     """A token: its id, or, where tokens are bytes, the character of a byte."""
 
@@ -229,18 +250,20 @@ def choice(doc: str, *choices: str) -> Metadata:
 
 @frozen
 class Selection:
-    """A word, and the names that it was given as in a call."""
+    """A word, and the number and the names that it was given as in a call."""
 
     word: str
     names: tuple[str, ...] = ()
+    number: int = 0
 
     def __str__(self) -> str:
-        return f"{self.word}({', '.join(self.names)})" if self.names else self.word
+        given = [*([str(self.number)] if self.number else []), *self.names]
+        return f"{self.word}({', '.join(given)})" if given else self.word
 
 
-def selection(doc: str, *words: str, of: str) -> Metadata:
-    """One of a few words, or the word `of` with names: `selective(attention, silu)`."""
-    listed = listing((*words, f"{of}(…)"))
+def selection(doc: str, *words: str, of: str, each: str) -> Metadata:
+    """One of a few words, the word `of` with names, `selective(attention)`, or `each` with a number and a name."""
+    listed = listing((*words, f"{of}(…)", f"{each}(2, …)"))
 
     def read(setting: syntax.Setting) -> Selection:
         match setting.value:
@@ -248,6 +271,15 @@ def selection(doc: str, *words: str, of: str) -> Metadata:
                 return Selection(name)
             case syntax.Call(name=syntax.Name(name=name), args=(_, *_) as args, kwargs=()) if name == of:
                 return Selection(of, tuple(dict.fromkeys(_name(setting, expr) for expr in args)))
+            case syntax.Call(
+                name=syntax.Name(name=name),
+                args=(syntax.Number(value=int() as number, unit=""), syntax.Name(name=dim)),
+                kwargs=(),
+            ) if name == each and number > 0:
+                return Selection(each, (dim,), number)
+            case syntax.Name(name=name) | syntax.Call(name=syntax.Name(name=name)) as other if name == each:
+                help = f"write `{each}(2, layers)`: of every second turn of the repeat over `layers`"
+                raise _error("E0404", f"`{each}` takes a number and the dim of a repeat", other.span, help)
             case syntax.Name(name=name) | syntax.Call(name=syntax.Name(name=name)) as other if name == of:
                 raise _error("E0404", f"`{of}` names nothing", other.span, f"write `{of}(…)` with names in it")
             case syntax.Name(name=name) as other:

@@ -7,13 +7,14 @@ Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placem
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Literal
 
 from attrs import Factory, evolve, field, frozen
 
 from .names import Stored
-from .settings import Cluster, Train
+from .settings import Cluster, Flow, Train
 from .source import Span
 
 
@@ -88,12 +89,17 @@ class Type:
         return self.dtype in FLOATS and not self.axes_in(Kind.MAXIMUM)
 
 
+STATES = ("parameters", "gradients", "optimizer")
+"""What ranks may share out of a parameter's state."""
+
 MICROBATCHES = "microbatches"
 DATA_DIMS = ("batch", "seq")
 """The dims of the model's inputs; they never shard a parameter's storage."""
 
-FLOATS = {"bf16": 2, "f32": 4, "f64": 8}
+FLOATS = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 ITEM_BYTES = {**FLOATS, "i64": 8}
+PRECISIONS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp64": "f64"}
+"""The element types by what plans call them."""
 
 
 @frozen
@@ -245,8 +251,9 @@ class Param:
 class Bucket:
     """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record.
 
-    A rank keeps masters and optimizer state of what it holds of that; of its parameters, whatever their types say, the
-    rest is stale between steps.
+    Its last dim is the flat one.  Before it stand the dims of repeats of which each turn has a buffer of its own, that
+    is gathered and reduced by itself.  A rank keeps masters and optimizer state of what it holds of the gradient; of
+    its parameters, whatever their types say, the rest is stale between steps.
     """
 
     name: str
@@ -256,16 +263,23 @@ class Bucket:
     @property
     def dim(self) -> str:
         """The flat dim."""
-        return self.type.dims[0]
+        return self.type.dims[-1]
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The dims of repeats, outermost first, whose turns have a buffer each."""
+        return self.type.dims[:-1]
 
 
 @frozen
 class StateAxes:
     """Over which axes ranks share out what a step keeps, outermost first: each rank holds a part of each bucket.
 
-    `optimizer` is also for the masters, and what is shared out there is updated there.
+    `of` has patterns of the parameters' names.  `optimizer` is also for the masters, and what is shared out there is
+    updated there.
     """
 
+    of: tuple[str, ...] = ("*",)
     parameters: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     optimizer: tuple[str, ...] = ()
@@ -286,7 +300,8 @@ class Program:
     cluster: Cluster
     buckets: tuple[Bucket, ...] = ()
     names: tuple[Stored, ...] = ()
-    state: StateAxes = StateAxes()
+    state: tuple[StateAxes, ...] = ()
+    flow: Flow = Flow()
 
     def size(self, dim: str) -> int:
         """The global size of `dim`."""
@@ -299,6 +314,15 @@ class Program:
     def axis(self, name: str) -> Axis:
         """The axis `name`."""
         return next(a for a in self.axes if a.name == name)
+
+    def state_of(self, param: str) -> StateAxes:
+        """Over which axes ranks share out what they keep of a parameter: the first of `state` that is of its name."""
+        found = (state for state in self.state if any(fnmatchcase(param, pattern) for pattern in state.of))
+        return next(found, StateAxes())
+
+    def bucket(self, name: str) -> Bucket:
+        """The bucket `name`."""
+        return next(bucket for bucket in self.buckets if bucket.name == name)
 
     def degree(self, axes: tuple[str, ...]) -> int:
         """The number of ranks in a group over `axes`."""

@@ -26,15 +26,15 @@ def shard_axes(program: Program, bucket: Bucket) -> tuple[str, ...]:
     return tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in dict(first.type.places))
 
 
-def layout(program: Program, params: tuple[str, ...], shards: int) -> Layout:
-    """The layout of parameters in `shards` parts."""
+def layout(program: Program, params: tuple[str, ...], shards: int, turns: int = 0) -> Layout:
+    """The layout of parameters in `shards` parts, or of one turn's slices of them, where `turns` dims are stacked."""
     of = {param.name: param for param in program.params}
     starts: list[int] = []
     end = 0
     for param in (of[name] for name in params):
         row = row_length(program, param) if shards > 1 else 1
         starts.append(-(-end // row) * row)
-        end = starts[-1] + program.elements(param.type)
+        end = starts[-1] + program.elements(param.type) // prod(map(program.size, param.type.dims[:turns]))
     if shards == 1:
         return Layout(tuple(starts), end)
     unit = lcm(*(row_length(program, of[name]) for name in params))
@@ -42,8 +42,8 @@ def layout(program: Program, params: tuple[str, ...], shards: int) -> Layout:
 
 
 def layout_of(program: Program, bucket: Bucket) -> Layout:
-    """The layout of a bucket."""
-    return layout(program, bucket.params, program.degree(shard_axes(program, bucket)))
+    """The layout of a bucket, or of each of its turns."""
+    return layout(program, bucket.params, program.degree(shard_axes(program, bucket)), len(bucket.turns))
 
 
 def row_length(program: Program, param: Param) -> int:

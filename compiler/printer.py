@@ -8,9 +8,9 @@ from pathlib import PurePath
 
 from attrs import asdict
 
-from .ir import Attr, Dim, Kind, Op, Param, Placement, Program, Region, Type, Value
+from .ir import Attr, Dim, Kind, Op, Param, Placement, Program, Region, StateAxes, Type, Value
 from .names import show_names
-from .settings import show
+from .settings import Flow, show
 from .source import Span
 
 
@@ -19,6 +19,7 @@ def print_ir(program: Program) -> str:
     lines = [
         show(program.cluster),
         show(program.train),
+        *([show(program.flow)] if program.flow != Flow() else []),
         *([show_names(program.names)] if program.names else []),
         "",
         f"program {program.name} after {program.stage}",
@@ -29,7 +30,7 @@ def print_ir(program: Program) -> str:
             for c in program.claims
         ),
         *map(_param, program.params),
-        *(f"state {kind} [{_join(axes)}]" for kind, axes in asdict(program.state).items() if axes),
+        *map(_state, program.state),
         *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
         *_region(program.region, ""),
     ]
@@ -38,6 +39,11 @@ def print_ir(program: Program) -> str:
 
 def _padding(dim: Dim) -> str:
     return f" of {dim.valid}" if dim.valid < dim.size else ""
+
+
+def _state(state: StateAxes) -> str:
+    kinds = [f"{kind} [{_join(axes)}]" for kind, axes in asdict(state).items() if kind != "of" and axes]
+    return " ".join(["state", *kinds, "of", _attr(state.of)])
 
 
 def _param(param: Param) -> str:

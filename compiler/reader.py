@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, TypeVar
 
-from attrs import fields_dict, frozen
+from attrs import frozen
 from lark import Token, Transformer
 from lark.exceptions import UnexpectedInput
 
@@ -15,6 +15,7 @@ from . import settings
 from .diagnostics import Diagnostic, Diagnostics, PlanError
 from .grammars import parser
 from .ir import (
+    STATES,
     Arg,
     Attr,
     Axis,
@@ -56,12 +57,14 @@ def read_ir(source: Source) -> Program:
     found = Diagnostics()
     cluster = settings.read(settings.Cluster, sections["cluster"], found)
     train = settings.read(settings.Train, sections["train"], found)
+    flow = settings.read(settings.Flow, sections["state"], found) if "state" in sections else settings.Flow()
     names = read_names(sections["names"], found, {}) if "names" in sections else ()
     found.check()
     assert cluster, "reader: settings that failed to read were not reported"
     assert train, "reader: settings that failed to read were not reported"
+    assert flow, "reader: settings that failed to read were not reported"
     text = "\n" * (head.count("\n") + 1) + "program " + rest  # tokens then know their lines in the source
-    reader: Any = parser("ir", _Builder(train, cluster, names, source))
+    reader: Any = parser("ir", _Builder(train, cluster, flow, names, source))
     try:
         return reader.parse(text)
     except UnexpectedInput as error:
@@ -116,10 +119,15 @@ class _Builder(Transformer[Token, Program]):
     """One method per rule of `ir.lark`, called while parsing."""
 
     def __init__(
-        self, train: settings.Train, cluster: settings.Cluster, names: tuple[Stored, ...], source: Source
+        self,
+        train: settings.Train,
+        cluster: settings.Cluster,
+        flow: settings.Flow,
+        names: tuple[Stored, ...],
+        source: Source,
     ) -> None:
         super().__init__()
-        self._train, self._cluster, self._names, self._source = train, cluster, names, source
+        self._train, self._cluster, self._flow, self._names, self._source = train, cluster, flow, names, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
     def start(self, parts: Parts) -> Program:
@@ -137,7 +145,8 @@ class _Builder(Transformer[Token, Program]):
             self._cluster,
             _all(Bucket, parts),
             self._names,
-            StateAxes(**_pairs(parts)),
+            _all(StateAxes, parts),
+            self._flow,
         )
 
     def axis(self, parts: Parts) -> Axis:
@@ -160,9 +169,12 @@ class _Builder(Transformer[Token, Program]):
         init = Init(str(kind), tuple(float(self._number(arg)) for arg in args))
         return Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=parts[-1])
 
-    def state(self, parts: Parts) -> tuple[str, tuple[str, ...]]:
+    def state(self, parts: Parts) -> StateAxes:
+        return StateAxes(parts[-1], **dict(parts[:-1]))
+
+    def kept(self, parts: Parts) -> tuple[str, tuple[str, ...]]:
         kind, axes = parts
-        if kind not in fields_dict(StateAxes):
+        if kind not in STATES:
             raise self._wrong(f"`{kind}` is no state", kind)
         return str(kind), axes
 
@@ -271,12 +283,6 @@ class _Builder(Transformer[Token, Program]):
 
 def _all(kind: type[T], parts: Parts) -> tuple[T, ...]:
     return tuple(part for part in parts if isinstance(part, kind))
-
-
-def _pairs(parts: Parts) -> dict[str, tuple[str, ...]]:
-    """The kinds of state that lines of the header speak of, and their axes."""
-    found: list[tuple[str, tuple[str, ...]]] = [part for part in parts if isinstance(part, tuple)]
-    return dict(found)
 
 
 def _tokens(parts: Parts) -> tuple[Token, ...]:

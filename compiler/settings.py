@@ -26,6 +26,7 @@ from .fields import (
     sections,
     selection,
     share,
+    size,
     texts,
     token,
     word,
@@ -36,6 +37,7 @@ __all__ = [
     "STDLIB",
     "Cluster",
     "Data",
+    "Flow",
     "Group",
     "Optimizer",
     "Schedule",
@@ -141,6 +143,17 @@ def _id(token: int | str | None) -> int | None:
 
 
 @frozen
+class Flow(Settings):
+    """The settings of `state { … }`: how what ranks share out of a model's state is moved."""
+
+    SECTION: ClassVar[str] = "state"
+    bucket: int | None = field(
+        default=None, metadata=size("the most that is reduced at once; unset, what a turn of a repeat has")
+    )
+    prefetch: int = field(default=1, metadata=count("turns of a repeat whose parameters are gathered ahead of it"))
+
+
+@frozen
 class Train(Settings):
     """`train { … }`: the run."""
 
@@ -153,7 +166,20 @@ class Train(Settings):
     data: Data = field(metadata=section(Data))
     seed: int = field(default=0, metadata=count("of initial values and of the order of data"))
     precision: str = field(
-        default="fp32", metadata=choice("in which the model computes; bf16 keeps fp32 masters", "fp32", "bf16", "fp64")
+        default="fp32",
+        metadata=choice(
+            "in which the model computes; bf16 and fp16 keep masters, fp16 a loss scale", "fp32", "bf16", "fp16", "fp64"
+        ),
+    )
+    master: str | None = field(
+        default=None,
+        metadata=choice(
+            "of masters, gradients and optimizer state; unset, fp32 or `precision` if wider", "fp32", "bf16"
+        ),
+    )
+    reduce: str | None = field(
+        default=None,
+        metadata=choice("in which gradients are summed over ranks; unset, that of masters", "fp32", "bf16", "fp16"),
     )
     gathered: str = field(
         default="save",
@@ -162,9 +188,10 @@ class Train(Settings):
     recompute: Selection = field(
         default=Selection("none"),
         metadata=selection(
-            "what backward computes again: nothing, each turn of a repeat, or the ops named",
+            "what backward computes again: nothing, each turn of a repeat, every n-th of one, or the ops named",
             "none",
             "full",
             of="selective",
+            each="every",
         ),
     )

@@ -68,7 +68,7 @@ def communication(program: Program) -> str:
     totals: dict[tuple[str, str, int], list[int]] = {}
     for each in collectives(program):
         kind = f"{each.op} (max)" if each.maximum else each.op
-        total = totals.setdefault((kind, _axes(program, each), each.ranks), [0, 0])
+        total = totals.setdefault((kind, axes_of(program, each), each.ranks), [0, 0])
         total[0] += each.count
         total[1] += each.count * each.bytes
     if not totals:
@@ -77,7 +77,7 @@ def communication(program: Program) -> str:
     return "\n".join(table([("per rank and step", "axis", "ranks", "calls", "input"), *sorted(rows)]))
 
 
-def _axes(program: Program, collective: Collective) -> str:
+def axes_of(program: Program, collective: Collective) -> str:
     """The axes of the mesh as the plan names them, wherever all factors of an axis take part."""
     names: list[str] = []
     for whole in dict.fromkeys(program.axis(name).whole for name in collective.axes):

@@ -9,6 +9,7 @@ text edited by hand.
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from .begun import misbegun
 from .ir import (
     FLOATS,
     INVARIANT,
@@ -16,6 +17,7 @@ from .ir import (
     MICROBATCHES,
     Arg,
     Attr,
+    Bucket,
     Enter,
     Kind,
     Leave,
@@ -179,6 +181,7 @@ class _Scope(_Checker):
         self._params = {p.name: p.type for p in program.params}
         self._has_work = program.stage in WORK_STAGES
         self._depth = 0
+        self._reversed = 0  # how many reversed repeats are around
 
     def outermost(self) -> None:
         """Checks the program's region, and what stands in it by the program's stage."""
@@ -207,6 +210,8 @@ class _Scope(_Checker):
         assert len(region.yields) == 3 + len(self._params), self._at(
             "a step yields loss, norm, count and its parameters"
         )
+        for words in misbegun(self._program):
+            raise AssertionError(self._at(words))
 
     def region(self, region: Region, outer: dict[str, Type]) -> dict[str, Type]:
         """Checks a region; returns the names that stay visible after it."""
@@ -243,6 +248,7 @@ class _Scope(_Checker):
 
     def _body(self, region: Region, here: dict[str, Type]) -> None:
         self._depth += 1
+        self._reversed += region.reverse
         for stmt in region.body:
             if isinstance(stmt, Region):
                 assert stmt.kind in INSIDE[region.kind], self._at(f"a {stmt.kind} in a {region.kind}")
@@ -250,6 +256,7 @@ class _Scope(_Checker):
             else:
                 self._op(stmt, here)
         self._depth -= 1
+        self._reversed -= region.reverse
 
     def _op(self, op: Op, here: dict[str, Type]) -> None:
         assert op.kind in OPS, self._at(f"there is no op {op.kind}")
@@ -271,12 +278,14 @@ class _Scope(_Checker):
         """As many operands, and such attributes, as an op of the kind has."""
         entry, count = OPS[op.kind], len(op.inputs)
         assert entry.fits(count), self._at(f"{op.kind} of {count} operands")
-        assert op.outputs, self._at(f"{op.kind} without a result")
+        assert op.outputs or op.kind == "begin", self._at(f"{op.kind} without a result")
         wanted: dict[str, tuple[type, ...]] = {attribute.name: attribute.types for attribute in entry.attributes}
         if self._has_work and op.kind != "leaf":
             wanted["work"] = (tuple,)
         if op.kind == "update" and self._buckets:
             wanted["bucket"] = (str,)
+        if self._reversed and "every" in dict(op.attrs):
+            wanted["every"] = (int,)
         given, optional = (
             [key for key, _ in op.attrs],
             {a.name: a.default for a in entry.attributes if a.default is not None},
@@ -310,12 +319,12 @@ class _Scope(_Checker):
                 return value == self._program.train.optimizer.clip
             case "mask":
                 return value in OPS["attention"].attributes[0].choices
-            case "dim":
-                return self._packs(op, operands)
-            case "bucket" if op.kind == "unpack":
-                return self._unpacks(op, operands)
+            case "every":
+                return value == self._program.train.recompute.number
+            case "bucket" if value not in self._buckets:
+                return False
             case "bucket":
-                return self._updates(op, operands)
+                return self._fits(op, self._buckets[str(value)], operands)
             case "p" | "dropout":
                 return 0 < float(str(value)) < 1
             case "site":
@@ -329,29 +338,19 @@ class _Scope(_Checker):
         items = [item.partition(":") for item in work]
         return all(axis in self._axes and colon and dim in space for axis, colon, dim in items)
 
-    def _packs(self, op: Op, operands: list[Type]) -> bool:
-        """Into the flat dim of one bucket, which holds all elements."""
-        flat = op.outputs[0].type
-        dim, holders = op.get("dim"), [bucket for bucket in self._buckets.values() if bucket.type.dims == flat.dims]
-        if flat.dims != (dim,) or len(holders) != 1 or dim not in self._sizes:
-            return False
-        self._type(op.outputs[0].name, flat)
-        shapes = [self._params[name].dims for name in holders[0].params]
-        size = layout_of(self._program, holders[0]).size
-        return shapes == [type.dims for type in operands] and size == self._program.elements(flat)
-
-    def _unpacks(self, op: Op, operands: list[Type]) -> bool:
-        """All parameters of a bucket, from its whole."""
-        bucket = self._buckets.get(str(op.get("bucket")))
-        if bucket is None or [v.type.dims for v in op.outputs] != [self._params[name].dims for name in bucket.params]:
-            return False
-        size = layout_of(self._program, bucket).size
-        return operands[0].dims == bucket.type.dims and size == self._program.elements(operands[0])
-
-    def _updates(self, op: Op, operands: list[Type]) -> bool:
-        """All parameters of a bucket, with its gradient."""
-        bucket = self._buckets.get(str(op.get("bucket")))
-        return bucket is not None and bucket.params == op.inputs[3:] and bucket.type == operands[0]
+    def _fits(self, op: Op, bucket: Bucket, operands: list[Type]) -> bool:
+        """All parameters of a bucket or their gradients, of a turn or stacked, and its whole or its gradient."""
+        if op.kind == "update":
+            return bucket.params == op.inputs[3:] and bucket.type == operands[0]
+        flat = {"pack": [v.type for v in op.outputs], "unpack": operands, "begin": []}[op.kind]
+        parts = [value.type for value in op.outputs] if op.kind == "unpack" else operands
+        for type in flat:
+            self._type(bucket.name, type)
+        sizes = {self._program.local_size(type, bucket.dim) for type in flat if bucket.dim in type.dims}
+        turn = [self._params[name].dims[len(bucket.turns) :] for name in bucket.params]
+        own = [type.dims for type in parts] if flat and flat[0].dims == bucket.type.dims else []
+        whole = own == [self._params[name].dims for name in bucket.params]
+        return (whole or [type.dims for type in parts] == turn) and sizes <= {layout_of(self._program, bucket).size}
 
     def _enter(self, arg: Arg, region: Region, outer: dict[str, Type]) -> None:
         if region.kind in ("model", "step"):

@@ -1,13 +1,14 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
-Modules in reading order: mesh, collectives, counters, dropout, functional; parameters, optimizers, boxes, buckets,
-state; samples, data, schedule, weights, plan; disk, payload, index, saved, together, checkpoint; export, launch,
-ending, log, loop.
+Modules in reading order: mesh, collectives, counters, dropout, functional; parameters, optimizers, boxes, layout,
+working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; disk, payload, index, saved,
+together, checkpoint; export, launch, ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
 
 from .again import recompute, recomputed
+from .buckets import Bucket
 from .collectives import (
     all_gather,
     all_gather_,
@@ -29,6 +30,8 @@ from .collectives import (
 from .data import Batch, Input, Loader, Text, Tokens
 from .dropout import dropout, fork
 from .errors import RunError
+from .flat import Flat
+from .flows import Flats, await_weights, free_weights, gather_each, gather_weights, reduce_gradients
 from .functional import (
     attention,
     clip_scale,
@@ -67,8 +70,11 @@ __all__ = [
     "AdamW",
     "Axis",
     "Batch",
+    "Bucket",
     "Constant",
     "Cosine",
+    "Flat",
+    "Flats",
     "Group",
     "HuggingFace",
     "Input",
@@ -88,6 +94,7 @@ __all__ = [
     "all_reduce_",
     "all_to_all",
     "attention",
+    "await_weights",
     "clip_scale",
     "concat",
     "count_valid",
@@ -96,6 +103,9 @@ __all__ = [
     "embedding",
     "exp",
     "fork",
+    "free_weights",
+    "gather_each",
+    "gather_weights",
     "invariant",
     "layer_norm",
     "max_logit",
@@ -108,6 +118,7 @@ __all__ = [
     "pad_shard",
     "recompute",
     "recomputed",
+    "reduce_gradients",
     "reduce_scatter",
     "reduce_scatter_",
     "regather",

@@ -103,12 +103,13 @@ class _Ticket(NamedTuple):
     number: int
 
 
-def recomputed(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def recomputed(function: Callable[..., Any], *args: Any, again: bool = True, **options: Any) -> Any:
     """function(*args, **options), of which only what it is given is kept; it may be a module, which has parameters.
 
     Backward calls it again, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
+    Unless `again` it is a call as any other.
     """
-    if not torch.is_grad_enabled():
+    if not again or not torch.is_grad_enabled():
         return function(*args, **options)
     call = _Call(function, args, options)
     with saved_tensors_hooks(call.pack, call.unpack):

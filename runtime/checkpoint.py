@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from . import index, payload
+from . import index, loss_scale, payload
 from .boxes import Box, whole
 from .disk import Disk, put, settle
 from .errors import RunError
@@ -27,6 +27,8 @@ from .state import State
 from .together import anywhere, together
 
 KEEP = 2
+ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
+"""What a run finds out anew where it is not given, as when a plan of another precision goes on."""
 
 
 def save(folder: Path, step: int, state: State, disk: Disk | None = None) -> Path:
@@ -44,11 +46,12 @@ def save(folder: Path, step: int, state: State, disk: Disk | None = None) -> Pat
 def load(path: Path, state: State) -> None:
     """Fills the state from a checkpoint written on any mesh.  Collective.
 
+    A loss scale that it lacks begins anew, and one that the state has no use for is left.
     RunError, on all ranks and before anything is changed, where one cannot read what it needs.
     """
-    boxes, device = [*state.boxes()], state.mesh.device
-    saved = together(device, lambda: _opened(path, boxes))
-    keys, held = [*saved.tensors()], {box.key for box in boxes}
+    device = state.mesh.device
+    saved, boxes = together(device, lambda: _opened(path, [*state.boxes()]))
+    keys, held = [key for key in saved.tensors() if key not in ADAPTED], {box.key for box in boxes}
     used = anywhere([key in held for key in keys], device)
     if extra := [key for key, is_used in zip(keys, used, strict=True) if not is_used]:
         raise RunError(f"{path} has {named(extra)}, which the plan has not")
@@ -72,10 +75,13 @@ def _all(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=finished_steps)
 
 
-def _opened(path: Path, boxes: list[Box]) -> Saved:
+def _opened(path: Path, boxes: list[Box]) -> tuple[Saved, list[Box]]:
+    """A checkpoint, and those of the boxes that are filled from it."""
     saved = Saved(path)
-    saved.check(boxes)
-    return saved
+    there = saved.tensors()
+    filled = [box for box in boxes if box.key in there or box.key not in ADAPTED]
+    saved.check(filled)
+    return saved, filled
 
 
 @dataclass(frozen=True, eq=False, slots=True)

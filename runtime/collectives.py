@@ -223,25 +223,33 @@ def once_replicated(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.size == 1 else _once_replicated(x, axis)
 
 
-def all_reduce_(x: Tensor, axis: Axis) -> Tensor:
-    """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x."""
+def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x.
+
+    With `dtype`, what is sent and summed is x as that.
+    """
     if axis.size > 1:
-        cast(Any, dist).all_reduce(x, group=axis.group)
+        sent = x.to(dtype or x.dtype)
+        cast(Any, dist).all_reduce(sent, group=axis.group)
+        if sent is not x:
+            x.copy_(sent)
         if axis.watch is not None:
             axis.watch.coerced(x, axis, axis.watch.here(), "result")
     return x
 
 
-def reduce_scatter_(x: Tensor, axis: Axis) -> Tensor:
+def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over the axis, of which each rank keeps its part, in place and outside autograd: flat gradients.
 
-    Returns this rank's part, a view of x; the rest of x is then worthless.
+    Returns this rank's part, a view of x; the rest of x is then worthless.  With `dtype`, what is sent and summed is x
+    as that.
     """
     if axis.size == 1:
         return x
-    own = _own_part(x, axis)
-    axis.group._reduce_scatter_base(own, x).wait()
-    return own
+    own, sent = _own_part(x, axis), x.to(dtype or x.dtype)
+    part = _own_part(sent, axis)
+    axis.group._reduce_scatter_base(part, sent).wait()
+    return own if sent is x else own.copy_(part)
 
 
 def all_gather_(x: Tensor, axis: Axis) -> Tensor:

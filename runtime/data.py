@@ -167,6 +167,10 @@ class Batch:
     documents: Tensor | None = None
     draws: Tensor | None = None
 
+    def __len__(self) -> int:
+        """The number of microbatches."""
+        return len(self.tokens)
+
     def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
         """The inputs of each microbatch, in this order."""
         inputs = (self.tokens, self.labels, self.documents, self.draws)

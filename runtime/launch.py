@@ -19,7 +19,7 @@ from .errors import RunError
 from .mesh import Mesh, Watch
 from .plan import Plan
 
-EXPORTED = {"bf16": torch.bfloat16, "fp32": torch.float32}
+EXPORTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The element types that weights may be written in, beside the plan's own."""
 
 
@@ -58,9 +58,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--init", type=Path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
     help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
     add("--export", type=Path, metavar="DIR", help=help)
-    help = (
-        "element type of what is exported (default that in which the model computes); fp32 keeps bf16's masters whole"
-    )
+    help = "element type of what is exported (default that in which the model computes); fp32 keeps masters whole"
     add("--export-dtype", choices=tuple(EXPORTED), help=help)
     add("--out", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")

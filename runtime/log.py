@@ -33,15 +33,20 @@ class Log:
             return
         loss, tokens = float(metrics.loss), int(metrics.tokens)
         norm = 0.0 if metrics.norm is None else float(metrics.norm)
-        if tokens and not (isfinite(loss) and isfinite(norm)):
+        scale = None if metrics.loss_scale is None else float(metrics.loss_scale)
+        skipped = not isfinite(norm) and scale is not None and scale >= 1  # below 1 no scale would have helped
+        if tokens and not (isfinite(loss) and (isfinite(norm) or skipped)):
             raise RunError(f"step {step}: loss {loss}, gradient norm {norm}; try a lower --lr")
         speed = self._tokens * (step - self._marked_step) / (time.monotonic() - self._marked)
         self.mark(step)
         self._say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  norm {norm:.3f}  lr {lr:.2e}"
+            f"{'' if scale is None else f'  scale {scale:g}'}{'  skipped' if skipped else ''}"
             f"  {speed:,.0f} tokens/s  {self._left(step)} left"
         )
-        self._write({"step": step, "loss": loss, "norm": norm, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
+        known = {} if skipped else {"norm": norm}  # JSON has no infinity
+        known |= {} if scale is None else {"loss_scale": scale}
+        self._write({"step": step, "loss": loss, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
 
     def validation(self, step: int, metrics: Metrics) -> None:
         """The loss on held-out data after `step` steps."""

@@ -5,7 +5,7 @@ The kernels are called as torch.optim calls them, which itself imports torch._dy
 Non-goals: no update rule is written here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -27,12 +27,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A group's part of a bucket: flat slices of its parameters, gradients and slots."""
+    """A group's part of a bucket: flat slices of its parameters, gradients and slots, for each turn of a repeat."""
 
     group: Group
-    parameter: Tensor
-    gradient: Tensor
-    slots: Mapping[str, Tensor]
+    parameters: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    slots: Mapping[str, Sequence[Tensor]]
 
 
 class Optimizer(Protocol):
@@ -59,12 +59,12 @@ class AdamW:
     def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
         """Update number `step` (from 1; float32, 0-dim) in place, or nothing where `skip` (likewise) is 1."""
         _fused_adamw(
-            [part.parameter],
-            [part.gradient],
-            [part.slots["exp_avg"]],
-            [part.slots["exp_avg_sq"]],
+            part.parameters,
+            part.gradients,
+            part.slots["exp_avg"],
+            part.slots["exp_avg_sq"],
             [],
-            [step],
+            [step] * len(part.parameters),
             lr=lr * part.group.lr_scale,
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -90,9 +90,9 @@ class SGD:
     def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
         """One update in place, whatever its number, or nothing where `skip` (float32, 0-dim) is 1."""
         _fused_sgd(
-            [part.parameter],
-            [part.gradient],
-            list(part.slots.values()),
+            part.parameters,
+            part.gradients,
+            part.slots.get("momentum_buffer", []),
             weight_decay=part.group.weight_decay,
             momentum=self.momentum,
             lr=lr * part.group.lr_scale,

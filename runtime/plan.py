@@ -35,8 +35,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of one step, 0-dim tensors equal on all ranks: mean loss of a valid token, their number, gradient norm if any."""
+    """Of one step, 0-dim tensors equal on all ranks: mean loss of a valid token, their number, gradient norm if any.
+
+    With a loss scale a norm that is not finite is that of a step that was skipped.
+    """
 
     loss: Tensor
     tokens: Tensor
     norm: Tensor | None = None
+    loss_scale: Tensor | None = None

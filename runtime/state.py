@@ -1,18 +1,21 @@
 """The state engine: what a training step carries over, in flat buckets, behind one interface.
 
-Non-goals: no communication (the program reduces the flat gradients in sight), no files (checkpoint.py).
+Non-goals: no communication (the program moves whole buckets in sight; `flows` moves turns), no files (`checkpoint`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from .boxes import Box
-from .buckets import Bucket
+from .buckets import Bucket, Memory, members
+from .flat import Flat
+from .flows import Flats
+from .loss_scale import LossScale
 from .mesh import Copies, Mesh
-from .optimizers import Group, Optimizer
+from .optimizers import Optimizer
 from .parameters import Spec, Weight
 
 STEP = "optimizer/step"
@@ -24,90 +27,129 @@ class State:
 
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
-    two agree.  The buckets named in `shards` are shared out over those axes: a rank updates its part of each, and the
-    rest of `weights` is stale until it is gathered.
+    two agree.  In float16 it keeps a loss scale too.  Of buckets that are shared out a rank updates its part, and the
+    rest of the weights is stale until it is gathered.
     """
 
     def __init__(
         self,
         model: nn.Module,
         mesh: Mesh,
-        buckets: Mapping[str, Sequence[Group]],
+        buckets: Mapping[str, Bucket],
         optimizer: Optimizer,
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
-        shards: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.mesh = mesh
-        members = _members(_specs(model), buckets)
-        of = dict(shards or {})
-        self._buckets = {
-            name: Bucket(groups, mesh, dtype, master, optimizer.slots, of.pop(name, ()))
-            for name, groups in members.items()
+        self._memories = {
+            name: Memory(buckets[name], turns, mesh, dtype, master, optimizer.slots)
+            for name, turns in members(_specs(model), buckets).items()
         }
-        assert not of, f"state: there is no bucket {', '.join(of)}"
-        _install(model, {name: p for bucket in self._buckets.values() for name, p in bucket.parameters()})
+        _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})
         self._optimizer = optimizer
-        self._parts = [part for bucket in self._buckets.values() for part in bucket.parts()]
+        self._parts = [part for memory in self._memories.values() for part in memory.parts()]
         self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
+        self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
             mesh.watch.installed(model, [*self._copies()])
 
+    def _flats(self) -> Iterator[Flat]:
+        for memory in self._memories.values():
+            yield from memory.flats
+
+    def _finish(self) -> None:
+        """Waits for the reductions that backward began."""
+        for memory in self._memories.values():
+            memory.reductions.finish()
+
     def initialise(self, seed: int) -> None:
         """Initial values of every parameter, a function of seed, name and global index."""
-        for bucket in self._buckets.values():
-            bucket.initialise(seed)
-        self._updated()
+        for flat in self._flats():
+            flat.initialise(seed)
+        self.refresh()
 
     def take(self, value: Callable[[str, Spec], Tensor]) -> None:
         """Values of every parameter, given as this rank's part by its name and spec."""
-        for bucket in self._buckets.values():
-            bucket.fill(value)
-        self._updated()
+        for flat in self._flats():
+            flat.fill(value)
+        self.refresh()
+
+    def flats(self, microbatches: int = 0) -> Flats:
+        """The turns of each bucket that has them, by its name, for a step of so many backwards to come."""
+        self._abandon()
+        turned = {name: memory for name, memory in self._memories.items() if memory.bucket.turns}
+        for flat in (flat for memory in turned.values() for flat in memory.flats):
+            flat.gradient.begin(microbatches)
+        return {name: memory.nested() for name, memory in turned.items()}
+
+    def _abandon(self) -> None:
+        """Ends what a pass that was not finished has left under way."""
+        self._finish()
+        for flat in self._flats():
+            flat.working.abandon()
 
     def gradients(self) -> dict[str, Tensor]:
-        """Each bucket's flat gradient, by name: this rank's sum since the last update."""
-        return {name: bucket.gradient for name, bucket in self._buckets.items()}
+        """Each bucket's flat gradient, by name: this rank's sum since the last update; of turns, its part, reduced."""
+        self._finish()
+        assert all(flat.gradient.left == 0 for flat in self._flats()), "state: backward has not come by every turn"
+        return {name: memory.gradient() for name, memory in self._memories.items()}
+
+    def loss_scale(self) -> Tensor:
+        """By what this step's gradients are multiplied (0-dim float32), of a model that computes in float16."""
+        assert self._loss_scale, "state: only float16 needs a loss scale"
+        return self._loss_scale.value()
 
     def weights(self) -> dict[str, Tensor]:
-        """The flat parameters, as the model uses them, of each bucket that is shared out, by name."""
-        return {name: bucket.working for name, bucket in self._buckets.items() if bucket.shards}
+        """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
+        whole = {name: memory for name, memory in self._memories.items() if not memory.bucket.turns}
+        return {name: memory.flats[0].working.whole for name, memory in whole.items() if memory.bucket.shards}
 
     def zero(self) -> None:
         """Zeroes every gradient."""
-        for bucket in self._buckets.values():
-            bucket.gradient.zero_()
+        self._abandon()
+        for memory in self._memories.values():
+            memory.zero()
 
-    def update(self, lr: float, skip: Tensor, scale: Tensor | None = None) -> None:
+    def update(self, lr: float, skip: Tensor, scale: Tensor | None = None, overflow: Tensor | None = None) -> None:
         """One optimizer step on the gradients, times `scale` (0-dim) if given, then zeroes them.
 
-        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.
+        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.  Where `overflow`
+        (likewise, of gradients with a loss scale) holds the loss scale is halved, and nothing else changes.
         """
         if self.mesh.watch is not None:
             self.mesh.watch.updating()
         if scale is not None:
-            for bucket in self._buckets.values():
-                bucket.gradient[bucket.own].mul_(scale)
+            for memory in self._memories.values():
+                memory.scale(scale)
+        if overflow is not None:
+            assert self._loss_scale, "state: only float16 needs a loss scale"
+            self._loss_scale.update(overflow, skip)
+            skip = skip | overflow
         skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
         self._step += 1 - skipped
         for part in self._parts:
             self._optimizer.update(part, lr, self._step, skipped)
-        for bucket in self._buckets.values():
-            bucket.refresh()
         self.zero()
-        self._updated()
+        self.refresh()
 
     def boxes(self) -> Iterator[Box]:
         """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.
 
         Who writes to them calls `refresh` behind it.
         """
-        for bucket in self._buckets.values():
-            for each in bucket.record():
-                split = {axis for axes in each.spec.split.values() for axis in axes} | {*bucket.shards}
+        for flat in self._flats():
+            for each in flat.record():
+                split = {axis for axes in each.spec.split.values() for axis in axes} | {*flat.shards}
                 own = self._is_first(set(self.mesh.axes) - split)
                 yield Box(each.key, each.spec.shape, each.offset, each.local, own)
-        yield Box(STEP, (), (), self._step, self._is_first(self.mesh.axes))
+        for key, scalar in self._scalars():
+            yield Box(key, (), (), scalar, self._is_first(self.mesh.axes))
+
+    def _scalars(self) -> Iterator[tuple[str, Tensor]]:
+        """What there is one of, on all ranks alike."""
+        yield STEP, self._step
+        if self._loss_scale:
+            yield from self._loss_scale.kept()
 
     def _is_first(self, axes: Iterable[str]) -> bool:
         """Whether this is the first of the ranks that differ on these axes."""
@@ -115,9 +157,10 @@ class State:
 
     def refresh(self) -> None:
         """Brings what is made of the boxes up to date with them."""
-        for bucket in self._buckets.values():
-            bucket.refresh()
-        self._updated()
+        for memory in self._memories.values():
+            memory.refresh()
+        if self.mesh.watch is not None:
+            self.mesh.watch.updated()
 
     def state_dict(self) -> dict[str, Tensor]:
         """What `boxes` gives, as torch's own tools take it: views, each a DTensor of the global shape.
@@ -125,14 +168,11 @@ class State:
         Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
         seconds that the first call takes to import DTensor.
         """
-        shared = [name for name, bucket in self._buckets.items() if bucket.shards]
+        shared = [name for name, memory in self._memories.items() if memory.bucket.shards]
         assert not shared, f"state: {', '.join(shared)} are shared out by rows, which no DTensor is: take `boxes`"
-        own = {
-            each.key: _as_global(each.local, each.spec, self.mesh)
-            for bucket in self._buckets.values()
-            for each in bucket.record()
-        }
-        return {**own, STEP: self._step}
+        records = (each for flat in self._flats() for each in flat.record())
+        own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}
+        return {**own, **dict(self._scalars())}
 
     def load_state_dict(self, values: dict[str, Tensor]) -> None:
         """Takes over values of the form of `state_dict`, which may be its own views, written to."""
@@ -142,13 +182,15 @@ class State:
 
     def _copies(self) -> Iterator[Copies]:
         """Everything in its memory, and which ranks hold it alike."""
-        for bucket in self._buckets.values():
-            yield from bucket.copies()
-        yield Copies(self._step, self.mesh.axis(*self.mesh.axes), "kept", "", lambda _: (STEP, ""))
+        for flat in self._flats():
+            yield from flat.copies()
+        for key, scalar in self._scalars():
+            yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "kept", "", partial(_named, key))
 
-    def _updated(self) -> None:
-        if self.mesh.watch is not None:
-            self.mesh.watch.updated()
+
+def _named(key: str, _: int) -> tuple[str, str]:
+    """The one element of a scalar."""
+    return key, ""
 
 
 def _specs(model: nn.Module) -> dict[str, Spec]:
@@ -158,32 +200,6 @@ def _specs(model: nn.Module) -> dict[str, Spec]:
         assert isinstance(parameter, Weight), f"state: `{name}` was not made by weight()"
         specs[name] = parameter.spec
     return specs
-
-
-def _members(
-    specs: dict[str, Spec], buckets: Mapping[str, Sequence[Group]]
-) -> dict[str, list[tuple[Group, dict[str, Spec]]]]:
-    """Each bucket's groups with their parameters; asserts that these share out all parameters."""
-    left = dict(specs)
-    members = {bucket: [(group, _claim(group, left)) for group in groups] for bucket, groups in buckets.items()}
-    assert not left, f"state: in no bucket: {', '.join(left)}"
-    return members
-
-
-def _claim(group: Group, left: dict[str, Spec]) -> dict[str, Spec]:
-    """Takes out of `left` what a group's patterns match; asserts that each still matches something."""
-    claimed: dict[str, Spec] = {}
-    for pattern in group.patterns:
-        names = [name for name in left if _matches(name, pattern)]
-        assert names, f"state: `{pattern}` matches no parameter that is not in a bucket already"
-        claimed |= {name: left.pop(name) for name in names}
-    return claimed
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether each dotted part matches: `layers.*.wq` stands for `layers.3.wq` but not for `layers.3.attention.wq`."""
-    parts, patterns = name.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from scalec.runtime import (
     AdamW,
     Batch,
+    Bucket,
     Cosine,
     Group,
     Input,
@@ -59,7 +60,7 @@ class Bigram(nn.Module):
 def build(mesh: Mesh) -> tuple[nn.Module, State]:
     """As an emitted program does."""
     model = Bigram(mesh)
-    return model, State(model, mesh, {"dp": (Group("table"),)}, AdamW())
+    return model, State(model, mesh, {"dp": Bucket(Group("table"))}, AdamW())
 
 
 def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:

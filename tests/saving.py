@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalec.runtime import AdamW, Group, Mesh, State, normal, ones, weight
+from scalec.runtime import AdamW, Bucket, Group, Mesh, State, normal, ones, weight
 
 SHAPES = {"norm": (8,), "up": (12, 8), "down": (8, 12), "both": (8, 8)}
 SPLITS: dict[str, dict[int, tuple[str, ...]]] = {
@@ -29,8 +29,8 @@ def modelled(
 ) -> tuple[Model, State]:
     """A model and its state, with initial values."""
     mesh = Mesh(axes)
-    model, groups = Model(mesh), (Group("norm"), Group("up", "down", "both", weight_decay=0.1))
-    state = kind(model, mesh, {"all": groups}, AdamW(), dtype)
+    model, bucket = Model(mesh), Bucket(Group("norm"), Group("up", "down", "both", weight_decay=0.1))
+    state = kind(model, mesh, {"all": bucket}, AdamW(), dtype)
     state.initialise(seed)
     return model, state
 

@@ -19,7 +19,7 @@ from scalec.compiler.ir import Op, Program, types, walk
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.settings import Cluster, Data, Group, Optimizer, Schedule, Train
+from scalec.compiler.settings import Cluster, Data, Flow, Group, Optimizer, Schedule, Train
 from scalec.compiler.source import Source, Span
 from scalec.compiler.syntax import Call, Name, Negative, Number, Setting
 from scalec.compiler.verify import verify
@@ -234,9 +234,6 @@ MISSING = {  # what a plan cannot say yet, and how one would try
     "Pipeline stages: a repeat over an axis": "mesh { dp = 2  pp = 2 }  shard { batch over dp  layers over pp }",
     "Context parallelism: attention over a sharded sequence": "mesh { cp = 2 }  shard { seq over cp }",
     "Schedules of stages: `pipeline { … }`": "pipeline { schedule = gpipe }",
-    "Shared gradients and parameters: `zero 2`, `zero 3`": (
-        "mesh { dp = 2 }  shard { batch over dp }  state { zero 3 over dp }"
-    ),
     "Inputs besides tokens, labels and documents": "model m(tokens[batch, seq], image[batch, seq]) { }",
     "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
 }
@@ -268,7 +265,10 @@ TABLES = {
     "ops": ops_table,
     "missing": missing_table,
     "codes": codes_table,
-    **{cls.SECTION: lambda cls=cls: settings_table(cls) for cls in (Cluster, Train, Optimizer, Schedule, Group, Data)},
+    **{
+        cls.SECTION: lambda cls=cls: settings_table(cls)
+        for cls in (Cluster, Train, Optimizer, Schedule, Group, Data, Flow)
+    },
 }
 
 

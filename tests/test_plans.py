@@ -72,4 +72,5 @@ def test_attention_beside_the_mlp_halves_the_collectives_of_a_layer(name: str, t
 def _of_a_layer(plan: Source) -> dict[tuple[str, str], int]:
     """How often a layer communicates in each direction of a microbatch."""
     found = collectives(compile_plan(plan))
-    return Counter((c.op, c.where) for c in found if c.loops and c.loops[-1].startswith("layers"))
+    inside = (c for c in found if c.use == "activations" and c.loops and c.loops[-1].startswith("layers"))
+    return Counter((c.op, c.where) for c in inside)

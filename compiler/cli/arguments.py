@@ -56,9 +56,11 @@ COMMANDS = (
     Command(
         "explain",
         plans.explain,
-        "show what memory a plan takes",
-        "Shows what one rank holds at the fullest moment of a step, which moment that is, and what forward keeps for\n"
-        "backward by op and line of the plan; whether it fits the GPU that the plan's cluster names.",
+        "show what memory a plan takes, or what its ranks send each other",
+        "memory: what one rank holds at the fullest moment of a step, which moment that is, and what forward keeps\n"
+        "for backward by op and line of the plan; whether it fits the GPU that the plan's cluster names.\n"
+        "collectives: what a step gathers, reduces and exchanges, where and how often; what a rank sends in it,\n"
+        "within a node and across nodes.",
         "scalec explain memory plans/llama3_405b.scale",
     ),
     Command(
@@ -144,7 +146,7 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
             parser.add_argument(f"--{name}", action="store_true", help=help)
         return
     if command == "explain":
-        parser.add_argument("topic", choices=("memory",), help="what to show")
+        parser.add_argument("topic", choices=("memory", "collectives"), help="what to show")
     parser.add_argument("plan", type=Path, metavar="PLAN", help=text)
     if command in ("compile", "run"):
         help = "the folder to write to (default out/ and the plan's name)"

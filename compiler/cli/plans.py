@@ -80,10 +80,12 @@ def check(options: Namespace) -> None:
 
 
 def explain(options: Namespace) -> None:
-    """`scalec explain memory`."""
+    """`scalec explain memory | collectives`."""
     from ..explain import memory
+    from ..explain_collectives import explain_collectives
 
-    print(memory(load(options.plan).program))
+    tell = {"memory": memory, "collectives": explain_collectives}[options.topic]
+    print(tell(load(options.plan).program))
 
 
 def load(path: Path, stage: str | None = None) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from attrs import asdict
+from attrs import Attribute, asdict
 
 from .. import __version__
 from ..account import Collective, collectives, evaluation, parameter_count
@@ -66,9 +66,11 @@ def _memory(program: Program) -> dict[str, Any]:
         "peak": {
             "bytes": it.total,
             "kept": it.peak.kept,
+            "weights": it.peak.weights,
+            "gradients": it.peak.gradients,
             "other": it.peak.other,
             "in": it.peak.where,
-            "turns": dict(it.peak.turns),
+            "turns": {dim: at for dim, at, _ in it.peak.turns},
             "of": it.peak.name,
             "line": str(it.peak.op.span) if it.peak.op else "",
         },
@@ -85,8 +87,15 @@ def _shape(dims: tuple[str, ...], program: Program) -> dict[str, int]:
     return {dim: program.size(dim) for dim in dims}
 
 
+DERIVED = ("master", "reduce")
+"""Settings that follow from others where they are unset."""
+
+
 def _plain(settings: Any) -> dict[str, Any]:
-    return asdict(settings, filter=lambda attribute, _: attribute.name != "spans")
+    def said(attribute: "Attribute[Any]", value: Any) -> bool:
+        return attribute.name != "spans" and not (value is None and attribute.name in DERIVED)
+
+    return asdict(settings, filter=said)
 
 
 def _collective(each: Collective) -> dict[str, Any]:

@@ -5,35 +5,29 @@ Non-goals: checking what was written (`readback`).
 """
 
 import re
-from fnmatch import fnmatchcase
 
 import jinja2
-from attrs import frozen
 from jinja2 import FileSystemLoader
 
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
-from ..ir import Arg, Program, Region, Type, base, walk
-from ..layout import shard_axes
-from ..leaves import leaves
+from ..ir import Arg, Program, Region, Type, base, types, walk
 from ..resources import folder
-from ..settings import Group
 from ..source import Source
 from ..summary import launch, ranks
-from .modules import WIDTH, Model, Module, Modules, Table, weight_line
+from .classes import Module, Table, weight_line
+from .modules import model_classes
+from .state import bucket_entries, compute, dtypes, optimizer
 from .step import step_lines
-from .user_ops import modules as user_modules
+from .user_ops import modules
 from .weights import weights_lines
-from .words import DTYPES, FUNCTIONAL, PRECISIONS, RUNTIME, axes_word, file_word, letter, literal
+from .words import DTYPES, FUNCTIONAL, RUNTIME, WIDTH, axes_word, call, file_word, letter, literal
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
     """The text of `train.py`; its header says what was shown of it."""
     microbatches = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward = microbatches.body[0]
-    assert isinstance(forward, Region), "emit: no forward block"
-    modules = Modules(program, forward, microbatches.args, leaves(program))
-    model = modules.build(microbatches.yields[0].name)
+    model = model_classes(program, microbatches)
     environment = jinja2.Environment(
         loader=FileSystemLoader(folder("codegen_templates")),
         trim_blocks=True,
@@ -52,15 +46,14 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         legend=_wrapped(_legend(program), 116),
         shown=_wrapped(header(proof), 116),
         trusted=_wrapped(trust_words(trusted(program)), 116),
-        modules=user_modules(program),
+        modules=modules(program),
         classes=[_Class(module, program) for module in model.classes],
         model_class=model.classes[-1].name,
-        buckets=_buckets(program, model),
-        shards=_shards(program),
-        optimizer=_optimizer(program),
-        dtypes=_dtypes(program),
+        buckets=bucket_entries(program, model.patterns),
+        optimizer=optimizer(program),
+        dtypes=dtypes(program),
         step=step_lines(program),
-        plan=[*_plan(program, microbatches.args, modules.types), *weights_lines(program, model.patterns)],
+        plan=[*_plan(program, microbatches.args, types(program)), *weights_lines(program, model.patterns)],
     )
     return _with_imports(body)
 
@@ -125,85 +118,23 @@ class _Class:
             ),
             *(line for table, name in module.tables.items() for line in _table_lines(name, table, program)),
         ]
-        self.signature = ", ".join(["self", *(f"{name}: {type}" for name, type in module.arguments.items())])
         results = module.result.count(",") + 1
-        self.returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
+        self.header = f"{call('def forward', arguments, 4, len(f' -> {returns}:'))} -> {returns}:"
         self.lines = [*module.lines, f"        return {module.result}"]
 
 
 def _table_lines(name: str, table: Table, program: Program) -> list[str]:
     sizes = f"{table.seq}, {table.dim}, theta={literal(table.theta)}, between={table.between}"
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
-    arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[_compute(program)]}{scaling}"
+    arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
     fits = len(f"        {name} = rope_table({arguments})") <= WIDTH
     call = [f"{name} = rope_table({arguments})"] if fits else [f"{name} = rope_table(", f"    {arguments}", ")"]
     return [
         *call,
         f"self.register_buffer({literal(name)}, {name}, persistent=False)",
     ]
-
-
-def _compute(program: Program) -> str:
-    """The element type of activations."""
-    return PRECISIONS[program.train.precision]
-
-
-def _dtypes(program: Program) -> str:
-    stored = program.params[0].type.dtype
-    return f"dtype={DTYPES[_compute(program)]}, master={DTYPES[stored]}"
-
-
-def _shards(program: Program) -> str:
-    """The axes over which ranks share out buckets, by name; "" where they share out none."""
-    of = {bucket.name: shard_axes(program, bucket) for bucket in program.buckets}
-    items = [f"{literal(name)}: {literal(axes)}" for name, axes in of.items() if axes]
-    if not items:
-        return ""
-    line = f"{{{', '.join(items)}}}"
-    return line if len(line) <= 100 else "{\n" + "".join(f"        {item},\n" for item in items) + "    }"
-
-
-@frozen
-class _Bucket:
-    name: str
-    groups: list[str]
-
-
-def _buckets(program: Program, model: Model) -> list[_Bucket]:
-    """Each bucket's groups of parameters that share optimizer settings."""
-    settings = program.train.optimizer
-    rest = Group("", (), settings.weight_decay)
-    buckets: list[_Bucket] = []
-    for bucket in program.buckets:
-        groups: dict[Group, list[str]] = {}
-        for name in bucket.params:
-            group = next((g for g in settings.groups if any(fnmatchcase(name, p) for p in g.params)), rest)
-            groups.setdefault(group, []).append(model.patterns[name])
-        buckets.append(_Bucket(bucket.name, [_group(group, names) for group, names in groups.items()]))
-    return buckets
-
-
-def _group(group: Group, patterns: list[str]) -> str:
-    arguments = [*map(literal, patterns), f"weight_decay={literal(group.weight_decay)}"]
-    if group.lr_scale != 1:
-        arguments.append(f"lr_scale={literal(group.lr_scale)}")
-    return _call("Group", arguments, 12)
-
-
-def _call(function: str, arguments: list[str], indent: int) -> str:
-    """A call on one line if it fits, else an argument a line, as formatters write it."""
-    line = f"{function}({', '.join(arguments)})"
-    if indent + len(line) + 1 <= 120:
-        return line
-    pad = " " * (indent + 4)
-    return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
-
-
-def _optimizer(program: Program) -> str:
-    settings = program.train.optimizer
-    if settings.kind == "adamw":
-        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)})"
-    return f"SGD(momentum={literal(settings.momentum)})"
 
 
 def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> list[str]:
@@ -223,7 +154,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> 
     return [
         f"name={literal(program.name)},",
         f"mesh={{{', '.join(f'{literal(a.name)}: {a.size}' for a in program.axes)}}},",
-        f"{_call(f'data={data.kind.capitalize()}', corpus, 4)},",
+        f"{call(f'data={data.kind.capitalize()}', corpus, 4)},",
         "inputs={",
         *(f"    {literal(base(arg.value.name))}: {_input(arg)}," for arg in inputs),
         "},",

@@ -1,20 +1,23 @@
 """The lines of `train_step` and `eval_step`: what a step does around the model's forward and backward.
 
-Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`).
+Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`), and what buckets of turns
+do inside it (`turns`): here their gathers begin, and the reductions that backward began end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from ..ir import Kind, Op, Program, Region, Value, base
+from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ops.dropout import are_draws
 from ..placements import ends
-from .words import DTYPES, axes_word, identifier, literal
+from ..routes import Route, routes
+from .turns import gathered
+from .words import DTYPES, WIDTH, axes_word, call, identifier, literal
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
-    "weights",
+    *("weights", "flats", "scale"),
 }
 """What the lines below call their values."""
 
@@ -36,7 +39,8 @@ def step_lines(program: Program) -> StepLines:
         else:
             WRITERS[stmt.kind](step, stmt)
     loss, norm, count = (step.text[end.name] for end in program.region.yields[:3])
-    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count})")
+    scale = ", loss_scale=scale" if "scale" in step.text.values() else ""
+    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{scale})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
     return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
 
@@ -48,37 +52,96 @@ class _Function:
     groups: dict[str, tuple[str, ...]] = field(factory=dict[str, tuple[str, ...]])
     lines: list[str] = field(factory=list[str])
 
+    def add(self, code: str, comment: str) -> None:
+        """A line with its comment, if any, which stands before it where both are too long for one."""
+        if not comment:
+            self.lines.append(code)
+            return
+        fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
+        self.lines += [f"{code}  # {comment}"] if fits else [f"# {comment}", code]
+
     def all(self) -> list[str]:
         """The groups first."""
         groups = [f"{name} = mesh.axis({', '.join(map(literal, axes))})" for name, axes in self.groups.items()]
         return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
 
 
+@frozen
+class _Squares:
+    """A sum of squares of gradients, and the group over whose ranks it is summed, if any."""
+
+    operands: tuple[str, ...]
+    group: str = ""
+
+    def line(self, name: str) -> str:
+        """The assignment of the sum to `name`."""
+        if not self.group:
+            return call(f"{name} = sum_squares", self.operands, 4, after=0)
+        short = f"{name} = all_reduce_(sum_squares({', '.join(self.operands)}), {self.group})"
+        if len(short) <= WIDTH - 4:
+            return short
+        return call(f"{name} = all_reduce_", [call("sum_squares", self.operands, 8), self.group], 4, after=0)
+
+
 class _Step:
     def __init__(self, program: Program) -> None:
         self._program = program
         self.text: dict[str, str] = {}  # a value of the step → the expression that stands for it
+        self._squares: dict[str, _Squares] = {}
+        self._seed = "share"  # the gradient from which backward begins
         self.train, self.evaluate = _Function(), _Function()
+        self._flats = {bucket.dim: bucket for bucket in program.buckets}
+        self._given = ["flats"] if any(bucket.turns for bucket in program.buckets) else []
+        self._runs = {run[0].bucket.name: run for run in _runs(program)}  # by the first bucket's name
 
     def coerce(self, op: Op) -> None:
         """The sum of a scalar stands inside another line, that of a bucket is a line."""
         name, result = op.inputs[0], op.outputs[0]
         text = self.text.get(name, "")
+        bucket = self._flats.get("".join(result.type.dims[-1:]))
         match [end.kind for end in ends(op)]:
+            case _ if bucket and bucket.turns:
+                self._turned(op, bucket)
+            case [Kind.PARTIAL, Kind.INVARIANT] if name in self._squares:
+                self._squares[result.name] = evolve(self._squares[name], group=self._group(op))
             case [Kind.PARTIAL, Kind.INVARIANT] if not result.type.dims:
                 text = f"all_reduce_({text}, {self._group(op)})"
             case [Kind.PARTIAL, Kind.INVARIANT]:
-                self.train.lines.append(f"all_reduce_({text}, {self._group(op)})  # P→I  {self._size(result)}")
+                call = f"all_reduce_({text}, {self._group(op)}{self._sent(result)})"
+                self.train.add(call, f"P→I  {self._size(result)}")
             case [Kind.PARTIAL, Kind.SHARDED]:
-                call = f"reduce_scatter_({text}, {self._group(op)})"
-                self.train.lines.append(f"{text} = {call}  # P→S  {self._size(result)}")
+                scattered = f"reduce_scatter_({text}, {self._group(op)}{self._sent(result)})"
+                self.train.add(f"{text} = {scattered}", f"P→S  {self._size(result)}")
             case [Kind.SHARDED, Kind.REPLICATED]:
-                self._both(f"all_gather_({text}, {self._group(op)})  # S→R  {self._size(result)}")
+                self._both(f"all_gather_({text}, {self._group(op)})", f"S→R  {self._size(result)}")
             case [Kind.INVARIANT, Kind.SHARDED | Kind.REPLICATED]:
                 pass  # what the rank holds of a bucket, and what it uses of a parameter, are there
             case _:
                 raise AssertionError(f"emit: nothing does {op.outputs[0].name} at the scope of the step")
         self.text[result.name] = text
+
+    def _turned(self, op: Op, bucket: Bucket) -> None:
+        """Gathers of all turns begin here, together where they follow each other; reductions begin in backward."""
+        run = self._runs.get(bucket.name)
+        if ends(op)[0].kind is not Kind.SHARDED or not run:
+            return
+        self._both_flats()
+        arguments = [self._group(op), *(f"flats[{literal(route.bucket.name)}]" for route in run)]
+        turns = " × ".join(f"{self._program.size(dim)}" for dim in bucket.turns)
+        comment = f"S→R  {turns} × {gathered(self._program, *run)}, awaited by each turn"
+        self._both(call("gather_each", arguments, 4, after=0), comment)
+
+    def _both_flats(self) -> None:
+        """The buffers of turns, which training is told the number of microbatches for."""
+        if self._given and "flats" not in self.text.values():
+            self.train.lines.append("flats = state.flats(len(batch))")
+            self.evaluate.lines.append("flats = state.flats()")
+            self.text["flats"] = "flats"
+
+    def _sent(self, value: Value) -> str:
+        """The element type in which a gradient is reduced, where it is not that of the state."""
+        dtype = value.type.dtype
+        return "" if dtype == self._program.params[0].type.dtype else f", dtype={DTYPES[dtype]}"
 
     def _size(self, value: Value) -> str:
         return f"{self._program.elements(value.type):,} × {value.type.dtype}"
@@ -97,69 +160,117 @@ class _Step:
         self.text[op.outputs[0].name] = f"count_valid(batch.{base(op.inputs[0])})"
 
     def reciprocal(self, op: Op) -> None:
-        self._both(f"count = {self.text[op.inputs[0]]}  # labels of the step that count")
+        self._both(f"count = {self.text[op.inputs[0]]}", "labels of the step that count")
         self._both(f"share = count.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()")
         self._both("loss = torch.zeros_like(share)")
         self.text |= {op.inputs[0]: "count", op.outputs[0].name: "share"}
 
+    def loss_scale(self, op: Op) -> None:
+        self.train.lines.append("scale = state.loss_scale()  # of gradients, so that float16 holds them")
+        self.text[op.outputs[0].name] = "scale"
+
     def microbatches(self, region: Region) -> None:
         """Forward, backward and the sum of losses; gradients add up in the state's buckets."""
+        self._both_flats()
         names = [base(arg.value.name) for arg in region.args]
         kept = ["_" if are_draws(arg.value.type) else name for arg, name in zip(region.args, names, strict=True)]
         self.train.lines += [
             f"for {', '.join(names)} in batch.microbatches():",
-            f"    part = model({', '.join(names)})  # forward",
-            "    (part * share).backward()  # backward",
+            f"    part = model({', '.join([*names, *self._given])})  # forward",
+            f"    (part * {self._seed}).backward()  # backward",
             "    loss += part.detach()",
         ]
-        given = ", ".join("None" if name == "_" else name for name in kept)
+        given = ", ".join(["None" if name == "_" else name for name in kept] + self._given)
         self.evaluate.lines += [
             f"for {', '.join(kept)} in batch.microbatches():",
             f"    loss += model({given})" + ("  # nothing is dropped" if "_" in kept else ""),
         ]
         self.text[region.results[0].name] = "loss"
+        for result in region.results:
+            if bucket := self._flats.get("".join(result.type.dims[-1:])):
+                self.text[result.name] = f"gradients[{literal(bucket.name)}]"
 
     def mul(self, op: Op) -> None:
-        self._both(f"loss = {self.text[op.inputs[0]]} * share  # mean over the step's labels")
+        """The gradient from which backward begins, with its loss scale; or the step's loss."""
+        if self.text[op.inputs[1]] == "scale":
+            self._seed = self.text[op.outputs[0].name] = "share * scale"
+            return
+        self._both(f"loss = {self.text[op.inputs[0]]} * share", "mean over the step's labels")
         self.text[op.outputs[0].name] = "loss"
-        self.train.lines.append("gradients = state.gradients()")
+        complete = "  # complete: what backward began" if self._given else ""
+        self.train.lines.append(f"gradients = state.gradients(){complete}")
 
     def pack(self, op: Op) -> None:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""
-        bucket = next(b for b in self._program.buckets if b.dim == op.get("dim"))
+        bucket = self._program.bucket(str(op.get("bucket")))
         of = "weights" if op.inputs == bucket.params else "gradients"
-        if of == "weights" and "weights" not in self.text.values():
+        if of == "weights" and not bucket.turns and "weights" not in self.text.values():
             self._both("weights = state.weights()")
             self.text["weights"] = "weights"
         self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"
 
     def sum_squares(self, op: Op) -> None:
-        self.text[op.outputs[0].name] = f"sum_squares({', '.join(self.text[name] for name in op.inputs)})"
+        self._squares[op.outputs[0].name] = _Squares(tuple(self.text[name] for name in op.inputs))
 
     def grad_norm(self, op: Op) -> None:
+        self._norm(op, op.inputs, "")
+
+    def unscaled_norm(self, op: Op) -> None:
+        self._norm(op, op.inputs[1:], " / scale")
+
+    def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
         taken = set(self.train.groups)
         names: list[str] = []
-        for part in op.inputs:
+        for part in squares:
             names.append(identifier("squares", taken | set(names)))
-            self.train.lines.append(f"{names[-1]} = {self.text[part]}")
+            self.train.lines.append(self._squares[part].line(names[-1]))
         total = names[0] if len(names) == 1 else f"({' + '.join(names)})"
-        self.train.lines.append(f"norm = {total}.sqrt()")
+        self.train.lines.append(f"norm = {total}.sqrt(){unscaled}")
         self.text[op.outputs[0].name] = "norm"
 
     def clip_scale(self, op: Op) -> None:
-        """All buckets' updates are one call, which scales too."""
         limit = op.get("max")
-        scale = f"scale=clip_scale(norm, {literal(limit)}), " if limit else ""
-        self.train.lines.append(f"state.update(lr, {scale}skip=count == 0)")
+        self.text[op.outputs[0].name] = f"clip_scale(norm, {literal(limit)})" if limit else ""
+
+    def unscaled(self, op: Op) -> None:
+        self.text[op.outputs[0].name] = f"{self.text[op.inputs[0]] or 1} / scale"
+
+    def if_finite(self, op: Op) -> None:
+        self.text[op.outputs[0].name] = "count == 0, overflow=~norm.isfinite()"
+
+    def update(self, op: Op) -> None:
+        """All buckets' updates are one call, which scales too."""
+        scale, count = (self.text[name] for name in op.inputs[1:3])
+        scale = f"scale={scale}, " if scale else ""
+        skip = "count == 0" if count == "count" else count
+        line = f"state.update(lr, {scale}skip={skip})"
+        if self.train.lines[-1] != line:
+            self.train.lines.append(line)
 
     def held(self, op: Op) -> None:
-        """What the state keeps or does: the cast of parameters, their views of a bucket, its update."""
+        """What the state or a reduction does: the cast of parameters or gradients, views of a bucket."""
         if op.kind == "cast":
             self.text[op.outputs[0].name] = self.text.get(op.inputs[0], "")
 
-    def _both(self, line: str) -> None:
-        self.train.lines.append(line)
-        self.evaluate.lines.append(line)
+    def _both(self, code: str, comment: str = "") -> None:
+        for function in (self.train, self.evaluate):
+            function.add(code, comment)
+
+
+def _runs(program: Program) -> list[list[Route]]:
+    """The buckets whose turns are all gathered at once, those together that follow each other and turn alike."""
+    of, flats = routes(program), {bucket.dim: bucket.name for bucket in program.buckets if bucket.turns}
+    runs: list[list[Route]] = []
+    for op in program.region.body:
+        if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
+            if not (name := flats.get("".join(op.outputs[0].type.dims[-1:]))):
+                continue
+            last, route = runs[-1][-1] if runs else None, of[name]
+            if last and (last.bucket.turns, last.gather) == (route.bucket.turns, route.gather):
+                runs[-1].append(route)
+            else:
+                runs.append([route])
+    return runs
 
 
 WRITERS: dict[str, Callable[[_Step, Op], None]] = {
@@ -168,11 +279,15 @@ WRITERS: dict[str, Callable[[_Step, Op], None]] = {
     "coerce": _Step.coerce,
     "count_valid": _Step.count_valid,
     "grad_norm": _Step.grad_norm,
+    "if_finite": _Step.if_finite,
+    "loss_scale": _Step.loss_scale,
     "mul": _Step.mul,
     "pack": _Step.pack,
     "reciprocal": _Step.reciprocal,
     "sum_squares": _Step.sum_squares,
     "unpack": _Step.held,
-    "update": _Step.held,
+    "unscaled": _Step.unscaled,
+    "unscaled_norm": _Step.unscaled_norm,
+    "update": _Step.update,
 }
 """How the ops at step scope are written."""

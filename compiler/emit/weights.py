@@ -6,11 +6,11 @@ Non-goals: how a plan says it (`names`), reading and writing such files (the run
 from collections.abc import Iterator
 from math import prod
 
-from ..ir import Param, Program, walk
+from ..ir import PRECISIONS, Param, Program, walk
 from ..leaves import leaves
 from ..names import Stored
 from ..ops.attention import SEQUENCE
-from .words import DTYPES, PRECISIONS, literal
+from .words import DTYPES, literal
 
 
 def weights_lines(program: Program, patterns: dict[str, str]) -> Iterator[str]:

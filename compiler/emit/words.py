@@ -8,10 +8,14 @@ import builtins
 import json
 import keyword
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from ..ir import Kind, Program, Type
 from ..source import Span
+
+WIDTH = 120
+"""The columns of a line."""
 
 LETTERS = {
     "batch": "b",
@@ -25,19 +29,16 @@ LETTERS = {
 }
 """The field's shape letters; other dims stand under their own names."""
 
-DTYPES = {"f32": "torch.float32", "f64": "torch.float64", "bf16": "torch.bfloat16"}
-
-PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
-"""The element type of activations, by the setting `precision`."""
+DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
 
 RUNTIME = tuple(
     """
-    SGD AdamW Batch Constant Cosine Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens all_gather
-    all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale concat count_valid
-    cross_entropy dropout embedding exp fork invariant layer_norm max_logit mean mean_square normal once
-    once_replicated ones pad_shard recompute recomputed reduce_scatter reduce_scatter_ regather replicate rms_norm
-    rms_scaled rope rope_table shard sigmoid softcap softmax_parts split sum_squares take_shard tanh token_loss train
-    weight zeros
+    SGD AdamW Batch Bucket Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens
+    all_gather all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention await_weights clip_scale
+    concat count_valid cross_entropy dropout embedding exp fork free_weights gather_each gather_weights invariant
+    layer_norm max_logit mean mean_square normal once once_replicated ones pad_shard recompute recomputed
+    reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope rope_table shard sigmoid
+    softcap softmax_parts split sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
@@ -97,6 +98,20 @@ def literal(value: object) -> str:
         inner = ", ".join(map(literal, value))  # type: ignore[arg-type]
         return f"({inner},)" if len(value) == 1 else f"({inner})"  # type: ignore[arg-type]
     return repr(value).replace("e+", "e")
+
+
+def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
+    """A call on one line if it fits with so many characters `after` it, else an argument a line, as formatters do."""
+    line = f"{function}({', '.join(arguments)})"
+    if "\n" not in line and indent + len(line) + after <= WIDTH:
+        return line
+    return exploded(function, arguments, indent)
+
+
+def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
+    """A call with an argument a line."""
+    pad = " " * (indent + 4)
+    return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
 
 
 def letter(dim: str) -> str:

@@ -4,18 +4,25 @@ from attrs import frozen
 
 from ..ir import ITEM_BYTES, Op, Program, types, walk
 from ..ir import Bucket as Shared
+from ..layout import shard_axes
 from ..ops.saved import Device
+from ..routes import Route, routes
 from .kept import Keeper, Kept
 from .storages import Storages
 from .walk import Moment, Walk
 
-STEP_COUNT = 4
-"""Bytes of the optimizer's count of steps, a float32 on the device."""
+STEP_COUNT, LOSS_SCALE = 4, 8
+"""Bytes of the optimizer's count of steps, a float32 on the device, and of a loss scale with its own count."""
 
 
 @frozen
 class Bucket:
-    """A bucket's bytes; `masters` are 0 where the model computes with them itself, as `parameters`."""
+    """A bucket's bytes, of all turns.
+
+    parameters  as the model computes with them: whole, or where each turn gathers them, this rank's part
+    gradients   whole, or where each microbatch sums them, this rank's part
+    masters     0 where they are the parameters' memory, or a part of it
+    """
 
     name: str
     parameters: int
@@ -33,6 +40,7 @@ class Bucket:
 class Account:
     """What one rank holds, in bytes.
 
+    scalars the optimizer's count of steps, and a loss scale
     tables  of rotary positions, that the model computes once
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
@@ -41,6 +49,7 @@ class Account:
 
     device: Device
     buckets: tuple[Bucket, ...]
+    scalars: int
     tables: int
     inputs: int
     kept: tuple[Kept, ...]
@@ -49,7 +58,7 @@ class Account:
     @property
     def state(self) -> int:
         """Parameters, gradients, masters and the optimizer's own."""
-        return STEP_COUNT + sum(b.parameters + b.gradients + b.masters + b.optimizer for b in self.buckets)
+        return self.scalars + sum(b.parameters + b.gradients + b.masters + b.optimizer for b in self.buckets)
 
     @property
     def activations(self) -> int:
@@ -70,11 +79,12 @@ class Account:
 def account(program: Program) -> Account:
     """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU."""
     device: Device = "cuda" if program.cluster.gpu else "cpu"
-    storages = Storages(program)
+    storages, found = Storages(program), routes(program)
     keeper = Keeper(storages, device)
     return Account(
         device,
-        tuple(_bucket(bucket, storages) for bucket in program.buckets),
+        tuple(_bucket(bucket, found[bucket.name], storages) for bucket in program.buckets),
+        STEP_COUNT + LOSS_SCALE * (program.train.precision == "fp16"),
         _tables(program),
         sum(storages.bytes(name) for name in storages.inputs),
         tuple(keeper.all.values()),
@@ -82,29 +92,24 @@ def account(program: Program) -> Account:
     )
 
 
-def _bucket(bucket: Shared, storages: Storages) -> Bucket:
-    """Masters and the optimizer's own are this rank's part of the bucket; gradients are whole, and parameters too."""
-    program = storages.program
-    ops = [op for op in program.region.body if isinstance(op, Op)]
-    gradients = next(storages.bytes(op.outputs[0].name) for op in ops if _packs(op, bucket) and not _reads(op, bucket))
-    whole, item = gradients // ITEM_BYTES[bucket.type.dtype], ITEM_BYTES[_used(ops, bucket, storages)]
-    masters = program.elements(bucket.type) * ITEM_BYTES[bucket.type.dtype]
-    alone = item < ITEM_BYTES[bucket.type.dtype]  # else they are a part of the parameters' memory
-    slots = tuple((slot, masters) for slot in program.train.optimizer.slots)
-    return Bucket(bucket.name, whole * item, gradients, masters if alone else 0, slots)
+def _bucket(bucket: Shared, route: Route, storages: Storages) -> Bucket:
+    """Masters and the optimizer's own are this rank's part of the bucket."""
+    program, wide = storages.program, ITEM_BYTES[bucket.type.dtype]
+    part, item = program.elements(bucket.type), ITEM_BYTES[_used(bucket, storages)]
+    whole = part * program.degree(shard_axes(program, bucket))
+    return Bucket(
+        bucket.name,
+        (whole if route.keeps_weights else part) * item,
+        (whole if route.keeps_gradients else part) * wide,
+        part * wide if item < wide else 0,
+        tuple((slot, part * wide) for slot in program.train.optimizer.slots),
+    )
 
 
-def _packs(op: Op, bucket: Shared) -> bool:
-    return op.kind == "pack" and op.get("dim") == bucket.dim
-
-
-def _reads(op: Op, bucket: Shared) -> bool:
-    return op.inputs[0] in bucket.params
-
-
-def _used(ops: list[Op], bucket: Shared, storages: Storages) -> str:
+def _used(bucket: Shared, storages: Storages) -> str:
     """The element type in which the model computes with a bucket's parameters."""
-    casts = [op for op in ops if op.kind == "cast" and storages.root(op.inputs[0]) in storages.state]
+    ops = (op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast")
+    casts = [op for op in ops if storages.root(op.inputs[0]) in storages.state]
     return casts[0].outputs[0].type.dtype if casts else bucket.type.dtype
 
 

@@ -31,6 +31,13 @@ GPUS = {
 }
 """GB of memory by NVIDIA's data sheets.  Taken as GiB: of these a driver shows all but a percent or two."""
 
+SHARED = (
+    "masters and optimizer state",
+    "gradients, masters and optimizer state",
+    "parameters and all that belongs to them",
+)
+"""What the stages of ZeRO share out."""
+
 
 def capacity(program: Program) -> int | None:
     """The bytes of a GPU of the plan's cluster; None where it names none, or one that is not known."""
@@ -45,7 +52,7 @@ def too_large(program: Program, account: Account) -> Diagnostic | None:
         return None
     peak = account.peak
     parts = {"state": account.state, "inputs and tables": account.always - account.state}
-    parts |= {"kept for backward": peak.kept, "on its way at the peak": peak.other}
+    parts |= {"kept for backward": peak.kept, "of turns": peak.weights + peak.gradients, "on its way": peak.other}
     sizes = " + ".join(f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20)
     return Diagnostic(
         "W0901",
@@ -60,11 +67,25 @@ def too_large(program: Program, account: Account) -> Diagnostic | None:
 def _help(program: Program, account: Account, room: int) -> str:
     """What makes the larger part smaller."""
     data = tuple(dict.fromkeys(claim.axis for claim in program.claims if claim.dim == "batch"))
-    if data and not program.state.optimizer and account.state > account.activations:
-        return f"share out masters and optimizer state: `state {{ zero 1 over {', '.join(data)} }}`"
+    if data and account.state > account.activations and (stage := _stage(program, account, room, data)):
+        return f"share out {SHARED[stage - 1]}: `state {{ zero {stage} over {', '.join(data)} }}`"
     if account.state > room:
         return "put dims of parameters over more ranks, as `vocab, heads, ffn over tp` does"
     ways = ["`recompute = full`"] if program.train.recompute.word == "none" else []
     ways += [f"`microbatch` below {program.train.microbatch}"] if program.train.microbatch > 1 else []
     ways += ["a shorter `seq`", "a larger degree of the axes that shard activations"]
     return f"try {', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def _stage(program: Program, account: Account, room: int, data: tuple[str, ...]) -> int:
+    """The first stage of ZeRO over these axes that is not taken and may make it fit, or else the last; 0 if all are."""
+    buckets, needs, found = account.buckets, account.total, 0
+    sizes = {
+        "optimizer": sum(bucket.masters + bucket.optimizer for bucket in buckets),
+        "gradients": sum(bucket.gradients for bucket in buckets),
+        "parameters": sum(bucket.parameters for bucket in buckets),
+    }
+    for stage, (kind, size) in enumerate(sizes.items(), start=1):
+        if needs > room and not any(getattr(state, kind) for state in program.state):
+            needs, found = needs - size + size // program.degree(data), stage
+    return found

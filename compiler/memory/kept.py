@@ -4,11 +4,11 @@ Purpose: the tensors by op and plan line, those of a repeat counted for all its 
 Non-goals: when they are freed (`walk`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from attrs import evolve, frozen
 
-from ..again import is_made_again
+from ..again import is_made_again, turns_again
 from ..ir import Op, Region, Stmt
 from ..ops import OPS
 from ..ops.saved import Device, Local, Saved
@@ -42,11 +42,19 @@ class Turn:
     found  by storage, as the body keeps it, with what it keeps of its surroundings
     own    bytes that every turn keeps
     chain  bytes of what a turn hands on, if that is kept: there is one less of it than of turns
+    every  the first of so many turns is such a one; the others keep `other` bytes, since backward does them not again
     """
 
     found: dict[str, Kept]
     own: int
     chain: int
+    every: int = 1
+    other: int = 0
+
+    def first(self, turns: int) -> int:
+        """The bytes that the first so many turns keep."""
+        again = -(-turns // self.every)
+        return again * self.own + (turns - again) * self.other + max(turns - 1, 0) * self.chain
 
 
 class Keeper:
@@ -55,8 +63,10 @@ class Keeper:
     def __init__(self, storages: Storages, device: Device) -> None:
         self._storages = storages
         self._device: Device = device
-        self._wanted = {name for name in storages.types if storages.root(name) in storages.state}
+        weights = storages.state | storages.gathered
+        self._wanted = {name for name in storages.types if storages.root(name) in weights}
         self.turns: dict[str, Turn] = {}
+        self._by_turns = True  # whether what backward does again turn by turn is not kept
         self.all = self._body(storages.forward.body)
 
     def _body(self, body: tuple[Stmt, ...]) -> dict[str, Kept]:
@@ -78,7 +88,7 @@ class Keeper:
     def saved(self, op: Op) -> dict[str, Kept]:
         """What an op of the forward keeps, by storage; what is no value has a name of its own."""
         storages = self._storages
-        again = op.outputs[0].name in storages.made_again or is_made_again(storages.program, op)
+        again = self._is_made_again(op.outputs[0].name) or is_made_again(storages.program, op)
         saved = Saved(operands=tuple(range(len(op.inputs)))) if again else self._by_itself(op)
         roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
         found = {root: Kept(op, root, storages.bytes(root)) for root in roots if not storages.held(root)}
@@ -102,9 +112,12 @@ class Keeper:
 
     def _made_of(self, name: str) -> list[str]:
         """A value, or what it is made of where backward makes it once more."""
-        if name not in self._storages.made_again:
+        if not self._is_made_again(name):
             return [name]
         return [it for source in self._storages.made_again[name] for it in self._made_of(source)]
+
+    def _is_made_again(self, name: str) -> bool:
+        return name in self._storages.made_again and (self._by_turns or name not in self._storages.sometimes)
 
     def _repeat(self, region: Region, found: dict[str, Kept]) -> None:
         """A turn is handed what the last one handed on: the source, all turns' but the last one's, then the result."""
@@ -125,12 +138,23 @@ class Keeper:
                 chains[end] = evolve(first, what=end, turns=1)
         handed = {arg for arg, _, _ in carried(region)} | {*chains}
         own = {key: inner[key] for key in bound(inner, region) if key not in handed}
-        self.turns[region.results[0].name] = Turn(inner, _total(own), _total(chains))
+        every, other = self._others(region, handed) if turns_again(storages.program, region.dim) > 1 else (1, own)
+        again = -(-turns // every)
+        self.turns[region.results[0].name] = Turn(inner, _total(own), _total(chains), every, _total(other))
         for key, kept in inner.items():
             if key not in own and key not in handed:
                 found.setdefault(key, kept)
-        found |= {key: evolve(kept, turns=kept.turns * turns) for key, kept in own.items()}
+        counts = {key: again * (key in own) + (turns - again) * (key in other) for key in own | other}
+        found |= {key: evolve(kept, turns=kept.turns * counts[key]) for key, kept in (own | other).items()}
         found |= {key: evolve(kept, turns=turns - 1) for key, kept in chains.items() if turns > 1}
+
+    def _others(self, region: Region, handed: Container[str]) -> tuple[int, dict[str, Kept]]:
+        """Of how many turns one is done again, and what those keep that are not."""
+        self._by_turns = False
+        inner = self._body(region.body)
+        self._by_turns = True
+        own = {key: inner[key] for key in bound(inner, region) if key not in handed}
+        return turns_again(self._storages.program, region.dim), own
 
 
 def _total(found: dict[str, Kept]) -> int:

@@ -3,7 +3,7 @@
 Non-goals: sizes (`storages`), and what is in memory at once (`walk`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
@@ -65,18 +65,25 @@ def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums
 
 
 def summed(storages: Storages) -> set[str]:
-    """The gradients of parameters: these add up in the state's own memory as soon as they are made."""
+    """The gradients of parameters: these add up in memory of their bucket as soon as they are made."""
     found = {end.name for end in storages.microbatches.yields if end.leave is Leave.SUM}
     todo = list(storages.backward.body)
     while todo:
         stmt = todo.pop()
         if isinstance(stmt, Op):
-            found |= {*stmt.inputs} if stmt.kind == "cast" and stmt.outputs[0].name in found else set()
+            found |= {*stmt.inputs} if moves(stmt, found, storages) else set()
             continue
         pairs = zip(stmt.yields, stmt.results, strict=True)
         found |= {end.name for end, value in pairs if end.leave is Leave.STACK and value.name in found}
         todo += stmt.body
     return found
+
+
+def moves(op: Op, summed: Container[str], storages: Storages) -> bool:
+    """Whether an op only leads a parameter's gradient to its sum: that is in the bucket's memory, wherever it goes."""
+    if not op.outputs or op.outputs[0].name not in summed:
+        return op.kind == "begin"
+    return op.kind in ("cast", "pack") or (op.kind == "coerce" and storages.is_flat(op.outputs[0].name))
 
 
 class Releases:

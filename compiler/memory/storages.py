@@ -13,9 +13,13 @@ class Storages:
     """The storages of a step.
 
     state, inputs   those that are there all the time
+    gathered    weights that turns of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
+                views of these, whose memory comes and goes with the turn
+    packs       the ops behind which a turn's gradient is summed in each microbatch
     again       what backward makes once more → the op of forward that made it
     second      forward's values that backward makes once more → what they are called then
     made_again  forward's values that backward makes once more → what both make them of
+    sometimes   those of them that it makes not in every turn
     """
 
     def __init__(self, program: Program) -> None:
@@ -29,10 +33,16 @@ class Storages:
             self._bind(stmt)
             if isinstance(stmt, Op) and any(self.root(name) in self.state for name in stmt.inputs):
                 self.state |= {self.root(value.name) for value in stmt.outputs}  # on a parameter's way to the model
+        inner = [*walk(self.microbatches.body)]
+        unpacks = [op for op in inner if op.kind == "unpack"]
+        self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {v.name for op in unpacks for v in op.outputs}
+        self.packs = [op for op in inner if op.kind == "pack"]
+        self._flats = {bucket.dim for bucket in program.buckets}
         self.again: dict[str, Op] = {}
         self.second: dict[str, str] = {}
         self._first: dict[str, str] = {}
         self.made_again: dict[str, tuple[str, ...]] = {}
+        self.sometimes: set[str] = set()
         self._find_again()
 
     @property
@@ -55,8 +65,14 @@ class Storages:
         return self._root.get(name, name)
 
     def held(self, name: str) -> bool:
-        """Whether a value lies in memory that is there all the time: the state's, or the inputs of a step."""
-        return self.root(name) in self.state or self.root(name) in self.inputs
+        """Whether a value lies in the memory of buckets or of the inputs of a step, whatever ops read and make."""
+        root = self.root(name)
+        return root in self.state or root in self.inputs or root in self.gathered
+
+    def is_flat(self, name: str) -> bool:
+        """Whether a value is the flat buffer of a bucket."""
+        dims = self.types[name].dims
+        return bool(dims) and dims[-1] in self._flats
 
     def bytes(self, name: str) -> int:
         """The size of a value on one rank."""
@@ -95,9 +111,11 @@ class Storages:
                 self.second |= {value: second for second, value in pairs}
                 self.again |= {value.name: first for value in op.outputs}
                 self.made_again |= {value.name: first.inputs for value in first.outputs}
+                self.sometimes |= {value.name for value in first.outputs} if "every" in dict(op.attrs) else set()
 
     def _does(self, op: Op) -> object:
-        return op.kind, op.attrs, tuple(self.origin(name) for name in op.inputs)
+        attrs = tuple(attr for attr in op.attrs if attr[0] != "every")
+        return op.kind, attrs, tuple(self.origin(name) for name in op.inputs)
 
 
 def carried(region: Region) -> list[tuple[str, str, str]]:

@@ -1,8 +1,9 @@
 """The step op by op: what is in memory at each, and when most is.
 
-Forward is walked in the last turn of each repeat, when it has kept most, and backward in the first that it does; so 126
-layers cost what 2 do.  Gradients of parameters add up in the state's buckets as they come, parts of another gradient in
-the first of them, as autograd does it.  Non-goals: what an allocator loses, and what kernels hold besides `scratch`.
+Of each repeat one turn is walked, so that 126 layers cost what 2 do: in forward the last, when it has kept most, and in
+backward the first that it does; with those close to it that have more of buckets in memory (`passing`).  Gradients of
+parameters add up in their buckets as they come, parts of another gradient in the first of them, as autograd does it.
+Non-goals: what an allocator loses, and what kernels hold besides `scratch`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,8 @@ from ..ir import Enter, Leave, Op, Region, Stmt, base
 from ..ops import OPS
 from ..ops.saved import Device, Local
 from .kept import Keeper, Kept, Turn, bound
-from .lifetimes import Releases, last_reads, mirrors, results, summed, sums
+from .lifetimes import Releases, last_reads, mirrors, moves, results, summed, sums
+from .passing import Passing
 from .storages import Storages, carried
 
 
@@ -21,24 +23,28 @@ from .storages import Storages, carried
 class Moment:
     """A moment of the step, and what is in memory then beside what always is.
 
-    op     that runs; None for the update, which needs nothing of its own
-    turns  of the repeats around it, each with its number of turns: this is the last
+    op     that runs; None for the update, and the reduction of gradients before it
+    turns  of the repeats around it: the dim, which turn of forward's order it is, and of how many
     name   the parameter or value that it is about, in backward that of which it is the gradient
     kept   bytes that forward keeps for backward
+    weights    bytes of what turns have gathered for themselves
+    gradients  bytes of whole gradients of turns, of which each rank keeps a part as soon as they are summed
     other  bytes of values that are on their way, and of gradients
     """
 
     op: Op | None
     where: str
-    turns: tuple[tuple[str, int], ...]
+    turns: tuple[tuple[str, int, int], ...]
     name: str
     kept: int
+    weights: int
+    gradients: int
     other: int
 
     @property
     def bytes(self) -> int:
         """All of them."""
-        return self.kept + self.other
+        return self.kept + self.weights + self.gradients + self.other
 
 
 class Walk:
@@ -48,11 +54,12 @@ class Walk:
         self._storages, self._keeper = storages, keeper
         self._device: Device = device
         self._releases, self._summed = Releases(storages, keeper), summed(storages)
+        self._passing = Passing(storages)
         self._live: dict[str, int] = {}
         self._kept: set[str] = set()
         self._into: dict[str, str] = {}
-        self._where, self._turns = "forward", list[tuple[str, int]]()
-        self.peak = Moment(None, "update", (), "", 0, 0)
+        self._where, self._turns = "forward", list[tuple[str, int, int]]()
+        self.peak = Moment(None, "update", (), "", 0, 0, 0, _sent(storages))
         self._forward(storages.forward.body, None, keeper.all)
         self._where = "backward"
         self._backward(storages.backward.body, storages.forward.body)
@@ -74,11 +81,13 @@ class Walk:
             self._free(gone)
 
     def _forward_turn(self, region: Region, gone: Sequence[str], kept: Mapping[str, Kept]) -> None:
-        """The last turn of a repeat, in place of all."""
-        turn = self._keeper.turns[region.results[0].name]
-        self._enter(region, turn, gone)
-        self._forward(region.body, region, turn.found)
-        self._leave(region)
+        """The last turn of a repeat, or those of which one is fullest, in place of all."""
+        turn, before = self._keeper.turns[region.results[0].name], self._live
+        for back in self._passing.forward(region):
+            self._live = dict(before)
+            self._enter(region, turn, gone, back)
+            self._forward(region.body, region, turn.found)
+            self._leave(region)
         self._live |= {key: kept[key].total for key in bound(kept, region)}
         self._kept |= {*kept}
 
@@ -100,27 +109,29 @@ class Walk:
             gone = [name for name, at in last.items() if at == i and name not in ends]
             if isinstance(stmt, Region):
                 self._backward_turn(stmt, gone, forward)
-            elif stmt.kind != "cast" or stmt.outputs[0].name not in self._summed:
+            elif moves(stmt, self._summed, self._storages):
+                self._passing.moves(stmt)
+            else:
                 first = self._storages.again.get(stmt.outputs[0].name)
+                self._passing.makes(value.name for value in stmt.outputs)
                 self._run(stmt, self._keeper.others(first) if first else {})
             self._free(gone)
             self._free(v.name for v in results(stmt) if v.name in self._summed or v.name in found.added)
 
     def _backward_turn(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
-        """The first turn of a repeat's backward, that of forward's last turn, in place of all."""
+        """The first turn of a repeat's backward, that of forward's last turn, or those of which one is fullest."""
         repeats = (it for it in forward if isinstance(it, Region))
         mirror = next((it for it in repeats if mirrors(region, it, self._storages)), None)
-        if mirror is None:
-            self._enter(region, Turn({}, 0, 0), gone)
-            self._backward(region.body, (), region)
-        else:
-            turn = self._keeper.turns[mirror.results[0].name]
-            self._free(bound(self._live, mirror))
-            self._enter(region, turn, gone)
-            self._live |= self._last_turn(mirror, turn)
-            self._backward(region.body, mirror.body, region)
-            self._free(bound(self._live, mirror))
-        self._leave(region)
+        turn = self._keeper.turns[mirror.results[0].name] if mirror else Turn({}, 0, 0)
+        self._free(bound(self._live, mirror) if mirror else ())
+        before = self._live
+        for on in self._passing.backward(region):
+            self._live = dict(before)
+            self._enter(region, turn, gone, on)
+            self._live |= self._last_turn(mirror, turn) if mirror else {}
+            self._backward(region.body, mirror.body if mirror else (), region)
+            self._free(bound(self._live, mirror) if mirror else ())
+            self._leave(region)
 
     def _last_turn(self, region: Region, turn: Turn) -> dict[str, int]:
         """What the last turn of a repeat kept, but for what it handed on: that is the repeat's result."""
@@ -137,11 +148,11 @@ class Walk:
         links = carried(region) if region else []
         return {arg for arg, _, _ in links}, {self._storages.root(end) for _, end, _ in links}
 
-    def _enter(self, region: Region, turn: Turn, gone: Iterable[str]) -> None:
-        """What the other turns keep, and what this one is handed; `gone` is what nothing needs after it."""
-        turns = self._storages.program.size(region.dim)
-        self._turns.append((region.dim, turns))
-        self._live[_others(region)] = max(turns - 1, 0) * turn.own + max(turns - 2, 0) * turn.chain
+    def _enter(self, region: Region, turn: Turn, gone: Iterable[str], before_last: int) -> None:
+        """What the turns before it keep, and what this one is handed; `gone` is what nothing needs after it."""
+        turns, at = (size := self._storages.program.size(region.dim)), size - before_last
+        self._turns.append((region.dim, at, turns))
+        self._live[_others(region)] = turn.first(max(at - 1, 0))
         self._kept.add(_others(region))
         self._free(gone)
         for arg in region.args:
@@ -174,8 +185,9 @@ class Walk:
         local = Local(self._storages.program, op, types, (True,) * len(types), self._device)
         kept = sum(size for key, size in self._live.items() if key in self._kept)
         other = sum(self._live.values()) - kept + OPS[op.kind].scratch(local)
-        if kept + other > self.peak.bytes:
-            self.peak = Moment(op, self._where, tuple(self._turns), self._about(op), kept, other)
+        buckets = self._passing.weights, self._passing.gradients
+        moment = Moment(op, self._where, tuple(self._turns), self._about(op), kept, *buckets, other)
+        self.peak = max(self.peak, moment, key=lambda it: it.bytes)
 
     def _about(self, op: Op) -> str:
         """A parameter that the op reads, or else what it makes."""
@@ -195,3 +207,11 @@ class Walk:
 def _others(region: Region) -> str:
     """What the other turns of a repeat keep, as a storage."""
     return f"other {region.dim}"
+
+
+def _sent(storages: Storages) -> int:
+    """What the largest gradient takes once more that is cast for its reduction; they go one after the other."""
+    casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
+    pairs = [(op.inputs[0], op.outputs[0].name) for op in casts if not storages.held(op.inputs[0])]
+    sizes = ((storages.bytes(own), storages.bytes(sent)) for own, sent in pairs)
+    return max((sent for own, sent in sizes if sent < own), default=0)

@@ -44,7 +44,19 @@ def _reciprocal(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[0].dtype, ())]
+    """Sums are kept in float32 at least, as the runtime keeps them."""
+    return [("f64" if types[0].dtype == "f64" else "f32", ())]
+
+
+def _loss_scale(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return [Type("f32", ())]
+
+
+def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """The count: all ranks hold the same, and the same norm."""
+    if types[0].places or types[1].places:
+        raise TypingError("if_finite takes a count and a norm that are reduced")
+    return [types[0]]
 
 
 def _all_sharded(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
@@ -53,13 +65,15 @@ def _all_sharded(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> 
 
 
 def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """One flat dim, sharded over the axes over which every part is, with the parts' pending sums."""
-    flat = str(op.get("dim"))
+    """One flat dim, sharded over the axes over which every part is, with the parts' pending sums; stacks stay."""
+    bucket = program.bucket(str(op.get("bucket")))
+    stacked = types[0].dims[: len(bucket.turns)] == bucket.turns
+    flat = bucket.dim
     layouts = {tuple((axis, place.kind) for axis, place in t.places) for t in types}
     if len(layouts) != 1 or len({t.dtype for t in types}) != 1:
         raise TypingError("pack takes values of one placement and element type")
     places = {axis: sharded(flat) if place.kind is Kind.SHARDED else place for axis, place in types[0].places}
-    return [Type(types[0].dtype, (flat,), program.places(places))]
+    return [Type(types[0].dtype, (*(bucket.turns if stacked else ()), flat), program.places(places))]
 
 
 def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -79,7 +93,12 @@ def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return list(types[3:])
 
 
+def _nothing(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return []
+
+
 DTYPE = Attribute("dtype", kinds=(str,))
+BUCKET = Attribute("bucket", kinds=(str,))
 
 COERCE = OpDef(
     "coerce",
@@ -124,10 +143,10 @@ RECIPROCAL = OpDef("reciprocal", "1 / max(count, 1).", operands=takes("count"), 
 
 PACK = OpDef(
     "pack",
-    "Gradients as one flat buffer: views, not copies.",
+    "Parameters or gradients as one flat buffer: views, not copies.",
     operands=takes("grad"),
     more=True,
-    attributes=(Attribute("dim", kinds=(str,)),),
+    attributes=(BUCKET,),
     typing=_packed,
 )
 
@@ -135,8 +154,17 @@ UNPACK = OpDef(
     "unpack",
     "The parameters of a bucket, of its flat buffer: views, not copies.",
     operands=takes("flat"),
-    attributes=(Attribute("bucket", kinds=(str,)),),
+    attributes=(BUCKET,),
     typing=_unpacked,
+)
+
+BEGIN = OpDef(
+    "begin",
+    "In the last microbatch, the reduction of a bucket begins here; it is complete where its coercion stands.",
+    operands=takes("grad"),
+    more=True,
+    attributes=(BUCKET,),
+    typing=_nothing,
 )
 
 SUM_SQUARES = OpDef(
@@ -151,6 +179,14 @@ SUM_SQUARES = OpDef(
 
 GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", _scalar, operands=takes("squares"), more=True)
 
+UNSCALED_NORM = OpDef(
+    "unscaled_norm",
+    "The root of the sum of the operands after the first, divided by the first, the loss scale.",
+    _scalar,
+    operands=takes("loss_scale", "squares"),
+    more=True,
+)
+
 CLIP_SCALE = OpDef(
     "clip_scale",
     "min(1, max / norm); 1 where max is 0, which is no clipping.",
@@ -158,6 +194,22 @@ CLIP_SCALE = OpDef(
     operands=takes("norm"),
     attributes=(Attribute("max"),),
     function="clip_scale",
+)
+
+LOSS_SCALE = OpDef(
+    "loss_scale",
+    "The loss scale that the state keeps, a power of two: the gradient from which backward begins is multiplied by it, "
+    "so that float16 holds what follows (Micikevicius et al. 2018).",
+    typing=_loss_scale,
+)
+
+UNSCALED = OpDef("unscaled", "x / loss_scale.", same, operands=takes("x", "loss_scale"))
+
+IF_FINITE = OpDef(
+    "if_finite",
+    "The count, or 0 where the norm is not finite: some gradient is more than float16 holds.",
+    operands=takes("count", "norm"),
+    typing=_counted,
 )
 
 UPDATE = OpDef(

@@ -6,9 +6,9 @@ the query heads of one rank all use the key/value heads it holds.
 Before: `resolve`.  Non-goals: dims that an axis does not divide at all (`validate` has reported them).
 """
 
-from attrs import asdict, evolve
+from attrs import evolve
 
-from ..ir import Axis, Claim, Program, StateAxes
+from ..ir import STATES, Axis, Claim, Program, StateAxes
 
 
 def factor_axes(program: Program) -> Program:
@@ -16,8 +16,12 @@ def factor_axes(program: Program) -> Program:
     factors = {axis.name: _factors(axis, program) for axis in program.axes}
     claims = [part for claim in program.claims for part in _split(claim, factors[claim.axis], program.size(claim.dim))]
     axes = tuple(axis for group in factors.values() for axis in group)
-    kept = {kind: _named(factors, names) for kind, names in asdict(program.state).items()}
-    return evolve(program, axes=axes, claims=tuple(claims), state=StateAxes(**kept))
+    state = tuple(_over(factors, each) for each in program.state)
+    return evolve(program, axes=axes, claims=tuple(claims), state=state)
+
+
+def _over(factors: dict[str, tuple[Axis, ...]], state: StateAxes) -> StateAxes:
+    return evolve(state, **{kind: _named(factors, getattr(state, kind)) for kind in STATES})
 
 
 def _named(factors: dict[str, tuple[Axis, ...]], names: tuple[str, ...]) -> tuple[str, ...]:

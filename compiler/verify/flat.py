@@ -1,6 +1,7 @@
 """Flat buckets of all ranks: parameters side by side, and the parts of them that ranks hold.
 
 Purpose: `packed` and its inverse `parts`; of what ranks share out, what each holds (`own`) and all hold (`together`).
+Where each turn of a repeat has a buffer of its own, all of this is done to one turn's, or to the stack of all of them.
 Non-goals: where in a bucket a parameter lies (`layout`).
 """
 
@@ -8,8 +9,9 @@ from collections.abc import Sequence
 from math import prod
 
 import numpy as np
+from attrs import evolve
 
-from ..ir import INVARIANT, PARTIAL, Bucket, Program, sharded
+from ..ir import INVARIANT, PARTIAL, Bucket, Program, Type, sharded
 from ..layout import layout_of, shard_axes
 from .numbers import Numbers
 from .tensors import Tensor, degree_of
@@ -17,26 +19,34 @@ from .world import World
 
 
 def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:
-    """The bucket's flat buffer, zero where no tensor lies."""
-    lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in tensors))
+    """The flat buffer of a turn's tensors, or the stack of all turns' of stacks; zero where no tensor lies."""
+    count = len(bucket.turns)
+    turns = bucket.turns if tensors[0].dims[:count] == bucket.turns else ()
+    lead = np.broadcast_shapes(*(x.array.shape[: x.lead + len(turns)] for x in tensors))
     flat = np.zeros((*lead, layout_of(program, bucket).size), tensors[0].array.dtype)
     for x, start in zip(tensors, layout_of(program, bucket).starts, strict=True):
-        own = x.array.reshape(*x.array.shape[: x.lead], -1)
+        own = x.array.reshape(*x.array.shape[: x.lead + len(turns)], -1)
         flat[..., start : start + own.shape[-1]] = own
-    return Tensor((bucket.dim,), flat, degree_of(tensors))
+    return Tensor((*turns, bucket.dim), flat, degree_of(tensors))
 
 
 def parts(program: Program, world: World, bucket: Bucket, flat: Tensor) -> list[Tensor]:
-    """The parameters' parts of a flat buffer.  Raises ValueError where it has not the bucket's size."""
-    if flat.array.shape[-1] != layout_of(program, bucket).size:
+    """The parameters' parts of a turn's buffer, or of the stack of all.  Raises ValueError at other sizes."""
+    layout, turns = layout_of(program, bucket), flat.dims[:-1]
+    if flat.array.shape[-1] != layout.size:
         raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
-    of = {param.name: param.type for param in program.params}
+    of = {param.name: _within(param.type, bucket, turns) for param in program.params}
     found: list[Tensor] = []
-    for name, start in zip(bucket.params, layout_of(program, bucket).starts, strict=True):
+    for name, start in zip(bucket.params, layout.starts, strict=True):
         shape = world.shape(of[name])
-        part = flat.array[..., start : start + prod(shape)]
-        found.append(Tensor(of[name].dims, part.reshape(*part.shape[:-1], *shape), flat.degree))
+        part = flat.array[..., start : start + prod(shape[len(turns) :])]
+        found.append(Tensor(of[name].dims, part.reshape(*part.shape[: flat.lead], *shape), flat.degree))
     return found
+
+
+def _within(type: Type, bucket: Bucket, turns: Sequence[str]) -> Type:
+    """A parameter's type in buffers that are stacked along `turns`."""
+    return evolve(type, dims=type.dims[len(bucket.turns) - len(turns) :])
 
 
 def padded(program: Program, world: World, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:
@@ -46,18 +56,18 @@ def padded(program: Program, world: World, bucket: Bucket, flat: Tensor, n: Numb
 
 
 def own(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
-    """Of tensors that lie as the bucket's parameters do, what each rank holds of the bucket; the rest is stale.
-
-    A stale element is its neighbour, so that whoever uses it computes something else.
-    """
+    """Of tensors that lie as the bucket's parameters do, what each rank holds of the bucket; the rest is stale."""
     axes = shard_axes(program, bucket)
     if not axes:
         return list(tensors)
     whole = packed(program, bucket, tensors)
     ones = _part(world, bucket, axes, Tensor(whole.dims, np.ones_like(whole.array)), n)
-    held = padded(program, world, bucket, ones, n)
-    array = np.where(held.array > 0, whole.array, np.roll(whole.array, 1, axis=-1))
-    return parts(program, world, bucket, Tensor(whole.dims, array, whole.degree))
+    return parts(program, world, bucket, stale(whole, padded(program, world, bucket, ones, n)))
+
+
+def stale(whole: Tensor, held: Tensor) -> Tensor:
+    """A flat buffer where `held` is not 0; elsewhere each element is its neighbour's, and whoever uses it is wrong."""
+    return Tensor(whole.dims, np.where(held.array > 0, whole.array, np.roll(whole.array, 1, axis=-1)), whole.degree)
 
 
 def together(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:

@@ -14,7 +14,7 @@ from ..ir import Enter, Leave, Op, Program, Region, Type, types
 from ..placements import ends
 from .flat import together
 from .meanings import MEANINGS, Call, Meaning
-from .meanings.step import unpacked
+from .meanings.step import loss_scale, unpacked, unscaled
 from .numbers import Numbers
 from .tensors import Tensor, stacked
 from .world import World
@@ -109,8 +109,14 @@ class Machine:
             return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers)]
         call = Call(self.program, self.world, self.numbers, op, args, [self.types[name] for name in op.inputs])
         if op.kind == "update":
-            self._gradients.update(zip(op.inputs[3:], unpacked(call), strict=True))
+            self._gradients.update(zip(op.inputs[3:], map(self._unscaled, unpacked(call)), strict=True))
         return self.meanings[op.kind].value(call)
+
+    def _unscaled(self, grad: Tensor) -> Tensor:
+        """A gradient without the loss scale, if the program has one."""
+        if not any(op.kind == "loss_scale" for op in self.program.region.body if isinstance(op, Op)):
+            return grad
+        return unscaled(self.numbers, grad, loss_scale(self.numbers, len(self.world.axes)))
 
     def _check(self, name: str, type: Type, value: Tensor) -> None:
         if type not in self._shapes:

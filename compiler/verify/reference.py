@@ -11,7 +11,6 @@ import numpy as np
 from attrs import Factory, field, frozen
 
 from ..ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
-from ..leaves import leaves
 from .field import Field
 from .machine import Outcome, Watch, Where, differing
 from .meanings import MEANINGS, Call
@@ -114,8 +113,10 @@ class Reference:
             if isinstance(stmt, Region):
                 made = self._repeat(stmt, env, where)
             elif stmt.kind == "unpack":
-                made = {value.name: env[leaves(self.program)[value.name]] for value in stmt.outputs}
-            elif only and not (stmt.kind in only and stmt.inputs[0] in env):
+                made = self._unpacked(stmt, env, where)
+            elif stmt.kind in RENAMES and stmt.inputs[0] not in env:
+                continue  # of flat buffers, in whose place the parameters themselves are taken
+            elif only and stmt.kind not in only:
                 continue
             else:
                 made = self._op(stmt, env)
@@ -136,9 +137,18 @@ class Reference:
         self._tape.append(_Taped(results, args, lambda grads: gradients(call, grads)))
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
 
+    def _unpacked(self, op: Op, env: Env, where: Where) -> Env:
+        """The parameters of a bucket, or their slices in a turn that has a bucket of its own."""
+        bucket, made = self.program.bucket(str(op.get("bucket"))), dict[str, Tensor]()
+        for value, param in zip(op.outputs, bucket.params, strict=True):
+            made[value.name] = env[param]
+            for _, index in where[: len(bucket.turns)]:
+                made[value.name] = self._slice(made[value.name], index)
+        return made
+
     def _repeat(self, region: Region, outer: Env, where: Where) -> Env:
         carried = {arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY}
-        each = [arg for arg in region.args if arg.enter is Enter.EACH]
+        each = [arg for arg in region.args if arg.enter is Enter.EACH and arg.source in outer]
         ends = [end.name for end in region.yields if end.leave is Leave.LAST]  # stacks are for a step's own backward
         inner: Env = {}
         for i in range(self.world.dims[region.dim]):

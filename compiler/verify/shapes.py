@@ -72,7 +72,7 @@ class _Sizes:
         self._claims: dict[str, list[Claim]] = {}
         for claim in program.claims:
             self._claims.setdefault(claim.dim, []).append(claim)
-        self._flat = {bucket.type.dims[0] for bucket in program.buckets}
+        self._flat = {bucket.dim for bucket in program.buckets}
         self._loops = [*dict.fromkeys((MICROBATCHES, *_loops(program.region.body)))]
         found = types(program)
         ops = list(walk(program.region.body))

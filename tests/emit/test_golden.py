@@ -26,10 +26,15 @@ SHARDS = {
     "tensor_parallel": ("mesh { dp = 1  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }", ""),
     "data_parallel": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }", ""),
     "shared_state": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }", "precision = bf16"),
+    "zero_1": (
+        "mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp  bucket = 256KiB }",
+        "precision = bf16",
+    ),
+    "zero_3": ("mesh { dp = 2  tp = 2 }  state { zero 3 over dp }", "precision = bf16  recompute = full"),
     "recomputed": ("mesh { dp = 2  tp = 2 }", "recompute = full"),
     "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
 }
-"""Variants of the tiny plan: its mesh (and shard), and settings of `train`."""
+"""Variants of the tiny plan: its mesh (and shard, and state), and settings of `train`."""
 
 
 def source(variant: str) -> Source:

@@ -2,122 +2,23 @@
 
 import ast
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from scalec.compiler.emit.program import train_py
+from emit.plans import PLANS, SMALL, compiled, with_imports
 from scalec.compiler.emit.readback import check
-from scalec.compiler.ir import Program, walk
-from scalec.compiler.limits import load
-from scalec.compiler.passes import compile_plan
-from scalec.compiler.source import Source
-
-PLANS = Path(__file__).parents[2] / "plans"
-
-DIMS = "vocab = 64  hidden = 32  heads = 4  kv_heads = 2  head_dim = 8  ffn = 64  layers = 2  blocks = 3"
-START = "x = embedding(tokens, wte[vocab, hidden])"
-ATTENTION = """
-    a = rmsnorm(x, norm1[hidden], 1e-5)
-    q = rope(a @ wq[hidden -> heads, head_dim], 10000)
-    k = rope(a @ wk[hidden -> kv_heads, head_dim], 10000)
-    v = a @ wv[hidden -> kv_heads, head_dim]
-    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]"""
-MLP = """
-    m = rmsnorm(x, norm2[hidden], 1e-5)
-    x = x + (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]"""
-LAYERS = f"repeat layers {{ {ATTENTION} {MLP} }}"
-LOSS = "loss = cross_entropy(rmsnorm(x, norm[hidden], 1e-5) @ head[hidden -> vocab], labels)"
-TIED = "loss = cross_entropy(rmsnorm(x, norm[hidden], 1e-5) @ wte, labels)"
-LLAMA = f"{START} {LAYERS} {LOSS}"
-PARALLEL = f"""{START}
-  repeat layers {{
-    a = rmsnorm(x, norm1[hidden], 1e-5)
-    q = rope(a @ wq[hidden -> heads, head_dim], 10000)
-    k = rope(a @ wk[hidden -> kv_heads, head_dim], 10000)
-    v = a @ wv[hidden -> kv_heads, head_dim]
-    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
-          + silu(a @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden]
-  }}
-  {LOSS}"""
-CAPTURED = f"""{START} y = silu(x) z = silu(x) g = silu(gate[hidden])
-  repeat layers {{ {ATTENTION} {MLP} x = x + y * z * g * gate }} {LOSS}"""
-NESTED = f"{START} repeat blocks {{ b = rmsnorm(x, norm3[hidden], 1e-5) {LAYERS} x = x + b }} {LOSS}"
-TWO = f"{START} repeat blocks {{ {ATTENTION} }} repeat layers {{ {MLP} }} {TIED}"
-TWO_LOSSES = f"{START} {LOSS.replace('= ', '= cross_entropy(x @ wte + bias[vocab], labels) + ')}"
-CARRIED = f"{START} y = silu(x) repeat layers {{ {ATTENTION} {MLP} y = y + x }} x = x + y {LOSS}"
-
-SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
-ADAM = "adamw { lr = 1e-2  clip = 1.0 }"
-GROUPS = 'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5 lr_scale = 2.0 } }'
-
-
-def _plan(
-    model: str = LLAMA,
-    mesh: str = "dp = 2  tp = 2",
-    shard: str = f"{SHARD}  seq over tp",
-    options: str = "",
-    optimizer: str = ADAM,
-) -> str:
-    return f"""model small(tokens[batch, seq], labels[batch, seq]) {{ dims {{ {DIMS} }} init ~ normal(0.02)
-  {model} }}
-mesh {{ {mesh} }}
-shard {{ {shard} }}
-train {{ seq = 16  global_batch = 8  microbatch = 2  steps = 3 {options}
-  optimizer {optimizer}  data text {{ files = [python_stdlib] }} }}"""
-
-
-DATA = "[python_stdlib]"
-DOCUMENTS = (
-    _plan(LLAMA.replace("mask=causal", "mask=causal, documents=documents"))
-    .replace("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]")
-    .replace(DATA, f"{DATA}  separator = 10")
-)
-
-SMALL = {
-    "documents": DOCUMENTS,
-    "masked": _plan().replace(DATA, f"{DATA}  masked = 15%  mask_token = 3").replace("causal", "full"),
-    "sequence parallel": _plan(),
-    "tensor parallel": _plan(shard=SHARD),
-    "data parallel": _plan(mesh="dp = 4", shard="batch over dp"),
-    "hybrid": _plan(mesh="replica = 2  dp = 2  tp = 2", shard=f"{SHARD} seq over tp".replace("dp", "replica, dp")),
-    "one rank": _plan(mesh="", shard="", optimizer="sgd { lr = 1e-2  momentum = 0.9 }"),
-    "regather": _plan(options="gathered = regather"),
-    "full": _plan(options="recompute = full  gathered = regather"),
-    "selective": _plan(options="recompute = selective(attention, silu)"),
-    "selective, nested": _plan(NESTED, options="gathered = regather  recompute = selective(rmsnorm, rope, silu)"),
-    "kv heads fewer": _plan(mesh="dp = 2  tp = 4", options="precision = bf16  gathered = regather"),
-    "vocabulary whole": _plan(
-        shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp", options="precision = fp64"
-    ),
-    "tied": _plan(f"{START} {LAYERS} {TIED}", options="gathered = regather"),
-    "parallel block": _plan(PARALLEL, options="gathered = regather"),
-    "captured": _plan(CAPTURED),
-    "nested": _plan(NESTED, options="gathered = regather"),
-    "two repeats": _plan(TWO),
-    "two carried": _plan(CARRIED),
-    "two losses": _plan(TWO_LOSSES, mesh="ep = 2", shard="hidden over ep"),
-    "groups": _plan(optimizer=GROUPS),
-}
-
-
-@cache
-def _compiled(name: str) -> tuple[str, Program]:
-    source = Source(f"{name}.scale", SMALL[name]) if name in SMALL else load(PLANS / f"{name}.scale")
-    program = compile_plan(source)
-    return train_py(program, source), program
+from scalec.compiler.ir import walk
 
 
 @pytest.mark.parametrize("name", [*SMALL, *(path.stem for path in sorted(PLANS.glob("*.scale")))])
 def test_what_is_emitted_is_accepted_and_does_every_op(name: str) -> None:
-    text, program = _compiled(name)
+    text, program = compiled(name)
     assert check(text, program) == sum(1 for _ in walk(program.region.body))
 
 
 def test_comments_docstrings_and_layout_do_not_matter() -> None:
-    text, program = _compiled("tiny_llama")
+    text, program = compiled("tiny_llama")
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
@@ -155,6 +56,10 @@ BY_HAND = {
     "a gather for a block, which backward does again": ("sequence parallel", KEPT, AGAIN),
     "a gather that is kept": ("regather", AGAIN, KEPT),
     "layers that are kept": ("full", "recomputed(layer, x, self.rotary)", "layer(x, self.rotary)"),
+    "every layer done again": ("every", ", again=again)", ")"),
+    "other layers done again": ("every", "i % 2 == 0", "i % 2 == 1"),
+    "fewer layers done again": ("every", "i % 2 == 0", "i % 3 == 0"),
+    "layers done again of as many as there are not": ("every", "for i in range(", "for i in range(1"),
     "layers done again": ("regather", "layer(x, self.rotary)", "recomputed(layer, x, self.rotary)"),
     "an op that is kept": (
         "selective",
@@ -238,6 +143,17 @@ BY_HAND = {
     "a group's own settings": ("groups", "lr_scale=2.0", "lr_scale=1.0"),
     "another optimizer": ("tiny_llama", "betas=(0.9, 0.95)", "betas=(0.9, 0.999)"),
     "masters in another dtype": ("kv heads fewer", "master=torch.float32", "master=torch.bfloat16"),
+    "no loss scale": ("fp16", "(part * share * scale)", "(part * share)"),
+    "the loss scale twice": ("fp16", "(part * share * scale)", "(part * share * scale * scale)"),
+    "an update by scaled gradients": ("fp16", "clip_scale(norm, 1.0) / scale", "clip_scale(norm, 1.0)"),
+    "an update by scaled gradients, unclipped": ("fp16, unclipped", "scale=1 / scale, ", ""),
+    "a norm of scaled gradients": ("fp16", ".sqrt() / scale", ".sqrt()"),
+    "an overflow that is not seen": ("fp16", ", overflow=~norm.isfinite()", ""),
+    "an overflow that is another's": ("fp16", "~norm.isfinite()", "~loss.isfinite()"),
+    "an overflow that is no infinity": ("fp16", "~norm.isfinite()", "~norm.isnan()"),
+    "all but overflows": ("fp16", "~norm.isfinite()", "norm.isfinite()"),
+    "sums in the state's dtype": ("fp16", ", dtype=torch.bfloat16)", ")"),
+    "sums in another dtype": ("fp16", ", dtype=torch.bfloat16)", ", dtype=torch.float16)"),
     "more microbatches": ("tiny_llama", "microbatches=2", "microbatches=4"),
     "another mesh": ("tiny_llama", "'tp': 2}", "'tp': 4}"),
     "inputs laid out otherwise": ("tiny_llama", "Input(('seq', 'batch')", "Input(('batch', 'seq')"),
@@ -259,18 +175,11 @@ BY_HAND = {
 }
 
 
-def _with_imports(text: str) -> str:
-    """The text with all that the replacements above call imported."""
-    start = "from scalec.runtime import "
-    names = [n for n in ("all_gather", "all_gather_invariant", "regather", "zeros") if f" {n}," not in text]
-    return text.replace(start, start + "".join(f"{name}, " for name in names))
-
-
 @pytest.mark.parametrize("what", BY_HAND)
 def test_another_program_is_rejected(what: str) -> None:
     plan, old, new = BY_HAND[what]
-    text, program = _compiled(plan)
-    text = _with_imports(ast.unparse(ast.parse(text)))
+    text, program = compiled(plan)
+    text = with_imports(ast.unparse(ast.parse(text)))
     check(text, program)
     assert old in text
     with pytest.raises(AssertionError, match=r"emit: line \d+: "):
@@ -365,9 +274,10 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16"])
 @pytest.mark.parametrize("mutants", KINDS)
-def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]]) -> None:
-    text, program = _compiled("parallel block")
+def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:
+    text, program = compiled(plan)
     tree = ast.parse(text)
     survivors: list[str] = []
     for what in mutants(tree):

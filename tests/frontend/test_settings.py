@@ -84,7 +84,7 @@ def test_all_mistakes_of_a_section_at_once() -> None:
       seq = 0
       steps = many
       seq = 8
-      precision = fp16
+      precision = fp8
       optimizer adam { lr = 0.1 }
       data text { files = [] }
     }
@@ -98,7 +98,7 @@ def test_all_mistakes_of_a_section_at_once() -> None:
         ("E0405", "`seq` must be at least 1", ""),
         ("E0404", "`steps` takes an integer, not a name", ""),
         ("E0403", "`seq` is given twice", ""),
-        ("E0404", "`precision` cannot be `fp16`", "it is one of `fp32`, `bf16`, `fp64`"),
+        ("E0404", "`precision` cannot be `fp8`", "it is one of `fp32`, `bf16`, `fp16`, `fp64`"),
         ("E0404", "there is no optimizer `adam`", "did you mean `adamw`?"),
         ("E0405", "`files` is empty", ""),
     ]
@@ -223,7 +223,9 @@ trains = st.builds(
     optimizers,
     data,
     st.integers(0, 2**63 - 1),
-    st.sampled_from(["fp32", "bf16", "fp64"]),
+    st.sampled_from(["fp32", "bf16", "fp16", "fp64"]),
+    st.sampled_from([None, "fp32", "bf16"]),
+    st.sampled_from([None, "fp32", "bf16", "fp16"]),
     st.sampled_from(["save", "regather"]),
 )
 clusters = st.builds(Cluster, strings, counts, counts)

@@ -40,11 +40,16 @@ PLANS = {
     "unused tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard="batch over dp", ranks=2),
     "regather": evolve(DP_TP, train="precision = fp64  gathered = regather"),
     "recomputed": evolve(DP_TP, train="precision = fp64  recompute = full"),
+    "every second recomputed": evolve(DP_TP, train="precision = fp64  recompute = every(2, layers)"),
     "recomputed, dropout": evolve(DROPOUT, train="precision = fp64  recompute = full"),
     "ops recomputed, regather": evolve(
         DP_TP, train="precision = fp64  gathered = regather  recompute = selective(attention, rmsnorm, silu)"
     ),
     "bf16": evolve(DP_TP, train="precision = bf16"),
+    "bf16 without masters": evolve(DP_TP, train="precision = bf16  master = bf16", clip=0.5),
+    "fp16": evolve(DP_TP, train="precision = fp16", clip=0.5),
+    "fp16, shared, summed in fp16": evolve(DP_TP, state="zero 1 over dp", train="precision = fp16  reduce = fp16"),
+    "fp32, summed in bf16": evolve(DP_TP, train="precision = fp32  reduce = bf16"),
     "shared optimizer state": evolve(DP_TP, state="zero 1 over dp", train="precision = bf16"),
     "shared inside, copied outside": Plan(
         mesh="replica = 2  dp = 2  tp = 2",
@@ -55,6 +60,34 @@ PLANS = {
     ),
     "shared over two axes": Plan(
         mesh="replica = 2  dp = 2", shard="batch over replica, dp", ranks=4, state="optimizer over replica, dp"
+    ),
+    "turns reduced apart": evolve(DP_TP, state="zero 0 over dp  bucket = 300B"),
+    "turns gathered ahead": evolve(DP_TP, state="zero 1 over dp  bucket = 300B", train="precision = bf16"),
+    "shared gradients": evolve(DP_TP, state="zero 2 over dp", train="precision = bf16", clip=0.5),
+    "shared parameters": evolve(DP_TP, state="zero 3 over dp", train="precision = bf16", clip=0.5),
+    "shared parameters, several buckets": evolve(DP_TP, state="zero 3 over dp  bucket = 300B  prefetch = 0"),
+    "shared parameters, gradients kept": evolve(DP_TP, state="parameters, optimizer over dp"),
+    "shared parameters, norms apart": evolve(
+        DP_TP, state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'
+    ),
+    "shared parameters, copied outside": Plan(
+        mesh="replica = 2  dp = 2  tp = 2",
+        shard=WITH_SEQ.replace("over dp", "over replica, dp"),
+        ranks=4,
+        state="zero 3 over dp  prefetch = 2",
+        clip=0.5,
+    ),
+    "shared parameters, recomputed": evolve(DP_TP, state="zero 3 over dp", train="recompute = full"),
+    "shared parameters, nested repeats": evolve(
+        DP_TP,
+        body=f"{START} repeat blocks {{ repeat layers {{ {MLP} }} {ATTENTION} }} {HEAD}",
+        state="zero 3 over dp  bucket = 300B",
+    ),
+    "shared gradients, layers that differ": evolve(
+        DP_TP,
+        body=f"""{START}
+        repeat layers as i {{ if i < 1 {{ {ATTENTION} }} else {{ x = x * g[hidden] }} {MLP} }} {HEAD}""",
+        state="zero 2 over dp",
     ),
     "one microbatch": evolve(DP_TP, microbatches=1),
     "three microbatches": evolve(DP_TP, microbatches=3),

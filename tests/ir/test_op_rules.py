@@ -161,6 +161,8 @@ FORMS = {
         form("", "seq batch", "int seq batch"),
         form("", "seq batch", "int seq batch", "seq batch", z_loss=0.25),
     ],
+    "unscaled": [form("", "")],
+    "unscaled_norm": [form("", "", "")],
     **{name: [form(X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
     **{f"{name}_dx": [form(X, X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
 }

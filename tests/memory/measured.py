@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import signature
 from itertools import accumulate, islice
 from math import prod
 from pathlib import Path
@@ -61,8 +62,9 @@ def _measure(module: ModuleType, rows: int) -> Measured:
     tables = _storages(model.buffers())
     always = {*_storages(_buffers(state)), *tables, *_storages(_inputs(batch))}
     seen = _Seen(always, Path(str(module.__file__)))
+    flats = [state.flats(1)] if "flats" in signature(model.forward).parameters else []
     with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
-        loss = model(*next(iter(batch.microbatches())))
+        loss = model(*next(iter(batch.microbatches())), *flats)
     loss.backward()
     return Measured(
         dict(seen.bytes),
@@ -134,9 +136,13 @@ def _buffers(state: State) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
-    """Addresses and sizes of what tensors lie in."""
+    """What tensors lie in, and its size: turns' weights are the same storage each time they have memory."""
     storages = (tensor.untyped_storage() for tensor in tensors)
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return {_identity(storage): storage.nbytes() for storage in storages}
+
+
+def _identity(storage: Any) -> int:
+    return storage._cdata
 
 
 class _Seen:
@@ -147,13 +153,13 @@ class _Seen:
         self._always, self._file = always, str(program)
         self._lines = program.read_text().splitlines()
         self._known: set[int] = set()
-        self._alive: list[Tensor] = []  # so that no address is used twice
+        self._alive: list[Tensor] = []  # so that no storage takes another's place
 
     def packed(self, tensor: Tensor) -> Tensor:
         """The hook: counts, and keeps the tensor as it is."""
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._known | self._always:
-            self._known.add(storage.data_ptr())
+        if _identity(storage) not in self._known | self._always:
+            self._known.add(_identity(storage))
             self._alive.append(tensor.detach())
             self.bytes[self._kind()] += storage.nbytes()
         return tensor

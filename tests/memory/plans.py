@@ -29,6 +29,20 @@ CASES = {
     "every op": replace(SP, model="every", kv=4, optimizer="adamw"),
     "tied": replace(SP, model="tied"),
     "shared state": replace(SP, state="zero 1 over dp", optimizer="adamw"),
+    "turns": replace(SP, state="bucket = 1KiB"),
+    "turns of shared state": replace(SP, state="zero 1 over dp  bucket = 1KiB", optimizer="momentum"),
+    "shared gradients": replace(SP, state="zero 2 over dp", optimizer="adamw"),
+    "shared weights": replace(SP, state="zero 3 over dp", optimizer="adamw"),
+    "shared weights in small buckets": replace(
+        SP, state="zero 3 over dp  bucket = 1KiB  prefetch = 3", model="every", kv=4
+    ),
+    "shared weights, whole gradients": replace(SP, state="parameters, optimizer over dp", optimizer="adamw"),
+    "shared weights over a part of data ranks": Case(
+        dp=2, replicas=2, microbatches=2, state="zero 3 over dp", optimizer="adamw"
+    ),
+    "shared weights, layers again": replace(SP, state="zero 3 over dp", recompute="full"),
+    "shared weights, gathered again": replace(SP, state="zero 3 over dp", gathered="regather"),
+    "shared gradients, ops again": replace(SP, state="zero 2 over dp", recompute="selective(attention, rmsnorm, silu)"),
     "layers again": replace(SP, recompute="full"),
     "ops again": replace(SP, recompute="selective(attention, rmsnorm, silu)"),
     "ops and gathers again": replace(SP, recompute="selective(rmsnorm, silu)", gathered="regather"),
@@ -52,6 +66,22 @@ DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, 
 }
 """
 
+NESTED = """model nested(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 32  hidden = 16  ffn = 24  layers = 2  blocks = 3 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat blocks {
+    x = x + tanh(x @ w_own[hidden -> ffn]) @ w_back[ffn -> hidden]
+    repeat layers {
+      x = x + silu(x @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden]
+    }
+  }
+  loss = cross_entropy(x @ wte, labels)
+}
+mesh  { dp = 2 }
+shard { batch over dp }
+"""
+
 
 def texts() -> Iterator[tuple[str, str]]:
     """Names and plans."""
@@ -66,6 +96,9 @@ def texts() -> Iterator[tuple[str, str]]:
     for i, model in enumerate(MODELS):
         case = replace(SP if i % 2 else ONE, precision="bf16" if i % 3 else "fp32", kv=2 if model.grouped else 4)
         yield f"{model.file}, {case}", of_model(model, case)
+    for stage in (2, 3):
+        case = replace(SP, precision="bf16", recompute="none" if stage == 2 else "full")
+        yield f"nested, zero {stage}", f"{NESTED}state {{ zero {stage} over dp }}\n{train_text(case)}"
     yield "one rank, fp64", plan_text(ONE)
     yield "sequence, fp64", plan_text(SP)
 

@@ -10,9 +10,11 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.emit import emit
 from scalec.compiler.explain import memory
-from scalec.compiler.ir import Program
+from scalec.compiler.ir import Program, Region
 from scalec.compiler.limits import load
 from scalec.compiler.memory import GPUS, Account, account, capacity, too_large
+from scalec.compiler.memory.passing import Passing
+from scalec.compiler.memory.storages import Storages
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import read_ir
@@ -49,6 +51,12 @@ def program(text: str = PLAN) -> Program:
     return compile_plan(Source("tiny.scale", text))
 
 
+def shared(state: str, text: str = PLAN, layers: int = 5, hidden: int = 4, ffn: int = 8) -> Program:
+    """The plan with a section `state`, and of other sizes."""
+    text = text.replace("layers = 5", f"layers = {layers}").replace("hidden = 4", f"hidden = {hidden}")
+    return program(text.replace("ffn = 8", f"ffn = {ffn}").replace("mesh ", f"state {{ {state} }}\nmesh "))
+
+
 def layers(count: int) -> Account:
     return account(program(PLAN.replace("layers = 5", f"layers = {count}")))
 
@@ -64,6 +72,45 @@ def test_state() -> None:
     assert sum(bucket.parameters for bucket in it.buckets) == 2 * elements
     assert it.state == (2 + 4 + 4 + 8) * elements + 4
     assert it.inputs == 2 * 3 * 20 * 8
+
+
+@pytest.mark.parametrize(
+    ("state", "parameters", "gradients"),
+    [
+        ("zero 1 over dp", 24 + 5 * 64, 24 + 5 * 64),
+        ("zero 2 over dp", 24 + 5 * 64, 24 + 5 * 32),
+        ("zero 3 over dp", 24 + 5 * 32, 24 + 5 * 32),
+        ("parameters, optimizer over dp", 24 + 5 * 32, 24 + 5 * 64),
+    ],
+)
+def test_shared_state(state: str, parameters: int, gradients: int) -> None:
+    """Half of 64 elements of a layer, and of the 24 elsewhere, whose gradients and working copies are whole."""
+    it, single = account(shared(state)), account(shared(state, PLAN.replace("bf16", "fp32")))
+    assert [sum(getattr(b, what) for b in it.buckets) for what in ("parameters", "masters", "gradients")] == [
+        2 * parameters,
+        4 * (12 + 5 * 32),
+        4 * gradients,
+    ]
+    assert sum(b.optimizer for b in it.buckets) == 8 * (12 + 5 * 32)
+    assert [sum(getattr(b, what) for b in single.buckets) for what in ("parameters", "masters")] == [4 * parameters, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_each", "scalars"),
+    [("precision = fp16", 2 + 4 + 4 + 8, 12), ("precision = bf16  master = bf16", 2 + 2 + 4, 4)],
+)
+def test_state_in_other_element_types(settings: str, bytes_each: int, scalars: int) -> None:
+    """A loss scale takes 8 bytes; without masters the optimizer updates what the model computes with."""
+    it = account(program(PLAN.replace("precision = bf16", settings)))
+    assert it.state == bytes_each * (2 * 3 * 4 + 5 * 2 * 4 * 8) + scalars
+
+
+def test_a_gradient_is_there_twice_while_it_is_reduced_in_another_element_type() -> None:
+    """Of few tokens nothing else takes as much."""
+    few = PLAN.replace("hidden = 4  ffn = 8", "hidden = 400  ffn = 800").replace("seq = 10", "seq = 1")
+    assert account(program(few)).peak.op is not None
+    it = account(program(few.replace("precision = bf16", "precision = bf16  reduce = bf16")))
+    assert (it.peak.op, it.peak.other) == (None, max(bucket.gradients for bucket in it.buckets) // 2)
 
 
 def test_what_forward_keeps() -> None:
@@ -101,9 +148,64 @@ def test_126_layers_take_no_longer_than_2() -> None:
 
 def test_the_fullest_moment_is_where_most_is_on_its_way() -> None:
     it = account(program(PLAN.replace("ffn = 8", "ffn = 800")))
-    assert (it.peak.where, it.peak.turns, it.peak.name) == ("backward", (("layers", 5),), "down")
+    assert (it.peak.where, it.peak.turns, it.peak.name) == ("backward", (("layers", 5, 5),), "down")
     it = account(program(PLAN.replace("vocab = 6", "vocab = 6000")))
     assert (it.peak.where, it.peak.turns, it.peak.name) == ("backward", (), "logits")
+
+
+WHOLE = 2 * 4 * 800
+"""The elements of a layer whose `ffn` is 800."""
+
+
+@pytest.mark.parametrize(
+    ("state", "weights", "gradients"),
+    [
+        ("zero 1 over dp", 0, 0),
+        ("zero 2 over dp", 0, 2),
+        ("zero 3 over dp", 2, 2),
+        ("zero 3 over dp  prefetch = 0", 1, 2),
+        ("zero 3 over dp  prefetch = 9", 5, 2),
+        ("parameters, optimizer over dp", 2, 0),
+    ],
+)
+def test_turns_in_memory(state: str, weights: int, gradients: int) -> None:
+    """In backward's first turn the next ones' weights, and the sum under way of the microbatch before."""
+    it = account(shared(state, ffn=800)).peak
+    assert (it.where, it.turns) == ("backward", (("layers", 5, 5),))
+    assert (it.weights, it.gradients) == (2 * WHOLE * weights, 4 * WHOLE * gradients)
+
+
+def test_sums_under_way_may_be_more_than_a_turn_keeps() -> None:
+    """Of a single microbatch the second turn is the first with a sum under way."""
+    one = PLAN.replace("global_batch = 12", "global_batch = 4")
+    wide = account(shared("zero 2 over dp", one, hidden=400, ffn=400)).peak
+    assert (wide.turns, wide.gradients) == ((("layers", 4, 5),), 2 * 4 * 2 * 400 * 400)
+    narrow = account(shared("zero 2 over dp", one, ffn=800)).peak
+    assert (narrow.turns, narrow.gradients) == ((("layers", 5, 5),), 4 * WHOLE)
+
+
+def test_a_turn_begins_with_sums_under_way_of_repeats_inside() -> None:
+    """Of the last turn before it: the first of the layers inside, and what is the block's own."""
+    inner = "repeat layers {\n    x = x + silu(x @ up[hidden -> ffn]) @ down[ffn -> hidden]\n  }"
+    outer = f"repeat blocks {{ x = x + tanh(x @ own[hidden -> vocab]) @ back[vocab -> hidden]  {inner} }}"
+    text = PLAN.replace(inner, outer).replace("layers = 5", "layers = 5  blocks = 3").replace("= 12", "= 4")
+    storages = Storages(shared("zero 2 over dp", text))
+    region, passing = next(stmt for stmt in storages.backward.body if isinstance(stmt, Region)), Passing(storages)
+    own, inside = 4 * 2 * 3 * 4, 4 * 64
+    assert [(on, passing.gradients) for on in passing.backward(region)] == [(0, 0), (1, inside + own)]
+
+
+def test_forward_gathers_ahead() -> None:
+    """The last turn keeps most, the third last has two more gathered."""
+    storages = Storages(shared("zero 3 over dp  prefetch = 2"))
+    region, passing = next(stmt for stmt in storages.forward.body if isinstance(stmt, Region)), Passing(storages)
+    assert [(back, passing.weights) for back in passing.forward(region)] == [(0, 2 * 64), (2, 3 * 2 * 64)]
+    assert passing.weights == 0
+
+
+def test_what_turns_gather_is_not_kept() -> None:
+    texts = [shared(f"zero {stage} over dp", PLAN) for stage in (1, 2, 3)]
+    assert [kept(account(text)) for text in texts] == [kept(account(program()))] * 3
 
 
 def test_of_ir_text_it_is_the_same() -> None:
@@ -119,13 +221,13 @@ def test_how_it_is_shown(golden: Callable[[str, str], None]) -> None:
 
 
 def test_plan_json_has_all_of_it() -> None:
-    source, compiled = Source("tiny.scale", PLAN), program()
+    compiled = shared("zero 3 over dp", ffn=800)
+    source = Source("tiny.scale", PLAN)
     said, it = json.loads(emit(compiled, source)["plan.json"])["memory"], account(compiled)
     assert (said["state"], said["activations"], said["capacity"]) == (it.state, it.activations, 80 * 2**30)
     assert sum(each["bytes"] * each["count"] for each in said["kept"]) == it.activations
-    assert (
-        said["peak"]["bytes"]
-        == said["state"] + said["inputs"] + said["tables"] + said["peak"]["kept"] + said["peak"]["other"]
+    assert said["peak"]["bytes"] == said["state"] + said["inputs"] + said["tables"] + sum(
+        said["peak"][what] for what in ("kept", "weights", "gradients", "other")
     )
 
 
@@ -153,7 +255,27 @@ def test_a_plan_that_does_not_fit() -> None:
     line = found.span.text.split("\n")[found.span.line - 1]
     assert line[found.span.column - 1 : found.span.end_column - 1] == "gpu = h100_sxm"
     assert found.message == "does not fit: needs 982.3 GiB of 80.0 GiB on each rank"
-    assert "zero 1 over dp" in found.help
+    assert "zero 3 over dp" in found.help
+
+
+@pytest.mark.parametrize(
+    ("layers", "state", "help"),
+    [
+        (1200, "", "share out masters and optimizer state: `state { zero 1 over dp }`"),
+        (1200, "zero 1 over dp", None),
+        (1450, "", "share out gradients, masters and optimizer state: `state { zero 2 over dp }`"),
+        (1450, "zero 1 over dp", "share out gradients, masters and optimizer state: `state { zero 2 over dp }`"),
+        (1700, "", "share out parameters and all that belongs to them: `state { zero 3 over dp }`"),
+        (1700, "zero 2 over dp", "share out parameters and all that belongs to them: `state { zero 3 over dp }`"),
+        (4000, "", "share out parameters and all that belongs to them: `state { zero 3 over dp }`"),
+        (4000, "zero 3 over dp", "put dims of parameters over more ranks, as `vocab, heads, ffn over tp` does"),
+    ],
+)
+def test_what_to_share_out(layers: int, state: str, help: str | None) -> None:
+    """A layer has 2^20 parameters, which take 18 bytes each, or under the stages of ZeRO 12, 10 and 9, of 2^34."""
+    compiled = shared(state, PLAN.replace("h100_sxm", "t4"), layers, hidden=512, ffn=1024)
+    found = too_large(compiled, account(compiled))
+    assert (found and found.help) == help
 
 
 def test_most_of_it_is_activations() -> None:

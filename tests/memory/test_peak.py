@@ -17,6 +17,15 @@ SHAPES = {
     "many layers": "dims { vocab = 32  layers = 8 }  train { seq = 128 }",
     "wide": "dims { vocab = 32  ffn = 768 }  train { seq = 128 }",
 }
+STATES = {
+    "turns": "bucket = 1MiB",
+    "optimizer": "zero 1 over dp  bucket = 1MiB",
+    "gradients": "zero 2 over dp",
+    "gradients, in small buckets": "zero 2 over dp  bucket = 256KiB",
+    "weights": "zero 3 over dp",
+    "weights, far ahead": "zero 3 over dp  prefetch = 3",
+    "weights, whole gradients": "parameters, optimizer over dp  prefetch = 0",
+}
 
 
 def _near(measured: int, it: Account) -> None:
@@ -40,6 +49,17 @@ def test_done_again(mesh: str, recompute: str, tmp_path: Path) -> None:
     text = f'use "tiny_llama.scale" {{ dims {{ vocab = 64  layers = 4 }}  {train} }}\nmesh {{ {mesh} }}\n'
     module, program = compiled(text, tmp_path)
     _near(peak(module, 16), account(program))
+
+
+@pytest.mark.parametrize(("recompute", "batch"), [("none", 16), ("full", 4)], ids=["four microbatches", "one, again"])
+@pytest.mark.parametrize("state", STATES)
+def test_shared_state(state: str, recompute: str, batch: int, tmp_path: Path) -> None:
+    """Wide layers, so that what turns have of weights and gradients is much of it."""
+    train = f"train {{ seq = 128  global_batch = {batch}  microbatch = 2  precision = bf16  recompute = {recompute} }}"
+    dims = "dims { vocab = 64  hidden = 128  ffn = 768  layers = 5 }"
+    text = f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{ {STATES[state]} }}\n'
+    module, program = compiled(text, tmp_path)
+    _near(peak(module, batch), account(program))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "gptj", "olmo2", "qwen3"])

@@ -113,11 +113,9 @@ def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: fl
 def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, lr: float) -> RankStep:
     """One step; its reduced gradients are copied when the update begins, before it scales them."""
     gradients: dict[str, Part] = {}
-    parameters = dict(model.named_parameters())
 
     def update(*args: Any, **options: Any) -> None:
-        own = [box for box in _boxes(state) if parameters[box.key].grad is not None]  # in bf16 it is added up elsewhere
-        gradients.update({box.key: _gradient(parameters[box.key], box) for box in own})
+        gradients.update((box.key, _gradient(state, box)) for box in _boxes(state))
         type(state).update(state, *args, **options)
 
     state.update = update
@@ -125,12 +123,18 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
     return RankStep(float(metrics.loss), float(metrics.norm), int(metrics.tokens), gradients, _parameters(state))
 
 
-def _gradient(parameter: Tensor, box: Box) -> Part:
-    """That of the elements which this rank keeps of a parameter: box and parameter are views of one buffer."""
-    assert parameter.grad is not None
-    start = box.tensor.storage_offset() - parameter.storage_offset()
-    own = parameter.grad.reshape(-1)[start : start + box.tensor.numel()]
+def _gradient(state: Any, box: Box) -> Part:
+    """That of the elements which this rank keeps of a parameter: they lie in their buffer as masters do in theirs."""
+    flat = next(flat for flat in state._flats() if _holds(flat.master, box.tensor))
+    start = box.tensor.storage_offset() - flat.master.storage_offset()
+    own = flat.gradient.part()[start : start + box.tensor.numel()]
     return Part(own.view(box.tensor.shape).clone(), box.shape, box.offset)
+
+
+def _holds(whole: Tensor, part: Tensor) -> bool:
+    """Whether a tensor is a view of another."""
+    begin, end = whole.data_ptr(), whole.data_ptr() + whole.nbytes
+    return begin <= part.data_ptr() < end
 
 
 def _parameters(state: Any) -> dict[str, Part]:

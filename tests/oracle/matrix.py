@@ -15,7 +15,18 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "valid": ("all", "uneven", "silent_rank", "silent_microbatch"),
     "gathered": ("save", "regather"),
     "optimizer": ("sgd", "momentum", "adamw", "groups"),
-    "state": ("", "zero 1 over dp"),
+    "recompute": ("none", "full", "every(2, layers)", "selective(attention, silu)"),
+    "state": (
+        "",
+        "bucket = 1KiB",
+        "zero 1 over dp",
+        "zero 1 over dp  bucket = 1KiB",
+        "zero 2 over dp",
+        "zero 3 over dp",
+        "zero 3 over dp  bucket = 1KiB  prefetch = 0",
+        "parameters, optimizer over dp  prefetch = 3",
+        'zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }',
+    ),
     "clip": (0.0, 0.05, 1e3),  # off, always at work, never at work
 }
 IMPOSSIBLE: frozenset[Pair] = frozenset(

@@ -28,7 +28,8 @@ LR = 0.01
 STEPS = 2
 
 BY_FILE = {model.file: model for model in MODELS}
-FACTORS = {**matrix.FACTORS, "model": tuple(BY_FILE)}
+RECOMPUTE = ("none", "full", "selective(attention, embedding)")  # ops and repeats that all of them have
+FACTORS = {**matrix.FACTORS, "recompute": RECOMPUTE, "model": tuple(BY_FILE)}
 IMPOSSIBLE = matrix.IMPOSSIBLE | {
     frozenset({("model", model.file), ("kv", kv)})
     for model in MODELS

@@ -4,7 +4,6 @@ import importlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +17,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from oracle import harness
 from oracle.plans import Case, plan_text
-from scalec.compiler.verify.recorded import Recorded, compare
+from oracle.recording import recorded
+from scalec.compiler.verify.recorded import compare
 from scalec.compiler.verify.recorded.files import Call, Record, RecordError, Stretch
 from scalec.compiler.verify.recorded.order import disorder
 from scalec.runtime import Mesh
 from scalec.runtime.record import Recorder
 from scalec.testing import plans
-from started import run_recorded, text_files
 
 c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
 
@@ -36,6 +35,7 @@ CASES = [
     Case(dp=2, tp=2, sp=True, gathered="regather", recompute="selective(attention, silu, rmsnorm)"),
     Case(tp=4, kv=1, model="parallel"),
     Case(dp=2, tp=2, sp=True, state="zero 1 over dp", precision="bf16"),
+    Case(dp=2, tp=2, state="zero 1 over dp", precision="fp16  reduce = bf16"),
     Case(tp=4, sp=True, kv=2, model="tied", optimizer="adamw"),
 ]
 PLANTED = Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0)
@@ -48,17 +48,6 @@ def plain_groups() -> Iterator[None]:
     c10d.set_debug_level(c10d.DebugLevel.OFF)
     yield
     c10d.set_debug_level(level)
-
-
-def recorded(module: ModuleType, folder: Path, options: str) -> Recorded:
-    """The comparison of a run in `folder`."""
-    text_files(folder)
-    plan = replace(module.PLAN, data=replace(module.PLAN.data, holdout=0.5))
-    ended = run_recorded(
-        folder, plan, module.build, module.train_step, module.eval_step, f"{options} --data text/*.txt"
-    )
-    assert [status for status, _ in ended] == [0] * len(ended), ended
-    return compare(folder / "runs/llama/recorded")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -248,6 +237,10 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no_account": (lambda it: (it / "plan.json").write_text("{}"), "is not the account of a compiled plan"),
     "earlier": (
         lambda it: (it / "plan.json").write_text((it / "plan.json").read_text().replace('"loops"', '"count"')),
+        "plan.json is of an earlier scalec: compile the plan again",
+    ),
+    "earlier_turns": (
+        lambda it: (it / "plan.json").write_text((it / "plan.json").read_text().replace('"ahead"', '"x"')),
         "plan.json is of an earlier scalec: compile the plan again",
     ),
     "a_rank": (lambda it: (it / "rank00001.jsonl").unlink(), "has no record of rank 1: copy their files here"),

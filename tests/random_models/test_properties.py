@@ -3,6 +3,7 @@
 Non-goals: numbers (`test_numbers`), mutants (`tests/verify/test_properties.py`).
 """
 
+import re
 from collections import Counter
 
 from hypothesis import Phase, given, settings
@@ -20,6 +21,13 @@ from scalec.compiler.verify import verify
 
 DRAWS = 250
 REFUSED = 1 / 3
+PRECISIONS = [
+    "fp32  reduce = bf16",
+    "bf16  master = bf16",
+    "bf16  master = fp32  reduce = bf16",
+    "fp16",
+    "fp16  reduce = fp16",
+]
 
 
 def test_what_is_drawn() -> None:
@@ -53,3 +61,16 @@ def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
         assert read_ir(Source("plan.ir", print_ir(each))) == each
     assert emit(program, source).keys() == {"train.py", "plan.json"}
     assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)
+
+
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(random_plans())
+def test_element_types_apart_from_each_other(plan: str) -> None:
+    """As above, in what `random_plans` does not draw, so that other tests keep their plans; and nothing done again."""
+    train = f"precision = {PRECISIONS[len(plan) % len(PRECISIONS)]}  recompute = none"
+    source = Source("plan.scale", re.sub(r"precision = .*", train, plan))
+    model = compile_plan(source, "resolve")
+    program = lower(model)
+    verify(program, model)
+    assert read_ir(Source("plan.ir", print_ir(program))) == program
+    emit(program, source)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ranks import run_ranks
-from scalec.runtime import AdamW, Group, Mesh, State, all_gather_, normal, reduce_scatter_, weight
+from scalec.runtime import AdamW, Bucket, Group, Mesh, State, all_gather_, normal, reduce_scatter_, weight
 from scalec.runtime.boxes import Extent, fault
+from scalec.runtime.layout import Piece
 
 SHAPES = ((6, 4), (3,), (5, 2, 3), (1, 7), (2, 2))
 
@@ -27,8 +28,8 @@ def _state(mesh: Mesh, shapes: tuple[tuple[int, ...], ...], shared: bool, dtype:
     model = _Model(mesh, shapes)
     names = [f"w{i}" for i in range(len(shapes))]
     groups = (Group(*names[::2], weight_decay=0.1), *([Group(*names[1::2], lr_scale=0.5)] if names[1:] else []))
-    shards = {"all": ("dp",)} if shared else None
-    state = State(model, mesh, {"all": groups}, AdamW(), dtype, torch.float64, shards)
+    bucket = Bucket(*groups, shards=("dp",) if shared else ())
+    state = State(model, mesh, {"all": bucket}, AdamW(), dtype, torch.float64)
     state.initialise(seed=1)
     return state
 
@@ -100,10 +101,15 @@ def _gradient(shape: tuple[int, ...], step: int, rank: int) -> Tensor:
 
 def _views(state: State) -> list[Tensor]:
     """The gradients of all parameters, by name."""
-    (bucket,) = state._buckets.values()
-    return [piece.view(bucket.gradient) for piece in sorted(bucket.pieces, key=lambda piece: piece.name)]
+    (gradient,) = state.gradients().values()
+    return [piece.view(gradient) for piece in _pieces(state)]
 
 
 def _parameters(state: State) -> list[Tensor]:
-    (bucket,) = state._buckets.values()
-    return [piece.view(bucket.working).clone() for piece in sorted(bucket.pieces, key=lambda piece: piece.name)]
+    (flat,) = state._flats()
+    return [piece.view(flat.working.whole).clone() for piece in _pieces(state)]
+
+
+def _pieces(state: State) -> list[Piece]:
+    (flat,) = state._flats()
+    return sorted(flat.layout.pieces, key=lambda piece: piece.name)

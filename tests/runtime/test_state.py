@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scalec.runtime import SGD, AdamW, Group, Mesh, State, normal, ones, weight
+from scalec.runtime import SGD, AdamW, Bucket, Group, Mesh, State, normal, ones, weight
 
 BUCKETS = {
-    "norms": (Group("layers.*.norm"),),
-    "rest": (Group("out", lr_scale=0.5), Group("layers.*.w", weight_decay=0.1)),
+    "norms": Bucket(Group("layers.*.norm")),
+    "rest": Bucket(Group("out", lr_scale=0.5), Group("layers.*.w", weight_decay=0.1)),
 }
 
 
@@ -173,13 +173,13 @@ def test_bfloat16_trains_float32_masters_and_accumulates_in_float32() -> None:
 @pytest.mark.parametrize(
     ("buckets", "message"),
     [
-        ({"a": (Group("layers.*.norm", "layers.*.w"),)}, "in no bucket: out"),
-        ({"a": (Group("layers.*.norm", "layers.*.w", "out", "head"),)}, "`head` matches no"),
-        ({"a": (Group("layers.*.*", "out"),), "b": (Group("out"),)}, "`out` matches no"),
-        ({"a": (Group("*"),)}, "in no bucket: layers"),  # `*` stands for one part of a name
+        ({"a": Bucket(Group("layers.*.norm", "layers.*.w"))}, "in no bucket: out"),
+        ({"a": Bucket(Group("layers.*.norm", "layers.*.w", "out", "head"))}, "`head` matches no"),
+        ({"a": Bucket(Group("layers.*.*", "out")), "b": Bucket(Group("out"))}, "`out` matches no"),
+        ({"a": Bucket(Group("*"))}, "in no bucket: layers"),  # `*` stands for one part of a name
     ],
 )
-def test_buckets_share_out_all_parameters(buckets: dict[str, tuple[Group, ...]], message: str) -> None:
+def test_buckets_share_out_all_parameters(buckets: dict[str, Bucket], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         State(_Model(Mesh({})), Mesh({}), buckets, SGD())
 
@@ -198,10 +198,10 @@ def test_values_go_from_one_state_to_another(optimizer: AdamW | SGD) -> None:
 
 SMALL_STEP = """
 import sys, torch
-from scalec.runtime import AdamW, Group, Mesh, State, ones, weight
+from scalec.runtime import AdamW, Bucket, Group, Mesh, State, ones, weight
 mesh, model = Mesh({}), torch.nn.Module()
 model.w = weight(mesh, 2, init=ones())
-state = State(model, mesh, {"all": (Group("w"),)}, AdamW())
+state = State(model, mesh, {"all": Bucket(Group("w"))}, AdamW())
 model.w.square().sum().backward()
 state.update(0.1, skip=torch.tensor(False))
 print(sorted(sys.modules.keys() & {"sympy", "torch._dynamo", "torch.distributed.tensor"}))

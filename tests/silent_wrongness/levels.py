@@ -40,6 +40,8 @@ TEXTS |= {
     "llama": PLANS["data, tensor, sequence"].text(),  # dp 2 × tp 2, two microbatches, no clipping
     "adamw": PLANS["data, tensor, sequence"].text().replace("optimizer sgd", "optimizer adamw"),
     "tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard=WITH_SEQ, ranks=2).text(),
+    "axes of size 1, shared": evolve(PLANS["axes of size 1"], state="zero 3 over dp").text(),
+    "a repeat of one, shared": evolve(PLANS["shared parameters"], dims=DIMS.replace("layers = 2", "layers = 1")).text(),
     "activation of a row": Plan(
         mesh="dp = 2  tp = 2",
         shard=ALL_OVER_TP,

@@ -213,6 +213,20 @@ def test_row_27_gradients_are_reduced_over_one_of_two_data_axes() -> None:
     assert "the IR has no coerce(g_replica_dp_tp) <axes=('dp', 'tp')" in defect.emission()
 
 
+def test_row_27_a_turn_forgets_the_outer_of_two_data_axes() -> None:
+    """As above, where each turn reduces its own gradients: scattered inside, and not added up outside."""
+    name = "layers_replica_dp_split_tp"
+    made = f"g_{name}.2: f64[flat_{name}@dp*tp] = coerce(g_{name}.1) <axes=[replica], from=P, to=I>"
+    defect = Defect(
+        "shared parameters, copied outside",
+        ir={made: f'g_{name}.2: f64[flat_{name}@dp*tp]{{replica: P}} = cast(g_{name}.1) <dtype="f64">'},
+        text={"scatter=self.dp, add=self.replica,": "scatter=self.dp,"},
+    )
+    assert f"g_{name}.3 is" in defect.types()
+    assert results_of("wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down") <= defect.values()
+    assert "add" in defect.emission()
+
+
 def test_row_28_an_axis_of_size_1_beside_another_takes_the_reduction_with_it() -> None:
     """A shard dim of one rank was taken for nothing to synchronise, over the other dim too (verl PR #7494,
     pytorch#154888)."""
@@ -252,6 +266,8 @@ def _splits(op: Op, dim: str) -> bool:
     [
         "tensor axis of size 1",
         "axes of size 1",
+        "axes of size 1, shared",
+        "a repeat of one, shared",
         "unused tensor axis of size 1",
         "a repeat of one",
         "one key/value head",

@@ -20,10 +20,7 @@ LATER = {
     "pipelines": (edited(PLAN, {"train {": "pipeline { schedule = gpipe }\ntrain {"}), "E0406"),
     "pipeline stages": (edited(PLAN, {"batch over dp": "batch over dp  layers over tp"}), "E0513"),
     "experts": (edited(PLAN, {"repeat layers": "route x to experts by top(x, 2)"}), "E0104"),
-    "shared gradients": (edited(PLAN, {"state {  }": "state { zero 2 over dp }"}), "E0517"),
-    "shared parameters": (edited(PLAN, {"state {  }": "state { zero 3 over dp }"}), "E0517"),
     "strategies of attention": (edited(PLAN, {"mask=causal": "mask=causal, strategy=ring"}), "E0606"),
-    "loss scaling": (edited(PLAN, {"precision = fp64": "precision = fp16"}), "E0404"),
     "offload": (edited(PLAN, {"precision = fp64": "precision = fp64  offload = cpu"}), "E0401"),
 }
 """Features that rows wait for, a plan that asks for each, and what it is told.  One that compiles needs its rows."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oracle import harness, reference
 from oracle.plans import Case
-from scalec.runtime import buckets, collectives, parameters
+from scalec.runtime import collectives, flat, parameters
 from silent_wrongness.levels import Defect
 from silent_wrongness.runs import first_step, planted, record, right_step, sanitizer, wrong_gradients
 
@@ -119,7 +119,7 @@ def test_row_30_initial_values_that_depend_on_the_sharding(tmp_path: Path, monke
     def first(values: Tensor, spec: parameters.Spec, *rest: Any) -> None:
         parameters.initialise(values, replace(spec, split={}), *rest)
 
-    monkeypatch.setattr(buckets, "initialise", first)
+    monkeypatch.setattr(flat, "initialise", first)
     assert {"wte", "layers.0.wq"} < _differing(right, harness.initial(Case(tp=2), two, seed=5))
 
 

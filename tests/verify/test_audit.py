@@ -47,6 +47,10 @@ NAMES = (
     "recomputed",
     "shared optimizer state",
     "shared inside, copied outside",
+    "turns gathered ahead",
+    "shared parameters",
+    "fp16",
+    "fp16, shared, summed in fp16",
 )
 
 EXPECTED = {
@@ -72,6 +76,7 @@ EXPECTED = {
     "before the reduction": ("update takes g_dp_tp before its reduction", Fate.VALUES),
     "gradient norm": ("squares.2 added over tp in the norm", Fate.VALUES),
     "clipping": ("clipped by the norm of squares.1 alone", Fate.VALUES),
+    "loss scale": ("update by gradients with their loss scale", Fate.VALUES),
     "another parameter's gradient": ("d_w_gate.2 and d_w_up.2 exchanged", Fate.VALUES),
     "another rank's gradient": ("g_dp_split_tp.1 of two ranks along tp exchanged", Fate.VALUES),
     "part taken for the first": ("embedding: every rank's part of vocab taken for the first", Fate.VALUES),
@@ -80,6 +85,11 @@ EXPECTED = {
     "another dropout's draws": ("d_q made as another dropout is", Fate.VALUES),
     "another rank's draws": ("d_q made of the draws of another rank of dp", Fate.VALUES),
     "draws not drawn anew": ("all microbatches draw alike", Fate.VALUES),
+    "weights of the step before": ("all_gather of w_layers_dp_tp.6 over dp not seen", Fate.VALUES),
+    "weights of the next turn": ("w_layers_dp_tp.3 of the next turn", Fate.VALUES),
+    "gradients of turns exchanged": ("turns of g_layers_dp_tp.4 exchanged", Fate.VALUES),
+    "reduced in the turn and in the step": ("g_layers_dp_tp.5 reduced in the step too", Fate.VALUES),
+    "left out in one turn": ("reduce_scatter of g_layers_dp_tp.1 over dp left out in one turn", Fate.VALUES),
 }
 """A mutant of each family in the tiny plan, and how it is found."""
 
@@ -90,7 +100,18 @@ ELSEWHERE = {
     "documents of another rank": "documents",
     "another dropout's draws": "dropout",
     "another rank's draws": "dropout",
+    "loss scale": "fp16",
     "draws not drawn anew": "dropout",
+    **dict.fromkeys(
+        (
+            "weights of the step before",
+            "weights of the next turn",
+            "gradients of turns exchanged",
+            "reduced in the turn and in the step",
+            "left out in one turn",
+        ),
+        "shared parameters",
+    ),
 }
 """Families of which the tiny plan has none, and a plan that has some."""
 

@@ -145,6 +145,12 @@ def updated_by_descent(grad: torch.Tensor, scale: torch.Tensor, count: torch.Ten
     return tuple(param - 0.5 * scale * part.reshape(param.shape) * (count > 0) for param, part in pairs)
 
 
+def updated_by_turns(grad: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *params: torch.Tensor) -> Any:
+    """The same, each turn of all parameters from a gradient of its own."""
+    turns = [updated_by_descent(grads, scale, count, *own) for grads, *own in zip(grad, *params, strict=True)]
+    return tuple(torch.stack(stack) for stack in zip(*turns, strict=True))
+
+
 def vjp(formula: Formula, *wanted: int, results: int = 1) -> Formula:
     """The gradients of the operands `wanted`, as a function of the results' gradients and the operands."""
 
@@ -180,6 +186,7 @@ class Case:
 
     Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar,
     `=bsnd` the attention of the three before, with the documents and draws behind, if there are such.
+    `fh+h` is one flat dim.  Where each turn over `l` has a bucket, `l|fh` is the stack of all, `l/fh` one turn's.
     """
 
     operands: tuple[str, ...]
@@ -286,6 +293,7 @@ CASES = {
         case("bsnd bsnd bskd bskd =bsnd #bs #b -> bsnd bskd bskd", attention_dx("bsnd", dropout=0.25), **DROPS),
         case("sbnd sbnd sbkd sbkd =sbnd #b -> sbnd sbkd sbkd", attention_dx("sbnd", dropout=0.25), **DROPS),
     ],
+    "begin": [case("fh h ->", lambda *xs: (), bucket="flat")],
     "cast": [case("bsh -> bsh", same, dtype="f64")],
     "call": [
         case("bsh bsh -> bsh", own_by_element, **BY_ELEMENT),
@@ -330,6 +338,7 @@ CASES = {
     "embedding": [case("#bs vh -> bsh", embedding), case("#sb vnd -> sbnd", embedding)],
     "embedding_dw": [case("bsh #bs vh -> vh", vjp(embedding, 1)), case("sbh #sb vh -> vh", vjp(embedding, 1))],
     "grad_norm": [case("+. +. -> .", lambda *xs: added(*xs).sqrt()), case("+. -> .", torch.sqrt)],
+    "if_finite": [case("#. +. -> .", lambda count, norm: count)],
     "layernorm": [
         case("bsh h h -> bsh", layer_norm, eps=0.1),
         case("bsh h -> bsh", layer_norm, eps=0.1),
@@ -358,7 +367,12 @@ CASES = {
         case("bsh h -> bsh", torch.mul),
         case("sh bsh -> bsh", torch.mul),
     ],
-    "pack": [case("fh h lnd -> .*", lambda *xs: torch.cat([x.flatten() for x in xs]), dim="flat")],
+    "pack": [
+        case("fh h lnd -> .*", lambda *xs: torch.cat([x.flatten() for x in xs]), bucket="flat"),
+        case("l|fh l|h -> l|.*", lambda *xs: torch.cat([x.flatten(1) for x in xs], -1), bucket="flat"),
+        case("lb|h lb|nd -> lb|.*", lambda *xs: torch.cat([x.flatten(2) for x in xs], -1), bucket="flat"),
+        case("l/fh l/h -> .*", lambda *xs: torch.cat([x.flatten() for x in xs]), bucket="flat"),
+    ],
     "reciprocal": [case(f"{word} -> .", lambda n: 1 / n.clamp(min=1).double(), dtype="f64") for word in ("#.", "0.")],
     "rmsnorm": [
         case("bsh h -> bsh", partial(rms_norm, eps=0.1), eps=0.1),
@@ -417,15 +431,23 @@ CASES = {
         case(". +sb #sb -> sb sb", partial(token_loss_dx, z_loss=0.0)),
         case(". +sb #sb sb -> sb sb", partial(token_loss_dx, z_loss=0.25), z_loss=0.25),
     ],
-    "unpack": [case("h+h -> h h", lambda x: x.chunk(2), bucket="flat")],
+    "unpack": [
+        case("h+h -> h h", lambda x: x.chunk(2), bucket="flat"),
+        case("l|h+h -> l|h l|h", lambda x: x.chunk(2, -1), bucket="flat"),
+        case("h+h -> l/h l/h", lambda x: x.chunk(2), bucket="flat"),
+    ],
+    "unscaled": [case(". +. -> .", torch.div)],
+    "unscaled_norm": [case("+. +. +. -> .", lambda scale, *xs: added(*xs).sqrt() / scale)],
     "update": [
         case("vh . #. vh -> vh", updated_by_descent),
         case("vh . 0. vh -> vh", updated_by_descent),
         case("fh+lnd+h . #. fh lnd h -> fh lnd h", updated_by_descent, bucket="flat"),
+        case("l|fh+h . #. l|fh l|h -> l|fh l|h", updated_by_turns, bucket="flat"),
     ],
     "zeros": [case("bsh -> bsh", torch.zeros_like)],
 }
-"""For every kind but `coerce`, which is no function of one rank's operands, and `fork`, any of distinct results."""
+"""For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results, and
+`loss_scale`, any number."""
 
 WITHOUT_GRADIENT = {("max_logit", 0), ("softmax_parts", 1), ("token_loss", 3)}
 """Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
@@ -435,7 +457,7 @@ OF_A_FORWARD = [param for param in ALL if MEANINGS[str(param.values[0])].gradien
 
 
 def test_every_op_has_a_meaning_and_stands_here() -> None:
-    assert set(CASES) | {"fork"} == set(MEANINGS) == set(OPS) - {"coerce"}
+    assert set(CASES) | {"fork", "loss_scale"} == set(MEANINGS) == set(OPS) - {"coerce"}
 
 
 def test_every_op_with_an_adjoint_has_gradients() -> None:
@@ -447,11 +469,21 @@ def test_every_op_with_an_adjoint_has_gradients() -> None:
 
 
 def dims(word: str, sizes: Numbers) -> dict[str, int]:
-    """The dims of a word and their sizes; `fh+h` is one flat dim."""
+    """The dims of a word and their sizes."""
+    stack, bar, own = word.rpartition("|")
+    if bar:
+        return dims(stack, sizes) | dims(own, sizes)
+    word = word.rpartition("/")[2]
     letters = word.lstrip("#0+=").replace(".", "")
     if "+" in letters:
         return {"flat": sum(int(np.prod(list(dims(part, sizes).values()))) for part in letters.split("+"))}
     return {DIMS[letter]: sizes[letter] for letter in letters}
+
+
+def _turns(word: str) -> str:
+    """What stands before the bar."""
+    stack, bar, _ = word.replace("/", "|").rpartition("|")
+    return stack if bar else ""
 
 
 def drawn(word: str, sizes: Numbers, rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -488,15 +520,18 @@ class Drawn:
         words = {"pack": self.case.operands, "unpack": self.case.results, "update": self.case.operands[3:]}
         if self.kind not in words:
             return full
-        own = [Type("f64", tuple(dims(word, self.sizes))) for word in words[self.kind]]
+        own = [Type("f64", tuple(dims(word.replace("/", "|"), self.sizes))) for word in words[self.kind]]
+        turns = tuple(dims(_turns(words[self.kind][0]), self.sizes))
         params = tuple(
             evolve(full.params[0], name=f"p{i}", type=type, stacked=0, inner=0) for i, type in enumerate(own)
         )
-        bucket = Bucket("flat", tuple(param.name for param in params), Type("f64", ("flat",)))
+        bucket = Bucket("flat", tuple(param.name for param in params), Type("f64", (*turns, "flat")))
         return evolve(full, params=params, buckets=(bucket,))
 
     def _result(self, word: str) -> Type:
-        return Type("f64", ("flat",) if word == ".*" else tuple(dims(word, self.sizes)))
+        if word.endswith(".*"):
+            return Type("f64", (*dims(_turns(word), self.sizes), "flat"))
+        return Type("f64", tuple(dims(word, self.sizes)))
 
     def tensors(self) -> list[torch.Tensor]:
         """The operands for the definition."""

@@ -13,12 +13,13 @@ Path = tuple[tuple[str, str], ...]
 Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 
 
-def made_again(forward: Region, backward: Region) -> "Counter[str]":
+def made_again(forward: Region, backward: Region) -> "tuple[Counter[str], dict[str, int]]":
     """How often backward makes a result of forward once more, of what was kept or is made again; by the first result.
 
-    Of values of a body that are computed alike, the first stands for all.
+    Of values of a body that are computed alike, the first stands for all.  Then, of how many turns it does so in one.
     """
-    return _Twins(forward).within(backward)
+    twins = _Twins(forward)
+    return twins.within(backward), twins.every
 
 
 class _Twins:
@@ -28,6 +29,7 @@ class _Twins:
         self._twins: dict[str, str] = {}
         self._turns: dict[str, str] = {}  # what lies stacked over all turns of a repeat → what one turn calls it
         self._firsts: dict[Key, Op] = {}
+        self.every: dict[str, int] = {}
         for path, region in _regions(forward):
             ends = zip(region.yields, region.results, strict=True)
             self._turns |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
@@ -45,13 +47,15 @@ class _Twins:
                 if first := self._firsts.get(self._key(path, op)):
                     self._bind(op, first)
                     found[first.outputs[0].name] += 1
+                    self.every[first.outputs[0].name] = int(str(dict(op.attrs).get("every", 1)))
         return found
 
     def _of(self, name: str) -> str:
         return self._twins.get(name, name)
 
     def _key(self, path: Path, op: Op) -> Key:
-        return path, op.kind, tuple(map(self._of, op.inputs)), frozenset(op.attrs)
+        attrs = frozenset((key, value) for key, value in op.attrs if key != "every")
+        return path, op.kind, tuple(map(self._of, op.inputs)), attrs
 
     def _bind(self, op: Op, first: Op) -> None:
         self._twins |= {new.name: old.name for new, old in zip(op.outputs, first.outputs, strict=True)}

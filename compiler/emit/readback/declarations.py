@@ -6,7 +6,7 @@ Non-goals: which parameter a weight is, and what `forward` does (`forward`).
 import ast
 
 from ...ir import Attr
-from .forward import Attribute, Class, Modules, Weight
+from .classes import Attribute, Class, Modules, Weight
 from .text import Names, axes_of, demand, demand_header, demand_same, literal, statements, wrong
 from .values import Axes, Table
 
@@ -18,17 +18,19 @@ def read_class(node: ast.ClassDef, module: frozenset[str]) -> Class:
     match node.body[ast.get_docstring(node) is not None :]:
         case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
             demand_header(init, "self, mesh: Mesh", "None")
-            arguments = (f"{arg.arg}: {_type(arg)}" for arg in forward.args.args[1:])
+            arguments = (f"{arg.arg}: {_type(arg, module)}" for arg in forward.args.args[1:])
             demand_header(forward, ", ".join(["self", *arguments]), _result(forward))
             return Class(_Init(init, module).read(), forward)
         case _:
             raise wrong(node, "is more or less than `__init__` and `forward`")
 
 
-def _type(argument: ast.arg) -> str:
-    """Draws, without which nothing is dropped, may be none."""
-    optional = argument.annotation is not None and ast.unparse(argument.annotation) == "Tensor | None"
-    return "Tensor | None" if optional else "Tensor"
+def _type(argument: ast.arg, names: frozenset[str]) -> str:
+    """Draws, without which nothing is dropped, may be none; other arguments are the flat buffers of turns."""
+    said = ast.unparse(argument.annotation) if argument.annotation else ""
+    inner = said.removeprefix("list[" * said.count("[")).removesuffix("]" * said.count("["))
+    buffers = {"Flats": said == inner, "Flat": said != inner}.get(inner, False) and inner in names
+    return said if said == "Tensor | None" or buffers else "Tensor"
 
 
 def _result(forward: ast.FunctionDef) -> str:

@@ -12,7 +12,7 @@ from attrs import define
 
 from ...ir import Attr, Program, Type
 from .text import Names, Ops, demand, dotted, number, terms, wrong
-from .values import Axes, Local, Seen, local
+from .values import Axes, Buffers, Flats, Local, Seen, local
 
 
 @define
@@ -40,6 +40,9 @@ class Expressions:
             case ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self.held:
                 self.read.add(name)
                 return self.held[name]
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(bucket))) if name in self.env:
+                demand(node, isinstance(self.env[name], Flats), f"`{name}` are no buckets")
+                return Buffers(bucket)
             case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) if (by := number(node.right)) is not None:
                 kind = "scale" if isinstance(node.op, ast.Mult) else "shift"
                 return self._by(node, kind, self.tensor(node.left), -by if isinstance(node.op, ast.Sub) else by)

@@ -6,15 +6,16 @@ Purpose: what the module binds, and which reader reads what.  Non-goals: what st
 import ast
 
 from ...certificate import trusted
-from ...ir import Program, Region, Type, walk
+from ...ir import Program, Region, Type, base, walk
 from .again import made_again
 from .calls import CALLS
+from .classes import Model, Place
 from .declarations import read_class
-from .forward import Forward, Model, Place
+from .forward import Forward
 from .settings import check_build, check_plan, model_class
 from .step import Step
-from .text import demand, demand_header, demand_same, wrong
-from .values import blocks, local
+from .text import BUILT_IN, demand, demand_header, demand_same, wrong
+from .values import Flats, Seen, blocks, local
 from .weights import stored
 
 FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu", "softmax"})
@@ -26,17 +27,20 @@ STEPS = {
     "all_reduce_",
     "clip_scale",
     "count_valid",
+    "gather_each",
     "reduce_scatter_",
     "sum_squares",
 }
+TURNS = {"Flat", "Flats", "await_weights", "free_weights", "gather_weights", "reduce_gradients"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
-SETTINGS = set("AdamW Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
+SETTINGS = set("AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,
     "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL)
     | {"recompute", "recomputed", "regather"}
     | STEPS
+    | TURNS
     | WEIGHTS
     | SETTINGS,
 }
@@ -101,6 +105,7 @@ class File:
 
     def _bind(self, node: ast.AST, name: str) -> None:
         demand(node, name not in self._bound, f"binds `{name}` twice")
+        demand(node, name not in BUILT_IN, f"hides Python's `{name}`")
         self._bound.add(name)
 
     def _import(self, stmt: ast.ImportFrom) -> None:
@@ -150,7 +155,7 @@ class File:
     def _model(self, names: frozenset[str]) -> Model:
         _, forward, backward = blocks(self._program)
         classes = {name: read_class(node, names) for name, node in self._classes.items()}
-        return Model(self._program, self._types, made_again(forward, backward), names, classes, self._same)
+        return Model(self._program, self._types, *made_again(forward, backward), names, classes, self._same)
 
     def _steps(self, model: Model, top: str, train: ast.FunctionDef, evaluate: ast.FunctionDef) -> int:
         """Reads both steps, and the model as they call it; returns the ops of training but for the model's."""
@@ -159,10 +164,11 @@ class File:
         demand(evaluate, steps[0].given == steps[1].given, "calls the model otherwise than training does")
         demand(train, top in model.classes, f"`{top}` is no class")
         region, forward, _ = blocks(self._program)
-        inputs = {arg.value.name.split(".")[0]: arg.value.name for arg in region.args}
+        inputs: dict[str, Seen] = {base(arg.value.name): local(arg.value.name, self._types) for arg in region.args}
+        inputs |= {"flats": Flats()} if any(bucket.turns for bucket in self._program.buckets) else {}
         demand(train, sorted(steps[0].given) == sorted(inputs), f"gives the model {steps[0].given}")
-        given = [local(inputs[name], self._types) for name in steps[0].given]
-        Forward(model, top, forward, given, Place()).read([region.yields[0].name])
+        given = [inputs[name] for name in steps[0].given]
+        Forward(model, top, forward, [region.yields[0].name], given, Place()).read()
         demand(train, not model.classes, f"nothing uses {sorted(model.classes)}")
         return taken
 

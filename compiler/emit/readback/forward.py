@@ -7,84 +7,36 @@ Non-goals: what stands around the model (`step`, `file`).
 import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import prod
 
-from attrs import Factory, define, frozen
-
-from ...ir import INVARIANT, REPLICATED, Enter, Leave, Op, Param, Program, Region, Type
+from ...ir import INVARIANT, REPLICATED, Arg, Enter, Leave, Op, Region, uses
 from ...ops.dropout import are_draws
 from ...placements import ends
 from .calls import VIEWS, coerced, readers
+from .classes import Model, Modules, Place
 from .expressions import Expressions
-from .text import Names, Ops, demand, demand_same, statements, targets, wrong
-from .values import Axes, Groups, Local, Seen, Table
-
-_NONE: Mapping[str, ast.expr] = {}
-
-
-@frozen
-class Modules:
-    """`nn.ModuleList(…)`: so many modules of a class."""
-
-    of: str
-    count: int
-
-
-@frozen
-class Weight:
-    """`weight(…)`, not yet matched to a parameter."""
-
-    call: ast.Call
-
-
-@frozen
-class Turn:
-    """What a module in a loop is given, and whether backward does `whole` turns again."""
-
-    args: list[ast.expr]
-    whole: bool
-
-
-Attribute = Axes | Table | Modules | Weight
-
-
-@frozen
-class Class:
-    """A class of the text: what `__init__` sets, and `forward`."""
-
-    attributes: dict[str, Attribute]
-    forward: ast.FunctionDef
-
-
-@define
-class Model:
-    """What the readers of all classes share, and what they find."""
-
-    program: Program
-    types: dict[str, Type]
-    again: "Counter[str]"  # how often backward makes a result of forward once more
-    names: frozenset[str]  # of the module
-    classes: dict[str, Class]  # those not read yet
-    same: dict[str, str]
-    paths: dict[str, str] = Factory(dict[str, str])  # parameter → its name pattern in the model's state
-    taken: int = 0
-
-
-@frozen
-class Place:
-    """Where a class stands in the model: the prefix of its weights' names, and the dims of the repeats around it."""
-
-    prefix: str = ""
-    repeats: tuple[str, ...] = ()
+from .loops import Loop
+from .moves import check_moves
+from .parameters import weights
+from .text import Names, Ops, demand, statements, targets, wrong
+from .turns import Turn
+from .values import Axes, Buffers, Local, Seen, Table
 
 
 class Forward:
-    """Reads one `forward`; `whole` says whether backward does all of it again."""
+    """Reads one `forward`, which returns `results`; `whole` says of how many of its turns backward does one again."""
 
     def __init__(
-        self, model: Model, name: str, region: Region, given: Sequence[Seen], place: Place, whole: bool = False
+        self,
+        model: Model,
+        name: str,
+        region: Region,
+        results: Sequence[str],
+        given: Sequence[Seen],
+        place: Place,
+        whole: int = 0,
     ) -> None:
-        self._model, self._place, self._region = model, place, region
+        self._model, self._place, self._region, self._results = model, place, region, results
+        self._whole = whole
         self._blocks: set[str] = set()  # values that have blocks of their own
         self._class = model.classes.pop(name)
         self._node = self._class.forward
@@ -101,9 +53,9 @@ class Forward:
             name: held for name, held in self._class.attributes.items() if isinstance(held, (Axes, Table))
         }
         self._expressions = Expressions(
-            readers(model.program), VIEWS, model.program, model.types, model.again, whole,
+            readers(model.program), VIEWS, model.program, model.types, model.again, bool(whole),
             Names.of(self._node, model.names), self._ops,
-            held | self._weights(), dict(zip(arguments, given, strict=True)), set(), set(),
+            held | weights(model, self._class, place), dict(zip(arguments, given, strict=True)), set(), set(),
         )  # fmt: skip
         self._env = self._expressions.env
 
@@ -115,8 +67,8 @@ class Forward:
             and not self._model.types[op.inputs[0]].differentiable
         )
 
-    def read(self, results: Sequence[str]) -> None:
-        """Reads all statements; `results` are the values that the last one returns."""
+    def read(self) -> None:
+        """Reads all statements."""
         *body, last = statements(self._node)
         for stmt in body:
             self._statement(stmt)
@@ -125,9 +77,8 @@ class Forward:
         self._expressions.closed.clear()
         elements = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]
         returned = [self._expressions.plain(element).name for element in elements]
-        demand(
-            last, returned == [self._ops.first(name) for name in results], f"returns {returned}, not {list(results)}"
-        )
+        wanted = [self._ops.first(name) for name in self._results]
+        demand(last, returned == wanted, f"returns {returned}, not {wanted}")
         self._model.taken += self._ops.finish(self._node)
         self._demand_again()
         demand(self._node, not self._inner, "a repeat of the IR is not run")
@@ -138,46 +89,22 @@ class Forward:
         """Backward does again what stands in a block, or of a body that it runs again all up to some op."""
         ops = [stmt for stmt in self._region.body if isinstance(stmt, Op) and not self._is_silent(stmt)]
         again = [self._model.again[self._ops.first(op.outputs[0].name)] > 0 for op in ops]
-        if self._expressions.whole:
+        if self._whole:
+            firsts = (self._ops.first(op.outputs[0].name) for op, anew in zip(ops, again, strict=True) if anew)
+            every = {self._model.every[first] for first in firsts}
+            demand(self._node, every <= {self._whole}, f"in the IR, backward does one of {every} turns again")
             demand(self._node, again == sorted(again, reverse=True), "in the IR, backward does other ops again")
             return
-        named = {op.outputs[0].name for op in ops if op.kind in self._model.program.train.recompute.names}
+        named = {op.outputs[0].name for op in ops if op.kind in self._selected()}
         done = {op.outputs[0].name for op, anew in zip(ops, again, strict=True) if anew}
         blocks = {self._ops.first(name) for name in self._blocks}
         for name in named | done:
             demand(self._node, self._ops.first(name) in blocks, f"{name} is made again, and has no block")
 
-    # ---- weights
-
-    def _weights(self) -> dict[str, Seen]:
-        """The parameter that each weight stands for: its namesake, or what is named so but for a suffix."""
-        params = [p for p in self._model.program.params if p.type.dims[: p.stacked] == self._place.repeats]
-        free = {p.name: p for p in params if p.name not in self._model.paths}
-        calls = {name: held.call for name, held in self._class.attributes.items() if isinstance(held, Weight)}
-        found: dict[str, Seen] = {}
-        for name in sorted(calls, key=lambda name: name not in free):
-            param = free.pop(name, None) or free.pop(name.rstrip("0123456789").rstrip("_"), None)
-            if not param:
-                raise wrong(calls[name], f"`{name}` is no parameter of the IR, or declared already")
-            found[name] = Local(param.name, self._groups(calls[name], param))
-            self._model.paths[param.name] = self._place.prefix + name
-        return found
-
-    def _groups(self, call: ast.Call, param: Param) -> Groups:
-        """The dims of a weight as declared: each its own, or the outer and the inner ones joined to a matrix."""
-        program, type, dims = self._model.program, param.type, param.type.dims[param.stacked :]
-        cut = len(dims) - param.inner
-        groups = (dims[:cut], dims[cut:]) if param.inner and len(call.args) == 3 else tuple((dim,) for dim in dims)
-        split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
-        demand(
-            call,
-            not any(type.axes_of(dim) for group in groups for dim in group[1:]),
-            "joins dims of which not the first is split",
-        )
-        sizes = ", ".join(str(prod(program.size(dim) for dim in group)) for group in groups)
-        init = f"{param.init.kind}({', '.join(map(repr, param.init.args))})"
-        demand_same(call, f"weight(mesh, {sizes}, {f'split={split!r}, ' if split else ''}init={init})")
-        return groups
+    def _selected(self) -> set[str]:
+        """The kinds of ops that the plan says to do again wherever they stand."""
+        recompute = self._model.program.train.recompute
+        return {*recompute.names} if recompute.word == "selective" else set()
 
     # ---- statements
 
@@ -193,37 +120,10 @@ class Forward:
                 self._env.update(zip(names, values, strict=True))
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=ast.Name(id=name))]):
                 self._block(call, name, stmt.body)
-            case ast.For(
-                target=ast.Name(id=item),
-                iter=ast.Attribute(value=ast.Name(id="self"), attr=held),
-                body=[ast.Assign(targets=[target], value=ast.Call(keywords=[]) as call)],
-                orelse=[],
-            ):
-                self._env.pop(item, None)
-                self._repeat(stmt, held, targets(target), self._turn(call, item))
-            case ast.For(
-                target=ast.Tuple(elts=[ast.Name(id=item), ast.Name(id=drawn)]),
-                iter=ast.Call(args=[ast.Attribute(value=ast.Name(id="self"), attr=held), draws]),
-                body=[ast.Assign(targets=[target], value=ast.Call(keywords=[]) as call)],
-                orelse=[],
-            ):
-                demand_same(stmt.iter, f"zip(self.{held}, {ast.unparse(draws)}, strict=True)")
-                self._env.pop(item, None)
-                self._repeat(stmt, held, targets(target), self._turn(call, item), {drawn: draws})
-                self._env.pop(drawn, None)
+            case ast.For():
+                self._repeat(stmt, Loop.of(self._expressions, stmt))
             case _:
                 raise wrong(stmt, f"nothing in the IR does `{ast.unparse(stmt)}`")
-
-    def _turn(self, call: ast.Call, item: str) -> Turn:
-        """`layer(x, …)`, or `recomputed(layer, x, …)`."""
-        match call:
-            case ast.Call(func=ast.Name(id=called), args=args) if called == item:
-                return Turn(args, whole=False)
-            case ast.Call(func=ast.Name(id="recomputed"), args=[ast.Name(id=called), *args]) if called == item:
-                self._expressions.names.demand(call, "recomputed")
-                return Turn(args, whole=True)
-            case _:
-                raise wrong(call, f"does not run `{item}`")
 
     def _block(self, call: ast.Call, name: str, body: Sequence[ast.stmt]) -> None:
         """`with … as …`: what is read outside the block would be kept for backward."""
@@ -245,57 +145,91 @@ class Forward:
                 done = ast.copy_location(ast.Call(function, args, call.keywords), call)
                 made = self._expressions.tensor(done)
                 kinds = {op.kind for op in self._ops.done if op.outputs[0].name == made.name}
-                named = set(self._model.program.train.recompute.names)
-                demand(call, kinds <= named, f"`{function.id}` is not to be done again")
+                demand(call, kinds <= self._selected(), f"`{function.id}` is not to be done again")
                 return made
             case _:
                 raise wrong(call, "opens a block other than `regather` or `recompute`")
 
-    def _repeat(
-        self, stmt: ast.For, held: str, names: list[str], turn: Turn, draws: Mapping[str, ast.expr] = _NONE
-    ) -> None:
-        """`for layer in self.layers: x = layer(x, …)`, the next repeat; a name both passed and bound is carried.
+    # ---- repeats
 
-        `draws` are one iteration's by name, and all of which they are.
-        """
+    def _repeat(self, stmt: ast.For, loop: Loop) -> None:
+        """The next repeat; a name that is both passed and bound is carried."""
         demand(stmt, bool(self._inner), "the IR has no further repeat here")
         region = self._inner.pop(0)
         self._ops.in_turn(stmt, region)
-        modules = self._modules(stmt, held, region)
+        modules = self._modules(stmt, loop.held, region)
+        zipped = {name: self._expressions.value(node) for name, node in loop.zipped.items()}
+        for name in (loop.item, *loop.zipped):
+            self._env.pop(name, None)
+        carried = self._carried(stmt, region, loop.names)
+        draws = {name: seen for name, seen in zipped.items() if isinstance(seen, Local)}
+        place = self._place.inside(loop.held, region)
+        turn = self._turn(region, place)
+        inside: dict[str, Seen] = {name: self._expressions.local(arg.value.name) for name, arg in carried.items()}
+        inside |= self._drawn(stmt, region, draws)
+        buffers = {name: seen for name, seen in zipped.items() if name not in draws}
+        inside |= self._moved(loop, self._followed(region, loop.names), buffers, turn)
+        given = [self._passed(node, inside) for node in loop.args]
+        self._slice(region, turn)
+        whole = self._turns_again(region)
+        demand(stmt, loop.again == whole, f"of turns, backward does one of {whole} again")
+        turns = self._model.program.size(region.dim)
+        demand(stmt, loop.turns in (0, turns), f"says of {loop.turns} turns which are done again, of {turns}")
+        results = [end.name for end in region.yields if end.leave is Leave.LAST]
+        Forward(self._model, modules.of, turn.rest(), results, given, place, whole).read()
+        after = zip(loop.names, region.results, strict=False)
+        self._env |= {name: self._expressions.local(value.name) for name, value in after}
+
+    def _turns_again(self, region: Region) -> int:
+        """Of how many turns backward does one again, all of it; 0 for none."""
+        recompute = self._model.program.train.recompute
+        if any(isinstance(inner, Region) for inner in region.body):
+            return 0
+        if recompute.word == "every" and region.dim in recompute.names:
+            return recompute.number
+        return int(recompute.word == "full")
+
+    def _carried(self, stmt: ast.For, region: Region, names: Sequence[str]) -> dict[str, Arg]:
+        """What is carried, by the names in the loop."""
         carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
         demand(stmt, len(names) == len(carried), f"carries {names}, not {[arg.value.name for arg in carried]}")
         for name, arg in zip(names, carried, strict=True):
             begin = self._env.get(name)
-            demand(
-                stmt,
-                isinstance(begin, Local) and begin.name == self._ops.first(arg.source),
-                f"`{name}` does not begin as {arg.source}",
-            )
-        inside = {name: self._expressions.local(arg.value.name) for name, arg in zip(names, carried, strict=True)}
-        inside |= self._drawn(stmt, region, draws)
-        given = [
-            inside[arg.id] if isinstance(arg, ast.Name) and arg.id in inside else self._expressions.value(arg)
-            for arg in turn.args
-        ]
-        self._slice(region)
-        place = Place(f"{self._place.prefix}{held}.*.", (*self._place.repeats, region.dim))
-        results = [end.name for end in region.yields if end.leave is Leave.LAST]
-        innermost = not any(isinstance(inner, Region) for inner in region.body)
-        whole = self._model.program.train.recompute.word == "full" and innermost
-        demand(stmt, turn.whole == whole, f"backward does {'all' if whole else 'not all'} of a turn again")
-        Forward(self._model, modules.of, region, given, place, whole).read(results)
-        self._env |= {
-            name: self._expressions.local(value.name) for name, value in zip(names, region.results, strict=False)
-        }
+            fits = isinstance(begin, Local) and begin.name == self._ops.first(arg.source)
+            demand(stmt, fits, f"`{name}` does not begin as {arg.source}")
+        return dict(zip(names, carried, strict=True))
 
-    def _drawn(self, stmt: ast.For, region: Region, draws: Mapping[str, ast.expr]) -> dict[str, Local]:
+    def _passed(self, node: ast.expr, inside: Mapping[str, Seen]) -> Seen:
+        """An argument of a turn."""
+        return inside[node.id] if isinstance(node, ast.Name) and node.id in inside else self._expressions.value(node)
+
+    def _drawn(self, stmt: ast.For, region: Region, draws: Mapping[str, Local]) -> dict[str, Local]:
         """The draws of one iteration, where the repeat takes any."""
         slices = [arg for arg in region.args if are_draws(arg.value.type)]
         demand(stmt, len(slices) == len(draws), f"draws {len(draws)} times, not {len(slices)}")
-        for arg, node in zip(slices, draws.values(), strict=True):
-            made = self._forks.get(self._expressions.plain(node).name)
-            demand(node, made == self._forks[arg.source], f"is not {arg.source}")
+        for arg, all_ in zip(slices, draws.values(), strict=True):
+            demand(stmt, self._forks.get(all_.name) == self._forks[arg.source], f"`{all_.name}` is not {arg.source}")
         return {name: self._expressions.local(arg.value.name) for name, arg in zip(draws, slices, strict=True)}
+
+    def _turn(self, region: Region, place: Place) -> Turn:
+        slices = [arg.source for arg in region.args if arg.enter is Enter.EACH]
+        return Turn(self._model.program, region, place, {self._ops.first(name) for name in slices})
+
+    def _moved(self, loop: Loop, x: str, zipped: Mapping[str, Seen], turn: Turn) -> dict[str, Buffers]:
+        """Reads the lines around a turn, which pass on `x`; the buffers that are given to the turns inside."""
+        level = len(self._place.repeats)
+        buffers = {n: seen for n, seen in zipped.items() if isinstance(seen, Buffers) and seen.level == level}
+        demand(loop.node, len(buffers) == len(zipped), f"zips what are no buffers of these turns: {', '.join(zipped)}")
+        check_moves(self._expressions, loop, x, buffers, turn)
+        return {n: Buffers(seen.bucket, level + 1) for n, seen in buffers.items() if seen.bucket in turn.inner}
+
+    def _followed(self, region: Region, names: Sequence[str]) -> str:
+        """The first name by which backward comes through all turns: what is carried is read, and in the end used."""
+        inside, after = uses(region), uses(self._region) + Counter(self._results)
+        carried = (arg.value for arg in region.args if arg.enter is Enter.CARRY)
+        found = zip(names, carried, region.results, strict=False)
+        able = (n for n, it, end in found if it.type.differentiable and inside[it.name] and after[end.name])
+        return next(able, "")
 
     def _modules(self, node: ast.AST, name: str, region: Region) -> Modules:
         modules = self._class.attributes.get(name)
@@ -306,8 +240,9 @@ class Forward:
         demand(node, modules.count == size, f"{modules.count} modules, not {size} {region.dim}")
         return modules
 
-    def _slice(self, region: Region) -> None:
-        """Inside a repeat a parameter's slice goes by the parameter's name."""
+    def _slice(self, region: Region, turn: Turn) -> None:
+        """Inside a repeat a parameter's slice, or what a turn gathers of it, goes by the parameter's name."""
         held = [arg for arg in region.args if arg.enter is Enter.EACH and not are_draws(arg.value.type)]
         slices = {arg.value.name: self._ops.first(arg.source) for arg in held}
-        self._model.same.update(slices)
+        self._model.same.update(slices | turn.weights())
+        self._model.taken += len(turn.flat())

@@ -6,7 +6,7 @@ Non-goals: classes and steps.
 import ast
 from fnmatch import fnmatchcase
 
-from ...ir import Program, Type, base, walk
+from ...ir import Bucket, Op, Program, Type, base, walk
 from ...layout import shard_axes
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
@@ -29,21 +29,17 @@ def check_build(
     `dtype` is that in which the model computes.
     """
     local, body = Names.of(build, names), statements(build)
-    shards = {b.name: axes for b in program.buckets if (axes := shard_axes(program, b))}
-    demand(build, len(body) == 4 + bool(shards), "`build` is not model, buckets, optimizer, shards and state")
+    demand(build, len(body) == 4, "`build` is not model, buckets, optimizer and state")
     model, buckets, optimizer = (_target(stmt) for stmt in body[:3])
     demand(build, len({model, buckets, optimizer, "mesh"}) == 4, "uses a name twice")
     made = _optimizer(program)
-    for name in (model_class(build), "Group", "State", "torch", made.partition("(")[0]):
+    for name in (model_class(build), "Bucket", "Group", "State", "torch", made.partition("(")[0]):
         local.demand(build, name)
     demand_same(body[0], f"{model} = {model_class(build)}(mesh)")
     _check_buckets(body[1], program, paths)
     demand_same(body[2], f"{optimizer} = {made}")
     (master,) = {p.type.dtype for p in program.params}
     kept = f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"
-    if shards:
-        demand_same(body[3], f"shards = {shards!r}")
-        kept += ", shards=shards"
     demand_same(body[-1], f"return {model}, State({model}, mesh, {buckets}, {optimizer}, {kept})")
 
 
@@ -67,16 +63,34 @@ def _check_buckets(stmt: ast.stmt, program: Program, paths: dict[str, str]) -> N
         raise wrong(stmt, "the buckets are no dict")
     names = [literal(key) if key else None for key in stmt.value.keys]
     demand(stmt, sorted(map(str, names)) == sorted(b.name for b in program.buckets), f"the buckets are {names}")
-    of = {bucket.name: bucket.params for bucket in program.buckets}
-    for name, groups in zip(names, stmt.value.values, strict=True):
-        found = [pair for group in _elements(groups) for pair in _group(group)]
-        wanted = [(paths.get(param, ""), _settings(param, program)) for param in of[str(name)]]
-        demand(groups, sorted(found) == sorted(wanted), f"bucket {name} is {sorted(found)}, not {sorted(wanted)}")
+    for name, node in zip(names, stmt.value.values, strict=True):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "Bucket"):
+            raise wrong(node, "is no bucket")
+        bucket = program.bucket(str(name))
+        found = [pair for group in node.args for pair in _group(group)]
+        wanted = [(paths.get(param, ""), _settings(param, program)) for param in bucket.params]
+        demand(node, sorted(found) == sorted(wanted), f"bucket {name} is {sorted(found)}, not {sorted(wanted)}")
+        kept = _kept(bucket, program)
+        for option, value in keywords(node, *kept).items():
+            demand_same(value, repr(kept[option]))
 
 
-def _elements(node: ast.expr) -> list[ast.expr]:
-    demand(node, isinstance(node, (ast.List, ast.Tuple)), "is no list of groups")
-    return node.elts if isinstance(node, (ast.List, ast.Tuple)) else []
+def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
+    """What a bucket must say of how it is kept: whatever is not so by itself."""
+    _, forward, backward = blocks(program)
+    keeps = {
+        "keeps_weights": not any(_is(op, "unpack", bucket) for op in walk(forward.body)),
+        "keeps_gradients": not any(_is(op, "pack", bucket) for op in walk(backward.body)),
+    }
+    kept: dict[str, object] = {name: False for name, holds in keeps.items() if not holds}
+    kept |= {"shards": axes} if (axes := shard_axes(program, bucket)) else {}
+    kept |= {"turns": True} if bucket.turns else {}
+    ahead = program.flow.prefetch
+    return kept | ({"prefetch": ahead} if ahead != 1 and not keeps["keeps_weights"] else {})
+
+
+def _is(op: Op, kind: str, bucket: Bucket) -> bool:
+    return op.kind == kind and op.get("bucket") == bucket.name
 
 
 Settings = tuple[float, float]

@@ -10,8 +10,12 @@ from attrs import frozen
 
 from ...ir import Attr, Op, Stmt
 
-DTYPES = {"bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
+DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
 """Torch's words for element types."""
+
+
+BUILT_IN = frozenset({"len", "range", "super", "zip"})
+"""What of Python programs use under its own name."""
 
 
 def wrong(node: ast.AST, what: str) -> AssertionError:
@@ -133,13 +137,20 @@ class Names:
     def of(cls, function: ast.FunctionDef, module: Iterable[str]) -> "Names":
         """The names of one function."""
         stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        demand(function, not {"self", "super", "range", "zip"} & stored, "binds a name that it needs")
+        demand(function, not {"self", *BUILT_IN} & stored, "binds a name that it needs")
         return cls(frozenset(module), frozenset(stored | {arg.arg for arg in function.args.args}))
 
     def demand(self, node: ast.AST, name: str) -> None:
         """Raises where `name` is not the module's."""
         demand(node, name in self.module, f"`{name}` is not imported or defined")
         demand(node, name not in self.local, f"`{name}` is a variable here, and hides what the module calls so")
+
+    def dtype(self, node: ast.expr) -> str:
+        """The element type that torch's word stands for."""
+        self.demand(node, "torch")
+        known = [name for name, word in DTYPES.items() if same(node, word)]
+        demand(node, bool(known), f"`{ast.unparse(node)}` is no element type")
+        return known[0]
 
 
 Key = tuple[str, tuple[str, ...], frozenset[tuple[str, Attr]]]

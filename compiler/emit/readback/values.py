@@ -43,12 +43,25 @@ class Table:
     scaling: tuple[tuple[str, Attr], ...] = ()
 
 
+@frozen
+class Flats:
+    """`state.flats(…)`: the flat buffers of buckets of turns, by bucket."""
+
+
+@frozen
+class Buffers:
+    """Those of a bucket, one for each turn of the repeats from the one that `level` others are around."""
+
+    bucket: str
+    level: int = 0
+
+
 def local(name: str, types: Mapping[str, Type]) -> Local:
     """A value none of whose dims are joined."""
     return Local(name, tuple((dim,) for dim in types[name].dims))
 
 
-Seen = Local | Axes | Table | tuple[Local, ...]
+Seen = Local | Axes | Table | Flats | Buffers | tuple[Local, ...]
 
 
 def ends_of(function: str, x: Local, options: dict[str, object]) -> list[tuple[Placement, Placement]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...again import is_made_again, runs_again
+from ...again import is_made_again, runs_again, turns_again
 from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield
 from ...ops import OPS
 from ...ops.saved import Local
@@ -64,7 +64,11 @@ class Backward(Writer):
         inputs = tuple(map(self.saved, op.inputs))
         outputs = tuple(self.book.value(value.name, value.type) for value in op.outputs)
         self._saved |= {old.name: new.name for old, new in zip(op.outputs, outputs, strict=True)}
-        self.append(evolve(op, inputs=inputs, outputs=outputs))
+        self.append(evolve(op, inputs=inputs, outputs=outputs, attrs=(*op.attrs, *self.when(op))))
+
+    def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
+        """What says that an op is not done again in every turn."""
+        return ()
 
     def kept(self, name: str) -> str:
         """How this body reads a forward value that is not made again: outside of repeats all are in sight."""
@@ -146,6 +150,10 @@ class _RepeatBackward(Backward):
 
     def again(self, op: Op) -> bool:
         return self._runs_again or super().again(op)
+
+    def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
+        every = turns_again(self.book.program, self._forward.dim)
+        return (("every", every),) if self._runs_again and every > 1 else ()
 
     def _stmt(self, stmt: Stmt) -> Stmt:
         if self._runs_again and not self._ran and isinstance(stmt, Op) and self._needs_forward(stmt):

@@ -1,5 +1,6 @@
 """The training step around a model: count → microbatches { forward, backward } → norm → clip → update.
 
+In fp16 gradients are those of the loss times the loss scale, which norm and update take out again.
 Non-goals: the backward of the model itself (`backward`).
 """
 
@@ -33,6 +34,7 @@ class TrainingStep(Writer):
         self._leaves = [op for op in self._model.body if isinstance(op, Op) and op.kind == "leaf"]
         owners = [op.inputs[0] for op in self._leaves]
         assert owners == [p.name for p in program.params], "differentiate: leaves and parameters differ"
+        self._loss_scale = ""  # of a program that has one
 
     def region(self) -> Region:
         """The step, which yields loss, gradient norm, count of valid tokens and the new parameters."""
@@ -43,18 +45,25 @@ class TrainingStep(Writer):
         count = self.reduced(counted, self._span)
         loss_type = self.book.types[self._model.yields[0].name]
         (share,) = self.write("reciprocal", [count], ["share"], self._span, dtype=loss_type.dtype)
-        loss, grads = self._microbatches(inputs, share)
+        loss, grads = self._microbatches(inputs, self._scaled(share))
         (mean,) = self.write("mul", [self.reduced(loss, self._span), share], [loss], self._span)
         norm, updated = self._update(grads, count)
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
         return Region("step", tuple(self.out), args, ends, span=self._span)
 
-    def _microbatches(self, inputs: list[Value], share: str) -> tuple[str, list[str]]:
+    def _scaled(self, share: str) -> str:
+        """The gradient of the step's loss, times the loss scale in fp16."""
+        if self._program.train.precision != "fp16":
+            return share
+        (self._loss_scale,) = self.write("loss_scale", [], ["loss_scale"], self._span)
+        return self.write("mul", [share, self._loss_scale], ["seed"], self._span)[0]
+
+    def _microbatches(self, inputs: list[Value], seed: str) -> tuple[str, list[str]]:
         """Writes the region of all microbatches; returns the sums of loss and of the leaves' gradients."""
         loss = self._model.yields[0].name
         back = Backward(self.book)
-        back.add(loss, self._seed(back, loss, share))
+        back.add(loss, self._seed(back, loss, seed))
         forward = back.body([stmt for stmt in self._model.body if not (isinstance(stmt, Op) and stmt.kind == "leaf")])
         grads = [back.total(op.outputs[0].name, self._span) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
@@ -68,10 +77,10 @@ class TrainingStep(Writer):
         self.out.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self._span))
         return results[0].name, [value.name for value in results[1:]]
 
-    def _seed(self, back: Backward, loss: str, share: str) -> str:
+    def _seed(self, back: Backward, loss: str, seed: str) -> str:
         """The gradient of a microbatch's sum of token losses: one over the step's count of valid tokens."""
         axes = self.book.types[loss].axes_in(Kind.PARTIAL)
-        return back.coerce(share, Step(axes, INVARIANT, REPLICATED), share, self._span) if axes else share
+        return back.coerce(seed, Step(axes, INVARIANT, REPLICATED), seed, self._span) if axes else seed
 
     def _update(self, grads: list[str], count: str) -> tuple[str, list[str]]:
         """Writes norm, clipping and update; returns the norm and the new parameters."""
@@ -80,6 +89,9 @@ class TrainingStep(Writer):
         norm = self._norm(final)
         clip = float(self._program.train.optimizer.clip)
         (scale,) = self.write("clip_scale", [norm], ["scale"], self._span, max=clip)
+        if self._loss_scale:
+            (scale,) = self.write("unscaled", [scale, self._loss_scale], [scale], self._span)
+            (count,) = self.write("if_finite", [count, norm], [count], self._span)
         updates = zip(final, params, strict=True)
         return norm, [self.write("update", [g, scale, count, p.name], [p.name], p.span)[0] for g, p in updates]
 
@@ -93,6 +105,8 @@ class TrainingStep(Writer):
         for name in grads:
             groups.setdefault(self.book.types[name].axes_in(Kind.SHARDED), []).append(name)
         squares = [self._squares(names) for names in groups.values()]
+        if self._loss_scale:
+            return self.write("unscaled_norm", [self._loss_scale, *squares], ["norm"], self._span)[0]
         return self.write("grad_norm", squares, ["norm"], self._span)[0]
 
     def _squares(self, grads: list[str]) -> str:

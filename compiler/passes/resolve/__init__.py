@@ -17,13 +17,11 @@ from .branches import divide
 from .document import Document, gather
 from .inputs import check_data
 from .model import build
-from .parts import claims_of_parts, train_of_parts
-from .state import state_axes
+from .parts import claims_of_parts, state_of_parts, train_of_parts
+from .precision import element_types
+from .state import check_patterns, flow, state_axes
 from .stored import stored
 from .user_ops import user_ops
-
-PRECISIONS = {"fp32": ("f32", "f32"), "bf16": ("bf16", "f32"), "fp64": ("f64", "f64")}
-"""The element types of activations and of parameters' state of record, by `precision`."""
 
 SECTIONS = ("cluster", "mesh", "names", "shard", "state", "train")
 
@@ -58,11 +56,13 @@ def resolve(source: Source) -> Program:
         Region("model", (), span=document.model.span),
         train_of_parts(train, divided.copies),
         cluster,
-        state=state_axes(sections["state"], claims, sizes),
+        state=state_of_parts(state_axes(sections["state"], claims, sizes), divided.copies),
+        flow=flow(sections["state"]),
     )
     ops = user_ops(document.ops, source)
-    built = build(divided.model, frame, scope, ops, *PRECISIONS[train.precision])
+    built = build(divided.model, frame, scope, ops, *element_types(train))
     program = evolve(frame, region=built.region, params=built.params)
+    check_patterns(sections["state"], program)
     if "names" in document.sections:
         program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
     check_data(document.model, program)

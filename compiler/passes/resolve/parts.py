@@ -1,6 +1,6 @@
 """What a plan says of dims and parameters that `branches` has divided: it means all their parts.
 
-Purpose: the claims of `shard`, the groups of the optimizer, the entries of `names hf`.
+Purpose: the claims of `shard`, the groups of the optimizer and of `state`, the entries of `names hf`.
 Non-goals: how they were divided.
 """
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from attrs import evolve
 
-from ...ir import Claim, Dim
+from ...ir import Claim, Dim, StateAxes
 from ...names import Stored, shifted
 from ...settings import Group, Train
 from .branches import Copy
@@ -33,7 +33,16 @@ def train_of_parts(train: Train, copies: Copies) -> Train:
 
 
 def _group(group: Group, copies: Copies) -> Group:
-    return evolve(group, params=tuple(name for pattern in group.params for name in _meant(pattern, copies)))
+    return evolve(group, params=_all_meant(group.params, copies))
+
+
+def state_of_parts(state: Sequence[StateAxes], copies: Copies) -> tuple[StateAxes, ...]:
+    """State of all parts of the parameters that it names."""
+    return tuple(evolve(each, of=_all_meant(each.of, copies)) for each in state)
+
+
+def _all_meant(patterns: Sequence[str], copies: Copies) -> tuple[str, ...]:
+    return tuple(name for pattern in patterns for name in _meant(pattern, copies))
 
 
 def _meant(pattern: str, copies: Copies) -> list[str]:

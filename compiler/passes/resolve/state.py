@@ -1,36 +1,101 @@
-"""The section `state`: over which axes ranks share out what a step keeps.
+"""The section `state`: over which axes ranks share out what a step keeps, and how it is moved.
 
 Non-goals: what that does to parameters and gradients (`passes.fuse_buckets`).
 """
 
-from attrs import asdict, fields_dict
+from fnmatch import fnmatchcase
+
+from attrs import evolve
 
 from ... import syntax
 from ...diagnostics import Diagnostics, Note, did_you_mean, listing
-from ...ir import DATA_DIMS, Claim, StateAxes
+from ...ir import DATA_DIMS, STATES, Claim, Program, StateAxes
+from ...settings import Flow, read
 
-KINDS = tuple(fields_dict(StateAxes))
 
-
-def state_axes(section: syntax.Section, claims: tuple[Claim, ...], sizes: dict[str, int]) -> StateAxes:
-    """What the section says, mesh order kept and axes of one rank left out.  Raises PlanError."""
+def flow(section: syntax.Section) -> Flow:
+    """The section's settings.  Raises PlanError."""
     found = Diagnostics()
-    said: dict[str, syntax.Rule] = {}
+    settings = tuple(entry for entry in section.entries if isinstance(entry, syntax.Setting))
+    read_flow = read(Flow, evolve(section, entries=settings), found)
+    found.check()
+    assert read_flow, "resolve: settings that failed to read were not reported"
+    return read_flow
+
+
+def state_axes(section: syntax.Section, claims: tuple[Claim, ...], sizes: dict[str, int]) -> tuple[StateAxes, ...]:
+    """What the section's rules say, those of groups first, mesh order kept and axes of one rank left out.
+
+    Raises PlanError.
+    """
+    found = Diagnostics()
+    groups = [entry for entry in section.entries if isinstance(entry, syntax.Section)]
+    states = [_group(group, claims, sizes, found) for group in groups]
+    states.append(_rules(section, ("*",), claims, sizes, found))
+    found.check()
+    return tuple(state for state in states if groups or any(getattr(state, kind) for kind in STATES))
+
+
+def check_patterns(section: syntax.Section, program: Program) -> None:
+    """Every pattern of a group means a parameter.  Raises PlanError."""
+    found = Diagnostics()
+    names = [param.name for param in program.params]
+    for group in section.entries:
+        for setting in group.entries if isinstance(group, syntax.Section) else ():
+            for pattern in _patterns(setting, Diagnostics()) if isinstance(setting, syntax.Setting) else ():
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    help = did_you_mean(pattern, names) or f"there are {listing(names)}"
+                    found.error("E0517", f"`{pattern}` is the name of no parameter", setting.span, help=help)
+    found.check()
+
+
+def _group(section: syntax.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> StateAxes:
+    """`group NAME { params = ["norm*"]  zero 1 over dp }`."""
+    of: tuple[str, ...] = ()
+    if str(section.kind) != "group" or not section.name:
+        help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
+        found.error("E0406", f"`state` has no section `{_words(section)}`", section.head, help=help)
+        return StateAxes()
     for entry in section.entries:
-        if not isinstance(entry, syntax.Rule):
-            help = "write `zero 1 over dp`, or `optimizer over dp`"
-            found.error("E0406", "`state` has rules, and settings are not built yet", entry.span, help=help)
-            continue
+        if isinstance(entry, syntax.Setting):
+            of = _patterns(entry, found)
+    if not of:
+        found.error("E0402", f"`{_words(section)}` needs `params`", section.head, help='write `params = ["norm*"]`')
+    return _rules(section, of, claims, sizes, found)
+
+
+def _words(section: syntax.Section) -> str:
+    return " ".join(str(word) for word in (section.kind, section.name) if word)
+
+
+def _patterns(entry: syntax.Setting, found: Diagnostics) -> tuple[str, ...]:
+    match entry:
+        case syntax.Setting(syntax.Name("params"), syntax.List(items)) if all(
+            isinstance(item, syntax.String) for item in items
+        ):
+            return tuple(item.value for item in items if isinstance(item, syntax.String))
+        case _:
+            found.error("E0406", "a group has `params` and rules only", entry.span, help='write `params = ["norm*"]`')
+            return ("",)
+
+
+def _rules(
+    section: syntax.Section,
+    of: tuple[str, ...],
+    claims: tuple[Claim, ...],
+    sizes: dict[str, int],
+    found: Diagnostics,
+) -> StateAxes:
+    said: dict[str, syntax.Rule] = {}
+    for entry in (entry for entry in section.entries if isinstance(entry, syntax.Rule)):
         for kind in entry.dims:
             _kind(kind, said, found)
             said[kind.name] = entry
         for axis in entry.axes:
             _axis(axis, claims, sizes, found)
-    found.check()
-    axes = {kind: _axes(rule, sizes) for kind, rule in said.items() if kind in KINDS}
-    state = StateAxes(**axes)
+    axes = {kind: _axes(rule, sizes) for kind, rule in said.items() if kind in STATES}
+    state = StateAxes(of, **axes)
     _nested(state, said, found)
-    found.check()
     return state
 
 
@@ -40,8 +105,8 @@ def _axes(rule: syntax.Rule, sizes: dict[str, int]) -> tuple[str, ...]:
 
 
 def _kind(kind: syntax.Name, said: dict[str, syntax.Rule], found: Diagnostics) -> None:
-    if kind.name not in KINDS:
-        help = did_you_mean(kind.name, KINDS) or f"there are {listing(KINDS)}"
+    if kind.name not in STATES:
+        help = did_you_mean(kind.name, STATES) or f"there are {listing(STATES)}"
         found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
     elif kind.name in said:
         note = Note(said[kind.name].span, "first here")
@@ -59,13 +124,9 @@ def _axis(axis: syntax.Name, claims: tuple[Claim, ...], sizes: dict[str, int], f
 
 def _nested(state: StateAxes, said: dict[str, syntax.Rule], found: Diagnostics) -> None:
     """Whoever holds a part of the parameters holds that of their gradients, and of their optimizer state."""
-    for kind, axes in asdict(state).items():
+    for kind in STATES:
+        axes = getattr(state, kind)
         if axes and axes != state.optimizer:
             span = said[kind].span
             help = f"write `optimizer over {', '.join(axes)}` too" if not state.optimizer else "give them the same axes"
             found.error("E0516", f"`{kind}` and `optimizer` are shared out over different axes", span, help=help)
-    for kind in ("parameters", "gradients"):
-        if kind in said and said[kind].axes:
-            help = "`zero 1` shares out masters and optimizer state"
-            found.error("E0517", f"{kind} are not shared out yet", said[kind].span, help=help)
-            return

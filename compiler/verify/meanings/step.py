@@ -1,6 +1,6 @@
 """What a step does around forward and backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -9,7 +9,7 @@ from ...ir import Bucket, Program
 from ...settings import Optimizer
 from ..flat import own, packed, padded, parts
 from ..numbers import Numbers
-from ..tensors import Tensor
+from ..tensors import RANDOM, Tensor
 from .call import Call, Meaning
 
 
@@ -31,6 +31,21 @@ def squares(n: Numbers, values: Sequence[Tensor]) -> Tensor:
 def norm(n: Numbers, parts: Sequence[Tensor]) -> Tensor:
     """The root of a sum."""
     return n.function("root", n.total((), *parts))
+
+
+def loss_scale(n: Numbers, axes: int) -> Tensor:
+    """Any number; that it is 0 is as probable as any other."""
+    return Tensor((), n.random((1,) * axes, "loss scale"), RANDOM)
+
+
+def unscaled(n: Numbers, x: Tensor, scale: Tensor, times: int = 1) -> Tensor:
+    """x / scale, so many times."""
+    return n.product(x.dims, x, *[n.inverse(scale)] * times)
+
+
+def unscaled_norm(n: Numbers, scale: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """The root of a sum, divided by a scale: the root of what the sum is without its square."""
+    return n.function("root", unscaled(n, n.total((), *parts), scale, times=2))
 
 
 def clipping(n: Numbers, norm: Tensor, most: object) -> Tensor:
@@ -60,46 +75,53 @@ def _same(c: Call) -> list[Tensor]:
     return [c.args[0]]
 
 
-def _bucket(c: Call, found: Callable[[Bucket], bool]) -> Bucket:
-    return next(bucket for bucket in c.program.buckets if found(bucket))
+def _bucket(c: Call) -> Bucket | None:
+    """The bucket that an op names."""
+    name = dict(c.op.attrs).get("bucket")
+    return c.program.bucket(str(name)) if name else None
+
+
+def _named(c: Call) -> Bucket:
+    return c.program.bucket(str(c.get("bucket")))
 
 
 def _pack(c: Call) -> list[Tensor]:
-    return [packed(c.program, _bucket(c, lambda bucket: bucket.dim == c.get("dim")), c.args)]
+    return [packed(c.program, _named(c), c.args)]
 
 
 def _unpack(c: Call) -> list[Tensor]:
-    return parts(c.program, c.world, _bucket(c, lambda bucket: bucket.name == c.get("bucket")), c.args[0])
+    return parts(c.program, c.world, _named(c), c.args[0])
 
 
 def unpacked(c: Call) -> list[Tensor]:
     """The gradients of an update, one for each of its parameters; zero for what the rank does not update."""
-    grad, name = c.args[0], dict(c.op.attrs).get("bucket")
-    if name is None:
-        return [grad]
-    bucket = _bucket(c, lambda bucket: bucket.name == name)
-    return parts(c.program, c.world, bucket, padded(c.program, c.world, bucket, grad, c.numbers))
+    grad, bucket = c.args[0], _bucket(c)
+    return parts(c.program, c.world, bucket, padded(c.program, c.world, bucket, grad, c.numbers)) if bucket else [grad]
 
 
 def _update(c: Call) -> list[Tensor]:
-    scale, count = c.args[1:3]
+    (scale, count), bucket = c.args[1:3], _bucket(c)
     each = zip(c.op.inputs[3:], c.args[3:], unpacked(c), strict=True)
     moved = [updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each]
-    name = dict(c.op.attrs).get("bucket")
-    return own(c.program, c.world, _bucket(c, lambda b: b.name == name), moved, c.numbers) if name else moved
+    return own(c.program, c.world, bucket, moved, c.numbers) if bucket else moved
 
 
 MEANINGS = {
+    "begin": Meaning(lambda c: []),
     "cast": Meaning(_same, lambda c, grads: [grads[0]]),
     "clip_scale": Meaning(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
     "count_valid": Meaning(lambda c: [count_valid(c.args[0])]),
     "grad_norm": Meaning(lambda c: [norm(c.numbers, c.args)]),
+    "if_finite": Meaning(_same),  # every number of a field is
     "leaf": Meaning(_same, lambda c, grads: [grads[0]]),
     "leaf_grad": Meaning(_same),
+    "loss_scale": Meaning(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
     "pack": Meaning(_pack),
     "reciprocal": Meaning(lambda c: [reciprocal(c.numbers, c.args[0])]),
     "sum_squares": Meaning(lambda c: [squares(c.numbers, c.args)]),
     "unpack": Meaning(_unpack),
+    "unscaled": Meaning(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
+    "unscaled_norm": Meaning(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
     "update": Meaning(_update),
     "zeros": Meaning(lambda c: [c.numbers.product(c.args[0].dims, c.args[0], c.numbers.ratio(0, 1))]),
 }

@@ -9,7 +9,7 @@ Non-goals: whether a mutant is found (`audit`), and by which means; mutants of t
 from collections.abc import Iterator
 
 from ...ir import Program
-from . import coercions, documents, dropout, regions, step
+from . import buckets, coercions, documents, dropout, regions, step
 from .edits import Edit, Mutant
 
 FAMILIES: dict[str, Edit] = {
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Edit] = {
     **step.FAMILIES,
     **documents.FAMILIES,
     **dropout.FAMILIES,
+    **buckets.FAMILIES,
 }
 """By what goes wrong: all wrong programs of the kind."""
 

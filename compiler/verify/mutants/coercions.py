@@ -49,9 +49,9 @@ def _other_kind(program: Program, op: Op) -> Mistakes:
             yield from _other_sum(op)
         case (Kind.PARTIAL, Kind.SHARDED):
             yield "averaged", then(op, "divided", axes=op.names("axes"))
-            yield "without the sum", [_silent(op)]
+            yield "without the sum", [silent(op)]
         case (Kind.SHARDED, Kind.INVARIANT | Kind.REPLICATED):
-            yield "replaced by the own part repeated", [_silent(op)]
+            yield "replaced by the own part repeated", [silent(op)]
             yield "replaced by padding", [with_attrs(op, target=PARTIAL)]
         case (Kind.INVARIANT | Kind.REPLICATED, Kind.SHARDED):
             yield "with a sum of the copies", [with_attrs(op, source=PARTIAL)]
@@ -71,7 +71,7 @@ def _other_sum(op: Op) -> Mistakes:
         yield "as a maximum", [with_attrs(op, source=MAXIMUM)]
 
 
-def _silent(op: Op) -> Op:
+def silent(op: Op) -> Op:
     """What makes the coercion's shapes without its communication."""
     source, _ = ends(op)
     match _kinds(op):
@@ -134,8 +134,8 @@ def _with_conjugate(program: Program) -> Iterator[tuple[str, Span, Program]]:
         partner = next((other for other in left if _conjugate(op, other)), None)
         if partner:
             left.remove(partner)
-            without = replaced(program, op, _silent(op))
-            yield f"{label(op)} and its conjugate", op.span, replaced(without, partner, _silent(partner))
+            without = replaced(program, op, silent(op))
+            yield f"{label(op)} and its conjugate", op.span, replaced(without, partner, silent(partner))
 
 
 BLOCKS = ("forward", "backward")

@@ -10,7 +10,9 @@ from math import prod
 import numpy as np
 from attrs import evolve, frozen
 
-from ...ir import Type
+from ...ir import PARTIAL, Type
+from ...placements import ends
+from ..flat import stale
 from ..meanings import MEANINGS, Call, Meaning
 from ..tensors import Array, Tensor
 from ..world import World
@@ -83,6 +85,32 @@ def _alike(c: Call) -> list[Tensor]:
     return [Tensor(x.dims, x.array.take([0] * x.array.shape[x.lead], axis=x.lead), x.degree)]
 
 
+def _behind(c: Call) -> list[Tensor]:
+    """Of values that are stacked, in the place of each the one behind it."""
+    x = c.args[0]
+    return [Tensor(x.dims, np.roll(x.array, -1, axis=x.lead), x.degree)]
+
+
+def _marks(c: Call) -> list[Tensor]:
+    """One at the first index along the result's dim, zero at the others."""
+    first = np.arange(c.world.dims[c.dims[0]]) == 0
+    return [Tensor(c.dims, first.astype(int).reshape(1, *(1,) * len(c.world.axes), -1))]
+
+
+def _chosen(c: Call) -> list[Tensor]:
+    """The last operand where the first says so, else the second."""
+    mark, x, y = c.args
+    return [Tensor(x.dims, np.where(mark.onto(x.dims) > 0, y.array, x.array), x.degree | y.degree)]
+
+
+def _unseen(c: Call) -> list[Tensor]:
+    """A gather's result of which each rank has its own part only; the rest is stale."""
+    axes, (source, target) = c.op.names("axes"), ends(c.op)
+    whole = c.world.coerced(c.args[0], axes, source, target, c.numbers)
+    own = Tensor(c.args[0].dims, np.ones_like(c.args[0].array))
+    return [stale(whole, c.world.coerced(own, axes, source, PARTIAL, c.numbers))]
+
+
 def _counted_all(c: Call) -> list[Tensor]:
     labels = c.args[0]
     shape = labels.array.shape
@@ -121,6 +149,10 @@ FAULTS = {
     "last": Meaning(_last),
     "flipped": Meaning(_flipped),
     "alike": Meaning(_alike),
+    "behind": Meaning(_behind),
+    "marks": Meaning(_marks),
+    "chosen": Meaning(_chosen),
+    "unseen": Meaning(_unseen),
     "counted_all": Meaning(_counted_all),
     "counted_first": Meaning(_counted_first),
     "as_first": Meaning(_as_first),

@@ -33,7 +33,9 @@ def _count(program: Program) -> Found:
 
 def _own_count(program: Program, op: Op) -> Found:
     """Each rank decides by its own count whether to update."""
-    reduced = _makers(program)[op.inputs[2]]
+    makers = _makers(program)
+    reduced = makers[op.inputs[2]]
+    reduced = makers[reduced.inputs[0]] if reduced.kind == "if_finite" else reduced
     if reduced.kind == "coerce":
         own = with_input(op, 2, reduced.inputs[0])
         yield f"update of {op.inputs[3]} by the rank's own count", op.span, replaced(program, op, own)
@@ -59,17 +61,25 @@ def _stale(program: Program) -> Found:
     for op in (*ops(program, "update"), *ops(program, "sum_squares")):
         for i, name in enumerate(op.inputs[:1] if op.kind == "update" else op.inputs):
             made = _makers(program).get(name)
+            made = _makers(program)[made.inputs[0]] if made and made.kind == "cast" else made
             if made and made.kind == "coerce" and program.degree(made.names("axes")) > 1:
                 early = with_input(op, i, made.inputs[0])
                 yield f"{op.kind} takes {made.inputs[0]} before its reduction", op.span, replaced(program, op, early)
 
 
+def _squares(norm: Op) -> dict[int, str]:
+    """The sums of squares of which a norm is made, by where they stand: behind the loss scale, if there is one."""
+    first = norm.kind == "unscaled_norm"
+    return dict(enumerate(norm.inputs[first:], first))
+
+
 def _norm(program: Program) -> Found:
-    for op in ops(program, "grad_norm"):
-        for i, name in enumerate(op.inputs) if len(op.inputs) > 1 else ():
+    for op in (*ops(program, "grad_norm"), *ops(program, "unscaled_norm")):
+        squares = _squares(op)
+        for i, name in squares.items() if len(squares) > 1 else ():
             less = evolve(op, inputs=(*op.inputs[:i], *op.inputs[i + 1 :]))
             yield f"norm without {name}", op.span, replaced(program, op, less)
-        for i, name in enumerate(op.inputs):
+        for i, name in squares.items():
             type = types(program)[name]
             for axis in wide(program):
                 added = before(op, i, type, "coerce", axes=(axis,), **{"from": PARTIAL, "to": INVARIANT})
@@ -84,10 +94,31 @@ def _clipping(program: Program) -> Found:
             free = before(op, 1, clip.outputs[0].type, "one")
             yield f"update of {op.inputs[3]} not clipped", op.span, replaced(program, op, *free)
         norm = _makers(program)[clip.inputs[0]]
-        for name in norm.inputs if len(norm.inputs) > 1 else ():
-            own = evolve(norm, inputs=(name,), outputs=(aside(norm.outputs[0]),))
+        squares = _squares(norm)
+        for name in squares.values() if len(squares) > 1 else ():
+            own = evolve(norm, inputs=(*norm.inputs[: min(squares)], name), outputs=(aside(norm.outputs[0]),))
             part = with_input(clip, 0, own.outputs[0].name)
             yield f"clipped by the norm of {name} alone", clip.span, replaced(program, clip, own, part)
+
+
+def _scaling(program: Program) -> Found:
+    """Where there is a loss scale: not taken in, or not taken out again."""
+    for scale in (op.outputs[0].name for op in ops(program, "loss_scale")):
+        for op in ops(program, "mul"):
+            if op.inputs[1] == scale:
+                yield "backward begins without the loss scale", op.span, replaced(program, op, instead(op, "kept"))
+        for op in ops(program, "unscaled"):
+            yield "update by gradients with their loss scale", op.span, replaced(program, op, instead(op, "kept"))
+            yield "update takes the loss scale out twice", op.span, replaced(program, op, *_twice(op))
+        for op in ops(program, "unscaled_norm"):
+            scaled = evolve(op, kind="grad_norm", inputs=op.inputs[1:])
+            yield "norm of gradients with their loss scale", op.span, replaced(program, op, scaled)
+
+
+def _twice(op: Op) -> tuple[Op, Op]:
+    """The op, and the same of its result."""
+    own = aside(op.outputs[0])
+    return evolve(op, outputs=(own,)), with_input(op, 0, own.name)
 
 
 def _others_gradient(program: Program) -> Found:
@@ -153,6 +184,7 @@ FAMILIES: dict[str, Edit] = {
     "before the reduction": _stale,
     "gradient norm": _norm,
     "clipping": _clipping,
+    "loss scale": _scaling,
     "another parameter's gradient": _others_gradient,
     "another rank's gradient": _others_shard,
     "part taken for the first": _positions,

@@ -1,7 +1,8 @@
 """Holds what the ranks of a run communicated against the plan, call for call and in its order.
 
 Order is exact in backward too.  autograd runs, of the nodes that are ready, the one that was made last; nodes are made
-in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.
+in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.  A
+collective that is awaited later is recorded, and stands in the plan, where it begins.
 
 What a record cannot show: two calls of one kind, group, shape and dtype that changed places.
 
@@ -144,12 +145,12 @@ def _what(plan: Sequence[Call], stretch: Stretch, at: int) -> str:
     done = list(stretch.calls)
     if at == len(done):
         return "a call is missing" if stretch.whole else "the record ends here"
+    if Counter(done) == Counter(plan):
+        return "another order"
     if at == len(plan) or done[at + 1 : at + _NEAR] == plan[at : at + _NEAR - 1]:
         return "a call too many"
     if done[at : at + _NEAR] == plan[at + 1 : at + _NEAR + 1]:
         return "a call is missing"
-    if Counter(done) == Counter(plan):
-        return "another order"
     return "another " + ", ".join(it.name for it in fields(Call) if _differ(plan[at], done[at], it.name))
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from attrs import frozen
 
-NAMES = {"int64": "i64", "float64": "f64", "float32": "f32", "bfloat16": "bf16"}
+NAMES = {"int64": "i64", "float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 """The plan's names of torch's dtypes."""
 
 
@@ -88,7 +88,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if not isinstance(plan, dict) or not {"name", "mesh", "dims", "collectives", "evaluation"} <= set(cast(Any, plan)):
         raise RecordError(f"{path} is not the account of a compiled plan")
     account = cast("dict[str, Any]", plan)
-    if any("loops" not in each for each in account["collectives"]):
+    if any(not {"loops", "last", "ahead", "every"} <= each.keys() for each in account["collectives"]):
         raise RecordError(f"{path} is of an earlier scalec: compile the plan again, and record once more")
     return account
 
@@ -99,7 +99,10 @@ def read_records(folder: Path, plan: dict[str, Any]) -> list[Record]:
     paths = {rank: folder / f"rank{rank:05}.jsonl" for rank in range(world)}
     missing = [rank for rank, path in paths.items() if not path.is_file()]
     if missing:
-        where = "copy their files here" if len(missing) < world else "run the program with SCALEC_RECORD=1"
+        nothing = (
+            f"name {inside}" if (inside := folder / "recorded").is_dir() else "run the program with SCALEC_RECORD=1"
+        )
+        where = "copy their files here" if len(missing) < world else nothing
         raise RecordError(f"{folder} has no record of {ranks(missing)}: {where}")
     records = [_read(path, rank, plan) for rank, path in paths.items()]
     for record in records:

@@ -28,6 +28,7 @@ try:
     from scalec.runtime import (
         AdamW,
         Batch,
+        Bucket,
         Cosine,
         Group,
         HuggingFace,
@@ -132,7 +133,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
-        "dp_split_tp_0_tp_1": [
+        "dp_split_tp_0_tp_1": Bucket(
             Group(
                 "wte",
                 "layers.*.wq",
@@ -143,13 +144,9 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
                 "head",
                 weight_decay=0.1,
             ),
-        ],
-        "dp_tp_0_tp_1": [
-            Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1),
-        ],
-        "dp_tp_1_split_tp_0": [
-            Group("layers.*.wk", "layers.*.wv", weight_decay=0.1),
-        ],
+        ),
+        "dp_tp_0_tp_1": Bucket(Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
+        "dp_tp_1_split_tp_0": Bucket(Group("layers.*.wk", "layers.*.wv", weight_decay=0.1)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
     return model, State(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)

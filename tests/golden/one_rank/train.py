@@ -27,6 +27,7 @@ try:
     from scalec.runtime import (
         AdamW,
         Batch,
+        Bucket,
         Cosine,
         Group,
         HuggingFace,
@@ -106,7 +107,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
-        "local": [
+        "local": Bucket(
             Group(
                 "wte",
                 "layers.*.norm1",
@@ -122,7 +123,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
                 "head",
                 weight_decay=0.1,
             ),
-        ],
+        ),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
     return model, State(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)

@@ -28,6 +28,7 @@ try:
     from scalec.runtime import (
         AdamW,
         Batch,
+        Bucket,
         Cosine,
         Group,
         HuggingFace,
@@ -130,7 +131,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
-        "dp_split_tp": [
+        "dp_split_tp": Bucket(
             Group(
                 "wte",
                 "layers.*.wq",
@@ -143,10 +144,8 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
                 "head",
                 weight_decay=0.1,
             ),
-        ],
-        "dp_tp": [
-            Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1),
-        ],
+        ),
+        "dp_tp": Bucket(Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
     return model, State(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)

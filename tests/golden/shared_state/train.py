@@ -27,6 +27,7 @@ try:
     from scalec.runtime import (
         AdamW,
         Batch,
+        Bucket,
         Cosine,
         Group,
         HuggingFace,
@@ -110,7 +111,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
-        "dp": [
+        "dp": Bucket(
             Group(
                 "wte",
                 "layers.*.norm1",
@@ -126,22 +127,22 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
                 "head",
                 weight_decay=0.1,
             ),
-        ],
+            shards=("dp",),
+        ),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
-    shards = {"dp": ("dp",)}
-    return model, State(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32, shards=shards)
+    return model, State(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
 
 
 def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    weights = state.weights()
-    all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(share)
+    weights = state.weights()
+    all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
     for tokens, labels in batch.microbatches():
         part = model(tokens, labels)  # forward
         (part * share).backward()  # backward
@@ -160,11 +161,11 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    weights = state.weights()
-    all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(share)
+    weights = state.weights()
+    all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
     loss = all_reduce_(loss, dp) * share  # mean over the step's labels

@@ -1,0 +1,259 @@
+"""The statements of a `forward`: ops, blocks of what backward makes again, loops over the modules of a repeat.
+
+Purpose: which value has a line, and which stands inside the line that reads it; the class of each repeat's body.
+Non-goals: lines and names as such (`lines`), and those around a turn that moves state (`turns`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..again import runs_again, turns_again
+from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
+from ..ops.dropout import are_draws
+from .classes import Frame, Module, Table, table_of
+from .expressions import Expr, express
+from .lines import Lines
+from .reads import captured, reads
+from .turns import Around, Line, around, is_flat, loop_name
+from .words import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular
+
+AGAIN = "again"
+"""Whether backward does a turn again, in loops where it does not do all."""
+
+INLINE = 88
+"""The longest expression that still takes in another one."""
+
+
+class Body:
+    """Writes the lines of one `forward`; `prefix` is that of its weights' names, inside so many repeats."""
+
+    def __init__(
+        self, frame: Frame, module: Module, body: Sequence[Stmt], ends: Sequence[str], prefix: str = "", depth: int = 0
+    ) -> None:
+        self._body = tuple(stmt for stmt in body if not is_flat(frame.program, stmt))
+        self._frame, self._module, self._ends, self._prefix, self._depth = frame, module, ends, prefix, depth
+        self._uses = Counter(reads(self._body)) + Counter(ends)
+        self._consumer = {name: op.kind for op in self._body if isinstance(op, Op) for name in op.inputs}
+        self._lines = Lines(frame, module, prefix, self._uses)
+        self._flats: dict[str, str] = {}  # bucket → the text of its buffers, one for each turn of a repeat of this body
+
+    # ---- what the surroundings give
+
+    def bind(self, region: Region, given: list[str], tables: list[Table], flats: list[Bucket]) -> None:
+        """The arguments of a repeat's body, in their order, and the slices that each of its modules holds."""
+        slices = [arg for arg in region.args if arg.enter is Enter.EACH]
+        draws = [arg.value.name for arg in slices if are_draws(arg.value.type)]
+        carried = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
+        for value in (*carried, *given, *draws):
+            self.bind_argument(value)
+        for arg in slices:
+            if arg.source in self._frame.leaves:
+                self._frame.leaves[arg.value.name] = self._frame.leaves[arg.source]
+        for bucket in flats:
+            levels = len(bucket.turns) - self._depth
+            name = loop_name(bucket, self._depth - 1, alone=False)
+            self._flats[bucket.name] = self._lines.argument(name, "list[" * levels + "Flat" + "]" * levels)
+        for table in tables:
+            self._lines.bind_table(table)
+
+    def bind_argument(self, value: str) -> None:
+        """An argument of `forward`; of draws there are none in evaluation."""
+        type = "Tensor | None" if are_draws(self._frame.types[value]) else "Tensor"
+        self._module.arguments[self._lines.hold(value)] = type
+
+    def bind_flats(self) -> None:
+        """The flat buffers of all turns, by bucket."""
+        name = self._lines.argument("flats", "Flats")
+        self._flats = {b.name: f"{name}[{literal(b.name)}]" for b in self._frame.program.buckets if b.turns}
+
+    # ---- statements
+
+    def write(self) -> None:
+        """Writes every statement, and returns."""
+        for stmt in self._body:
+            if isinstance(stmt, Region) or stmt.kind == "coerce":
+                self._end_coercions()
+            if isinstance(stmt, Region):
+                self._repeat(stmt)
+            else:
+                self._op(stmt)
+        self._lines.finish(", ".join(self._lines.operand(name).text for name in self._ends))
+
+    def _op(self, op: Op) -> None:
+        expr = self._express(op)
+        while len(expr.text) > INLINE and (longest := self._longest(op)):
+            self._lines.assign([longest], self._lines.exprs.pop(longest))
+            expr = self._express(op)
+        for name in op.inputs:
+            if name in self._lines.exprs and self._lines.exprs[name].ops:
+                del self._lines.exprs[name]
+        if op.outputs[0].name in self._frame.made_again:
+            self._block(op, expr)
+        elif len(op.outputs) == 1 and self._inlines(op):
+            self._lines.exprs[op.outputs[0].name] = expr
+        else:
+            self._lines.assign([value.name for value in op.outputs], expr)
+
+    def _express(self, op: Op) -> Expr:
+        return express(op, [self._lines.operand(name) for name in op.inputs], self._lines.context)
+
+    def _inlines(self, op: Op) -> bool:
+        (value,) = op.outputs
+        consumer = self._consumer.get(value.name)
+        if self._uses[value.name] != 1 or consumer is None or not value.name.startswith("_"):
+            return False
+        if op.kind == consumer == "add":
+            return False  # in Python both would be one sum
+        return consumer == "add" if op.kind == "coerce" else consumer != "coerce"
+
+    def _longest(self, op: Op) -> str:
+        """The operand of `op` with the longest text of its own; "" if all are names."""
+        inside = {name: self._lines.exprs[name] for name in op.inputs if name in self._lines.exprs}
+        own = [name for name, expr in inside.items() if expr.ops and len(expr.text) > 12]
+        return max(own, key=lambda name: len(inside[name].text), default="")
+
+    def _end_coercions(self) -> None:
+        """A line of its own for a coercion that still was to stand inside another line."""
+        exprs = self._lines.exprs
+        for name in [name for name, expr in exprs.items() if any(op.kind == "coerce" for op in expr.ops)]:
+            self._lines.assign([name], exprs.pop(name))
+
+    def _block(self, op: Op, expr: Expr) -> None:
+        """Made for this block alone; backward makes it again."""
+        (value,) = op.outputs
+        function, _, arguments = expr.text.partition("(")
+        self._lines.read(expr)
+        target = self._lines.hold(value.name)
+        if value.name not in reads(self._body):  # it is returned, and nothing here would keep it
+            alone = expr.text if op.kind == "coerce" else f"recomputed({function}, {arguments}"
+            self._lines.append(f"{target} = {alone}", self._lines.comment(expr))
+            return
+        called = f"regather({arguments}" if op.kind == "coerce" else f"recompute({function}, {arguments}"
+        self._lines.append(f"with {called} as {target}:", self._lines.comment(expr))
+        self._lines.open_block(value.name)
+
+    # ---- repeats
+
+    def _repeat(self, region: Region) -> None:
+        lines, leaves = self._lines, self._frame.leaves
+        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+        given = sorted(captured(region), key=lambda name: name in leaves)  # values first, then parameters
+        tables = list(dict.fromkeys(self._table_of(op) for op in walk(region.body) if op.kind == "rope"))
+        turned = self._turned(region)
+        inner = [bucket for bucket in turned if len(bucket.turns) > self._depth + 1]
+        attribute = self._child(region, given, tables, inner)
+        variables = [self._loop_variable(arg) for arg in carried]
+        texts = [lines.operand(name).text for name in given]
+        for name in given:
+            lines.left[name] -= 1
+        item = lines.free(singular(region.dim))
+        flats = self._loop_flats(turned, item)
+        draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
+        passed = [*variables, *texts, *draws, *(flats[bucket.name] for bucket in inner), *map(lines.table, tables)]
+        zipped = {name: self._flats[bucket] for bucket, name in flats.items()} | draws
+        if (every := self._every(region)) > 1:
+            zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
+        lines.append(_loop(item, f"self.{attribute}", zipped, lines.indent()))
+        own = {bucket: flats[bucket.name] for bucket in turned if bucket not in inner}
+        around = self._around(region, own, variables)
+        self._append(around.before)
+        self._append([self._call(region, item, variables, passed)])
+        self._append(around.after)
+        for variable, result in zip(variables, region.results, strict=False):
+            lines.rename(variable, result.name)
+        lines.close_blocks()
+
+    def _child(self, region: Region, given: list[str], tables: list[Table], inner: list[Bucket]) -> str:
+        """The attribute under which this module holds those of a repeat's body, whose class is written now."""
+        program, frame = self._frame.program, self._frame
+        attribute = identifier(region.dim, self._module.attributes())
+        taken = {c.name for c in frame.classes} | {class_name(program.name)}
+        name = identifier(class_name(singular(region.dim)), taken)
+        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+        doc = ", ".join(f"{identifier(a.value.name, set())}: {shape(a.value.type, program)}" for a in carried)
+        module = Module(name, f"One of {program.size(region.dim)} {region.dim}.  {doc}")
+        ends = tuple(end.name for end, _ in zip(region.yields, carried, strict=False))
+        body = Body(frame, module, region.body, ends, f"{self._prefix}{attribute}.*.", self._depth + 1)
+        body.bind(region, given, tables, inner)
+        body.write()
+        frame.classes.append(module)
+        self._module.children[attribute] = (module, program.size(region.dim))
+        return attribute
+
+    def _call(self, region: Region, item: str, variables: list[str], passed: list[str]) -> Line:
+        """A turn of a repeat, which backward may do again."""
+        function, arguments, comment = item, passed, place(region.span)
+        if every := self._every(region):
+            given, turns = ([f"{AGAIN}={AGAIN}"], f", every {every} turns") if every > 1 else ([], "")
+            function, arguments, comment = (
+                "recomputed",
+                [item, *passed, *given],
+                f"bwd: forward again{turns}  {comment}",
+            )
+        return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
+
+    def _every(self, region: Region) -> int:
+        """Of how many turns backward does one again; 0 for none."""
+        program = self._frame.program
+        return turns_again(program, region.dim) if runs_again(program, region) else 0
+
+    def _turned(self, region: Region) -> list[Bucket]:
+        """The buckets that have a buffer for each turn of a repeat."""
+        taken = [self._frame.turned(arg.source) for arg in region.args if arg.enter is Enter.EACH]
+        return [b for b in self._frame.program.buckets if b in taken and len(b.turns) > self._depth]
+
+    def _loop_flats(self, turned: list[Bucket], item: str) -> dict[str, str]:
+        """By bucket, the Python names of one turn's buffers."""
+        names: dict[str, str] = {}
+        for bucket in turned:
+            like = loop_name(bucket, self._depth, alone=len(turned) == 1)
+            names[bucket.name] = self._lines.free(like, item, *names.values())
+        return names
+
+    def _around(self, region: Region, own: Mapping[Bucket, str], variables: list[str]) -> Around:
+        """What stands around a turn: backward must come by there, so it passes on a value that backward comes along."""
+        if not own:
+            return Around()
+        inside, carried = uses(region), (arg.value for arg in region.args if arg.enter is Enter.CARRY)
+        ends = zip(carried, region.results, variables, strict=False)
+        found = (
+            name
+            for value, result, name in ends
+            if value.type.differentiable and inside[value.name] and self._uses[result.name]
+        )
+        x = next(found, "")
+        assert x, f"emit: backward comes along no value that is carried through {region.dim}"
+        return around(self._frame.program, own, x, self._lines)
+
+    def _append(self, lines: Iterable[Line]) -> None:
+        for code, comment in lines:
+            self._lines.append(code, comment, deeper=1)
+
+    def _drawn(self, arg: Arg) -> tuple[str, str]:
+        """The Python names of the draws of one iteration and of all."""
+        all_ = self._lines.operand(arg.source).text
+        self._lines.left[arg.source] -= 1
+        return self._lines.hold(arg.value.name), all_
+
+    def _loop_variable(self, arg: Arg) -> str:
+        """The Python name that is carried through the loop."""
+        source = self._lines.operand(arg.source)
+        self._lines.left[arg.source] -= 1
+        if source.text.isidentifier() and not self._lines.left[arg.source] and not source.ops:
+            return source.text
+        name = self._lines.hold(arg.value.name)
+        self._lines.append(f"{name} = {source.text}", self._lines.comment(source) if source.ops else "")
+        return name
+
+    def _table_of(self, op: Op) -> Table:
+        return table_of(op, self._frame.types, self._frame.program)
+
+
+def _loop(item: str, modules: str, zipped: Mapping[str, str], indent: int) -> str:
+    """The line that opens a loop over modules and what each turn has beside its module."""
+    if not zipped:
+        return f"for {item} in {modules}:"
+    names = ", ".join([item, *zipped])
+    fits = len(f"for {names} in zip(") + indent <= WIDTH
+    head = f"for {names}" if fits else exploded("for ", [item, *zipped], indent)
+    return f"{call(f'{head} in zip', [modules, *zipped.values(), 'strict=True'], indent)}:"

@@ -1,0 +1,74 @@
+"""What `build` says of a program's state: buckets and how they are kept, the optimizer, element types.
+
+Non-goals: how buckets move in a step (`step`, `turns`).
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from ..ir import PRECISIONS, Bucket, Program
+from ..layout import shard_axes
+from ..routes import Route, routes
+from ..settings import Flow, Group
+from .words import DTYPES, call, literal
+
+
+def bucket_entries(program: Program, patterns: Mapping[str, str]) -> list[str]:
+    """Each bucket's entry; `patterns` are the parameters' names in the model's state."""
+    of = routes(program)
+    return [_entry(program, bucket, of[bucket.name], patterns) for bucket in program.buckets]
+
+
+def _entry(program: Program, bucket: Bucket, route: Route, patterns: Mapping[str, str]) -> str:
+    arguments = [*_groups(program, bucket, patterns), *_options(program, bucket, route)]
+    return call(f"{literal(bucket.name)}: Bucket", arguments, 8)
+
+
+def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
+    """What is not as the runtime has it where nothing is said."""
+    shards, prefetch = shard_axes(program, bucket), program.flow.prefetch
+    options = {
+        "turns=True": bool(bucket.turns),
+        f"shards={literal(shards)}": bool(shards),
+        "keeps_gradients=False": not route.keeps_gradients,
+        "keeps_weights=False": not route.keeps_weights,
+        f"prefetch={prefetch}": not route.keeps_weights and prefetch != Flow().prefetch,
+    }
+    return [option for option, said in options.items() if said]
+
+
+def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> list[str]:
+    """A bucket's parameters by the optimizer settings that they share."""
+    settings = program.train.optimizer
+    rest = Group("", (), settings.weight_decay)
+    groups: dict[Group, list[str]] = {}
+    for name in bucket.params:
+        group = next((g for g in settings.groups if any(fnmatchcase(name, p) for p in g.params)), rest)
+        groups.setdefault(group, []).append(patterns[name])
+    return [_group(group, names) for group, names in groups.items()]
+
+
+def _group(group: Group, patterns: list[str]) -> str:
+    arguments = [*map(literal, patterns), f"weight_decay={literal(group.weight_decay)}"]
+    if group.lr_scale != 1:
+        arguments.append(f"lr_scale={literal(group.lr_scale)}")
+    return call("Group", arguments, 12)
+
+
+def optimizer(program: Program) -> str:
+    """The optimizer as a call."""
+    settings = program.train.optimizer
+    if settings.kind == "adamw":
+        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)})"
+    return f"SGD(momentum={literal(settings.momentum)})"
+
+
+def compute(program: Program) -> str:
+    """The element type of activations."""
+    return PRECISIONS[program.train.precision]
+
+
+def dtypes(program: Program) -> str:
+    """The element types of the working copy and of the masters, as arguments."""
+    stored = program.params[0].type.dtype
+    return f"dtype={DTYPES[compute(program)]}, master={DTYPES[stored]}"

@@ -1,0 +1,170 @@
+"""Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the cap.
+
+A repeat's parameters have a bucket of each turn where ranks share out gradients or parameters, or where the stack of
+all turns is more than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, the
+order in which their gradients are complete.
+Non-goals: what is done with them (`flats`, `turns`).
+"""
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from math import prod
+
+from attrs import evolve, frozen
+
+from ...ir import ITEM_BYTES, Bucket, Kind, Program, StateAxes, Type
+from .homes import Home
+
+SMALL = 25 << 20
+"""Bytes up to which what all turns have is reduced at once, where the plan does not say (as torch's DDP does)."""
+
+
+@frozen
+class Key:
+    """What gradients of one bucket share: the axes they are reduced over, and those they are sharded over."""
+
+    reduced: tuple[str, ...]
+    sharded: tuple[str, ...]
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return "_".join([*(self.reduced or ("local",)), *(("split", *self.sharded) if self.sharded else ())])
+
+
+@frozen
+class Used:
+    """A parameter in its step: as the model uses it, `leaf`, and its gradient `summed` over microbatches."""
+
+    name: str
+    leaf: str
+    summed: str
+    gradient: Type
+    home: Home | None
+
+
+@frozen
+class Group:
+    """A bucket to be: its parameters in the order of the optimizer's groups, and the axes that share it out.
+
+    `turns` are the dims of repeats whose turns have a buffer each.  Each of these is gathered where it is used if not
+    `keeps_weights`, and reduced in each microbatch if not `keeps_gradients`.
+    """
+
+    name: str
+    key: Key
+    params: tuple[Used, ...]
+    turns: tuple[str, ...]
+    shards: tuple[str, ...]
+    keeps_weights: bool
+    keeps_gradients: bool
+
+    @property
+    def dim(self) -> str:
+        """The flat dim."""
+        return f"flat_{self.name}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters."""
+        return tuple(param.name for param in self.params)
+
+    @property
+    def home(self) -> Home:
+        """Where its turns are."""
+        home = self.params[0].home
+        assert home, "fuse_buckets: a bucket of turns without a home"
+        return home
+
+
+def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
+    """The buckets, in the order in which backward completes their gradients."""
+    alike: dict[tuple[Key, object, object], list[Used]] = {}
+    for param in params:
+        place = param.home and param.home.place
+        alike.setdefault((_key(param.gradient), _axes(program, param), place), []).append(param)
+    rest: dict[object, list[Used]] = {}
+    buckets: list[Group] = []
+    for (key, axes, _), each in alike.items():
+        if _by_turns(program, key, each):
+            buckets += _capped(program, key, each, len(each[0].home.forward) if each[0].home else 0)
+        else:
+            rest.setdefault((key, axes), []).extend(each)
+    order = {param.name: i for i, param in enumerate(program.params)}
+    for each in rest.values():
+        each.sort(key=lambda param: order[param.name])
+        buckets += _capped(program, _key(each[0].gradient), each, 0)
+    return _named(buckets)
+
+
+def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[Group]:
+    """Buckets of the same parameters as these, and the same turns, whatever their bytes are."""
+    used = {param.name: param for param in params}
+    found = ((bucket, [used[name] for name in bucket.params]) for bucket in buckets)
+    groups = ((b, _group(program, _key(each[0].gradient), each, len(b.turns))) for b, each in found)
+    return [evolve(group, name=bucket.name) for bucket, group in groups]
+
+
+def _axes(program: Program, param: Used) -> StateAxes:
+    """What ranks share out of a parameter, by whatever pattern."""
+    return evolve(program.state_of(param.name), of=())
+
+
+def _key(type: Type) -> Key:
+    return Key(type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED), type.dtype)
+
+
+def _by_turns(program: Program, key: Key, params: list[Used]) -> bool:
+    """Whether each turn of a repeat has a bucket of its own."""
+    if not params[0].home or not key.reduced:
+        return False
+    state = program.state_of(params[0].name)
+    if {*state.gradients, *state.parameters} & {*key.reduced}:
+        return True
+    return sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
+
+
+def _bytes(program: Program, param: Used, turns: int) -> int:
+    """The gradient's bytes on a rank, of one turn of so many repeats."""
+    sizes = [program.size(dim) for dim in param.gradient.dims[:turns]]
+    return program.elements(param.gradient) // prod(sizes) * ITEM_BYTES[param.gradient.dtype]
+
+
+def _capped(program: Program, key: Key, params: list[Used], turns: int) -> Iterator[Group]:
+    """The parameters, last ones first, in as few buckets as the cap allows."""
+    full: list[list[Used]] = [[]]
+    filled = 0
+    for param in reversed(params):
+        size = _bytes(program, param, turns)
+        if full[-1] and program.flow.bucket and filled + size > program.flow.bucket:
+            full.append([])
+            filled = 0
+        full[-1].insert(0, param)
+        filled += size
+    for part in full:
+        yield _group(program, key, part, turns)
+
+
+def _group(program: Program, key: Key, params: list[Used], turns: int) -> Group:
+    state = program.state_of(params[0].name)
+    shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
+    dims = params[0].gradient.dims[:turns]
+    ordered = tuple(sorted(params, key=lambda param: _optimizer_group(program, param.name)))
+    keeps = (not (turns and shards and axes) for axes in (state.parameters, state.gradients))
+    return Group("_".join([*dims, key.name]), key, ordered, dims, shards, *keeps)
+
+
+def _optimizer_group(program: Program, param: str) -> int:
+    """Parameters of one optimizer group lie side by side; those of none come first."""
+    groups = program.train.optimizer.groups
+    return next((i for i, g in enumerate(groups, 1) if any(fnmatchcase(param, p) for p in g.params)), 0)
+
+
+def _named(groups: list[Group]) -> list[Group]:
+    """Each with a name of its own: `dp`, `dp_2`, …"""
+    seen: dict[str, int] = {}
+    found: list[Group] = []
+    for group in groups:
+        number = seen[group.name] = seen.get(group.name, 0) + 1
+        found.append(evolve(group, name=f"{group.name}_{number}") if number > 1 else group)
+    return found

@@ -1,0 +1,105 @@
+"""Where in the step a parameter of a repeat is used: the repeat of forward that takes its slices, and that of backward.
+
+Purpose: what a bucket of each turn needs, which gathers its parameters where a turn begins and reduces their gradients
+where its backward ends.  A parameter that is used in several places, or not slice by slice alone, has no home.
+Non-goals: what is done there (`turns`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from ...ir import Enter, Leave, Op, Region, Stmt, uses
+
+Path = tuple[int, ...]
+"""Which region of a body, counted among its regions, then which of that one's, and so on."""
+
+
+@frozen
+class Home:
+    """The regions of forward and backward in which each turn has its slice of a parameter.
+
+    `weight` is a turn's slice in forward and `again` the one in backward, "" where that reads none; `slices` are their
+    names at each level.  `sums` names what leads from a turn's `gradient` to the microbatch's.
+    """
+
+    forward: Path
+    backward: Path
+    weight: str
+    again: str
+    slices: tuple[str, ...]
+    gradient: str
+    sums: tuple[str, ...]
+
+    @property
+    def place(self) -> tuple[Path, Path]:
+        """What parameters of one bucket share."""
+        return self.forward, self.backward
+
+
+def home(microbatches: Region, leaf: str, gradient: str) -> Home | None:
+    """The home of the parameter that is used as `leaf`, and whose gradient in a microbatch is `gradient`."""
+    forward, backward = (stmt for stmt in microbatches.body if isinstance(stmt, Region))
+    cast = next((op for op in backward.body if isinstance(op, Op) and op.outputs[0].name == gradient), None)
+    stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
+    taken, again, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _turn(backward.body, stack)
+    if not taken or not made or (again and again[0] != made[0]) or uses(backward)[leaf] != bool(again):
+        return None
+    held = again[1] if again else ()
+    sums = (*{gradient, stack}, *made[1][1:-1])
+    return Home(taken[0], made[0], taken[1][-1], held[-1] if held else "", (*taken[1], *held), made[1][-1], sums)
+
+
+def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
+    """The path to the one place that takes slices of a value, of slices of it and so on, and their names."""
+    takers = [(i, arg) for i, region in regions(body) for arg in region.args if arg.source == name]
+    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or _reads(body, name) != 1:
+        return None
+    index, arg = takers[0]
+    inner = _slices(_nth(body, index).body, arg.value.name)
+    if inner is None:
+        return (index,), (arg.value.name,)
+    return (index, *inner[0]), (arg.value.name, *inner[1])
+
+
+def _turn(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
+    """The path to the turn that makes the slices of a stack, and the names from the stack to the slice."""
+    for i, region in regions(body):
+        for end, result in zip(region.yields, region.results, strict=True):
+            if result.name == name and end.leave is Leave.STACK:
+                inner = _turn(region.body, end.name)
+                return (i, *(inner[0] if inner else ())), (name, *(inner[1] if inner else (end.name,)))
+    return None
+
+
+def _reads(body: Sequence[Stmt], name: str) -> int:
+    found: Counter[str] = Counter()
+    for stmt in body:
+        found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
+    return found[name]
+
+
+def regions(body: Sequence[Stmt]) -> Iterator[tuple[int, Region]]:
+    """The regions of a body with their numbers."""
+    return enumerate(stmt for stmt in body if isinstance(stmt, Region))
+
+
+def _nth(body: Sequence[Stmt], index: int) -> Region:
+    return next(region for i, region in regions(body) if i == index)
+
+
+def without(region: Region, gone: set[str]) -> Region:
+    """The region without what binds these names, at any depth."""
+    body = tuple(
+        without(stmt, gone) if isinstance(stmt, Region) else stmt
+        for stmt in region.body
+        if isinstance(stmt, Region) or not {value.name for value in stmt.outputs} & gone
+    )
+    args = tuple(arg for arg in region.args if arg.value.name not in gone)
+    ends = [it for it in zip(region.yields, region.results, strict=False) if it[1].name not in gone]
+    if not region.results:
+        return evolve(region, body=body, args=args)
+    return evolve(
+        region, body=body, args=args, yields=tuple(end for end, _ in ends), results=tuple(value for _, value in ends)
+    )

@@ -1,0 +1,119 @@
+"""Which parameters share a bucket, what the ranks keep of it, and where in the step it is gathered and reduced.
+
+Non-goals: that the step is the single device's (`tests/verify`), and what the buckets' memory holds (`tests/runtime`).
+"""
+
+from math import prod
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ir.plans import LLAMA, MLP, START, Plan
+from scalec.compiler.ir import Kind, Program, Region, walk
+from scalec.compiler.routes import Route, routes
+
+NESTED = f"""{START}
+  repeat blocks {{ repeat layers {{ {MLP} }} x = rmsnorm(x, inner[hidden], eps) }}
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)"""
+
+
+def plan(state: str, body: str = LLAMA) -> Program:
+    shard = "batch over replica, dp  vocab, heads, kv_heads, ffn over tp"
+    return Plan(body, "replica = 2  dp = 2  tp = 2", shard, ranks=4, state=state, train="precision = bf16").program()
+
+
+def where(program: Program, bucket: str) -> str:
+    """The route of a bucket, in short."""
+    it: Route = routes(program)[bucket]
+    gather = f"gather {'*'.join(it.gather)} {'step' if it.keeps_weights else 'turn'}, " if it.gather else ""
+    reduce = " then ".join(filter(None, ("*".join(it.scatter) and f"scatter {'*'.join(it.scatter)}", "*".join(it.add))))
+    return f"{gather}{reduce} {'step' if it.keeps_gradients else 'turn'}"
+
+
+@pytest.mark.parametrize(
+    ("state", "route"),
+    [
+        ("bucket = 1B", "replica*dp step"),
+        ("zero 1 over dp  bucket = 1B", "gather dp step, scatter dp then replica step"),
+        ("zero 2 over dp", "gather dp step, scatter dp then replica turn"),
+        ("zero 3 over dp", "gather dp turn, scatter dp then replica turn"),
+        ("zero 3 over replica, dp", "gather replica*dp turn, scatter replica*dp turn"),
+        ("parameters, optimizer over dp", "gather dp turn, scatter dp then replica step"),
+    ],
+)
+def test_stages_differ_in_scopes_alone(state: str, route: str) -> None:
+    program = plan(state)
+    turns = [bucket for bucket in program.buckets if bucket.turns]
+    assert {name for bucket in turns for name in bucket.params} == {p.name for p in program.params if p.stacked}
+    assert {where(program, bucket.name) for bucket in turns} == {route}
+    begun = {str(op.get("bucket")) for op in walk(program.region.body) if op.kind == "begin"}
+    assert begun == ({bucket.name for bucket in turns} if route.endswith("step") else set())
+
+
+def test_what_stands_outside_of_repeats_is_moved_once_a_step() -> None:
+    program = plan("zero 3 over dp")
+    rest = [bucket for bucket in program.buckets if not bucket.turns]
+    assert sorted(name for bucket in rest for name in bucket.params) == ["head", "norm", "wte"]
+    assert {where(program, bucket.name) for bucket in rest} == {"gather dp step, scatter dp then replica step"}
+
+
+def test_turns_of_repeats_in_repeats() -> None:
+    program = plan("zero 3 over dp", NESTED)
+    turns = {name: bucket.turns for bucket in program.buckets for name in bucket.params}
+    assert turns["norm2"] == turns["w_up"] == ("blocks", "layers")
+    assert turns["inner"] == ("blocks",)
+    assert turns["head"] == turns["wte"] == ()
+    assert {where(program, bucket.name) for bucket in program.buckets if bucket.turns} == {
+        "gather dp turn, scatter dp then replica turn"
+    }
+
+
+def test_groups_go_by_their_own_rules() -> None:
+    program = plan('zero 3 over dp  group small { params = ["norm*"]  zero 1 over dp }')
+    held = {name: bucket for bucket in program.buckets for name in bucket.params}
+    assert not held["norm1"].turns
+    assert where(program, held["norm1"].name) == "gather dp step, scatter dp then replica step"
+    assert where(program, held["wq"].name) == "gather dp turn, scatter dp then replica turn"
+
+
+@given(st.integers(0, 3), st.integers(1, 2000))
+@example(0, 1)
+def test_a_bucket_ends_at_the_cap(stage: int, cap: int) -> None:
+    program = plan(f"zero {stage} over dp  bucket = {cap}B")
+    assert sorted(name for bucket in program.buckets for name in bucket.params) == sorted(
+        p.name for p in program.params
+    )
+    types = {param.name: param.type for param in program.params}
+    for bucket in program.buckets:
+        sizes = [4 * _turn(program, bucket.turns, types[name].dims, name) for name in bucket.params]
+        assert sum(sizes) <= cap or len(sizes) == 1
+    order = [name for bucket in program.buckets if not bucket.turns for name in reversed(bucket.params)]
+    assert [name for name in order if name in ("wte", "head")] == ["head", "wte"]  # as backward completes them
+
+
+def _turn(program: Program, turns: tuple[str, ...], dims: tuple[str, ...], name: str) -> int:
+    """The elements of a parameter that a rank has in one turn."""
+    type = next(param.type for param in program.params if param.name == name)
+    return program.elements(type) // prod(program.size(dim) for dim in dims[: len(turns)])
+
+
+def test_no_gradient_is_reduced_before_it_is_whole() -> None:
+    """`begin` reads what the step reduces: each bucket's slices, in the order of its parameters."""
+    program = plan("zero 0 over dp  bucket = 1B")
+    packs = {str(op.get("bucket")): op for op in walk(program.region.body) if op.kind == "pack"}
+    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    backward = microbatches.body[1]
+    assert isinstance(backward, Region)
+    for op in (op for op in walk(program.region.body) if op.kind == "begin"):
+        (repeat,) = (stmt for stmt in backward.body if isinstance(stmt, Region) and op in stmt.body)
+        stacks = {end.name: result.name for end, result in zip(repeat.yields, repeat.results, strict=True)}
+        casts = {o.inputs[0]: o.outputs[0].name for o in walk(backward.body) if o.kind == "cast"}
+        sums = {e.name: r.name for e, r in zip(microbatches.yields, microbatches.results, strict=True)}
+        assert tuple(sums[casts[stacks[name]]] for name in op.inputs) == packs[str(op.get("bucket"))].inputs
+        assert all(kind in (Kind.PARTIAL, Kind.SHARDED) for kind in _kinds(program, op.inputs))
+
+
+def _kinds(program: Program, names: tuple[str, ...]) -> list[Kind]:
+    made = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
+    return [place.kind for name in names for _, place in made[name].places]
