@@ -6,10 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 # Both are read when torch is imported.  Without the first, gloo lets collectives of unequal sizes or dtypes pass.
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# The same examples at every run, and no shrinking: of a random plan it takes longer than a test may.  A failure is
+# shrunk with `pytest --hypothesis-profile=shrink`.
+settings.register_profile("shrink", derandomize=True, deadline=None)
+settings.register_profile("same", settings.get_profile("shrink"), phases=[Phase.explicit, Phase.generate])
+settings.load_profile("same")
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -157,4 +157,19 @@ def _left_open(long: _Long) -> set[int]:
     return {at + 1 for at in long.shallow if at + 1 < end <= closing.get(at, -1)}
 
 
-_RULES: tuple[Callable[[_Long], set[int]], ...] = (_entries, _items, _terms, _factors, _brackets, _left_open)
+def _closed_late(long: _Long) -> set[int]:
+    """Behind all brackets of earlier lines that end inside of this one, which gives their ends lines of their own."""
+    plan, line = long.plan, long.line
+    closed = [plan.inside[at] for at in range(line.first + 1, line.end) if plan.words[at].closes]
+    return {opening + 1 for opening in closed if opening < line.first}
+
+
+_RULES: tuple[Callable[[_Long], set[int]], ...] = (
+    _entries,
+    _items,
+    _terms,
+    _factors,
+    _brackets,
+    _left_open,
+    _closed_late,
+)

@@ -90,7 +90,7 @@ def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
     return steps
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pairs())
 def test_paths_lead_where_they_should(pair: Pair) -> None:
     """Each step is an entry of the table, and leaves the value as it is."""
@@ -105,7 +105,7 @@ def test_paths_lead_where_they_should(pair: Pair) -> None:
     assert not steps or steps[-1][2] == pair.target
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pairs())
 def test_paths_move_innermost_axes_and_little(pair: Pair) -> None:
     """Only the innermost axes of a dim move; slices and scatters first, gathers last."""
@@ -121,7 +121,7 @@ def test_paths_move_innermost_axes_and_little(pair: Pair) -> None:
                 assert type.axes_of(place.dim)[-len(step.axes) :] == step.axes
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pairs())
 def test_paths_refuse_only_what_reorders_a_dim(pair: Pair) -> None:
     """Where each dim keeps its outer axes, and one kind of change is asked of it, there is a path."""

@@ -294,7 +294,7 @@ def test_what_is_allowed_is_true(kind: str, form: Form) -> None:
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_what_is_allowed_on_each_of_two_axes_is_true_on_both(kind: str, form: Form, data: st.DataObject) -> None:
     assert is_true(TWO_AXES, kind, form, data.draw(pairs(kind, form)))
@@ -392,7 +392,7 @@ def test_gradients_are_dual_and_equal(kind: str, form: Form) -> None:
 
 
 @pytest.mark.parametrize(("kind", "form"), WITH_ADJOINT)
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_gradients_on_two_axes(kind: str, form: Form, data: st.DataObject) -> None:
     assert mistake(TWO_AXES, kind, form, data.draw(pairs(kind, form))) == ""

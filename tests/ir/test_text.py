@@ -62,7 +62,7 @@ def test_reads_back(name: str) -> None:
     assert again(program) == program
 
 
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(plans())
 def test_random_programs_read_back(plan: str) -> None:
     program = compile_plan(Source("random.scale", plan))
@@ -116,7 +116,7 @@ def edits(draw: st.DrawFn) -> str:
     return text[: old.start()] + new + text[old.end() :]
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(edits())
 def test_edited_text_is_refused_or_compiles(text: str) -> None:
     try:

@@ -74,10 +74,8 @@ def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("plain_groups")
 @settings(
-    derandomize=True,
     max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    deadline=None,
 )
 @given(plans())
 def test_random_plans_communicate_in_the_order_of_the_ir(tmp_path_factory: pytest.TempPathFactory, plan: str) -> None:

@@ -5,7 +5,7 @@ The module of the user ops lies beside this file; plans are compiled as if they 
 
 from collections.abc import Iterator, Sequence
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalec.compiler import syntax
@@ -52,7 +52,7 @@ def covering(number: int, of: int) -> list[str]:
     """So many of a larger number of random plans: always that in which most stands that is in none before it."""
     found: dict[str, set[str]] = {}
 
-    @settings(derandomize=True, max_examples=of, deadline=None, phases=[Phase.generate], suppress_health_check=CHECKS)
+    @settings(max_examples=of, suppress_health_check=CHECKS)
     @given(random_drafts())
     def draw(plan: str) -> None:
         found[plan] = words(plan, compile_plan(Source("plan.scale", plan), "resolve"))

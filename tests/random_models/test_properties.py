@@ -6,7 +6,7 @@ Non-goals: numbers (`test_numbers`), mutants (`tests/verify/test_properties.py`)
 import re
 from collections import Counter
 
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 
 from random_models.draws import random_drafts, random_plans, table, words
 from scalec.compiler.diagnostics import PlanError
@@ -34,7 +34,7 @@ def test_what_is_drawn() -> None:
     """All of the language, with and without what may be left out; and few plans are refused."""
     drawn, refused = set[str](), Counter[str]()
 
-    @settings(derandomize=True, max_examples=DRAWS, deadline=None, phases=[Phase.generate])
+    @settings(max_examples=DRAWS)
     @given(random_drafts())
     def draw(plan: str) -> None:
         try:
@@ -49,7 +49,7 @@ def test_what_is_drawn() -> None:
     assert refused.total() <= DRAWS * REFUSED, refused
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(random_plans())
 def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
     """`emit` reads the program back, too."""
@@ -63,7 +63,7 @@ def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
     assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)
 
 
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(random_plans())
 def test_element_types_apart_from_each_other(plan: str) -> None:
     """As above, in what `random_plans` does not draw, so that other tests keep their plans; and nothing done again."""
