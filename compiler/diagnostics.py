@@ -83,11 +83,12 @@ CODES = {
     "E0510": "a dim that its axis does not divide",
     "E0511": "an axis that reaches over machines",
     "E0512": "a mesh that is not the cluster's",
-    "E0513": "a repeated dim over an axis",
+    "E0513": "a repeat that cannot be cut",
     "E0514": "an unknown kind of state",
     "E0515": "state over an axis without data",
     "E0516": "kinds of state over different axes",
     "E0517": "state of a parameter that is not there",
+    "E0518": "stages or a schedule that cannot be",
     # ops
     "E0601": "a dim that an op needs whole",
     "E0609": "query and key/value heads sharded apart",

@@ -164,6 +164,25 @@ def count(doc: str, at_least: int = 0) -> Metadata:
     return {WHAT: Value(doc, read, str)}
 
 
+def counts(doc: str) -> Metadata:
+    """A list of integers: `[9, 10, 10, 9]`."""
+
+    def item(setting: syntax.Setting, expr: syntax.Expr) -> int:
+        number = _within(INT64, _number(setting, expr, "integers"), setting, expr)
+        if isinstance(number, float):
+            raise unfit(setting, expr, "integers")
+        return int(_within(NOT_NEGATIVE, number, setting, expr))
+
+    def read(setting: syntax.Setting) -> tuple[int, ...]:
+        match setting.value:
+            case syntax.List(items=(_, *_) as items):
+                return tuple(item(setting, expr) for expr in items)
+            case other:
+                raise unfit(setting, other, "a list of integers, as in `[9, 10, 10, 9]`")
+
+    return {WHAT: Value(doc, read, lambda numbers: f"[{', '.join(map(str, numbers))}]")}
+
+
 def real(doc: str, bound: Bound) -> Metadata:
     """A number."""
     return {WHAT: Value(doc, lambda setting: _real(setting, setting.value, bound), repr)}

@@ -14,7 +14,8 @@ from typing import Literal
 from attrs import Factory, evolve, field, frozen
 
 from .names import Stored
-from .settings import Cluster, Flow, Train
+from .schedules.actions import Schedule
+from .settings import Cluster, Flow, Pipelining, Train
 from .source import Span
 
 
@@ -286,6 +287,32 @@ class StateAxes:
 
 
 @frozen
+class Pipeline:
+    """Repeats that are cut into stages over a mesh axis.
+
+    What types and dims say is of all stages together; nothing but sums over stages mentions the axis.  A stage has
+    `turns` turns of the repeats over `dims`, one behind the other; what stands before a repeat's first turn belongs to
+    the first stage or to that of the turn before, what stands behind the last one to the last stage.
+    """
+
+    axis: str
+    dims: tuple[str, ...]
+    settings: Pipelining
+    turns: tuple[int, ...] = ()
+    """Of each stage; from `cut_stages` on."""
+    homes: tuple[int, ...] = ()
+    """The rank of each stage on the axis."""
+    held: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The stages of each parameter that is no slice of a repeat that is cut."""
+    schedule: Schedule | None = None
+    """With messages; from `schedule_pipeline` on."""
+
+    def ranks_of(self, param: str) -> tuple[int, ...]:
+        """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
+        return tuple(sorted({self.homes[stage] for stage in dict(self.held).get(param, ())}))
+
+
+@frozen
 class Program:
     """A plan on its way to a training program, after the pass `stage`."""
 
@@ -302,6 +329,7 @@ class Program:
     names: tuple[Stored, ...] = ()
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
+    pipeline: Pipeline | None = None
 
     def size(self, dim: str) -> int:
         """The global size of `dim`."""

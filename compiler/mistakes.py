@@ -50,24 +50,14 @@ _STRANGE = {
 """Characters that no word begins with, and what whoever writes them probably means."""
 
 
-PLANNED = {"pipeline": "schedules of stages are to come"}
-"""Sections that plans cannot have yet."""
-
 _BRANCH = "a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`"
 _REPEAT = "a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`"
 _HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT}
 """How statements with braces begin."""
 
 
-def not_yet(kind: str, span: Span) -> Diagnostic:
-    """The diagnostic for a section that is planned."""
-    return Diagnostic("E0406", f"there is no section `{kind}` yet", span, PLANNED[kind], help="leave it out")
-
-
 def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
     """The diagnostic for a text that the grammar does not accept."""
-    if section := _planned(_before(error)):
-        return not_yet(section.name, section.span)
     if not isinstance(error, UnexpectedToken):
         return _strange_character(error, source)
     token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
@@ -100,14 +90,6 @@ def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnos
 def _before(error: UnexpectedInput) -> list[Any]:
     """Tokens and nodes that the parser had put together, the nearest last."""
     return _parser(error).parser_state.value_stack
-
-
-def _planned(before: list[Any]) -> Name | None:
-    """The section to come that an error stands in."""
-    for word, after in pairwise(before):
-        if isinstance(word, Name) and word.name in PLANNED and isinstance(after, Token) and after.type == "LBRACE":
-            return word
-    return None
 
 
 def _head(before: list[Any]) -> str:

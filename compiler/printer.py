@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from attrs import asdict
 
-from .ir import Attr, Dim, Kind, Op, Param, Placement, Program, Region, StateAxes, Type, Value
+from .ir import Attr, Dim, Kind, Op, Param, Pipeline, Placement, Program, Region, StateAxes, Type, Value
 from .names import show_names
 from .settings import Flow, show
 from .source import Span
@@ -20,6 +20,7 @@ def print_ir(program: Program) -> str:
         show(program.cluster),
         show(program.train),
         *([show(program.flow)] if program.flow != Flow() else []),
+        *([show(program.pipeline.settings)] if program.pipeline else []),
         *([show_names(program.names)] if program.names else []),
         "",
         f"program {program.name} after {program.stage}",
@@ -32,6 +33,7 @@ def print_ir(program: Program) -> str:
         *map(_param, program.params),
         *map(_state, program.state),
         *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
+        *(_pipeline(program.pipeline) if program.pipeline else []),
         *_region(program.region, ""),
     ]
     return "\n".join(lines) + "\n"
@@ -44,6 +46,15 @@ def _padding(dim: Dim) -> str:
 def _state(state: StateAxes) -> str:
     kinds = [f"{kind} [{_join(axes)}]" for kind, axes in asdict(state).items() if kind != "of" and axes]
     return " ".join(["state", *kinds, "of", _attr(state.of)])
+
+
+def _pipeline(it: Pipeline) -> Iterator[str]:
+    turns, homes = f" turns [{_join(it.turns)}]" if it.turns else "", f" homes [{_join(it.homes)}]" if it.homes else ""
+    yield f"pipeline {it.axis} of [{_join(it.dims)}]{turns}{homes}"
+    for name, stages in it.held:
+        yield f"held {name} by [{_join(stages)}]"
+    for row in it.schedule.rows if it.schedule else ():
+        yield f'row "{" ".join(map(str, row))}"'
 
 
 def _param(param: Param) -> str:

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 from lark import Token, Transformer
 from lark.exceptions import UnexpectedInput
 
@@ -28,6 +28,7 @@ from .ir import (
     Leave,
     Op,
     Param,
+    Pipeline,
     Placement,
     Program,
     Region,
@@ -39,6 +40,7 @@ from .ir import (
 )
 from .names import Stored, read_names
 from .parser import MAX_DIGITS, parse_plan
+from .schedules.rows import read_csv
 from .source import Source, Span
 
 
@@ -58,13 +60,14 @@ def read_ir(source: Source) -> Program:
     cluster = settings.read(settings.Cluster, sections["cluster"], found)
     train = settings.read(settings.Train, sections["train"], found)
     flow = settings.read(settings.Flow, sections["state"], found) if "state" in sections else settings.Flow()
+    order = settings.read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None
     names = read_names(sections["names"], found, {}) if "names" in sections else ()
     found.check()
     assert cluster, "reader: settings that failed to read were not reported"
     assert train, "reader: settings that failed to read were not reported"
     assert flow, "reader: settings that failed to read were not reported"
     text = "\n" * (head.count("\n") + 1) + "program " + rest  # tokens then know their lines in the source
-    reader: Any = parser("ir", _Builder(train, cluster, flow, names, source))
+    reader: Any = parser("ir", _Builder(train, cluster, flow, order, names, source))
     try:
         return reader.parse(text)
     except UnexpectedInput as error:
@@ -92,6 +95,21 @@ class _Values:
 @frozen
 class _Attrs:
     attrs: tuple[tuple[str, Attr], ...]
+
+
+@frozen
+class _Held:
+    """The stages that hold a parameter."""
+
+    param: str
+    stages: tuple[int, ...]
+
+
+@frozen
+class _Row:
+    """What a rank of a pipeline does, in order."""
+
+    text: str
 
 
 @frozen
@@ -123,10 +141,12 @@ class _Builder(Transformer[Token, Program]):
         train: settings.Train,
         cluster: settings.Cluster,
         flow: settings.Flow,
+        order: settings.Pipelining | None,
         names: tuple[Stored, ...],
         source: Source,
     ) -> None:
         super().__init__()
+        self._order = order
         self._train, self._cluster, self._flow, self._names, self._source = train, cluster, flow, names, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
@@ -147,7 +167,31 @@ class _Builder(Transformer[Token, Program]):
             self._names,
             _all(StateAxes, parts),
             self._flow,
+            self._pipeline(parts),
         )
+
+    def _pipeline(self, parts: Parts) -> Pipeline | None:
+        """What stands in several lines."""
+        found = next(iter(_all(Pipeline, parts)), None)
+        if not found:
+            return None
+        rows = [each.text.replace(" ", ",") for each in _all(_Row, parts)]
+        schedule = read_csv("\n".join(rows)) if rows else None
+        return evolve(found, held=tuple((each.param, each.stages) for each in _all(_Held, parts)), schedule=schedule)
+
+    def pipeline(self, parts: Parts) -> Pipeline:
+        axis, dims, *counts = parts
+        assert self._order, "reader: a pipeline without settings"
+        return Pipeline(str(axis), dims, self._order, *counts)
+
+    def held(self, parts: Parts) -> _Held:
+        return _Held(str(parts[0]), parts[1])
+
+    def row(self, parts: Parts) -> _Row:
+        return _Row(parts[0])
+
+    def numbers(self, parts: Parts) -> tuple[int, ...]:
+        return tuple(map(self._count, _tokens(parts)))
 
     def axis(self, parts: Parts) -> Axis:
         name, size, whole = _tokens(parts)

@@ -174,9 +174,9 @@ def _as_call(instance: Settings) -> str:
     arguments = [
         f"{field.key}={field.what.show(getattr(instance, field.name))}"
         for field in fields_of(type(instance))
-        if field.belongs(_name(instance)) and isinstance(field.what, Value)
+        if field.belongs(_name(instance)) and isinstance(field.what, Value) and getattr(instance, field.name) is not None
     ]
-    return f"{_name(instance)}({', '.join(arguments)})"
+    return f"{_name(instance)}({', '.join(arguments)})" if arguments else _name(instance)
 
 
 def _name(instance: Settings) -> str:

@@ -18,6 +18,7 @@ from .fields import (
     call,
     choice,
     count,
+    counts,
     heading,
     only,
     pair,
@@ -31,6 +32,7 @@ from .fields import (
     token,
     word,
 )
+from .schedules.generate import SCHEDULES
 from .schema import read, show
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "Flow",
     "Group",
     "Optimizer",
+    "Order",
+    "Pipelining",
     "Schedule",
     "Selection",
     "Settings",
@@ -151,6 +155,26 @@ class Flow(Settings):
         default=None, metadata=size("the most that is reduced at once; unset, what a turn of a repeat has")
     )
     prefetch: int = field(default=1, metadata=count("turns of a repeat whose parameters are gathered ahead of it"))
+
+
+@frozen
+class Order(Settings):
+    """`schedule = interleaved_1f1b(chunks=2)`: in which order ranks do the work of their stages."""
+
+    SECTION: ClassVar[str] = "schedule"
+    kind: str = field(default="1f1b", metadata=heading(*SCHEDULES))
+    chunks: int | None = field(default=None, metadata=count("stages of each rank", at_least=1))
+
+
+@frozen
+class Pipelining(Settings):
+    """`pipeline { … }`: how repeats are cut into stages, and in which order these work."""
+
+    SECTION: ClassVar[str] = "pipeline"
+    schedule: Order = field(default=Order(), metadata=call(Order))
+    stages: tuple[int, ...] | None = field(
+        default=None, metadata=counts("turns of the repeats in each stage; unset, what makes them equally dear")
+    )
 
 
 @frozen

@@ -9,12 +9,15 @@ text edited by hand.
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from attrs import evolve
+
 from .begun import misbegun
 from .ir import (
     FLOATS,
     INVARIANT,
     ITEM_BYTES,
     MICROBATCHES,
+    PARTIAL,
     Arg,
     Attr,
     Bucket,
@@ -45,7 +48,7 @@ def check(program: Program) -> None:
 FIRST = "resolve"
 """After this stage a claim may still stand twice: `validate` tells the user."""
 
-STEP_STAGES = ("differentiate", "place_state", "fuse_buckets")
+STEP_STAGES = ("differentiate", "place_state", "fuse_buckets", "schedule_pipeline")
 """After these passes the program is a training step, before them a model."""
 
 WORK_STAGES = ("propagate", "choose_layout")
@@ -146,7 +149,7 @@ class _Declarations(_Checker):
     def _buckets(self) -> None:
         it = self._program
         held = [name for bucket in it.buckets for name in bucket.params]
-        fused = it.stage == STEP_STAGES[-1]
+        fused = it.stage in STEP_STAGES[2:]
         want = sorted(p.name for p in it.params) if fused else []
         assert sorted(held) == want, self._at("buckets and parameters differ")
         for bucket in it.buckets:
@@ -366,6 +369,9 @@ class _Scope(_Checker):
     def _leave(self, end: Yield, result: Value, region: Region, here: dict[str, Type]) -> None:
         inner = here[end.name]
         expected = inner.stacked(region.dim) if end.leave is Leave.STACK else inner
+        if region.kind == MICROBATCHES and (pipeline := self._program.pipeline) and pipeline.axis in dict(result.type.places):
+            places = dict(inner.places) | {pipeline.axis: PARTIAL}  # each rank has the sum of its own stages
+            expected = evolve(expected, places=self._program.places(places))
         assert result.type == expected, self._at(f"{result.name} is {result.type}, not {expected}")
 
     def _bind(self, value: Value, here: dict[str, Type]) -> None:

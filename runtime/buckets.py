@@ -34,6 +34,9 @@ class Bucket:
     With `turns`, each turn of the repeats that the patterns' `*` run over is moved by itself.  A rank that does not
     keep gradients, or weights, keeps only its part of them, and the whole of a turn while it is at work on it; weights
     are gathered `prefetch` turns ahead.
+
+    Each rank along the axis `stages` has the parameters of its own stages alone, which may be none; those that several
+    ranks use are held alike by the ranks `among` all.
     """
 
     def __init__(
@@ -44,10 +47,13 @@ class Bucket:
         keeps_gradients: bool = True,
         keeps_weights: bool = True,
         prefetch: int = 1,
+        stages: str = "",
+        among: tuple[int, ...] = (),
     ) -> None:
         assert turns or (keeps_gradients and keeps_weights), "bucket: only turns are shared out while they are used"
         self.groups, self.turns, self.shards = groups, turns, shards
         self.keeps_gradients, self.keeps_weights, self.prefetch = keeps_gradients, keeps_weights, prefetch
+        self.stages, self.among = stages, among
 
 
 class Memory:
@@ -88,7 +94,8 @@ class Memory:
         working = Working(whole, self._part[index], self._whole is None, self.bucket.prefetch)
         gradient = Gradient(self._gradient[index], layout, not self.bucket.keeps_gradients, self.reductions)
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
-        return Flat(layout, self._mesh, self.bucket.shards, working, gradient, self._master[index], slots)
+        apart = {*self.bucket.shards, *filter(None, [self.bucket.stages])}
+        return Flat(layout, self._mesh, apart, working, gradient, self._master[index], slots)
 
     def nested(self) -> list[Any]:
         """The flats as a program runs over them: lists in lists, those of the outermost repeat outside."""
@@ -131,7 +138,7 @@ def members(specs: Mapping[str, Spec], buckets: Mapping[str, Bucket]) -> dict[st
     left = dict(specs)
     found: dict[str, dict[Turn, Members]] = {}
     for name, bucket in buckets.items():
-        claims = [(group, _claim(group, left)) for group in bucket.groups]
+        claims = [(group, _claim(group, left, bool(bucket.stages))) for group in bucket.groups]
         found[name] = _by_turns(claims) if bucket.turns else {(): [(g, _specs(claimed)) for g, claimed in claims]}
     assert not left, f"state: in no bucket: {', '.join(left)}"
     return found
@@ -146,12 +153,12 @@ class _Claimed:
     turn: Turn
 
 
-def _claim(group: Group, left: dict[str, Spec]) -> list[_Claimed]:
-    """Takes out of `left` what a group's patterns match; asserts that each still matches something."""
+def _claim(group: Group, left: dict[str, Spec], partial: bool) -> list[_Claimed]:
+    """Takes out of `left` what a group's patterns match; asserts that each still does, but where a model is in parts."""
     claimed: list[_Claimed] = []
     for pattern in group.patterns:
         names = [name for name in left if _matches(name, pattern)]
-        assert names, f"state: `{pattern}` matches no parameter that is not in a bucket already"
+        assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
         claimed += [_Claimed(name, left.pop(name), _turn(name, pattern)) for name in names]
     return claimed
 

@@ -5,7 +5,7 @@ Parameters and gradients are views, so that one collective gathers or reduces, a
 Non-goals: where what lies (`layout`), whose memory it is (`buckets`), no communication (`flows`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -31,7 +31,7 @@ class Record:
 
 
 class Flat:
-    """One turn of a bucket, of which the ranks along the axes `shards` keep a part each; or the whole of one without.
+    """One turn of a bucket, or the whole of one without; ranks along the axes `apart` hold different parts or parameters.
 
     The optimizer updates `master`, of the part: `working`'s own, or a copy in another dtype.
     """
@@ -40,13 +40,13 @@ class Flat:
         self,
         layout: Layout,
         mesh: Mesh,
-        shards: tuple[str, ...],
+        apart: Collection[str],
         working: Working,
         gradient: Gradient,
         master: Tensor,
         slots: Mapping[str, Tensor],
     ) -> None:
-        self.layout, self.mesh, self.shards = layout, mesh, shards
+        self.layout, self.mesh, self.apart = layout, mesh, {*apart}
         self.working, self.gradient, self.master, self.slots = working, gradient, master, slots
         self.is_mixed = master.dtype != working.whole.dtype
         self.parameters = dict(self._parameters())
@@ -89,7 +89,7 @@ class Flat:
             flats.append(("the working copy of ", "working", self.working.part))
         for split, group in groupby(self.layout.pieces, _axes):
             pieces = list(group)
-            axis = self.mesh.without({*split, *self.shards})
+            axis = self.mesh.without({*split, *self.apart})
             if (kept := self.layout.kept(pieces[0].start, pieces[-1].stop)) is None:
                 continue
             for what, role, flat in flats:

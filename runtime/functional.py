@@ -70,13 +70,15 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-def embedding(tokens: Tensor, table: Tensor, axis: Axis | None = None) -> Tensor:
+def embedding(
+    tokens: Tensor, table: Tensor, axis: Axis | None = None, lookup: Callable[..., Tensor] = F.embedding
+) -> Tensor:
     """Rows of `table` [v, h]; with an axis it holds this rank's part of the vocabulary, and the result is P over it."""
     if axis is None or axis.size == 1:
-        return F.embedding(tokens, table)
+        return lookup(tokens, table)
     local = tokens - axis.rank * table.shape[0]
     outside = (local < 0) | (local >= table.shape[0])
-    return F.embedding(local.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
+    return lookup(local.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
 
 
 def rope_table(
@@ -285,10 +287,11 @@ def count_valid(labels: Tensor) -> Tensor:
     return (labels >= 0).sum()
 
 
-def sum_squares(*tensors: Tensor) -> Tensor:
-    """Sum of squares of all elements, 0-dim, float32 at least."""
+def sum_squares(*tensors: Tensor, once: Axis | None = None) -> Tensor:
+    """Sum of squares of all elements, 0-dim, float32 at least; zero but on the first of the ranks of `once`."""
     norms: list[Tensor] = [_vector_norm(tensor, dtype=_wide(tensor.dtype)) for tensor in tensors]
-    return torch.stack(norms).square().sum()
+    squares = torch.stack(norms).square().sum()
+    return squares if once is None or once.rank == 0 else torch.zeros_like(squares)
 
 
 def clip_scale(norm: Tensor, limit: float) -> Tensor:

@@ -98,7 +98,7 @@ class Reductions:
 
         What is sent has this `dtype`, if given.
         """
-        if gradient.by_parts:
+        if gradient.by_parts or dtype not in (None, gradient.kept.dtype):
             self._make_room()
         whole = gradient.taken()
         sent = whole.to(dtype or whole.dtype)
@@ -113,7 +113,7 @@ class Reductions:
         self._under_way.append(_Reduction(gradient, sent, work, add, line))
 
     def _make_room(self) -> None:
-        """Of each bucket two turns' gradients are there at most: one is summed while backward makes another."""
+        """Of each bucket one sum in memory of its own is under way at most, while backward makes the next gradient."""
         self.finish()
 
     def finish(self) -> None:

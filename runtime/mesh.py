@@ -117,6 +117,21 @@ class Mesh:
             return dist.group.WORLD
         return cast(Any, dist).new_group(self._peers(names), use_local_synchronization=True)
 
+    def among(self, name: str, *ranks: int) -> Axis:
+        """Some ranks of an axis as one; to others, an axis of themselves alone.  Collective on first use."""
+        key = name, *map(str, ranks)
+        if key not in self._cache:
+            mine = self.rank(name)
+            group = self._group_of(name, ranks) if mine in ranks else None
+            size, rank = (len(ranks), ranks.index(mine)) if mine in ranks else (1, 0)
+            self._cache[key] = Axis(name, size, rank, group, self.watch)
+        return self._cache[key]
+
+    def _group_of(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
+        """The group of those ranks of an axis, in which all of them take part."""
+        peers = self._peers([name])
+        return cast(Any, dist).new_group([peers[rank] for rank in ranks], use_local_synchronization=True)
+
     def without(self, names: Collection[str]) -> Axis:
         """All axes but the named ones, as one.  Collective on first use."""
         return self.axis(*(name for name in self.axes if name not in names))

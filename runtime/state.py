@@ -137,10 +137,11 @@ class State:
 
         Who writes to them calls `refresh` behind it.
         """
-        for flat in self._flats():
-            for each in flat.record():
-                split = {axis for axes in each.spec.split.values() for axis in axes} | {*flat.shards}
-                own = self._is_first(set(self.mesh.axes) - split)
+        for memory in self._memories.values():
+            first = not memory.bucket.among or self.mesh.rank(memory.bucket.stages) == memory.bucket.among[0]
+            for flat, each in ((flat, each) for flat in memory.flats for each in flat.record()):
+                split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
+                own = first and self._is_first(set(self.mesh.axes) - split)
                 yield Box(each.key, each.spec.shape, each.offset, each.local, own)
         for key, scalar in self._scalars():
             yield Box(key, (), (), scalar, self._is_first(self.mesh.axes))
@@ -168,8 +169,8 @@ class State:
         Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
         seconds that the first call takes to import DTensor.
         """
-        shared = [name for name, memory in self._memories.items() if memory.bucket.shards]
-        assert not shared, f"state: {', '.join(shared)} are shared out by rows, which no DTensor is: take `boxes`"
+        shared = [name for name, memory in self._memories.items() if memory.bucket.shards or memory.bucket.stages]
+        assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
         records = (each for flat in self._flats() for each in flat.record())
         own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}
         return {**own, **dict(self._scalars())}

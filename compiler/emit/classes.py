@@ -37,6 +37,8 @@ class Module:
     arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
     lines: list[str] = field(factory=list[str])
     result: str = ""
+    cut: bool = False
+    """Whether it has some stages of a pipeline."""
 
     def attributes(self) -> set[str]:
         """All names taken so far."""

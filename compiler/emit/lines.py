@@ -25,6 +25,7 @@ class Lines:
         self._tables: dict[Table, str] = {}
         self._fixed: set[str] = set()  # arguments that no value takes the name of
         self._blocks: list[str] = []  # values whose `with regather` or `with recompute` block is open
+        self._branch = 0  # 1 within an `if stage == …`
         self.context = Context(frame.program, frame.types.__getitem__, self.axis, self._rotary, self._is_matrix)
 
     # ---- lines
@@ -47,7 +48,17 @@ class Lines:
 
     def indent(self, deeper: int = 0) -> int:
         """The columns that such a line is indented by."""
-        return 4 * (2 + len(self._blocks) + deeper)
+        return 4 * (2 + self._branch + len(self._blocks) + deeper)
+
+    def open_branch(self, condition: str) -> None:
+        """What follows stands in a branch."""
+        self.append(f"if {condition}:")
+        self._branch = 1
+
+    def close_branch(self) -> None:
+        """What follows stands behind the branch, and behind the blocks in it."""
+        self._blocks.clear()
+        self._branch = 0
 
     def open_block(self, value: str) -> None:
         """What follows stands in the block of `value`, until nothing reads that any more."""

@@ -29,11 +29,15 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     frame = Frame(program, made_again(program, forward))
     inputs = [arg.value for arg in microbatches.args]
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
-    doc = f"The sum of token losses of this rank's part of a microbatch.  {given}"
+    pipeline = program.pipeline
+    what = "One of a rank's stages; the last one gives the" if pipeline else "The"
+    doc = f"{what} sum of token losses of this rank's part of a microbatch.  {given}"
     if len(f'    """{doc}"""') > WIDTH:
         doc = doc.replace("  ", "\n\n    ") + "\n    "
-    module = Module(class_name(program.name), doc)
+    module = Module(class_name(program.name), doc, cut=pipeline is not None)
     body = Body(frame, module, forward.body, (microbatches.yields[0].name,))
+    if pipeline:
+        body.bind_carried()
     for value in inputs:
         body.bind_argument(value.name)
     if any(bucket.turns for bucket in program.buckets):

@@ -17,11 +17,12 @@ from ..source import Source
 from ..summary import launch, ranks
 from .classes import Module, Table, weight_line
 from .modules import model_classes
+from .pipeline import pipeline_lines
 from .state import bucket_entries, compute, dtypes, optimizer
 from .step import step_lines
 from .user_ops import modules
 from .weights import weights_lines
-from .words import DTYPES, FUNCTIONAL, RUNTIME, WIDTH, axes_word, call, file_word, letter, literal
+from .words import DTYPES, FUNCTIONAL, RUNTIME, WIDTH, axes_word, call, file_word, letter, literal, turns_word
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
@@ -49,6 +50,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         modules=modules(program),
         classes=[_Class(module, program) for module in model.classes],
         model_class=model.classes[-1].name,
+        pipeline=pipeline_lines(program),
         buckets=bucket_entries(program, model.patterns),
         optimizer=optimizer(program),
         dtypes=dtypes(program),
@@ -109,13 +111,11 @@ class _Class:
     def __init__(self, module: Module, program: Program) -> None:
         self.name = module.name
         self.doc = module.doc
+        self.init = "self, mesh: Mesh, stages: tuple[int, ...]" if module.cut else "self, mesh: Mesh"
         self.fields = [
             *(f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items()),
-            *(weight_line(name, param, program) for name, param in module.weights.items()),
-            *(
-                f"self.{name} = nn.ModuleList({child.name}(mesh) for _ in range({n}))"
-                for name, (child, n) in module.children.items()
-            ),
+            *(_held_lines(module, program) if module.cut else _weight_lines(module, program)),
+            *(_children(name, child, n, module.cut) for name, (child, n) in module.children.items()),
             *(line for table, name in module.tables.items() for line in _table_lines(name, table, program)),
         ]
         results = module.result.count(",") + 1
@@ -123,6 +123,33 @@ class _Class:
         arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
         self.header = f"{call('def forward', arguments, 4, len(f' -> {returns}:'))} -> {returns}:"
         self.lines = [*module.lines, f"        return {module.result}"]
+
+
+def _weight_lines(module: Module, program: Program) -> list[str]:
+    return [weight_line(name, param, program) for name, param in module.weights.items()]
+
+
+def _held_lines(module: Module, program: Program) -> list[str]:
+    """Each parameter in a branch for the stages that use it."""
+    pipeline = program.pipeline
+    assert pipeline, "emit: no pipeline"
+    lines: list[str] = []
+    branch = ""
+    for name, param in module.weights.items():
+        held = dict(pipeline.held)[param.name]
+        condition = f"if {held[0]} in stages:" if len(held) == 1 else f"if not {{{', '.join(map(str, held))}}}.isdisjoint(stages):"
+        lines += [condition] if condition != branch else []
+        lines.append(f"    {weight_line(name, param, program)}")
+        branch = condition
+    return lines
+
+
+def _children(name: str, child: Module, count: int, cut: bool) -> str:
+    """The modules of a repeat: of one that is cut, those of this rank's stages by their number."""
+    if cut:
+        mine = f"for stage in stages for i in {turns_word(name)}[stage]"
+        return f"self.{name} = nn.ModuleDict({{str(i): {child.name}(mesh) {mine}}})"
+    return f"self.{name} = nn.ModuleList({child.name}(mesh) for _ in range({count}))"
 
 
 def _table_lines(name: str, table: Table, program: Program) -> list[str]:

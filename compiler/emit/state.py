@@ -27,11 +27,15 @@ def _entry(program: Program, bucket: Bucket, route: Route, patterns: Mapping[str
 def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
     """What is not as the runtime has it where nothing is said."""
     shards, prefetch = shard_axes(program, bucket), program.flow.prefetch
+    stages = program.pipeline.axis if program.pipeline else ""
+    among = program.pipeline.ranks_of(bucket.params[0]) if program.pipeline else ()
     options = {
         "turns=True": bool(bucket.turns),
         f"shards={literal(shards)}": bool(shards),
         "keeps_gradients=False": not route.keeps_gradients,
         "keeps_weights=False": not route.keeps_weights,
+        f"stages={literal(stages)}": bool(stages),
+        f"among={literal(among)}": len(among) > 1,
         f"prefetch={prefetch}": not route.keeps_weights and prefetch != Flow().prefetch,
     }
     return [option for option, said in options.items() if said]

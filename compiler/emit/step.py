@@ -62,8 +62,16 @@ class _Function:
 
     def all(self) -> list[str]:
         """The groups first."""
-        groups = [f"{name} = mesh.axis({', '.join(map(literal, axes))})" for name, axes in self.groups.items()]
+        groups = [f"{name} = {_asked(axes)}" for name, axes in self.groups.items()]
         return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
+
+
+def _asked(axes: tuple[str, ...]) -> str:
+    """How the mesh is asked for a group: of whole axes, or of some ranks of one."""
+    axis, *ranks = axes
+    if ranks and ranks[0].isdigit():
+        return f"mesh.among({literal(axis)}, {', '.join(ranks)})"
+    return f"mesh.axis({', '.join(map(literal, axes))})"
 
 
 @frozen
@@ -72,15 +80,17 @@ class _Squares:
 
     operands: tuple[str, ...]
     group: str = ""
+    once: str = ""
 
     def line(self, name: str) -> str:
         """The assignment of the sum to `name`."""
+        arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
         if not self.group:
-            return call(f"{name} = sum_squares", self.operands, 4, after=0)
-        short = f"{name} = all_reduce_(sum_squares({', '.join(self.operands)}), {self.group})"
+            return call(f"{name} = sum_squares", arguments, 4, after=0)
+        short = f"{name} = all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
         if len(short) <= WIDTH - 4:
             return short
-        return call(f"{name} = all_reduce_", [call("sum_squares", self.operands, 8), self.group], 4, after=0)
+        return call(f"{name} = all_reduce_", [call("sum_squares", arguments, 8), self.group], 4, after=0)
 
 
 class _Step:
@@ -149,11 +159,21 @@ class _Step:
     def _group(self, op: Op) -> str:
         """The name of the joint group of a reduction; evaluation asks for those of counts and losses only."""
         axes = op.names("axes")
+        if op.names("among"):
+            return self._among(axes, op.names("among"))
         known = {held: name for name, held in self.train.groups.items()}
         name = known.get(axes) or identifier(axes_word(axes, self._program), LOCALS | set(known.values()))
         self.train.groups[name] = axes
         if base(op.inputs[0]) in ("count", "loss") or ends(op)[0].kind is Kind.SHARDED:
             self.evaluate.groups[name] = axes
+        return name
+
+    def _among(self, axes: tuple[str, ...], ranks: tuple[str, ...]) -> str:
+        """The name of some ranks of an axis."""
+        if len(ranks) == self._program.degree(axes):
+            ranks = ()
+        name = identifier("_".join([*axes, *ranks]), LOCALS)
+        self.train.groups[name] = (*axes, *ranks)
         return name
 
     def count_valid(self, op: Op) -> None:
@@ -162,7 +182,8 @@ class _Step:
     def reciprocal(self, op: Op) -> None:
         self._both(f"count = {self.text[op.inputs[0]]}", "labels of the step that count")
         self._both(f"share = count.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()")
-        self._both("loss = torch.zeros_like(share)")
+        if not self._program.pipeline:
+            self._both("loss = torch.zeros_like(share)")
         self.text |= {op.inputs[0]: "count", op.outputs[0].name: "share"}
 
     def loss_scale(self, op: Op) -> None:
@@ -172,6 +193,21 @@ class _Step:
     def microbatches(self, region: Region) -> None:
         """Forward, backward and the sum of losses; gradients add up in the state's buckets."""
         self._both_flats()
+        if self._program.pipeline:
+            self._rows(region)
+        else:
+            self._loop(region)
+        self.text[region.results[0].name] = "loss"
+        for result in region.results:
+            if bucket := self._flats.get("".join(result.type.dims[-1:])):
+                self.text[result.name] = f"gradients[{literal(bucket.name)}]"
+
+    def _rows(self, region: Region) -> None:
+        """The rows of the pipeline's schedule."""
+        self.train.add(f"loss = PIPELINE.run(model, batch, {self._seed}, mesh)", "forward, backward")
+        self.evaluate.add("loss = PIPELINE.evaluate(model, batch, mesh)", "forward")
+
+    def _loop(self, region: Region) -> None:
         names = [base(arg.value.name) for arg in region.args]
         kept = ["_" if are_draws(arg.value.type) else name for arg, name in zip(region.args, names, strict=True)]
         self.train.lines += [
@@ -185,11 +221,6 @@ class _Step:
             f"for {', '.join(kept)} in batch.microbatches():",
             f"    loss += model({given})" + ("  # nothing is dropped" if "_" in kept else ""),
         ]
-        self.text[region.results[0].name] = "loss"
-        for result in region.results:
-            if bucket := self._flats.get("".join(result.type.dims[-1:])):
-                self.text[result.name] = f"gradients[{literal(bucket.name)}]"
-
     def mul(self, op: Op) -> None:
         """The gradient from which backward begins, with its loss scale; or the step's loss."""
         if self.text[op.inputs[1]] == "scale":
@@ -210,7 +241,8 @@ class _Step:
         self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"
 
     def sum_squares(self, op: Op) -> None:
-        self._squares[op.outputs[0].name] = _Squares(tuple(self.text[name] for name in op.inputs))
+        once = self._among((str(op.get("stages")),), op.names("once")) if op.names("once") else ""
+        self._squares[op.outputs[0].name] = _Squares(tuple(self.text[name] for name in op.inputs), once=once)
 
     def grad_norm(self, op: Op) -> None:
         self._norm(op, op.inputs, "")

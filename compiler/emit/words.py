@@ -33,7 +33,7 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 
 RUNTIME = tuple(
     """
-    SGD AdamW Batch Bucket Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Plan State Stored Text Tokens
+    SGD AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan State Stored Text Tokens
     all_gather all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention await_weights clip_scale
     concat count_valid cross_entropy dropout embedding exp fork free_weights gather_each gather_weights invariant
     layer_norm max_logit mean mean_square normal once once_replicated ones pad_shard recompute recomputed
@@ -46,7 +46,7 @@ RUNTIME = tuple(
 FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
 """What of `torch.nn.functional` they use."""
 
-PROGRAM = set("PLAN Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split())
+PROGRAM = set("PIPELINE PLAN TURNS Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split())
 """Names that emitted programs give meaning to."""
 
 MODULE = set(
@@ -80,6 +80,11 @@ def class_name(name: str) -> str:
     """`tiny_llama` → `TinyLlama`."""
     words = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return f"{words}Module" if words in TAKEN else words
+
+
+def turns_word(dim: str) -> str:
+    """What has each stage's turns of a repeat."""
+    return f"TURNS[{literal(dim)}]"
 
 
 def singular(name: str) -> str:

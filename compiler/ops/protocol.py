@@ -78,7 +78,7 @@ class Attribute:
 
     name: str
     choices: tuple[str, ...] = ()
-    default: float | str | None = None
+    default: float | str | tuple[()] | None = None
     kinds: tuple[type, ...] = NUMBER
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..ir import Kind, Op, Placement, Program, Type, sharded
+from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..placements import Step, coercion_of, ends
 from .pointwise import same
 from .protocol import Attribute, OpDef, Shape, TypingError, takes
@@ -59,9 +59,13 @@ def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [types[0]]
 
 
-def _all_sharded(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
-    """Each operand is summed by itself; one that is not sharded would be counted by every rank."""
-    return all(place.kind is Kind.SHARDED for place in places)
+def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Pending over the axes on which operands are sharded, all alike, and over the ranks of a pipeline's stages."""
+    axes = {type.axes_in(Kind.SHARDED) for type in types}
+    if len(axes) > 1 or any(type.axes_in(kind) for type in types for kind in (Kind.PARTIAL, Kind.REPLICATED)):
+        raise TypingError("sum_squares takes gradients that are reduced, sharded alike: another is counted twice")
+    pending = {*axes.pop(), *filter(None, [str(dict(op.attrs).get("stages", ""))])}
+    return [Type("f64" if types[0].dtype == "f64" else "f32", (), program.places(dict.fromkeys(pending, PARTIAL)))]
 
 
 def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -108,6 +112,7 @@ COERCE = OpDef(
         Attribute("axes", kinds=(tuple,)),
         Attribute("from", kinds=(Placement,)),
         Attribute("to", kinds=(Placement,)),
+        Attribute("among", kinds=(tuple,), default=()),
     ),
     typing=_coerced,
     views=_same_memory,
@@ -169,11 +174,11 @@ BEGIN = OpDef(
 
 SUM_SQUARES = OpDef(
     "sum_squares",
-    "The sum of squares of all elements.",
-    _scalar,
+    "The sum of squares of all elements that a rank holds; of those that ranks hold alike, `once`, on the first.",
     operands=takes("grad"),
     more=True,
-    allows=_all_sharded,
+    attributes=(Attribute("stages", kinds=(str,), default=""), Attribute("once", kinds=(tuple,), default=())),
+    typing=_squared,
     function="sum_squares",
 )
 

@@ -11,6 +11,7 @@ from ..ir import Program
 from ..source import Source
 from ..wellformed import check
 from .choose_layout import choose_layout
+from .cut_stages import cut_stages
 from .differentiate import differentiate
 from .factor_axes import factor_axes
 from .flatten_sums import flatten_sums
@@ -19,12 +20,14 @@ from .insert_collectives import insert_collectives
 from .place_state import place_state
 from .propagate import propagate
 from .resolve import resolve
+from .schedule_pipeline import schedule_pipeline
 from .validate import validate
 
 Pass = Callable[[Program], Program]
 
 PASSES: tuple[Pass, ...] = (
     validate,
+    cut_stages,
     factor_axes,
     flatten_sums,
     propagate,
@@ -33,6 +36,7 @@ PASSES: tuple[Pass, ...] = (
     differentiate,
     place_state,
     fuse_buckets,
+    schedule_pipeline,
 )
 
 STAGES = ("resolve", *(step.__name__ for step in PASSES))

@@ -86,30 +86,16 @@ def _order(program: Program, found: Diagnostics) -> None:
 
 def _unused(program: Program, found: Diagnostics) -> None:
     used = {dim for type in types(program).values() for dim in type.dims}
-    repeated = set(_repeated(program.region))
     for claim in program.claims:
-        if claim.dim in repeated:
-            parts = [each.dim for each in program.claims if (each.span, each.axis) == (claim.span, claim.axis)]
-            message = f"pipeline stages ({listing(parts)} over an axis) are not supported yet"
-            if claim.dim == parts[0]:
-                found.error("E0513", message, claim.span, help=f"shard another dim over `{claim.axis}`")
-        elif claim.dim not in used:
+        if claim.dim not in used:
             found.error(
                 "E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing"
             )
-    claimed = {claim.axis for claim in program.claims}
+    claimed = {claim.axis for claim in program.claims} | ({program.pipeline.axis} if program.pipeline else set())
     for axis in program.axes:
         if axis.size > 1 and axis.name not in claimed:
             help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
             found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help)
-
-
-def _repeated(region: Region) -> Iterator[str]:
-    """The dims of all repeats."""
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            yield stmt.dim
-            yield from _repeated(stmt)
 
 
 def _weights(program: Program, found: Diagnostics) -> None:

@@ -82,14 +82,15 @@ def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in params:
         place = param.home and param.home.place
-        alike.setdefault((_key(param.gradient), _axes(program, param), place), []).append(param)
+        apart = _axes(program, param), _sharing(program, param)
+        alike.setdefault((_key(param.gradient), apart, place), []).append(param)
     rest: dict[object, list[Used]] = {}
     buckets: list[Group] = []
-    for (key, axes, _), each in alike.items():
+    for (key, apart, _), each in alike.items():
         if _by_turns(program, key, each):
             buckets += _capped(program, key, each, len(each[0].home.forward) if each[0].home else 0)
         else:
-            rest.setdefault((key, axes), []).extend(each)
+            rest.setdefault((key, apart), []).extend(each)
     order = {param.name: i for i, param in enumerate(program.params)}
     for each in rest.values():
         each.sort(key=lambda param: order[param.name])
@@ -110,13 +111,19 @@ def _axes(program: Program, param: Used) -> StateAxes:
     return evolve(program.state_of(param.name), of=())
 
 
+def _sharing(program: Program, param: Used) -> tuple[int, ...]:
+    """The ranks of a pipeline among which a parameter's gradient is summed, if several hold it."""
+    ranks = program.pipeline.ranks_of(param.name) if program.pipeline else ()
+    return ranks if len(ranks) > 1 else ()
+
+
 def _key(type: Type) -> Key:
     return Key(type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED), type.dtype)
 
 
 def _by_turns(program: Program, key: Key, params: list[Used]) -> bool:
-    """Whether each turn of a repeat has a bucket of its own."""
-    if not params[0].home or not key.reduced:
+    """Whether each turn of a repeat has a bucket of its own; stages gather and reduce once a step."""
+    if not params[0].home or not key.reduced or program.pipeline:
         return False
     state = program.state_of(params[0].name)
     if {*state.gradients, *state.parameters} & {*key.reduced}:

@@ -7,9 +7,8 @@ After: a single-device program that is well formed.  Non-goals: whether the shar
 from attrs import evolve
 
 from ... import syntax
-from ...diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing
+from ...diagnostics import Diagnostics, Note, did_you_mean, listing
 from ...ir import Axis, Claim, Dim, Program, Region
-from ...mistakes import PLANNED, not_yet
 from ...settings import Cluster, Train, read
 from ...source import Source
 from .arithmetic import Scalar, evaluate, whole
@@ -17,13 +16,14 @@ from .branches import divide
 from .document import Document, gather
 from .inputs import check_data
 from .model import build
+from .pipeline import pipelined
 from .parts import claims_of_parts, state_of_parts, train_of_parts
 from .precision import element_types
 from .state import check_patterns, flow, state_axes
 from .stored import stored
 from .user_ops import user_ops
 
-SECTIONS = ("cluster", "mesh", "names", "shard", "state", "train")
+SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train")
 
 
 def resolve(source: Source) -> Program:
@@ -62,6 +62,7 @@ def resolve(source: Source) -> Program:
     ops = user_ops(document.ops, source)
     built = build(divided.model, frame, scope, ops, *element_types(train))
     program = evolve(frame, region=built.region, params=built.params)
+    program = pipelined(program, sections["pipeline"], "pipeline" in document.sections)
     check_patterns(sections["state"], program)
     if "names" in document.sections:
         program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
@@ -71,9 +72,7 @@ def resolve(source: Source) -> Program:
 
 def _sections(document: Document, found: Diagnostics) -> dict[str, syntax.Section]:
     for kind, section in document.sections.items():
-        if kind in PLANNED:
-            found.add(PlanError([not_yet(kind, section.head)]))
-        elif kind not in SECTIONS:
+        if kind not in SECTIONS:
             found.error(
                 "E0406",
                 f"there is no section `{kind}`",
