@@ -307,6 +307,11 @@ class Pipeline:
     schedule: Schedule | None = None
     """With messages; from `schedule_pipeline` on."""
 
+    @property
+    def splits(self) -> bool:
+        """Whether the gradients of weights are made apart from those of inputs."""
+        return self.schedule is not None and self.schedule.splits
+
     def ranks_of(self, param: str) -> tuple[int, ...]:
         """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
         return tuple(sorted({self.homes[stage] for stage in dict(self.held).get(param, ())}))

@@ -61,7 +61,8 @@ class Layout:
         for group, specs in members:
             pieces = _lay_out(specs, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1)
             self.pieces += pieces
-            self.groups.append((group, slice(pieces[0].start, pieces[-1].stop)))
+            if pieces:  # a rank's stages may have none of a group
+                self.groups.append((group, slice(pieces[0].start, pieces[-1].stop)))
         self.part = _part(self.pieces, axis.size)
         self.size = self.part * axis.size
         self.own = slice(axis.rank * self.part, (axis.rank + 1) * self.part)
@@ -103,4 +104,5 @@ def _lay_out(specs: Mapping[str, Spec], mesh: Mesh, start: int, by_rows: bool) -
 def _part(pieces: list[Piece], ranks: int) -> int:
     """The size of one of equal parts for so many ranks, which begin and end between rows."""
     unit = lcm(*(piece.row for piece in pieces)) if ranks > 1 else 1
-    return -(-pieces[-1].stop // (ranks * unit)) * unit
+    stop = pieces[-1].stop if pieces else 0
+    return -(-stop // (ranks * unit)) * unit

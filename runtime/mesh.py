@@ -117,14 +117,26 @@ class Mesh:
             return dist.group.WORLD
         return cast(Any, dist).new_group(self._peers(names), use_local_synchronization=True)
 
+    def messages(self, name: str) -> Axis:
+        """An axis with a group of its own, for what its ranks send to each other.  Collective on first use.
+
+        Ranks send unequally often, by which what counts a group's collectives would take them to be out of step.
+        """
+        key = name, "messages"
+        if key not in self._cache:
+            axis = self.axis(name)
+            group = self._group_of(name, range(axis.size)) if axis.size > 1 else None
+            self._cache[key] = Axis(name, axis.size, axis.rank, group, self.watch)
+        return self._cache[key]
+
     def among(self, name: str, *ranks: int) -> Axis:
         """Some ranks of an axis as one; to others, an axis of themselves alone.  Collective on first use."""
         key = name, *map(str, ranks)
         if key not in self._cache:
             mine = self.rank(name)
-            group = self._group_of(name, ranks) if mine in ranks else None
-            size, rank = (len(ranks), ranks.index(mine)) if mine in ranks else (1, 0)
-            self._cache[key] = Axis(name, size, rank, group, self.watch)
+            chosen = ranks if mine in ranks else (mine,)
+            group = self._group_of(name, chosen)  # alone too: torch names groups by how many a rank has made
+            self._cache[key] = Axis(name, len(chosen), chosen.index(mine), group, self.watch)
         return self._cache[key]
 
     def _group_of(self, name: str, ranks: Sequence[int]) -> ProcessGroup:

@@ -72,7 +72,7 @@ class Pipeline:
 
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
-            axis = mesh.axis(self._axis)
+            axis = mesh.messages(self._axis)
             self._bound = mesh, _Row(self._rows[axis.rank], self._homes, self._carried, axis, mesh.device)
         return self._bound[1]
 

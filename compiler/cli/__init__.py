@@ -1,4 +1,4 @@
-"""The command line: `scalec compile | run | ir | check | explain | verify | fmt | import`.
+"""The command line: `scalec compile | run | ir | check | explain | schedule | verify | fmt | import`.
 
 Purpose: runs a command, shows what is wrong, returns the exit status.
 Non-goals: what the command line takes (`arguments`), what the commands do (`plans`, `proofs`, `text`, …).

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import importing, plans, proofs
+from . import importing, plans, proofs, schedule
 from .text import fmt
 
 
@@ -62,6 +62,15 @@ COMMANDS = (
         "collectives: what a step gathers, reduces and exchanges, where and how often; what a rank sends in it,\n"
         "within a node and across nodes.",
         "scalec explain memory plans/llama3_405b.scale",
+    ),
+    Command(
+        "schedule",
+        schedule.schedule,
+        "draw what each rank of a plan's pipeline does when",
+        "Draws the schedule of a plan's pipeline as a row for each rank, with how long each computes, waits, and how\n"
+        "much it holds; or writes it to files.  Times are for a stage and a microbatch, in any unit: `f` of forward,\n"
+        "`b` and `w` of the input and weight parts of backward, `comm` of a message between ranks.",
+        "scalec schedule plans/tiny_pipeline.scale --times f=1,b=1,w=1,comm=0.1",
     ),
     Command(
         "verify",
@@ -148,6 +157,11 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
     if command == "explain":
         parser.add_argument("topic", choices=("memory", "collectives"), help="what to show")
     parser.add_argument("plan", type=Path, metavar="PLAN", help=text)
+    if command == "schedule":
+        times = ",".join(f"{name}={value:g}" for name, value in schedule.TIMES.items())
+        parser.add_argument("--times", default="", metavar="TIMES", help=f"some of {times}, which they are by default")
+        for form, help in schedule.FORMS.items():
+            parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write {help}")
     if command in ("compile", "run"):
         help = "the folder to write to (default out/ and the plan's name)"
         parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=help)

@@ -120,7 +120,12 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     right = operands[1].within(ATOM) + view if view else operands[1].text
     outer = [context.program.local_size(weight, dim) for dim in weight.dims[: len(weight.dims) - inner]]
     unflatten = f".unflatten(-1, ({', '.join(map(str, outer))}))" if len(outer) > 1 else ""
-    return f"linear({left}, {right}){unflatten}", ATOM
+    return f"{_prefix(context)}linear({left}, {right}){unflatten}", ATOM
+
+
+def _prefix(context: Context) -> str:
+    """What functions begin with whose weight gradients a schedule sets apart."""
+    return "split_" if context.program.pipeline and context.program.pipeline.splits else ""
 
 
 def matrix_view(type: Type, inner: int) -> str:
@@ -193,7 +198,7 @@ def _fork(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     table = context.types(op.inputs[1])
-    return _over_classes("embedding", operands, table.axes_of(table.dims[0]), context)
+    return _over_classes(f"{_prefix(context)}embedding", operands, table.axes_of(table.dims[0]), context)
 
 
 def _softmax_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -38,7 +38,7 @@ RUNTIME = tuple(
     concat count_valid cross_entropy dropout embedding exp fork free_weights gather_each gather_weights invariant
     layer_norm max_logit mean mean_square normal once once_replicated ones pad_shard recompute recomputed
     reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope rope_table shard sigmoid
-    softcap softmax_parts split sum_squares take_shard tanh token_loss train weight zeros
+    softcap softmax_parts split split_embedding split_linear sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""

@@ -38,78 +38,88 @@ CHAIN = ("coerce", "cast", "pack")
 
 
 class _Sums:
-    """Rewrites the step; `pending` has the values that are sums over the stages' ranks, and those that hold them."""
+    """Rewrites the step; `pending` has the values that are sums over the stages' ranks, and the ranks that hold them."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
         self._program, self._pipeline = program, pipeline
-        self._names = Names(types(program))
-        self._pending: dict[str, tuple[int, ...]] = {}  # the ranks that hold it; none where each has a part
-        self._same: dict[str, str] = {}
-        self._types = types(program)
+        self._names, self._types = Names(types(program)), types(program)
+        self._pending: dict[str, tuple[int, ...]] = {}  # no ranks where each has a part of its own
+        self._same: dict[str, str] = {}  # what is summed → its sum
+        self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
+        ops = (stmt for stmt in program.region.body if isinstance(stmt, Op))
+        self._passed_on = {name for op in ops if op.kind in CHAIN for name in op.inputs}
         self._body: list[Stmt] = []
 
     def region(self) -> Region:
         region = self._program.region
         for stmt in region.body:
-            self._body.append(self._microbatches(stmt) if isinstance(stmt, Region) else self._op(stmt))
+            if isinstance(stmt, Region):
+                self._body.append(self._microbatches(stmt))
+            else:
+                self._op(evolve(stmt, inputs=tuple(self._same.get(name, name) for name in stmt.inputs)))
         yields = tuple(evolve(end, name=self._same.get(end.name, end.name)) for end in region.yields)
         return evolve(region, body=tuple(self._body), yields=yields)
 
     def _microbatches(self, region: Region) -> Region:
-        loss, *others = region.results
-        packed = (op for op in self._program.region.body if isinstance(op, Op) and op.kind == "pack")
-        of = {name: p for op in packed for name, p in zip(op.inputs, self._program.bucket(str(op.get("bucket"))).params, strict=True)}
-        held = {value.name: self._pipeline.ranks_of(of[value.name]) for value in others if value.name in of}
-        self._pending = {loss.name: ()} | {name: ranks for name, ranks in held.items() if len(ranks) > 1}
-        return evolve(region, results=tuple(self._marked(value) for value in region.results))
+        """Each rank has the losses of its own stages, and its part of a gradient that several ranks hold."""
+        loss, *gradients = region.results
+        packs = (op for op in self._program.region.body if isinstance(op, Op) and op.kind == "pack")
+        params = (zip(op.inputs, self._program.bucket(str(op.get("bucket"))).params, strict=True) for op in packs)
+        of = {name: self._pipeline.ranks_of(param) for pairs in params for name, param in pairs}
+        shared = {value.name: of.get(value.name, ()) for value in gradients}
+        self._pending = {loss.name: ()} | {name: ranks for name, ranks in shared.items() if len(ranks) > 1}
+        return evolve(region, results=tuple(map(self._marked, region.results)))
 
-    def _op(self, op: Op) -> Op:
-        op = evolve(op, inputs=tuple(self._same.get(name, name) for name in op.inputs))
+    def _op(self, op: Op) -> None:
+        held = {self._pending[name] for name in op.inputs if name in self._pending}
         if op.kind == "sum_squares":
-            return self._squares(op)
-        found = {name: self._pending[name] for name in op.inputs if name in self._pending}
-        if not found:
-            return op
-        (ranks,) = {*found.values()}
-        if op.kind in CHAIN and not (op.kind == "coerce" and not ranks):
-            self._pending |= {value.name: ranks for value in op.outputs}
-            return evolve(op, outputs=tuple(map(self._marked, op.outputs)))
-        if op.kind == "coerce":
-            axes = {*op.names("axes"), self._pipeline.axis}
-            ordered = tuple(axis.name for axis in self._program.axes if axis.name in axes)
-            return evolve(op, attrs=tuple((key, ordered if key == "axes" else value) for key, value in op.attrs))
-        return self._reduced(op)
+            self._squares(op)
+        elif not held:
+            self._body.append(op)
+        elif op.kind == "coerce" and held == {()}:
+            self._body.append(self._wider(op))
+        elif op.kind in CHAIN:
+            self._pass_on(op, *held)
+        else:
+            (name,) = (name for name in op.inputs if name in self._pending)
+            self._reduce(name, op)
+            self._body.append(evolve(op, inputs=tuple(self._same.get(each, each) for each in op.inputs)))
 
-    def _squares(self, op: Op) -> Op:
+    def _wider(self, op: Op) -> Op:
+        """A reduction that sums over the stages' ranks too."""
+        axes = {*op.names("axes"), self._pipeline.axis}
+        ordered = tuple(axis.name for axis in self._program.axes if axis.name in axes)
+        return evolve(op, attrs=tuple((key, ordered if key == "axes" else value) for key, value in op.attrs))
+
+    def _pass_on(self, op: Op, ranks: tuple[int, ...]) -> None:
+        """What is made of a part is a part; the last one is summed."""
+        (value,) = op.outputs
+        self._pending[value.name] = ranks
+        self._body.append(evolve(op, outputs=(self._marked(value),)))
+        if value.name not in self._passed_on:
+            self._reduce(value.name, op)
+            self._once[self._same[value.name]] = ranks
+
+    def _squares(self, op: Op) -> None:
         """Each rank's part; what several ranks hold is counted by the first."""
-        ranks = next((self._pending[name] for name in op.inputs if name in self._pending), ())
-        op = self._reduced(op) if ranks else op
-        self._pending |= {value.name: () for value in op.outputs}
+        ranks = next((self._once[name] for name in op.inputs if name in self._once), ())
         once = (("once", tuple(map(str, ranks))),) if ranks else ()
         attrs: tuple[tuple[str, Attr], ...] = (("stages", self._pipeline.axis), *once)
-        return evolve(op, outputs=tuple(map(self._marked, op.outputs)), attrs=attrs)
+        (squares,) = op.outputs
+        self._pending[squares.name] = ()
+        self._body.append(evolve(op, outputs=(self._marked(squares),), attrs=attrs))
+        if squares.name not in self._passed_on:
+            self._reduce(squares.name, op)
 
-    def _reduced(self, op: Op) -> Op:
-        """The op behind the reductions of what it takes."""
-        for name in op.inputs:
-            if name not in self._pending:
-                continue
-            ranks = self._pending.pop(name)
-            value = Value(self._names.fresh(name), self._types[name])
-            among = (("among", tuple(map(str, ranks))),) if ranks and len(ranks) < self._ranks else ()
-            attrs: tuple[tuple[str, Attr], ...] = (
-                ("axes", (self._pipeline.axis,)),
-                ("from", PARTIAL),
-                ("to", INVARIANT),
-                *among,
-            )
-            self._body.append(Op("coerce", (name,), (value,), attrs, span=op.span))
-            self._same[name] = value.name
-        return evolve(op, inputs=tuple(self._same.get(name, name) for name in op.inputs))
-
-    @property
-    def _ranks(self) -> int:
-        return self._program.axis(self._pipeline.axis).size
+    def _reduce(self, name: str, at: Op) -> None:
+        """Appends the sum of a value over the ranks that hold it, or all."""
+        ranks = self._pending[name]
+        value = Value(self._names.fresh(name), self._types[name])
+        some = len(ranks) < self._program.axis(self._pipeline.axis).size
+        among = (("among", tuple(map(str, ranks))),) if ranks and some else ()
+        attrs: tuple[tuple[str, Attr], ...] = (("from", PARTIAL), ("to", INVARIANT), *among)
+        self._body.append(Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at.span))
+        self._same[name] = value.name
 
     def _marked(self, value: Value) -> Value:
         if value.name not in self._pending:

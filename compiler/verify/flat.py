@@ -13,6 +13,7 @@ from attrs import evolve
 
 from ..ir import INVARIANT, PARTIAL, Bucket, Program, Type, sharded
 from ..layout import layout_of, shard_axes
+from .holders import held
 from .numbers import Numbers
 from .tensors import Tensor, degree_of
 from .world import World
@@ -63,6 +64,17 @@ def own(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor
     whole = packed(program, bucket, tensors)
     ones = _part(world, bucket, axes, Tensor(whole.dims, np.ones_like(whole.array)), n)
     return parts(program, world, bucket, stale(whole, padded(program, world, bucket, ones, n)))
+
+
+def counted(program: Program, world: World, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:
+    """One where a rank of a pipeline holds a part of the bucket's gradient, else zero; `once` if only on some ranks."""
+    masks = [held(program, world, name) for name in bucket.params]
+    mask = _part(world, bucket, shard_axes(program, bucket), packed(program, bucket, masks), n)
+    if not once:
+        return n.constant(mask.array, mask.dims)
+    pipeline = program.pipeline
+    assert pipeline, "verify: no pipeline"
+    return n.constant(np.where(world.among(pipeline.axis, once, mask.dims), mask.array, 0), mask.dims)
 
 
 def stale(whole: Tensor, held: Tensor) -> Tensor:

@@ -34,8 +34,9 @@ from ..placements import COERCIONS
 from ..source import Span
 from .field import Field
 from .machine import Machine, ShapeError, Where, differing
-from .proof import Case, UnequalError, case_of, unequal
+from .proof import Case, UnequalError, case_of, compared, unequal
 from .reference import forwards_apart
+from .rows import RowsError, run_rows
 from .shapes import resized
 from .tensors import Tensor
 from .world import World
@@ -64,7 +65,12 @@ def locate(error: UnequalError, program: Program, model: Program) -> Diagnostic:
     """The diagnostic for a program that is not equal to its model."""
     case = _smallest(program, model) or error.case
     numbers = Field(TRIALS, len(program.axes))
-    results = unequal(case, numbers)
+    try:
+        results = compared(case, numbers)
+    except ShapeError as unmade:
+        results = [unmade.value]
+    except RowsError as stop:
+        return _stopped(case, stop)
     alone = _alone(case)
     if wrong := unequal(Case(alone, case.model), numbers):
         return _not_the_model(case, alone, numbers, wrong)
@@ -73,8 +79,9 @@ def locate(error: UnequalError, program: Program, model: Program) -> Diagnostic:
 
 
 def _smallest(program: Program, model: Program) -> Case | None:
-    """The smallest mesh on which the step differs."""
+    """The smallest mesh on which the step differs, without several stages if it can be."""
     wide = [axis.name for axis in program.axes if axis.size > 1]
+    wide.sort(key=lambda axis: program.pipeline is not None and axis == program.pipeline.axis)
     one = {axis.name: 1 for axis in program.axes}
     for count in range(1, len(wide) + 1):
         for axes in combinations(wide, count):
@@ -85,8 +92,24 @@ def _smallest(program: Program, model: Program) -> Case | None:
 
 
 def _alone(case: Case) -> Program:
-    """The same program on one rank, where every coercion does nothing."""
-    return resized(case.program, dict.fromkeys(case.mesh, 1), {dim.name: dim.size for dim in case.program.dims})
+    """The same program on one rank, where every coercion does nothing; its stages stay where they are."""
+    one = dict.fromkeys(case.mesh, 1) | {axis: case.mesh[axis] for axis in _stages(case)}
+    return resized(case.program, one, {dim.name: dim.size for dim in case.program.dims})
+
+
+def _stages(case: Case) -> list[str]:
+    """The axis of the stages, if there are some on several ranks."""
+    pipeline = case.program.pipeline
+    return [pipeline.axis] if pipeline and case.mesh[pipeline.axis] > 1 else []
+
+
+def _stopped(case: Case, stop: RowsError) -> Diagnostic:
+    """Rows that cannot be done to their end."""
+    pipeline = case.program.pipeline
+    assert pipeline, "verify: rows without a pipeline"
+    span = pipeline.settings.spans.get("schedule", case.program.region.span)
+    message = f"on {mesh_words(case.mesh)} a row of the schedule stops"
+    return Diagnostic("E0701", message, span, notes=(Note(None, str(stop)),))
 
 
 # ---- values that are wrong on several ranks
@@ -96,7 +119,11 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     start = case.scene(numbers)
     right: dict[tuple[str, Where], Tensor] = {}
     world = World.of(alone)
-    machine = Machine(alone, world, numbers, lambda name, where, value: right.__setitem__((name, where), value))
+
+    def note(name: str, where: Where, value: Tensor) -> None:
+        right[name, where] = value
+
+    machine = Machine(alone, world, numbers, note, rows=run_rows)
     machine.run(start.on(alone, world, numbers))
     ranks = World.of(case.program)
     type_of = {value.name: value.type for value in values(case.program.region)}
@@ -107,11 +134,13 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
 
     def look(name: str, where: Where, value: Tensor) -> None:
         whole, type = right[name, where], type_of[name]
+        if not where and _stages(case):
+            return  # ranks hold other things of their own
         if not flat & {*type.dims} and name not in stale and not _is(value, whole, type, ranks, numbers):
             raise _Stop(_found(case.program, name, where, value, whole, type, ranks, numbers))
 
     try:
-        Machine(case.program, ranks, numbers, look).run(start.on(case.program, ranks, numbers))
+        Machine(case.program, ranks, numbers, look, rows=run_rows).run(start.on(case.program, ranks, numbers))
     except _Stop as stop:
         return stop.found
     except ShapeError as error:
@@ -281,12 +310,14 @@ def _makers(program: Program) -> dict[str, tuple[Op | None, str]]:
 
 def _not_the_model(case: Case, alone: Program, numbers: Field, wrong: Sequence[str]) -> Diagnostic:
     """The step differs from its model without any sharding: in the forward, or in what was made of it."""
+    stages = _stages(case)
+    where = f"on {mesh_words({axis: case.mesh[axis] for axis in stages})} alone" if stages else "even on one rank"
     apart = forwards_apart(alone, case.single, case.scene(numbers), TRIALS)
     spans = {value.name: op.span for op in walk(case.program.region.body) for value in op.outputs}
     span = spans.get(apart[0], case.program.region.span) if apart else _gradient_span(case.program, wrong)
     what = f"the first wrong value is `{apart[0]}`{iterations(apart[1])}" if apart else "wrong only after the forward"
     notes = (Note(None, what), _differing(case, wrong))
-    return Diagnostic("E0701", "even on one rank the step is not that of the model", span, notes=notes)
+    return Diagnostic("E0701", f"{where} the step is not that of the model", span, notes=notes)
 
 
 def _gradient_span(program: Program, wrong: Sequence[str]) -> Span:

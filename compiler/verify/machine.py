@@ -4,15 +4,16 @@ Purpose: what the program computes, rank by rank, by an evaluator that shares no
 Non-goals: types: what an op does follows from the tensors and its attributes; only shapes are asserted.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from attrs import Factory, field, frozen
 
-from ..ir import Enter, Leave, Op, Program, Region, Type, types
+from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type, types
 from ..placements import ends
 from .flat import together
+from .holders import settled
 from .meanings import MEANINGS, Call, Meaning
 from .meanings.step import loss_scale, unpacked, unscaled
 from .numbers import Numbers
@@ -24,6 +25,8 @@ Where: TypeAlias = tuple[tuple[str, int], ...]
 """In which iterations of which loops, outermost first."""
 
 Watch = Callable[[str, Where, Tensor], None]
+Rows = Callable[["Machine", Region, Env], Env]
+"""What makes the results of the microbatches of a pipeline."""
 
 
 def _nothing(name: str, where: Where, value: Tensor) -> None:
@@ -45,19 +48,24 @@ class Outcome:
         yield from ((f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters))
 
 
+def _no_rows(machine: "Machine", region: Region, outer: Env) -> Env:
+    raise AssertionError("verify: a pipeline without what runs its rows")
+
+
 def _types_of(machine: "Machine") -> dict[str, Type]:
     return types(machine.program)
 
 
 @frozen
 class Machine:
-    """One evaluation.  `watch` is told every value as it is made."""
+    """One evaluation.  `watch` is told every value as it is made; `rows` does the microbatches of a pipeline."""
 
     program: Program
     world: World
     numbers: Numbers
     watch: Watch = _nothing
     meanings: Mapping[str, Meaning] = field(default=MEANINGS)
+    rows: Rows = _no_rows
     types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True), init=False)
     _gradients: dict[str, Tensor] = field(factory=dict[str, Tensor], init=False)
     _shapes: dict[Type, tuple[int, ...]] = field(factory=dict[Type, tuple[int, ...]], init=False)
@@ -65,7 +73,7 @@ class Machine:
     def run(self, env: Env) -> Outcome:
         """The outcome of the step from what each rank holds of parameters and inputs."""
         region = self.program.region
-        inner = self._body(region, env, ())
+        inner = self.body(region.body, env, ())
         loss, norm, count, *updated = (inner[end.name] for end in region.yields)
         params = dict(zip((p.name for p in self.program.params), updated, strict=True))
         metrics = {"loss": loss, "norm": norm, "count": count}
@@ -77,17 +85,21 @@ class Machine:
         for bucket in self.program.buckets:
             each = together(self.program, self.world, bucket, [tensors[name] for name in bucket.params], self.numbers)
             found |= dict(zip(bucket.params, each, strict=True))
+        if self.program.pipeline:
+            return {name: settled(self.program, self.world, name, value) for name, value in found.items()}
         return found
 
-    def _body(self, region: Region, outer: Env, where: Where) -> Env:
-        """All names visible at the end of the region's body."""
+    def body(self, body: Sequence[Stmt], outer: Env, where: Where) -> Env:
+        """All names visible at the end of a body."""
         env = dict(outer)
-        for stmt in region.body:
+        for stmt in body:
             if isinstance(stmt, Op):
                 made = self._op(stmt, env)
             elif stmt.kind in ("forward", "backward"):
-                env = self._body(stmt, env, where)
+                env = self.body(stmt.body, env, where)
                 continue
+            elif stmt.kind == "microbatches" and self.program.pipeline:
+                made = self.rows(self, stmt, env)
             else:
                 made = self._loop(stmt, env, where)
             for name, value in made.items():
@@ -106,7 +118,8 @@ class Machine:
 
     def _results(self, op: Op, args: list[Tensor]) -> list[Tensor]:
         if op.kind == "coerce":
-            return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers)]
+            among = [int(rank) for rank in op.names("among")]
+            return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers, among)]
         call = Call(self.program, self.world, self.numbers, op, args, [self.types[name] for name in op.inputs])
         if op.kind == "update":
             self._gradients.update(zip(op.inputs[3:], map(self._unscaled, unpacked(call)), strict=True))
@@ -132,8 +145,8 @@ class Machine:
         each = [arg for arg in region.args if arg.enter is Enter.EACH]
         ends: list[list[Tensor]] = []
         for i in reversed(range(count)) if region.reverse else range(count):
-            slices = {arg.value.name: self._slice(outer[arg.source], i) for arg in each}
-            inner = self._body(region, outer | slices | carried, (*where, (region.dim, i)))
+            slices = {arg.value.name: self.at(outer[arg.source], i) for arg in each}
+            inner = self.body(region.body, outer | slices | carried, (*where, (region.dim, i)))
             ends.append([inner[end.name] for end in region.yields])
             lasts = [value for end, value in zip(region.yields, ends[-1], strict=True) if end.leave is Leave.LAST]
             carried = dict(zip(carried, lasts, strict=True))
@@ -144,11 +157,22 @@ class Machine:
             for value, end, column in zip(region.results, region.yields, columns, strict=True)
         }
 
-    def _slice(self, x: Tensor, index: int) -> Tensor:
-        return x.at(index)
+    def at(self, x: Tensor, index: int) -> Tensor:
+        """One slice along the first dim."""
+        return self.made(("at", index), [x], lambda: x.at(index))
+
+    def total(self, terms: Sequence[Tensor]) -> Tensor:
+        """The sum of tensors of the same dims."""
+        return self.made(("total",), terms, lambda: self.numbers.total(terms[0].dims, *terms))
 
     def _left(self, leave: Leave, dim: str, all_: tuple[Tensor, ...]) -> Tensor:
-        return stacked(dim, all_) if leave is Leave.STACK else self.numbers.total(all_[0].dims, *all_)
+        if leave is Leave.SUM:
+            return self.total(all_)
+        return self.made(("stacked", dim), all_, lambda: stacked(dim, all_))
+
+    def made(self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]) -> Tensor:
+        """What is made of tensors, in a way for which `how` stands."""
+        return make()
 
 
 class ShapeError(Exception):

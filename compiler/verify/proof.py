@@ -10,18 +10,22 @@ from attrs import evolve, frozen
 
 from ..certificate import Proof, mesh_words, trusted
 from ..diagnostics import Diagnostic, Note, PlanError
-from ..ir import Program, Type, walk
+from ..ir import Pipeline, Program, Type, walk
 from ..passes import STAGES, passed
 from ..passes.fuse_buckets import fused_as
+from ..passes.schedule_pipeline import schedule_pipeline
+from ..schedules.check import problems
 from .field import Field, P, Q
 from .machine import Machine, Outcome, ShapeError, differing
 from .numbers import Numbers
+from .recut import held, homes
 from .reference import Reference
+from .rows import RowsError, run_rows
 from .scene import Scene, scene
 from .shapes import Sizes, meshes, resized, small
 from .world import World
 
-FIRST, LAST = STAGES[0], STAGES[-1]
+FIRST, PLACED, FUSED, LAST = STAGES[0], *STAGES[-3:]
 
 BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
@@ -67,14 +71,45 @@ def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     """Both programs at small sizes on the mesh `axes`; the model's may be axes of which these are factors."""
     dims = small(program, axes)
     whole = {a.whole: prod(axes[b.name] for b in program.axes if b.whole == a.whole) for a in program.axes}
-    return Case(resized(program, axes, dims), resized(model, whole | axes, dims))
+    own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
+    return Case(own, evolve(single, pipeline=_as_far(single.pipeline, own.pipeline)))
+
+
+def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
+    """A small pipeline, as far as another is cut and scheduled."""
+    if not pipeline or not cut:
+        return pipeline
+    if not pipeline.turns:
+        return evolve(pipeline, settings=cut.settings)
+    return evolve(cut, schedule=pipeline.schedule and cut.schedule)
 
 
 def keeps_sizes(program: Program, model: Program) -> bool:
     """Whether the program's own sizes, at which nothing is evaluated, and its settings are the model's."""
     dims = {dim.name: (dim.size, dim.valid) for dim in program.dims}
     alike = all(dims.get(dim.name) == (dim.size, dim.valid) for dim in model.dims)
-    return alike and _ranks(program) == _ranks(model) and program.train == model.train
+    return (
+        alike
+        and _ranks(program) == _ranks(model)
+        and program.train == model.train
+        and _settings(program) == _settings(model)
+    )
+
+
+def _settings(program: Program) -> tuple[object, ...]:
+    """What a plan says of its stages."""
+    pipeline = program.pipeline
+    return (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else ()
+
+
+def has_its_stages(program: Program) -> bool:
+    """Whether a pipeline at its own sizes, at which nothing is evaluated, holds what it reads and does all its work."""
+    pipeline = program.pipeline
+    if not pipeline:
+        return True
+    assert pipeline.schedule, "verify: no schedule"
+    alike = pipeline.homes == pipeline.schedule.homes == homes(pipeline, program.axis(pipeline.axis).size)
+    return alike and pipeline.held == held(program, pipeline) and not problems(pipeline.schedule)
 
 
 def _ranks(program: Program) -> Sizes:
@@ -95,8 +130,10 @@ def anew(case: Case) -> Program:
     """The small model compiled with the program's buckets, unchecked: it is for comparing with what was checked."""
     if case.model.stage == LAST:
         return case.model
-    *_, placed = case.model, *passed(case.model, STAGES[-2])
-    return fused_as(placed, case.program.buckets)
+    if case.model.stage == FUSED:
+        return schedule_pipeline(case.model)
+    *_, placed = case.model, *passed(case.model, PLACED)
+    return schedule_pipeline(fused_as(placed, case.program.buckets))
 
 
 def prove(program: Program, model: Program) -> Proof:
@@ -106,6 +143,7 @@ def prove(program: Program, model: Program) -> Proof:
     `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
     """
     assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
+    assert has_its_stages(program), "verify: the stages are not those that the plan's forward has"
     fields: list[Field] = []
     trials = TRIALS
     found = [case_of(program, model, axes) for axes in meshes(program)]
@@ -166,14 +204,22 @@ def _share(numbers: Field) -> float:
 
 
 def unequal(case: Case, numbers: Numbers) -> list[str]:
-    """The names of the results that differ; of a value that has the wrong shape, its name."""
+    """The names of the results that differ; of a value that has the wrong shape, its name; what stops a row."""
+    try:
+        return compared(case, numbers)
+    except ShapeError as error:
+        return [error.value]
+    except RowsError as error:
+        return [str(error)]
+
+
+def compared(case: Case, numbers: Numbers) -> list[str]:
+    """The names of the results that differ.  Raises ShapeError, RowsError where there are none."""
     start = case.scene(numbers)
     expected = Reference(case.single, numbers).run(start)
     world = World.of(case.program)
-    try:
-        found = Machine(case.program, world, numbers).run(start.on(case.program, world, numbers))
-    except ShapeError as error:
-        return [error.value]
+    machine = Machine(case.program, world, numbers, rows=run_rows)
+    found = machine.run(start.on(case.program, world, numbers))
     return differences(case.program, world, numbers, found, expected)
 
 

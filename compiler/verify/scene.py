@@ -11,6 +11,7 @@ from attrs import frozen
 
 from ..ir import MICROBATCHES, Program, base, types, walk
 from .flat import own
+from .holders import known
 from .numbers import Numbers
 from .tensors import RANDOM, Array, Tensor
 from .world import World
@@ -30,6 +31,8 @@ class Scene:
         held = {p.name: (self.params[p.name], p.type) for p in program.params}
         held |= {arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type) for arg in program.region.args}
         found = {name: world.spread(everywhere(value, world), type) for name, (value, type) in held.items()}
+        if program.pipeline:
+            found |= {p.name: known(program, world, p.name, found[p.name], numbers) for p in program.params}
         for bucket in program.buckets:
             kept = own(program, world, bucket, [found[name] for name in bucket.params], numbers)
             found |= dict(zip(bucket.params, kept, strict=True))

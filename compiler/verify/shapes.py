@@ -15,6 +15,7 @@ from ..layout import layout_of, shard_axes
 from ..ops import OPS
 from ..ops.attention import SEQUENCE, head_dims
 from ..settings import Cluster
+from .recut import few_microbatches, few_turns, recut, shared
 
 Sizes = dict[str, int]
 
@@ -26,12 +27,28 @@ On both meshes together no two of them turn alike, so that one is not another; a
 
 
 def meshes(program: Program) -> list[Sizes]:
-    """Two meshes in which every axis is once 2 and once 3; an axis of size 1 stays, for it has rules of its own."""
+    """Two meshes in which every axis is once 2 and once 3; an axis of size 1 stays, for it has rules of its own.
+
+    A pipeline's may be 4 or more.
+    """
     wide = [axis.name for axis in program.axes if axis.size > 1]
     pairs = [(2, 3) if i % 2 == 0 else (3, 2) for i in range(len(wide))]
     one = {axis.name: 1 for axis in program.axes}
     both = [one | {name: pair[k] for name, pair in zip(wide, pairs, strict=True)} for k in (0, 1)]
-    return both if wide else both[:1]
+    return [_with_holders(program, axes) for axes in (both if wide else both[:1])]
+
+
+def _with_holders(program: Program, axes: Sizes) -> Sizes:
+    """With more ranks of a pipeline, where so few do not share parameters as the plan's ranks do."""
+    pipeline = program.pipeline
+    if not pipeline:
+        return axes
+    for ranks in (axes[pipeline.axis], 3, 4):
+        found = axes | {pipeline.axis: ranks}
+        cut = resized(program, found, small(program, found)).pipeline
+        if cut and shared(cut) == shared(pipeline):
+            return found
+    return axes | {pipeline.axis: program.axis(pipeline.axis).size}
 
 
 def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
@@ -47,7 +64,8 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
     sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
-    return evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
+    small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
+    return recut(small, program.pipeline) if program.pipeline and program.pipeline.schedule else small
 
 
 def _with_size(dim: Dim, size: int) -> Dim:
@@ -102,9 +120,15 @@ class _Sizes:
         return turn, dim.size if turn > 2 else 0
 
     def _turns(self, loop: str) -> int:
-        """How often a loop turns."""
+        """How often a loop turns; where stages are cut, often enough for their turns and rows."""
         first = next((size for size in self._axes.values() if size > 1), 1)
-        return TURNS[first][self._loops.index(loop) % 4]
+        few, pipeline = TURNS[min(first, 3)][self._loops.index(loop) % 4], self._program.pipeline
+        if pipeline and loop == MICROBATCHES:
+            return few_microbatches(pipeline, self._axes[pipeline.axis])
+        if pipeline and loop == pipeline.dims[-1]:
+            others = sum(map(self._turns, pipeline.dims[:-1]))
+            return max(few, few_turns(pipeline, self._axes[pipeline.axis]) - others)
+        return few
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""
@@ -117,6 +141,8 @@ class _Sizes:
     def _size(self, dim: Dim) -> int:
         claims = self._claims.get(dim.name, [])
         unit = prod(self._axes[claim.axis] for claim in claims if claim.split)
+        if self._program.pipeline and dim.name in self._program.pipeline.dims:
+            return self._turns(dim.name)
         if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
             return unit  # few heads: as many as the factors that they fill, one on each rank
         if parts := self._parts.get(dim.name):

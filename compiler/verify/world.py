@@ -65,8 +65,24 @@ class World:
             array = np.moveaxis(_shares(array, type.at(axis), size, _from_end(type.dims, type.at(axis))), 0, 1 + i)
         return Tensor(type.dims, array, value.degree)
 
-    def coerced(self, x: Tensor, axes: Sequence[str], source: Placement, target: Placement, n: Numbers) -> Tensor:
-        """What each rank holds after a coercion over the joint group of `axes`."""
+    def coerced(
+        self,
+        x: Tensor,
+        axes: Sequence[str],
+        source: Placement,
+        target: Placement,
+        n: Numbers,
+        among: Sequence[int] = (),
+    ) -> Tensor:
+        """What each rank holds after a coercion over the joint group of `axes`.
+
+        A sum may be `among` some ranks of one axis; the others keep what they hold.
+        """
+        if among:
+            here = self.among(axes[0], among, x.dims)
+            part = Tensor(x.dims, np.where(here, x.array, np.zeros_like(x.array)), x.degree)
+            whole = self.coerced(part, axes, source, target, n)
+            return Tensor(x.dims, np.where(here, whole.array, x.array), x.degree)
         order = [1 + list(self.axes).index(axis) for axis in axes]
         sizes = [self.axes[axis] for axis in axes]
         array = np.moveaxis(self._full(x, order), order, range(len(order)))
@@ -74,6 +90,11 @@ class World:
         array = _changed(parts, source, target, n)
         array = np.moveaxis(array.reshape(*sizes, *array.shape[1:]), range(len(order)), order)
         return Tensor(x.dims, array, x.degree)
+
+    def among(self, axis: str, ranks: Sequence[int], dims: Dims) -> Array:
+        """Whether a rank is one of some of an axis, for a value of `dims`: [1, *mesh axes, 1 …]."""
+        found = np.isin(np.arange(self.axes[axis]), ranks)
+        return found.reshape(1, *(size if name == axis else 1 for name, size in self.axes.items()), *(1,) * len(dims))
 
     def _full(self, x: Tensor, order: Sequence[int]) -> Array:
         """The array with every rank's part along the mesh axes of `order`."""

@@ -78,11 +78,15 @@ class Case:
     smoothing: float = 0.0
     z: float = 0.0
     state: str = ""  # what the section `state` says
+    pp: int = 1
+    schedule: str = "1f1b"
+    stages: str = ""  # turns of each stage, where the plan says
+    layers: int = 2
 
     @property
     def ranks(self) -> int:
         """The size of the mesh."""
-        return self.replicas * self.dp * self.tp
+        return self.pp * self.replicas * self.dp * self.tp
 
     @property
     def rows(self) -> int:
@@ -100,6 +104,7 @@ class Case:
             tied=self.model == "tied",
             parallel=self.model == "parallel",
             every=self.model == "every",
+            layers=self.layers,
         )
 
     @property
@@ -129,9 +134,10 @@ def plan_text(case: Case) -> str:
   repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
-mesh  {{ {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
+mesh  {{ {f"pp = {case.pp}" if case.pp > 1 else ""} {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
 shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
+{_pipeline(case)}
 {train_text(case)}"""
 
 
@@ -155,4 +161,10 @@ def train_text(case: Case) -> str:
 def _rules(case: Case) -> str:
     batch = "replica, dp" if case.replicas > 1 else "dp"
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
-    return f"batch over {batch}  {vocab}heads, kv_heads, ffn over tp{seq}"
+    layers = "  layers over pp" if case.pp > 1 else ""
+    return f"batch over {batch}  {vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+
+
+def _pipeline(case: Case) -> str:
+    stages = f"  stages = {case.stages}" if case.stages else ""
+    return f"pipeline {{ schedule = {case.schedule}{stages} }}" if case.pp > 1 else ""

@@ -55,10 +55,11 @@ def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    _compare(case, harness.compiled(case, tmp_path))
+    compare(case, harness.compiled(case, tmp_path))
 
 
-def _compare(case: Case, module: ModuleType) -> None:
+def compare(case: Case, module: ModuleType) -> None:
+    """Three steps against the reference."""
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     expected = reference.run(case.config, case.training, start, batches, LR)
     steps = harness.run(case, module, start, batches, LR)
@@ -95,7 +96,7 @@ def test_a_wrong_program_is_noticed(right: str, wrong: str, tmp_path: Path) -> N
     assert right in text
     script.write_text(text.replace(right, wrong))
     with pytest.raises(AssertionError):
-        _compare(case, harness.imported(script))
+        compare(case, harness.imported(script))
 
 
 def test_the_pairs_are_all_there() -> None:
@@ -134,7 +135,7 @@ def test_other_rules_are_right_or_refused(rules: str, kv: int, tmp_path: Path) -
         module = harness.compiled(case, tmp_path)
     except PlanError:
         return
-    _compare(case, module)
+    compare(case, module)
 
 
 @pytest.mark.parametrize("empty", [0, 1])

@@ -8,10 +8,11 @@ import ast
 from ...certificate import trusted
 from ...ir import Program, Region, Type, base, walk
 from .again import made_again
-from .calls import CALLS
+from .calls import CALLS, SPLIT
 from .classes import Model, Place
 from .declarations import read_class
 from .forward import Forward
+from .stages import Unstaged, constants, unstaged
 from .settings import check_build, check_plan, model_class
 from .step import Step
 from .text import BUILT_IN, demand, demand_header, demand_same, wrong
@@ -33,6 +34,7 @@ STEPS = {
 }
 TURNS = {"Flat", "Flats", "await_weights", "free_weights", "gather_weights", "reduce_gradients"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
+STAGES = {"Carried", "Pipeline"}
 SETTINGS = set("AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
@@ -41,6 +43,8 @@ IMPORTS = {
     | {"recompute", "recomputed", "regather"}
     | STEPS
     | TURNS
+    | STAGES
+    | {*SPLIT.values()}
     | WEIGHTS
     | SETTINGS,
 }
@@ -61,6 +65,7 @@ class File:
         self._classes: dict[str, ast.ClassDef] = {}
         self._functions: dict[str, ast.FunctionDef] = {}
         self._plan: list[ast.expr] = []
+        self._constants = constants(program)
 
     def read(self) -> int:
         """Reads everything; returns how many ops it does, which are all of the program."""
@@ -70,8 +75,11 @@ class File:
         demand_same(last, MAIN)
         build, train, evaluate = self._headers(last)
         names = frozenset(self._bound)
+        demand(last, {*self._constants} <= names, "has not all that a pipeline needs")
+        whole = self._whole(model_class(build))
         model = self._model(names)
         taken = self._steps(model, model_class(build), train, evaluate) + model.taken
+        self._check_held(build, whole, model)
         check_build(build, self._program, model.paths, self._dtype(), names)
         check_plan(self._plan[0], self._program, self._types, stored(self._program, model.paths, self._dtype()), names)
         expected = sum(1 for _ in walk(self._program.region.body))
@@ -97,6 +105,9 @@ class File:
             case ast.FunctionDef(name=name):
                 self._bind(stmt, name)
                 self._functions[name] = stmt
+            case ast.Assign(targets=[ast.Name(id=name)]) if name in self._constants:
+                demand(stmt, ast.dump(stmt.value) == ast.dump(self._constants[name]), f"`{name}` is not the IR's")
+                self._bind(stmt, name)
             case ast.Assign(targets=[ast.Name(id="PLAN")]):
                 self._bind(stmt, "PLAN")
                 self._plan.append(stmt.value)
@@ -151,6 +162,21 @@ class File:
         return build, train, evaluate
 
     # ---- what the functions do
+
+    def _whole(self, name: str) -> Unstaged | None:
+        """The model without stages takes the place of that with them."""
+        if not self._program.pipeline or name not in self._classes:
+            return None
+        whole = unstaged(self._program, self._program.pipeline, self._classes[name])
+        self._classes[name] = whole.node
+        return whole
+
+    def _check_held(self, node: ast.AST, whole: Unstaged | None, model: Model) -> None:
+        """A weight is declared for the stages that use it."""
+        pipeline = self._program.pipeline
+        if whole and pipeline:
+            wanted = {model.paths.get(param, ""): stages for param, stages in pipeline.held}
+            demand(node, whole.held == wanted, f"weights of stages are {whole.held}, not {wanted}")
 
     def _model(self, names: frozenset[str]) -> Model:
         _, forward, backward = blocks(self._program)

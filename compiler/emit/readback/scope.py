@@ -140,7 +140,8 @@ class Scope:
 
     def _call(self, node: ast.Call, function: str) -> str:
         reduces = function in ("all_reduce_", "reduce_scatter_")
-        keywords(node, *(("dtype",) if reduces and node.keywords else ()))
+        once = function == "sum_squares" and bool(node.keywords)
+        keywords(node, *(("dtype",) if reduces and node.keywords else ("once",) if once else ()))
         match function, node.args:
             case "count_valid", [labels]:
                 demand_same(labels, "batch.labels")
@@ -154,13 +155,23 @@ class Scope:
                 demand(node, not self.ran, "gathers parameters after the microbatches")
                 return self._coerce(node, operand, axes, self._shard(operand), REPLICATED)
             case "sum_squares", operands:
-                return self.take(node, "sum_squares", operands)
+                return self._squares(node, operands)
             case "clip_scale", [norm, limit]:
                 largest = literal(limit)
                 demand(node, isinstance(largest, float) and largest > 0, "a limit is a number")
                 return self.take(node, "clip_scale", [norm], max=float(str(largest)))
             case _:
                 raise wrong(node, f"nothing in the IR does `{ast.unparse(node)}`")
+
+    def _squares(self, node: ast.Call, operands: list[ast.expr]) -> str:
+        """With a pipeline, of what the ranks of a stage hold; of what several hold, on the first."""
+        pipeline = self.program.pipeline
+        attrs: dict[str, Attr] = {"stages": pipeline.axis} if pipeline else {}
+        if node.keywords:
+            group = self._group(node.keywords[0].value)
+            demand(node, pipeline is not None and group.names == (pipeline.axis,), "counts once what is no stage's")
+            attrs["once"] = group.among or tuple(map(str, range(self.program.degree(group.names))))
+        return self.take(node, "sum_squares", operands, **attrs)
 
     def _shard(self, operand: ast.expr) -> Placement:
         """A bucket's part, whose flat dim is its only one."""
@@ -174,6 +185,7 @@ class Scope:
         kept = self.types[before].dtype
         sent = self.names.dtype(node.keywords[0].value) if node.keywords else kept
         attrs: dict[str, Attr] = {"axes": over, "from": source, "to": target}
+        attrs |= {"among": among} if (among := self._group(axes).among) else {}
         after = self.state.coerce(node, before, attrs, Sent(sent, kept))
         self.env = {name: after if value == before else value for name, value in self.env.items()}
         self.state.move(before, after)
@@ -181,16 +193,22 @@ class Scope:
 
     def _axes(self, node: ast.expr) -> tuple[str, ...]:
         """The axes of a group of ranks."""
+        return self._group(node).names
+
+    def _group(self, node: ast.expr) -> Axes:
         group = self.value(node)
         if not isinstance(group, Axes):
             raise wrong(node, f"`{ast.unparse(node)}` is no axis")
-        return group.names
+        return group
 
     def _method(self, node: ast.Call, base: ast.expr, name: str) -> Seen:
         match ast.unparse(node.func), name:
             case "mesh.axis", _:
                 demand(node, self.env.get("mesh") == MESH, "there is no mesh yet")
                 return Axes(axes_of(node))
+            case "mesh.among", _:
+                demand(node, self.env.get("mesh") == MESH, "there is no mesh yet")
+                return _among(node)
             case "state.weights", _:
                 return self._parameters(node)
             case "state.flats", _:
@@ -227,3 +245,10 @@ class Scope:
                 return self.take(node, "reciprocal", [count], dtype=self.names.dtype(word))
             case _:
                 raise wrong(node, f"nothing in the IR does `{ast.unparse(node)}`")
+
+
+def _among(node: ast.Call) -> Axes:
+    """`mesh.among("pp", 0, 3)`."""
+    axis, *ranks = [literal(argument) for argument in node.args]
+    demand_same(node, f"mesh.among({', '.join(map(repr, [axis, *ranks]))})")
+    return Axes((str(axis),), tuple(map(str, ranks)))

@@ -35,7 +35,8 @@ def check_build(
     made = _optimizer(program)
     for name in (model_class(build), "Bucket", "Group", "State", "torch", made.partition("(")[0]):
         local.demand(build, name)
-    demand_same(body[0], f"{model} = {model_class(build)}(mesh)")
+    stages = ", PIPELINE.stages(mesh)" if program.pipeline else ""
+    demand_same(body[0], f"{model} = {model_class(build)}(mesh{stages})")
     _check_buckets(body[1], program, paths)
     demand_same(body[2], f"{optimizer} = {made}")
     (master,) = {p.type.dtype for p in program.params}
@@ -85,6 +86,9 @@ def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
     kept: dict[str, object] = {name: False for name, holds in keeps.items() if not holds}
     kept |= {"shards": axes} if (axes := shard_axes(program, bucket)) else {}
     kept |= {"turns": True} if bucket.turns else {}
+    if pipeline := program.pipeline:
+        among = pipeline.ranks_of(bucket.params[0])
+        kept |= {"stages": pipeline.axis} | ({"among": among} if len(among) > 1 else {})
     ahead = program.flow.prefetch
     return kept | ({"prefetch": ahead} if ahead != 1 and not keeps["keeps_weights"] else {})
 

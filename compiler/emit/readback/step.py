@@ -10,6 +10,7 @@ from ...ir import INVARIANT, Op, Program, Region, Type, base, walk
 from ...leaves import leaves
 from ...placements import coercion_of, ends
 from .scope import FLATS, MESH, Scope, Seen, Zero
+from .stages import as_loop
 from .state import State
 from .text import Names, Ops, demand, demand_same, keywords, statements, targets, wrong
 from .values import blocks, needed
@@ -81,7 +82,8 @@ class Step:
         """Reads all statements; returns how many ops they do, but for those of the model's forward."""
         *body, last = statements(self._node)
         for stmt in body:
-            self._statement(stmt)
+            for each in self._unrolled(stmt):
+                self._statement(each)
         self._return(last)
         demand(
             self._node,
@@ -91,6 +93,12 @@ class Step:
         done = [op for op in self._ops.done if op in self._order]
         demand(self._node, done == self._order, f"reduces {', '.join(op.inputs[0] for op in done)} in this order")
         return self._ops.finish(self._node) + len(self._unpacked) + sum(1 for _ in walk(self._backward.body))
+
+    def _unrolled(self, stmt: ast.stmt) -> list[ast.stmt]:
+        """A pipeline's rows as the loop over microbatches whose work they are."""
+        taken = {base(arg.value.name) for arg in self._region.args}
+        inputs = [name for name in INPUTS if name in taken]
+        return (as_loop(stmt, self._trains, inputs) if self._program.pipeline else None) or [stmt]
 
     # ---- statements
 

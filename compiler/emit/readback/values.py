@@ -26,9 +26,10 @@ class Local:
 
 @frozen
 class Axes:
-    """`mesh.axis(…)`: the group of ranks over these axes."""
+    """`mesh.axis(…)`: the group of ranks over these axes, or `mesh.among(…)`: of some of the ranks of one."""
 
     names: tuple[str, ...]
+    among: tuple[str, ...] = ()
 
 
 @frozen

@@ -32,7 +32,7 @@ from ...layout import layout
 from ...placements import Step
 from . import turns
 from .flats import gathered, held, reduced
-from .grouping import Group, Used, grouped, grouped_as
+from .grouping import Group, Used, grouped, grouped_as, sharing
 from .homes import home, without
 from .lines import Lines
 
@@ -164,11 +164,12 @@ class _Fuser:
 
     def _norm(self, final: list[Value]) -> tuple[str, ...]:
         """Writes the sums of squares, added over the axes on which gradients are sharded; returns them."""
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for value in final:
-            groups.setdefault(value.type.axes_in(Kind.SHARDED), []).append(value.name)
+        groups: dict[tuple[tuple[str, ...], object], list[str]] = {}
+        for group, value in zip(self._groups, final, strict=True):
+            apart = sharing(self._program, group.names[0])
+            groups.setdefault((value.type.axes_in(Kind.SHARDED), apart), []).append(value.name)
         parts: list[str] = []
-        for axes, names in groups.items():
+        for (axes, _), names in groups.items():
             squares = self._lines.write("sum_squares", names, "squares")
             parts.append(self._lines.coerce(squares, Step(axes, PARTIAL, INVARIANT)).name)
         return tuple(parts)

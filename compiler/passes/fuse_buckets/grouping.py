@@ -82,7 +82,7 @@ def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in params:
         place = param.home and param.home.place
-        apart = _axes(program, param), _sharing(program, param)
+        apart = _axes(program, param), sharing(program, param.name)
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
     rest: dict[object, list[Used]] = {}
     buckets: list[Group] = []
@@ -111,9 +111,9 @@ def _axes(program: Program, param: Used) -> StateAxes:
     return evolve(program.state_of(param.name), of=())
 
 
-def _sharing(program: Program, param: Used) -> tuple[int, ...]:
+def sharing(program: Program, param: str) -> tuple[int, ...]:
     """The ranks of a pipeline among which a parameter's gradient is summed, if several hold it."""
-    ranks = program.pipeline.ranks_of(param.name) if program.pipeline else ()
+    ranks = program.pipeline.ranks_of(param) if program.pipeline else ()
     return ranks if len(ranks) > 1 else ()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...ir import Bucket, Program
 from ...settings import Optimizer
-from ..flat import own, packed, padded, parts
+from ..flat import counted, own, packed, padded, parts
 from ..numbers import Numbers
 from ..tensors import RANDOM, Tensor
 from .call import Call, Meaning
@@ -26,6 +26,17 @@ def reciprocal(n: Numbers, count: Tensor) -> Tensor:
 def squares(n: Numbers, values: Sequence[Tensor]) -> Tensor:
     """The sum of squares of all elements."""
     return n.total((), *(n.product((), x, x) for x in values))
+
+
+def _squares(c: Call) -> list[Tensor]:
+    """Of what a rank holds; of what several ranks of a pipeline hold alike, on the first of them alone."""
+    if "stages" not in dict(c.op.attrs):
+        return [squares(c.numbers, c.args)]
+    buckets = [next(b for b in c.program.buckets if b.dim in x.dims) for x in c.args]
+    once = [int(rank) for rank in c.op.names("once")[:1]]
+    masks = [counted(c.program, c.world, bucket, once, c.numbers) for bucket in buckets]
+    own = [c.numbers.product(x.dims, x, mask) for x, mask in zip(c.args, masks, strict=True)]
+    return [squares(c.numbers, own)]
 
 
 def norm(n: Numbers, parts: Sequence[Tensor]) -> Tensor:
@@ -118,7 +129,7 @@ MEANINGS = {
     "loss_scale": Meaning(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
     "pack": Meaning(_pack),
     "reciprocal": Meaning(lambda c: [reciprocal(c.numbers, c.args[0])]),
-    "sum_squares": Meaning(lambda c: [squares(c.numbers, c.args)]),
+    "sum_squares": Meaning(_squares),
     "unpack": Meaning(_unpack),
     "unscaled": Meaning(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
     "unscaled_norm": Meaning(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),

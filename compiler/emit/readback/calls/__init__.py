@@ -46,7 +46,14 @@ VIEWS: dict[str, ViewReader] = {
 
 def readers(program: Program) -> dict[str, Reader]:
     """The functions that `program` may call: the table's, and the plan's own as `module.function`."""
-    return CALLS | user.readers(program)
+    calls = CALLS | user.readers(program)
+    if program.pipeline and program.pipeline.splits:
+        return {SPLIT.get(name, name): reader for name, reader in calls.items()}
+    return calls
 
 
-__all__ = ["CALLS", "VIEWS", "coerced", "readers"]
+SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
+"""Functions by what a program calls in their stead whose schedule sets weight gradients apart."""
+
+
+__all__ = ["CALLS", "SPLIT", "VIEWS", "coerced", "readers"]

@@ -1,0 +1,146 @@
+"""The command `schedule`: what each rank of a plan's pipeline does when, drawn or written to files.
+
+Purpose: times from the command line, files whole or not at all.  Non-goals: the drawings (`drawing`).
+"""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .plans import load
+from .usage import UsageError
+
+if TYPE_CHECKING:
+    from ..drawing.picture import Picture
+
+TIMES = {"f": 1.0, "b": 1.0, "w": 1.0, "comm": 0.0}
+"""How long a stage's forward and the two parts of its backward take, and a message between ranks, by default."""
+
+FORMS = {
+    "csv": "the order of actions, as torch.distributed.pipelining reads it: a line for each rank",
+    "svg": "a picture",
+    "html": "a page to zoom into, by itself",
+    "trace": "a trace for ui.perfetto.dev",
+}
+"""What can be written to a file, each by an option of its name."""
+
+_WITHIN = (0.001, 1000)
+
+
+def schedule(options: Namespace) -> None:
+    """`scalec schedule`."""
+    picture = _picture(options.plan, times(options.times))
+    paths = {form: path for form in FORMS if (path := getattr(options, form)) is not None}
+    if not paths:
+        print(_shown(picture))
+        return
+    texts = {form: _writers()[form](picture) for form in paths}
+    for form, path in paths.items():
+        _check(path, texts[form], form)
+    for form, path in paths.items():
+        _write(path, texts[form], form)
+    print("wrote " + " and ".join(map(str, paths.values())))
+
+
+def times(text: str) -> dict[str, float]:
+    """The times that `--times` sets, the others by default.  Raises UsageError."""
+    from ..diagnostics import listing
+
+    given: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.strip().partition("=")
+        if name not in TIMES:
+            raise UsageError(f"--times has no `{name}`; it takes {listing(TIMES)}, as in --times f=1,b=1,w=1,comm=0.1")
+        if name in given:
+            raise UsageError(f"--times sets `{name}` twice")
+        given[name] = _time(name, value)
+    return TIMES | given
+
+
+def _time(name: str, value: str) -> float:
+    least, most = _WITHIN
+    try:
+        time = float(value)
+    except ValueError:
+        raise UsageError(f"--times sets `{name}` to `{value}`, which is not a number") from None
+    if name == "comm" and time == 0:
+        return time
+    if not least <= time <= most:
+        also = "0, or " if name == "comm" else ""
+        raise UsageError(f"--times sets `{name}` to {value}, but it takes {also}{least} to {most}")
+    return time
+
+
+def _picture(path: Path, given: dict[str, float]) -> "Picture":
+    from ..drawing.picture import picture
+    from ..schedules.timeline import Times
+
+    program = load(path).program
+    pipeline = program.pipeline
+    if pipeline is None or pipeline.schedule is None:
+        what = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
+        raise UsageError(f"`{path}` has no pipeline, so nothing to draw: {what}")
+    schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
+    ranks = f"{schedule.ranks} ranks of {pipeline.axis}"
+    title = f"{program.name}: {kind}, {schedule.stages} stages on {ranks}, {schedule.microbatches} microbatches"
+    return picture(title, kind, schedule, Times.uniform(schedule.stages, **given))
+
+
+def _shown(picture: "Picture") -> str:
+    """For the terminal: the title, the drawing, the figures."""
+    from shutil import get_terminal_size
+
+    from ..diagnostics import wants_colour
+    from ..drawing.figures import figures
+    from ..drawing.terminal import drawing
+
+    grid = drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
+    return f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{figures(picture)}"
+
+
+def _writers() -> "dict[str, Callable[[Picture], str]]":
+    from ..drawing.html import html
+    from ..drawing.svg import svg
+    from ..drawing.trace import trace
+    from ..schedules.rows import csv
+
+    return {"csv": lambda picture: csv(picture.schedule), "svg": svg, "html": html, "trace": trace}
+
+
+def _check(path: Path, text: str, form: str) -> None:
+    """Only what scalec wrote is replaced.  Rows have no room to say so, and are there to be edited: they never are."""
+    from ..drawing.picture import MARK
+
+    try:
+        if not (path.exists() or path.is_symlink()):
+            return
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(f"`{path}` is not a plain file: choose another with --{form}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise _refused(path, form, error) from error
+    if content != text.encode() and MARK.encode() not in content[:1000]:
+        why = "has other rows" if form == "csv" else "was not written by scalec"
+        raise UsageError(f"`{path}` {why}: move it away, or choose another file with --{form}")
+
+
+def _write(path: Path, text: str, form: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        with draft.open("xb") as file:
+            file.write(text.encode())
+        draft.replace(path)
+    except OSError as error:
+        raise _refused(path, form, error) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _refused(path: Path, form: str, error: OSError) -> UsageError:
+    reason = (error.strerror or str(error)).lower()
+    return UsageError(f"cannot write `{path}`: {reason}; choose another file with --{form}")

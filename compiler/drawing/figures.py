@@ -1,0 +1,38 @@
+"""A schedule in figures: how long each rank computes and waits, what it holds, and the bubble."""
+
+from collections.abc import Iterator
+
+from ..schedules.simulate import high_water
+from ..summary import table
+from .formulas import expected
+from .picture import Picture, number, share
+
+
+def figures(picture: Picture) -> str:
+    """A table with a line for each rank, and the bubble beside that of the formula, where one is known."""
+    return "\n".join((*table([_HEAD, *_rows(picture)]), "", *_bubble(picture)))
+
+
+_HEAD = ("rank", "stages", "busy", "idle", "bubble", "microbatches held")
+
+
+def _rows(picture: Picture) -> Iterator[tuple[str, ...]]:
+    timeline = picture.timeline
+    for rank, held in enumerate(high_water(picture.schedule)):
+        busy, idle = timeline.busy(rank), timeline.idle(rank)
+        stages = " ".join(map(str, picture.schedule.stages_of(rank)))
+        yield str(rank), stages, number(busy), number(idle), share(idle / timeline.total), number(held)
+
+
+def _bubble(picture: Picture) -> Iterator[str]:
+    timeline, schedule = picture.timeline, picture.schedule
+    if picture.depth > 1:
+        yield "held: the most at once, of any stage, from forward to the end of backward"
+    yield f"bubble: {share(timeline.bubble)} of all ranks' time"
+    formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
+    if not formula:
+        return
+    busy = sum(map(timeline.busy, range(schedule.ranks))) / schedule.ranks
+    part = share(formula.idle / (busy + formula.idle))
+    free = ", if messages took no time" if picture.times.send else ""
+    yield f"formula{free}: {formula.text} = {number(formula.idle)} on each rank, {part}"

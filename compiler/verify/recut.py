@@ -1,0 +1,118 @@
+"""A pipeline at small sizes: its stages with few turns each, its rows for few microbatches.
+
+Purpose: on few ranks the same kinds of stages: a first and a last one that have turns if the plan's have, and one that
+has more turns than the others.  What the step says of ranks by their numbers is said of the small pipeline's.
+Non-goals: the sizes themselves (`shapes`).
+"""
+
+from attrs import evolve
+
+from ..ir import MICROBATCHES, Op, Pipeline, Program, Region, types
+from ..schedules.actions import Schedule
+from ..schedules.generate import SCHEDULES
+from ..schedules.impossible import Impossible
+from ..schedules.messages import with_messages
+from ..schedules.timeline import Times
+from .cut import blocks
+from .holders import readers
+
+
+def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
+    """The rank of each stage on an axis of so many ranks."""
+    order = pipeline.settings.schedule
+    return SCHEDULES[order.kind].homes(ranks, order.chunks)
+
+
+def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
+    """On two ranks more of them than ranks, on three fewer; more, where the schedule cannot be made for these."""
+    least = 3 if ranks == 2 else 2
+    for count in range(least, least + 2 * ranks + 1):
+        try:
+            _rows(pipeline, ranks, count)
+        except Impossible:
+            continue
+        return count
+    raise AssertionError(f"verify: no schedule {pipeline.settings.schedule.kind} on {ranks} ranks")
+
+
+def few_turns(pipeline: Pipeline, ranks: int) -> int:
+    """One for each stage that has turns; on two ranks one more."""
+    count = len(homes(pipeline, ranks))
+    return len(_filled(pipeline, count)) + (ranks == 2)
+
+
+def _filled(pipeline: Pipeline, count: int) -> list[int]:
+    """Of so many stages those that have turns; all, if only stages in the middle had and there are none."""
+    ends = (0, *pipeline.turns[:1]), (count - 1, *pipeline.turns[-1:])
+    empty = {stage for stage, *turns in ends if turns == [0]}
+    return [k for k in range(count) if k not in empty] or [*range(count)]
+
+
+def _rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
+    order = pipeline.settings.schedule
+    return SCHEDULES[order.kind](ranks, microbatches, order.chunks)
+
+
+def shared(pipeline: Pipeline) -> dict[str, str]:
+    """Each parameter that several ranks hold, and the first that the same ranks hold."""
+    ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.held}
+    first: dict[tuple[int, ...], str] = {}
+    return {name: first.setdefault(own, name) for name, own in ranks.items() if len(own) > 1}
+
+
+def recut(small: Program, pipeline: Pipeline) -> Program:
+    """A step of small sizes with the stages and rows that a pipeline has at these."""
+    ranks, total = small.axis(pipeline.axis).size, sum(small.size(dim) for dim in pipeline.dims)
+    found = evolve(pipeline, homes=homes(pipeline, ranks))
+    found = evolve(found, turns=_turns(pipeline, total, len(found.homes)))
+    found = evolve(found, settings=evolve(pipeline.settings, stages=found.turns))
+    rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
+    found = evolve(found, held=held(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
+    numbers = _Numbers(small, pipeline, found)
+    body = tuple(numbers.of(stmt) if isinstance(stmt, Op) else stmt for stmt in small.region.body)
+    return evolve(small, region=evolve(small.region, body=body), pipeline=found)
+
+
+def _turns(pipeline: Pipeline, total: int, count: int) -> tuple[int, ...]:
+    """As even as can be; the first stages have more."""
+    filled = _filled(pipeline, count)
+    few, more = divmod(total, len(filled))
+    return tuple(few + (filled.index(k) < more) if k in filled else 0 for k in range(count))
+
+
+def held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The stages that read each parameter, as forward says it."""
+    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward, _ = blocks(microbatches)
+    return readers(program, pipeline, forward.body)
+
+
+class _Numbers:
+    """Ops with the numbers of ranks that a small pipeline has; those that are not the pipeline's stay."""
+
+    def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline) -> None:
+        self._ranks = len({*pipeline.homes}), len({*small.homes})
+        self._axis = pipeline.axis
+        self._holders = {
+            bucket.dim: (pipeline.ranks_of(bucket.params[0]), small.ranks_of(bucket.params[0]))
+            for bucket in program.buckets
+        }
+        self._types = types(program)
+
+    def of(self, op: Op) -> Op:
+        """The op, of the small pipeline."""
+        if op.kind == "sum_squares":
+            return self._changed(op, "once", op.names("once"))
+        if op.kind == "coerce" and op.names("axes") == (self._axis,):
+            every = tuple(map(str, range(self._ranks[0])))
+            return self._changed(op, "among", op.names("among") or every)
+        return op
+
+    def _changed(self, op: Op, key: str, ranks: tuple[str, ...]) -> Op:
+        dim = next(iter(self._types[op.inputs[0]].dims[-1:]), "")
+        old, new = self._holders.get(dim, ((), ()))
+        if not ranks or ranks != tuple(map(str, old)):
+            return op
+        attrs = tuple((name, value) for name, value in op.attrs if name != key)
+        all_ = key == "among" and len(new) == self._ranks[1]
+        return evolve(op, attrs=attrs if all_ else (*attrs, (key, tuple(map(str, new)))))

@@ -1,0 +1,158 @@
+"""A stage of a pipeline on its rank: its turns, what it holds, and what it does of a microbatch.
+
+Purpose: the stage's statements are evaluated as a step of their own, in which the repeats that are cut have only its
+turns, on ranks that are alone along the stages' axis.  `result` puts together what all stages add up.
+Non-goals: in which order (`rows`).
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ..ir import Enter, Pipeline, Region, Stmt, Type, uses
+from ..schedules.actions import Work
+from .cut import Part, Share, free
+from .halves import halves
+from .holders import noise
+from .machine import Env, Machine, Where
+from .tensors import RANDOM, Array, Tensor, degree_of
+from .world import World
+
+Sums = dict[tuple[int, str], Tensor]
+"""By stage and name, what its microbatches add up to."""
+
+
+@frozen(slots=False)
+class Staged:
+    """One stage; `machine` and `outer` are those of all ranks."""
+
+    machine: Machine
+    region: Region
+    outer: Env
+    share: Share
+    rank: int
+    worlds: dict[tuple[tuple[str, int], ...], World]
+    """Those of all stages."""
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of which it is a stage."""
+        pipeline = self.machine.program.pipeline
+        assert pipeline, "verify: no pipeline"
+        return pipeline
+
+    @cached_property
+    def parts(self) -> Mapping[Work, Part]:
+        """What each action does."""
+        both = halves(self.share.backward, self.machine.types)
+        forward, backward = self.share.forward, self.share.backward
+        return {Work.FORWARD: forward, Work.BACKWARD: backward, Work.INPUT: both.input, Work.WEIGHT: both.weight}
+
+    @cached_property
+    def _alone(self) -> Machine:
+        """All turns, on one rank of the stages' axis."""
+        return evolve(self.machine, world=self._world({}))
+
+    @cached_property
+    def _own(self) -> Machine:
+        """The stage's turns; a turn's place among all is what is told of it."""
+        told, turns = self.machine.watch, self.share.turns
+
+        def watch(name: str, where: Where, value: Tensor) -> None:
+            if not turns.keys() & {*value.dims}:
+                told(name, tuple((dim, turns[dim][i] if dim in turns else i) for dim, i in where), value)
+
+        sizes = {dim: len(own) for dim, own in turns.items()}
+        return evolve(self.machine, world=self._world(sizes), watch=watch)
+
+    def _world(self, sizes: dict[str, int]) -> World:
+        """One rank of the stages' axis, and dims of other sizes; stages of the same sizes share what is known of it."""
+        key, whole = tuple(sizes.items()), self.machine.world
+        if key not in self.worlds:
+            self.worlds[key] = World(whole.axes | {self.pipeline.axis: 1}, whole.dims | sizes)
+        return self.worlds[key]
+
+    @cached_property
+    def _held(self) -> Env:
+        """What the rank has of all that the microbatches read."""
+        return {name: self._here(self.outer[name]) for name in uses(self.region) if name in self.outer}
+
+    @cached_property
+    def _free(self) -> list[Stmt]:
+        return free(self.pipeline, self.region)
+
+    def _here(self, x: Tensor) -> Tensor:
+        at = 1 + list(self.machine.world.axes).index(self.pipeline.axis)
+        if x.array.shape[at] == 1:
+            return x
+        index = (*(slice(None),) * at, slice(self.rank, self.rank + 1))
+        return self.machine.made(("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree))
+
+    def given(self, microbatch: int) -> Env:
+        """What a microbatch begins with."""
+        inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
+        env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
+        env = self._alone.body(self._free, env, ((self.region.dim, microbatch),))
+        return {name: self._turns(value) for name, value in env.items()}
+
+    def _turns(self, x: Tensor) -> Tensor:
+        """Of what repeats that are cut take slices of, the stage's."""
+        turns = self.share.turns.get(x.dims[0]) if x.dims else None
+        if turns is None:
+            return x
+        index = (*(slice(None),) * x.lead, slice(turns.start, turns.stop))
+        how = ("turns", turns.start, turns.stop)
+        return self.machine.made(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
+
+    def run(self, part: Part, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
+        """All that is known when a part is done."""
+        begin = env | dict(zip(part.takes, entering, strict=True))
+        return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
+
+    def sums(self, part: Part, env: Env) -> Env:
+        """What a part makes of the microbatches' results."""
+        made = set(part.made)
+        return {end.name: env[end.name] for end in self.region.yields if end.name in made}
+
+    def place(self, type: Type) -> tuple[slice, ...]:
+        """Where its part of a value of all ranks is."""
+        world = self.machine.world
+        ranks = (slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None) for axis in world.axes)
+        turns = self.share.turns.get(type.dims[0]) if type.dims else None
+        return (slice(None), *ranks, *([slice(turns.start, turns.stop)] if turns else []))
+
+    @cached_property
+    def makes(self) -> set[str]:
+        """The results of which its microbatches make anything."""
+        return {*self.share.forward.made, *self.share.backward.made}
+
+
+def result(machine: Machine, stages: list[Staged], sums: Sums, name: str, type: Type) -> Tensor:
+    """What each rank holds of a result of the microbatches; where it has no part, of the loss 0, else noise."""
+    makers = [(k, stage) for k, stage in enumerate(stages) if name in stage.makes]
+    there = [(k, stage) for k, stage in makers if (k, name) in sums]
+    how = ("of all ranks", name, *(k for k, _ in there))
+
+    def put_together() -> Tensor:
+        found = _nothing(machine, name, type, is_loss=name in stages[-1].share.forward.made)
+        for _, stage in makers:
+            found[stage.place(type)] = 0
+        for k, stage in there:
+            at, term = stage.place(type), sums[k, name]
+            before = Tensor(type.dims, found[at])
+            found[at] = machine.numbers.total(type.dims, before, term).array
+        return Tensor(type.dims, found, degree_of([sums[k, name] for k, _ in there]) | RANDOM)
+
+    return machine.made(how, [sums[k, name] for k, _ in there], put_together)
+
+
+def _nothing(machine: Machine, name: str, type: Type, is_loss: bool) -> Array:
+    """What ranks hold that make nothing, to be written to."""
+    world, n = machine.world, machine.numbers
+    shape = world.shape(type)
+    zero = n.constant(np.zeros((*(1,) * (1 + len(world.axes)), *shape), int), type.dims)
+    noisy = zero.array if is_loss else noise(zero, name, n)
+    trials = len(n.random((), name))
+    return np.broadcast_to(noisy, (trials, *world.lead, *shape)).copy()

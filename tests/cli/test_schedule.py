@@ -1,0 +1,372 @@
+"""`scalec schedule`: what it draws is when things happen, and what it writes, others can read."""
+
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from scalec.compiler import cli
+from scalec.compiler.drawing.colours import HUES, terminal_colour
+from scalec.compiler.drawing.figures import figures
+from scalec.compiler.drawing.formulas import FORMULAS, expected
+from scalec.compiler.drawing.html import html
+from scalec.compiler.drawing.picture import Picture, label, picture, ticks
+from scalec.compiler.drawing.svg import svg
+from scalec.compiler.drawing.terminal import GAP, drawing
+from scalec.compiler.drawing.trace import trace
+from scalec.compiler.schedules.actions import Work
+from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.impossible import Impossible
+from scalec.compiler.schedules.messages import with_messages
+from scalec.compiler.schedules.rows import read_csv
+from scalec.compiler.schedules.timeline import Slot, Times
+
+PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 8  hidden = 4  wide = 8  layers = 4 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {
+    x = x + silu(x @ up[hidden -> wide]) @ down[wide -> hidden]
+  }
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+mesh { pp = 2 }
+shard { layers over pp }
+pipeline { schedule = interleaved_1f1b(chunks=2) }
+train {
+  seq = 16  global_batch = 8  microbatch = 2  steps = 1
+  optimizer sgd { lr = 0.1 }
+  data text { files = ["a"] }
+}
+"""
+
+TIMES = {"whole": (1, 1, 1, 0), "uneven": (1, 1.3, 0.7, 0.2), "decimals": (0.1, 0.1, 0.1, 0.1), "apart": (1, 40, 3, 9)}
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def drawn(
+    name: str, ranks: int = 4, microbatches: int = 12, chunks: int | None = None, times: str = "uneven"
+) -> Picture:
+    made = SCHEDULES[name](ranks, microbatches, chunks)
+    sent = with_messages(made, Times.uniform(made.stages))
+    return picture(f"{name} & <others>", name, sent, Times.uniform(made.stages, *TIMES[times]))
+
+
+@pytest.fixture(params=[(name, times) for name in SCHEDULES for times in TIMES], ids="-".join)
+def each(request: pytest.FixtureRequest) -> Picture:
+    """Every schedule with every kind of times."""
+    name, times = request.param
+    return drawn(name, times=times)
+
+
+@pytest.fixture
+def scalec(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`scalec(*options)` runs `scalec schedule` on a plan: its exit status, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "118")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    Path("tiny.scale").write_text(PLAN)
+
+    def run(*options: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(("schedule", "tiny.scale", *options))
+        except SystemExit as end:  # as argparse ends
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+# ---- the terminal
+
+
+def test_what_is_shown(scalec: Run, golden: Callable[[str, str], None]) -> None:
+    status, out, err = scalec()
+    assert (status, err) == (0, "")
+    golden("schedule/tiny.txt", out)
+    assert out in (Path(__file__).parents[2] / "docs" / "schedule.md").read_text()
+
+
+def test_what_is_shown_where_messages_take_time(scalec: Run, golden: Callable[[str, str], None]) -> None:
+    golden("schedule/tiny_late.txt", scalec("--times", "b=1.5, comm=0.2")[1])
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("rank ") and "stages" not in line]
+
+
+def told(it: Picture, row: tuple[Slot, ...]) -> list[str]:
+    """The labels of a row, without colours."""
+    return [str(slot.action) if it.depth > 1 else label(slot.action) for slot in row]
+
+
+def test_all_actions_stand_in_their_order_and_columns(each: Picture) -> None:
+    lines = rows(drawing(each, 10**9, colour=False))
+    longest = max(len(one) for row in each.timeline.slots for one in told(each, row))
+    scale = (longest + 1) / min(slot.end - slot.start for slot in each.slots)
+    for line, row in zip(lines, each.timeline.slots, strict=True):
+        cells = list(re.finditer(r"[0-9A-Z]+─*", line.removeprefix("rank ")[1:]))
+        assert [cell[0].rstrip("─") for cell in cells] == told(each, row)
+        for cell, slot in zip(cells, row, strict=True):
+            assert abs(cell.start() - len("  ") - slot.start * scale) <= 0.5 + 1e-6
+            assert abs(cell.end() + 1 - len("  ") - slot.end * scale) <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("width", [30, 61, 100])
+def test_what_is_too_wide_loses_its_middle(each: Picture, width: int) -> None:
+    text = drawing(each, width, colour=False)
+    for line, row in zip(rows(text), each.timeline.slots, strict=True):
+        assert len(line) <= width
+        head, cut, tail = line.removeprefix("rank ")[1:].partition(GAP.rstrip())
+        assert cut
+        all_of_them, first, last = told(each, row), head.replace("─", "").split(), tail.replace("─", "").split()
+        assert all_of_them[: len(first)] == first
+        assert all_of_them[len(all_of_them) - len(last) :] == last
+    assert "the middle is left out" in text
+
+
+def test_a_terminal_has_colours(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = scalec()[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    painted = scalec()[1]
+    assert f"48;5;{terminal_colour(0, Work.FORWARD)}mF0\x1b[0m" in painted
+    bare = [re.sub(r"\x1b\[[\d;]*m", "", line).split() for line in rows(painted)]
+    assert bare == [re.sub(r"\d([FB]\d)─*", r"\1", line).split() for line in rows(plain)]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert scalec()[1] == plain
+
+
+def test_colours_stand_for_chunks() -> None:
+    it = drawn("zbv", times="whole")
+    for line, row in zip(rows(drawing(it, 10**9, colour=True)), it.timeline.slots, strict=True):
+        cells = re.findall(r"48;5;(\d+)m(\w+) *\x1b", line)
+        assert cells == [
+            (str(terminal_colour(slot.action.stage // 4, slot.action.work)), label(slot.action)) for slot in row
+        ]
+
+
+def test_a_terminal_has_the_colours() -> None:
+    levels = ["00", "5f", "87", "af", "d7", "ff"]
+    cube = [f"{r}{g}{b}" for r in levels for g in levels for b in levels]
+    works = (Work.FORWARD, Work.INPUT, Work.WEIGHT)
+    shown = [[cube[terminal_colour(chunk, work) - 16] for work in works] for chunk in range(len(HUES))]
+    assert shown == [list(hue) for hue in HUES]
+    assert len({colour for hue in HUES for colour in hue}) == 3 * len(HUES)
+
+
+def test_more_chunks_than_colours_are_told_apart_by_number() -> None:
+    it = drawn("interleaved_1f1b", ranks=2, microbatches=2, chunks=len(HUES) + 1)
+    assert re.search(r"m12F1 *\x1b", drawing(it, 10**9, colour=True))
+    assert ">12F1<" in svg(it)
+    assert '"12F1"' in html(it)
+
+
+@pytest.mark.parametrize(
+    ("until", "apart", "shown"), [(7, 2, [0, 2, 4, 6]), (0.7, 0.11, [0, 0.2, 0.4, 0.6]), (100, 21, [0, 50, 100])]
+)
+def test_ticks_are_round(until: float, apart: float, shown: list[float]) -> None:
+    assert list(ticks(until, apart)) == pytest.approx(shown)
+
+
+# ---- figures
+
+
+def cases() -> Iterator[tuple[str, int, int, int | None]]:
+    for name, maker in SCHEDULES.items():
+        for ranks in (1, 2, 3, 4):
+            for microbatches in (1, 2, 4, 5, 7, 8, 12):
+                for chunks in (2, 3) if maker.variable else (None,):
+                    yield name, ranks, microbatches, chunks
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (1, 2, 0.5), (2, 1, 1), (0.5, 3, 2.5), (1, 1, 4)], ids=str)
+def test_formulas_are_what_the_simulation_says(times: tuple[float, float, float]) -> None:
+    compared: set[str] = set()
+    for name, ranks, microbatches, chunks in cases():
+        try:
+            made = SCHEDULES[name](ranks, microbatches, chunks)
+        except Impossible:
+            continue
+        it = picture("", name, made, Times.uniform(made.stages, *times))
+        if formula := expected(name, ranks, microbatches, it.times):
+            compared.add(name)
+            assert [it.timeline.idle(rank) for rank in range(ranks)] == pytest.approx([formula.idle] * ranks)
+    assert {"gpipe", "1f1b", "interleaved_1f1b", "breadth_first"} <= compared
+    assert times != (1, 1, 1) or compared == {*FORMULAS} == {*SCHEDULES}
+
+
+def test_figures_of_one_chunk_by_hand() -> None:
+    assert figures(drawn("1f1b", ranks=2, microbatches=3, times="whole")) == (
+        "rank  stages  busy  idle  bubble  microbatches held\n"
+        "0     0          9     3   25.0%                  2\n"
+        "1     1          9     3   25.0%                  1\n"
+        "\n"
+        "bubble: 25.0% of all ranks' time\n"
+        "formula: (p - 1)(f + b + w) = 3 on each rank, 25.0%"
+    )
+
+
+def test_where_no_formula_is_known_none_is_shown() -> None:
+    assert "formula" not in figures(drawn("zbv"))
+
+
+# ---- files
+
+
+def test_the_svg(scalec: Run, golden: Callable[[str, str], None]) -> None:
+    assert scalec("--svg", "x.svg") == (0, "wrote x.svg\n", "")
+    golden("schedule/tiny.svg", Path("x.svg").read_text())
+
+
+def test_the_svg_is_to_scale(each: Picture) -> None:
+    space = "{http://www.w3.org/2000/svg}"
+    root = ElementTree.fromstring(svg(each))
+    boxes = [it for it in root.iter(f"{space}rect") if it.get("class") and it.get("height") == "24"]
+    slots = list(each.slots)
+    starts, widths = ([float(it.get(name, "")) for it in boxes] for name in ("x", "width"))
+    scale = widths[0] / (slots[0].end - slots[0].start)
+    assert starts == pytest.approx([60 + slot.start * scale for slot in slots], rel=1e-3, abs=0.02)
+    assert widths == pytest.approx([(slot.end - slot.start) * scale for slot in slots], rel=1e-3, abs=0.02)
+    assert max(map(sum, zip(starts, widths, strict=True))) <= float(root.get("width", ""))
+    texts = [it.text for it in root.iter(f"{space}text")]
+    assert texts[0] == each.title
+    assert [text for text in texts if re.fullmatch(r"[FBIW]\d+", text or "")] == [label(it.action) for it in slots]
+    fills = dict(re.findall(r"\.(\w+) { fill: (#\w+) }", svg(each)))
+    assert {it.get("class") for it in boxes} == {*fills}
+
+
+def test_the_trace(scalec: Run, golden: Callable[[str, str], None]) -> None:
+    assert scalec("--trace", "x.json") == (0, "wrote x.json\n", "")
+    golden("schedule/tiny.json", Path("x.json").read_text())
+
+
+def test_the_trace_has_all_actions_and_messages(each: Picture) -> None:
+    events = json.loads(trace(each))["traceEvents"]
+    actions = [it for it in events if it["ph"] == "X"]
+    assert [it["name"] for it in actions] == [str(slot.action) for slot in each.slots]
+    assert [it["ts"] for it in actions] == pytest.approx([slot.start * 1000 for slot in each.slots])
+    for rank in range(each.schedule.ranks):
+        of_rank = [it for it in actions if it["tid"] == rank]
+        assert all(one["ts"] + one["dur"] < other["ts"] + 1e-6 for one, other in pairwise(of_rank))
+    begun = {(it["tid"], it["ts"]): it for it in actions}
+    ends = {kind: {it["id"]: it for it in events if it["ph"] == kind} for kind in "sf"}
+    assert ends["s"].keys() == ends["f"].keys()
+    arrows = [[begun[it[at]["tid"], it[at]["ts"]]["name"] for it in ends.values()] for at in ends["s"]]
+    assert sorted(map(tuple, arrows)) == sorted(_sent(each))
+
+
+def _sent(each: Picture) -> Iterator[tuple[str, str]]:
+    """What makes and what needs each message, by the rows with messages."""
+    begin: dict[Work, tuple[int, set[Work]]] = {
+        Work.SEND_FORWARD: (1, {Work.FORWARD}),
+        Work.SEND_BACKWARD: (-1, {Work.BACKWARD, Work.INPUT}),
+    }
+    actions = [slot.action for slot in each.slots]
+    for _, _, send in with_messages(each.schedule, each.times).cells():
+        if send.work in begin:
+            hop, works = begin[send.work]
+            of_it = {it.stage: str(it) for it in actions if it.microbatch == send.microbatch and it.work in works}
+            yield of_it[send.stage], of_it[send.stage + hop]
+
+
+def test_the_page_has_all_actions_and_needs_nothing_else(each: Picture) -> None:
+    text = html(each)
+    assert text.count("<script>") == 1
+    assert not re.search(r"https?:|src=|href=|@import|url\(", text)
+    assert "<h1>" + each.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") + "</h1>" in text
+    (data,) = re.findall(r"^const .*? = (\{.*\});$", text, re.MULTILINE)
+    content = json.loads(data)
+    assert content["total"] == each.timeline.total
+    assert [[(stage, letter, microbatch, start, end) for _, _, letter, stage, microbatch, start, end in row]
+            for row in content["rows"]] == [
+        [(it.action.stage, it.action.work.value, it.action.microbatch, it.start, it.end) for it in row]
+        for row in each.timeline.slots
+    ]  # fmt: skip
+
+
+def test_rows_read_back(scalec: Run) -> None:
+    assert scalec("--csv", "rows.csv") == (0, "wrote rows.csv\n", "")
+    made = SCHEDULES["interleaved_1f1b"](2, 4, 2)
+    assert read_csv(Path("rows.csv").read_text()) == made
+
+
+def test_several_files_at_once_and_again(scalec: Run) -> None:
+    options = ["--html", "a.html", "--csv", "a.csv", "--trace", "a.json", "--svg", "a.svg"]
+    for times in ("f=1", "f=2"):
+        assert scalec("--times", times, *options) == (0, "wrote a.csv and a.svg and a.html and a.json\n", "")
+    assert all("f=2, b=1" in Path(name).read_text() for name in ("a.html", "a.json", "a.svg"))
+    assert sorted(path.name for path in Path().iterdir()) == ["a.csv", "a.html", "a.json", "a.svg", "tiny.scale"]
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ("g=1", "--times has no `g`; it takes `f`, `b`, `w`, `comm`, as in --times f=1,b=1,w=1,comm=0.1"),
+        ("f=1,,b=2", "--times has no ``; it takes `f`, `b`, `w`, `comm`, as in --times f=1,b=1,w=1,comm=0.1"),
+        ("f=1,f=2", "--times sets `f` twice"),
+        ("w=fast", "--times sets `w` to `fast`, which is not a number"),
+        ("w", "--times sets `w` to ``, which is not a number"),
+        ("f=0", "--times sets `f` to 0, but it takes 0.001 to 1000"),
+        ("b=nan", "--times sets `b` to nan, but it takes 0.001 to 1000"),
+        ("b=1e9", "--times sets `b` to 1e9, but it takes 0.001 to 1000"),
+        ("comm=-1", "--times sets `comm` to -1, but it takes 0, or 0.001 to 1000"),
+    ],
+)
+def test_times_that_cannot_be(scalec: Run, times: str, said: str) -> None:
+    assert scalec("--times", times) == (2, "", f"error: {said}\n")
+
+
+def test_a_plan_without_a_pipeline(scalec: Run) -> None:
+    Path("tiny.scale").write_text(
+        re.sub("mesh.*\nshard.*\npipeline.*", "mesh { dp = 2 }\nshard { batch over dp }", PLAN)
+    )
+    said = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
+    assert scalec() == (2, "", f"error: `tiny.scale` has no pipeline, so nothing to draw: {said}\n")
+
+
+def test_files_of_others_stay(scalec: Run) -> None:
+    for form in ("svg", "html", "trace"):
+        said = f"error: `tiny.scale` was not written by scalec: move it away, or choose another file with --{form}\n"
+        assert scalec(f"--{form}", "tiny.scale", "--csv", "new.csv") == (2, "", said)
+    Path("rows.csv").write_text("0F0,0B0\n")
+    said = "error: `rows.csv` has other rows: move it away, or choose another file with --csv\n"
+    assert scalec("--csv", "rows.csv", "--svg", "new.svg") == (2, "", said)
+    assert sorted(path.name for path in Path().iterdir()) == ["rows.csv", "tiny.scale"]
+    assert (Path("tiny.scale").read_text(), Path("rows.csv").read_text()) == (PLAN, "0F0,0B0\n")
+
+
+def test_files_that_cannot_be_written(scalec: Run) -> None:
+    said = "error: cannot write `no/x.svg`: no such file or directory; choose another file with --svg\n"
+    assert scalec("--svg", "no/x.svg") == (2, "", said)
+    said = "error: cannot write `tiny.scale/x.svg`: not a directory; choose another file with --svg\n"
+    assert scalec("--svg", "tiny.scale/x.svg") == (2, "", said)
+    Path("link.svg").symlink_to("elsewhere.svg")
+    for name in (".", "link.svg", "/dev/null"):
+        said = f"error: `{name}` is not a plain file: choose another with --svg\n"
+        assert scalec("--svg", name) == (2, "", said)
+    assert not Path("elsewhere.svg").exists()
+
+
+def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    scalec("--svg", "x.svg")
+    before = Path("x.svg").read_text()
+    monkeypatch.setattr(Path, "replace", fail)
+    said = "error: cannot write `x.svg`: read-only file system; choose another file with --svg\n"
+    assert scalec("--svg", "x.svg", "--times", "f=2") == (2, "", said)
+    assert Path("x.svg").read_text() == before
+    assert sorted(path.name for path in Path().iterdir()) == ["tiny.scale", "x.svg"]
