@@ -43,6 +43,7 @@ __all__ = [
     "Schedule",
     "Selection",
     "Settings",
+    "StateGroup",
     "Train",
     "read",
     "show",
@@ -151,6 +152,15 @@ class Flow(Settings):
         default=None, metadata=size("the most that is reduced at once; unset, what a turn of a repeat has")
     )
     prefetch: int = field(default=1, metadata=count("turns of a repeat whose parameters are gathered ahead of it"))
+
+
+@frozen
+class StateGroup(Settings):
+    """The settings of `group NAME { … }` in `state`: the parameters that have rules of their own."""
+
+    SECTION: ClassVar[str] = "group"
+    name: str = field(metadata=heading())
+    params: tuple[str, ...] = field(metadata=texts("patterns of parameter names"))
 
 
 @frozen

@@ -1,8 +1,8 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
 Modules in reading order: mesh, collectives, counters, dropout, functional; parameters, optimizers, boxes, layout,
-working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; disk, payload, index, saved,
-together, checkpoint; export, launch, ending, log, loop.
+working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred, messages, cells,
+pipeline; disk, payload, index, saved, together, checkpoint; export, launch, ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
@@ -28,6 +28,7 @@ from .collectives import (
     take_shard,
 )
 from .data import Batch, Input, Loader, Text, Tokens
+from .deferred import split_embedding, split_linear
 from .dropout import dropout, fork
 from .errors import RunError
 from .flat import Flat
@@ -58,8 +59,10 @@ from .functional import (
 )
 from .loop import train
 from .mesh import Axis, Mesh
+from .messages import Carried
 from .optimizers import SGD, AdamW, Group
 from .parameters import normal, ones, weight, zeros
+from .pipeline import Pipeline
 from .plan import Metrics, Plan
 from .schedule import Constant, Cosine
 from .state import State
@@ -71,6 +74,7 @@ __all__ = [
     "Axis",
     "Batch",
     "Bucket",
+    "Carried",
     "Constant",
     "Cosine",
     "Flat",
@@ -81,6 +85,7 @@ __all__ = [
     "Loader",
     "Mesh",
     "Metrics",
+    "Pipeline",
     "Plan",
     "RunError",
     "State",
@@ -132,6 +137,8 @@ __all__ = [
     "softcap",
     "softmax_parts",
     "split",
+    "split_embedding",
+    "split_linear",
     "sum_squares",
     "take_shard",
     "tanh",

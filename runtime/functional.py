@@ -70,13 +70,15 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-def embedding(tokens: Tensor, table: Tensor, axis: Axis | None = None) -> Tensor:
+def embedding(
+    tokens: Tensor, table: Tensor, axis: Axis | None = None, lookup: Callable[..., Tensor] = F.embedding
+) -> Tensor:
     """Rows of `table` [v, h]; with an axis it holds this rank's part of the vocabulary, and the result is P over it."""
     if axis is None or axis.size == 1:
-        return F.embedding(tokens, table)
+        return lookup(tokens, table)
     local = tokens - axis.rank * table.shape[0]
     outside = (local < 0) | (local >= table.shape[0])
-    return F.embedding(local.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
+    return lookup(local.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
 
 
 def rope_table(

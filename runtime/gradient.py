@@ -54,7 +54,8 @@ def accumulate_into(gradient: Gradient, view: Callable[[Tensor], Tensor]) -> Cal
     """A hook that adds a parameter's gradient to its `view` of the whole, which may be wider, and frees it."""
 
     def hook(parameter: Tensor) -> None:
-        assert parameter.grad is not None, "gradient: a post-accumulate hook without a gradient"
+        if parameter.grad is None:
+            return  # `deferred`: backward comes by, and makes the gradient later
         view(gradient.whole()).add_(parameter.grad)
         parameter.grad = None
 
@@ -98,7 +99,7 @@ class Reductions:
 
         What is sent has this `dtype`, if given.
         """
-        if gradient.by_parts:
+        if gradient.by_parts or dtype not in (None, gradient.kept.dtype):
             self._make_room()
         whole = gradient.taken()
         sent = whole.to(dtype or whole.dtype)
@@ -113,7 +114,7 @@ class Reductions:
         self._under_way.append(_Reduction(gradient, sent, work, add, line))
 
     def _make_room(self) -> None:
-        """Of each bucket two turns' gradients are there at most: one is summed while backward makes another."""
+        """Of each bucket one sum in memory of its own is under way at most, while backward makes the next gradient."""
         self.finish()
 
     def finish(self) -> None:

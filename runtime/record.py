@@ -32,11 +32,14 @@ _OPS = {
     "c10d::_allgather_base_": "all_gather",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
     "c10d::alltoall_base_": "all_to_all",
+    "c10d::send": "send",
+    "c10d::recv_": "receive",
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
     "_c10d_functional::all_to_all_single": "all_to_all",
 }
+_PEERS = {"send": "dst", "receive": "src"}  # as torch's schemas call them
 _GROUP = {"process_group", "group_name"}
 _SENT = ("input_tensor", "input", "tensors", "tensor", "input_tensors")  # what goes in, as torch's schemas call it
 _c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
@@ -47,9 +50,10 @@ class Recorder(TorchDispatchMode):
 
     The first line says whose record it is.  A collective's line says: `step`; `phase`, which is `train` or `evaluate`
     within functions that `of` wraps, and `loop` outside of them; `order`, counted over the run; `op`, `reduction`,
-    `group` as global ranks; `shape` and `dtype` of the local tensor that goes in.  An op that no plan has stands under
-    torch's own name.  A line with `calls` closes each step and evaluation.  `first` steps were done before this run.
-    Rank 0 puts the program's plan.json beside, so that the folder holds all that a comparison needs.
+    `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received; of a message its
+    `peer` too, a global rank.  An op that no plan has stands under torch's own name.  A line with `calls` closes each
+    step and evaluation.  `first` steps were done before this run.  Rank 0 puts the program's plan.json beside, so that
+    the folder holds all that a comparison needs.
     """
 
     def __init__(self, folder: Path, plan: Plan, first: int) -> None:
@@ -85,17 +89,19 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, name: str, arguments: Mapping[str, Any]) -> None:
         shape, dtype = _sent(arguments)
+        op, group = _OPS.get(name, name), _group(arguments)
         self._write(
             {
                 "step": self._step,
                 "phase": self._phase,
                 "order": self._order,
-                "op": _OPS.get(name, name),
+                "op": op,
                 "reduction": _reduction(arguments),
-                "group": _group(arguments),
+                "group": group,
                 "shape": shape,
                 "dtype": dtype,
             }
+            | ({"peer": group[arguments[_PEERS[op]]]} if op in _PEERS else {})
         )
         self._order += 1
 

@@ -86,8 +86,8 @@ def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
     rest: dict[object, list[Used]] = {}
     buckets: list[Group] = []
     for (key, axes, _), each in alike.items():
-        if _by_turns(program, key, each):
-            buckets += _capped(program, key, each, len(each[0].home.forward) if each[0].home else 0)
+        if turns := _turns(program, key, each):
+            buckets += _capped(program, key, each, turns)
         else:
             rest.setdefault((key, axes), []).extend(each)
     order = {param.name: i for i, param in enumerate(program.params)}
@@ -114,14 +114,14 @@ def _key(type: Type) -> Key:
     return Key(type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED), type.dtype)
 
 
-def _by_turns(program: Program, key: Key, params: list[Used]) -> bool:
-    """Whether each turn of a repeat has a bucket of its own."""
-    if not params[0].home or not key.reduced:
-        return False
-    state = program.state_of(params[0].name)
-    if {*state.gradients, *state.parameters} & {*key.reduced}:
-        return True
-    return sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
+def _turns(program: Program, key: Key, params: list[Used]) -> int:
+    """How many repeats, one in the other, there are around a turn that has a bucket of its own; 0 if none has."""
+    home, state = params[0].home, program.state_of(params[0].name)
+    if not home or not key.reduced:
+        return 0
+    shared = bool({*state.gradients, *state.parameters} & {*key.reduced})
+    large = sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
+    return len(home.forward) if shared or large else 0
 
 
 def _bytes(program: Program, param: Used, turns: int) -> int:

@@ -1,0 +1,76 @@
+"""What a schedule is: rows of actions, one for each rank of the pipeline's axis.
+
+Purpose: the classes, and their text: `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining
+writes it.  Non-goals: which schedules are right (`check`), how long one takes (`simulate`).
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+
+from attrs import frozen
+
+
+class Work(Enum):
+    """What an action does for one stage and one microbatch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"  # both parts
+    INPUT = "I"  # the part of backward that the stage before waits for
+    WEIGHT = "W"  # the part that only the weights need
+    SEND_FORWARD = "SEND_F"  # what forward made, to the next stage
+    RECEIVE_FORWARD = "RECV_F"  # from the stage before
+    SEND_BACKWARD = "SEND_B"  # the gradient of what was received, to the stage before
+    RECEIVE_BACKWARD = "RECV_B"  # from the next stage
+
+    def __init__(self, letters: str) -> None:
+        self.is_message = "_" in letters
+        """Whether it moves values between ranks instead of computing."""
+
+
+@frozen
+class Action:
+    """One cell of a row."""
+
+    stage: int
+    work: Work
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.work.value}{self.microbatch}"
+
+
+Row = tuple[Action, ...]
+
+
+@frozen
+class Schedule:
+    """Which rank has which stage, and what each rank does in which order."""
+
+    homes: tuple[int, ...]
+    """The rank of each stage."""
+    microbatches: int
+    rows: tuple[Row, ...]
+    """For each rank, in order."""
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.homes)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.rows)
+
+    @property
+    def splits(self) -> bool:
+        """Whether backward is done in two parts anywhere."""
+        return any(action.work is Work.WEIGHT for _, _, action in self.cells())
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank has, in the model's order."""
+        return tuple(stage for stage, home in enumerate(self.homes) if home == rank)
+
+    def cells(self) -> Iterator[tuple[int, int, Action]]:
+        """Rank, place in the row, action."""
+        return ((rank, at, action) for rank, row in enumerate(self.rows) for at, action in enumerate(row))

@@ -1,0 +1,78 @@
+"""Whether a schedule does the whole step, in an order in which it can be done.
+
+Purpose: `problems`, the one check for schedules made here and those read from files.  Non-goals: whether an order is
+good (`simulate`).
+"""
+
+from collections.abc import Iterator
+
+from .actions import Action, Schedule, Work
+from .problem import Problem, circular, lacking, misplaced
+from .rendezvous import rendezvous
+from .waits import Cell, Stuck, in_order, made_by
+
+PARTS = {Work.FORWARD: "F", Work.INPUT: "I", Work.WEIGHT: "W", Work.BACKWARD: "IW"}
+
+Done = dict[tuple[str, int, int], Cell]
+"""Where each part of a stage's work for a microbatch is done."""
+
+
+def problems(schedule: Schedule) -> list[Problem]:
+    """All that is wrong with the cells; else with their order; else with the messages, where rows have any.
+
+    What is wrong with one of these shows again in the next, where it would be told in other words.
+    """
+    return _cells(schedule) or _order(schedule) or (rendezvous(schedule) if _has_messages(schedule) else [])
+
+
+def _has_messages(schedule: Schedule) -> bool:
+    return any(action.work.is_message for row in schedule.rows for action in row)
+
+
+def _cells(schedule: Schedule) -> list[Problem]:
+    """Each stage's forward once for each microbatch, and its backward, in one or as two parts, on its own rank."""
+    done: Done = {}
+    found: list[Problem] = []
+    for rank, at, action in schedule.cells():
+        if action.work.is_message:
+            continue
+        cell = Cell(rank, at)
+        if problem := misplaced(cell, action, schedule) or _again(cell, action, done, schedule):
+            found.append(problem)
+        else:
+            done.update(((part, action.stage, action.microbatch), cell) for part in PARTS[action.work])
+    missing = (
+        (home, action) for stage, home in enumerate(schedule.homes) for action in _missing(stage, done, schedule)
+    )
+    return [*found, *lacking(missing, "each stage does forward and backward once for each microbatch")]
+
+
+def _again(cell: Cell, action: Action, done: Done, schedule: Schedule) -> Problem | None:
+    """An action of which a cell before has done all or a part."""
+    for part in PARTS[action.work]:
+        if first := done.get((part, action.stage, action.microbatch)):
+            why = f"`{action}`: `{schedule.rows[first.rank][first.at]}` in cell {first.at} has done it"
+            return Problem(*cell, why, "a backward is one `B`, or one `I` and one `W`; leave one of the two cells out")
+    return None
+
+
+def _missing(stage: int, done: Done, schedule: Schedule) -> Iterator[Action]:
+    for microbatch in range(schedule.microbatches):
+        lacks = "".join(part for part in "FIW" if (part, stage, microbatch) not in done)
+        yield from (Action(stage, Work(work), microbatch) for work in lacks.replace("IW", "B"))
+
+
+def _order(schedule: Schedule) -> list[Problem]:
+    """Rows that wait for each other in a circle, or one for itself."""
+    try:
+        for _ in in_order(schedule):
+            pass
+    except Stuck as stuck:
+        makers = {
+            made_by(action): Cell(rank, at) for rank, at, action in schedule.cells() if not action.work.is_message
+        }
+        waits = {cell: makers[value] for cell, value in stuck.waits.items()}
+        return circular(
+            waits, schedule, "none of these can go first; put what is waited for before what waits in its row"
+        )
+    return []

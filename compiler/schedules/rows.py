@@ -1,0 +1,81 @@
+"""Rows as text: a line for each rank, cells between commas, as torch.distributed.pipelining writes and reads them.
+
+Purpose: `csv` and `read_csv`, of rows with messages and without.  Non-goals: which schedules are right (`check`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from .actions import Action, Schedule, Work
+
+_ACTION = re.compile(rf"([0-9]{{1,9}})({'|'.join(work.value for work in Work)})([0-9]{{1,9}})")
+_PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
+_STATE = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
+"""When torch gathers weights and reduces gradients, which here is not for rows to say."""
+
+Cell = tuple[int, int]
+"""A rank, and a place in its line."""
+
+
+class BadRows(Exception):
+    """Text that is not rows of a schedule, and where: a rank and a cell of its line, both from 0."""
+
+    def __init__(self, rank: int, cell: int, why: str) -> None:
+        super().__init__(f"rank {rank}, cell {cell}: {why}")
+        self.rank = rank
+        self.cell = cell
+        self.why = why
+
+
+def csv(schedule: Schedule) -> str:
+    """The rows as torch's `_PipelineScheduleRuntime._load_csv` reads them."""
+    return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
+
+
+def read_csv(text: str) -> Schedule:
+    """Rows from text, as `csv` or torch's `_dump_csv` writes them; `BadRows` if it is anything else.
+
+    A stage's home is the rank whose row has it.  Empty cells, in which a rank waits, are left out.
+    """
+    lines = [line.split(",") for line in text.rstrip().split("\n")]
+    rows: list[list[Action]] = [[] for _ in lines]
+    stages: dict[int, Cell] = {}
+    microbatches: dict[int, Cell] = {}
+    for rank, at in _cells(lines):
+        for action in _actions(lines[rank][at].strip(), (rank, at)):
+            home, _ = stages.setdefault(action.stage, (rank, at))
+            if home != rank:
+                raise BadRows(rank, at, f"`{action}` is for stage {action.stage}, which rank {home} has")
+            microbatches.setdefault(action.microbatch, (rank, at))
+            rows[rank].append(action)
+    for rank, row in enumerate(rows):
+        if not row:
+            raise BadRows(rank, 0, "the rank has nothing to do")
+    homes = tuple(stages[stage][0] for stage in range(_count("stage", stages)))
+    return Schedule(homes, _count("microbatch", microbatches), tuple(map(tuple, rows)))
+
+
+def _cells(lines: list[list[str]]) -> Iterator[Cell]:
+    return ((rank, at) for rank, line in enumerate(lines) for at in range(len(line)))
+
+
+def _actions(content: str, cell: Cell) -> Iterator[Action]:
+    """The actions of a cell: of an overlapped pair `(0F1;1B0)OVERLAP_F_B` first the one, then the other."""
+    pair = _PAIR.fullmatch(content)
+    for part in pair[1].split(";") if pair else [content]:
+        if action := _ACTION.fullmatch(part):
+            yield Action(int(action[1]), Work(action[2]), int(action[3]))
+        elif part and not _STATE.fullmatch(part):
+            raise BadRows(*cell, f"`{_short(part)}` is no action such as `3F12`")
+
+
+def _count(what: str, seen: Mapping[int, Cell]) -> int:
+    """How many stages or microbatches there are: all up to the largest."""
+    if (largest := max(seen)) >= len(seen):
+        missing = min(set(range(len(seen))) - set(seen))
+        raise BadRows(*seen[largest], f"there is a {what} {largest}, but no {what} {missing}")
+    return len(seen)
+
+
+def _short(text: str, most: int = 24) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,71 @@
+"""When each action of a schedule happens, and what that says of ranks.
+
+Purpose: the classes; `simulate` makes them, `scalec schedule` draws them.
+"""
+
+from attrs import frozen
+
+from .actions import Action, Work
+
+
+@frozen
+class Times:
+    """How long each stage's actions take, and a message between ranks; one unit for all."""
+
+    forward: tuple[float, ...]
+    input: tuple[float, ...]
+    weight: tuple[float, ...]
+    send: float = 0.0
+
+    @classmethod
+    def uniform(cls, stages: int, f: float = 1, b: float = 1, w: float = 1, comm: float = 0) -> "Times":
+        """The same for all stages."""
+        return cls((f,) * stages, (b,) * stages, (w,) * stages, comm)
+
+    def of(self, action: Action) -> float:
+        """How long an action takes; backward in one takes both parts."""
+        match action.work:
+            case Work.FORWARD:
+                return self.forward[action.stage]
+            case Work.INPUT:
+                return self.input[action.stage]
+            case Work.WEIGHT:
+                return self.weight[action.stage]
+            case Work.BACKWARD:
+                return self.input[action.stage] + self.weight[action.stage]
+            case _:
+                return self.send
+
+
+@frozen
+class Slot:
+    """An action in time."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@frozen
+class Timeline:
+    """For each rank what it computes when, in order; messages are between these."""
+
+    slots: tuple[tuple[Slot, ...], ...]
+
+    @property
+    def total(self) -> float:
+        """When the last action ends."""
+        return max((row[-1].end for row in self.slots if row), default=0.0)
+
+    def busy(self, rank: int) -> float:
+        """How long a rank computes."""
+        return sum(slot.end - slot.start for slot in self.slots[rank])
+
+    def idle(self, rank: int) -> float:
+        """How long it does not, until the last rank is done."""
+        return self.total - self.busy(rank)
+
+    @property
+    def bubble(self) -> float:
+        """The part of all ranks' time in which they do not compute."""
+        return sum(map(self.idle, range(len(self.slots)))) / (self.total * len(self.slots)) if self.total else 0.0

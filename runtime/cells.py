@@ -1,0 +1,101 @@
+"""What is done of one stage for one microbatch, and what is kept in between.
+
+Non-goals: in which order (`pipeline`), values of other ranks (`messages`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from .deferred import Part, set_apart
+from .messages import Carried, Slot, Values
+
+_backward: Callable[..., None] = cast(Any, torch.autograd).backward
+
+
+@dataclass(eq=False, slots=True)
+class Pass:
+    """What the actions of a step share: `share` is the gradient of the loss, which is added up."""
+
+    model: nn.Module
+    inputs: Sequence[tuple[Any, ...]]
+    share: Tensor
+    loss: Tensor
+
+
+class Cell:
+    """A stage of a microbatch.  x enters it and y leaves it, as dy does and dx, their gradients, in backward.
+
+    From forward to backward it keeps x and the graph.  y it keeps only as far as its own graph does, so that the memory
+    is free when it is sent or the next stage has done with it.
+    """
+
+    def __init__(
+        self, stage: int, microbatch: int, carried: Sequence[Carried], x: Slot, y: Slot, dy: Slot, dx: Slot
+    ) -> None:
+        self._stage, self._microbatch = stage, microbatch
+        self._x, self._y, self._dy, self._dx = x, y, dy, dx
+        self._wanted = [each.gradient for each in carried]
+        self._entered: Values = ()
+        self._graph: Sequence[GradientEdge] = ()
+        self._parts: list[Part] = []
+
+    def forward(self, now: Pass) -> None:
+        """F."""
+        xs = self._x.take()
+        for x, wanted in zip(xs, self._wanted, strict=False):  # nothing enters the first stage
+            x.requires_grad_(wanted)
+        x = xs if len(xs) > 1 else xs[0] if xs else None
+        y: Tensor | Values = now.model(self._stage, x, *now.inputs[self._microbatch])
+        ys = (y,) if isinstance(y, Tensor) else y
+        if torch.is_grad_enabled():
+            self._entered, self._graph = xs, self._edges(ys)
+        self._leave(now, ys)
+
+    def _edges(self, ys: Values) -> Sequence[GradientEdge]:
+        return [get_gradient_edge(y) for y, wanted in zip(ys, self._wanted, strict=True) if wanted]
+
+    def _leave(self, now: Pass, ys: Values) -> None:
+        self._y.put(tuple(y.detach() for y in ys))
+
+    def backward(self, now: Pass) -> None:
+        """B."""
+        graph, self._graph = self._graph, ()
+        _backward(graph, self._gradients(now))
+        entered, self._entered = self._entered, ()
+        self._dx.put(tuple(_gradient(x) for x in entered if x.requires_grad))
+
+    def _gradients(self, now: Pass) -> Values:
+        return self._dy.take()
+
+    def input_part(self, now: Pass) -> None:
+        """I."""
+        with set_apart(self._parts):
+            self.backward(now)
+
+    def weight_part(self, now: Pass) -> None:
+        """W."""
+        while self._parts:
+            self._parts.pop()()
+
+
+class LastCell(Cell):
+    """Of the last stage: what leaves it is a part of the loss."""
+
+    def _edges(self, ys: Values) -> Sequence[GradientEdge]:
+        return [*map(get_gradient_edge, ys)]
+
+    def _leave(self, now: Pass, ys: Values) -> None:
+        now.loss += ys[0].detach()
+
+    def _gradients(self, now: Pass) -> Values:
+        return (now.share,)
+
+
+def _gradient(x: Tensor) -> Tensor:
+    """Zeros where a stage does not use what all stages are given."""
+    return torch.zeros_like(x) if x.grad is None else x.grad

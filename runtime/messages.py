@@ -1,0 +1,109 @@
+"""Values that cross from stage to stage: begun without waiting, waited for where they are taken.
+
+What is received is waited for by the action that takes it; what is sent, before the next of its kind is, and all at
+the end: so of each kind one is in memory at most.  On CUDA the current stream does the waiting, on which values are
+made and used, and their memory is let go behind it: `record_stream` is not needed.
+
+Non-goals: in which order (`pipeline` runs rows that the compiler has checked).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .mesh import Axis
+
+Values = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A value that crosses from stage to stage, as one rank has it, and whether its gradient comes back."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    gradient: bool = True
+
+
+class Slot:
+    """Where values are put by one action and taken by another; nothing else holds them meanwhile."""
+
+    __slots__ = ("_values", "_works")
+
+    def __init__(self) -> None:
+        self._values: Values = ()
+        self._works: tuple[Any, ...] = ()
+
+    def put(self, values: Values, works: tuple[Any, ...] = ()) -> None:
+        """More values, and what is to be waited for before they are used."""
+        self._values += values
+        self._works += works
+
+    def take(self) -> Values:
+        """All values, which are there."""
+        for work in self._works:
+            work.wait()
+        values, self._values, self._works = self._values, (), ()
+        return values
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Message:
+    """A send or a receive."""
+
+    ready: Callable[[], Values]
+    """The memory that is sent, or received into."""
+    call: Callable[..., Any]
+    """The group's method."""
+    peer: int
+    """Its rank along the axis."""
+    under_way: Slot
+    """Holds the memory while it is."""
+
+
+def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
+    """Sends what is in the slot.  `under_way` is that of all messages of its kind."""
+
+    def ready() -> Values:
+        under_way.take()
+        return tuple(value.contiguous() for value in slot.take())
+
+    return Message(ready, axis.group.send, peer, under_way)
+
+
+def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[Carried], device: torch.device) -> Message:
+    """Receives into the slot."""
+
+    def ready() -> Values:
+        return tuple(torch.empty(each.shape, dtype=each.dtype, device=device) for each in carried)
+
+    return Message(ready, axis.group.recv, peer, slot)
+
+
+class Exchange:
+    """Messages without computing between them, begun as one, so that those of two directions do not wait in line.
+
+    Where the backend can, even a single one is: NCCL has another communicator for messages that are not, and in that
+    the other end would wait in vain.
+    """
+
+    def __init__(self, axis: Axis, messages: Sequence[Message], device: torch.device) -> None:
+        self._group, self._messages, self._device = axis.group, messages, device
+        self._as_one = axis.group._get_backend(device).supports_coalescing
+
+    def begin(self, _: object) -> None:
+        """Begins all; nothing is waited for, but sends of the kinds that are sent."""
+        values = [message.ready() for message in self._messages]
+        if self._as_one:
+            self._group._start_coalescing(self._device)
+        works = [
+            tuple(message.call([value], message.peer, 0) for value in memory)
+            for message, memory in zip(self._messages, values, strict=True)
+        ]
+        if self._as_one:
+            works = [(self._group._end_coalescing(self._device),)] * len(works)
+        for message, memory, begun in zip(self._messages, values, works, strict=True):
+            message.under_way.put(memory, begun)

@@ -1,0 +1,156 @@
+"""Runs the rows of a pipeline's schedule: what this rank does for which stage and microbatch, in this order.
+
+Actions are written as torch.distributed.pipelining writes them, `1F3` for stage 1 and microbatch 3: F forward, B
+backward, or its parts I, of the input, and W, of the weights; SEND_F and RECV_F of what forward makes, SEND_B and
+RECV_B of gradients.  Between stages of one rank values are handed over without a message.
+
+What a row refers to is bound once, on the first step; then an action is one call.  Dropout follows from samples
+(`dropout`), so that there is no random state to keep.
+
+Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); reductions of gradients.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .cells import Cell, LastCell, Pass
+from .data import Batch
+from .mesh import Axis, Mesh
+from .messages import Carried, Exchange, Message, Slot, received, sent
+
+_ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+_FORWARD = {"F", "SEND_F", "RECV_F"}
+_Call = Callable[[Pass], None]
+
+
+class Pipeline:
+    """A model in stages, over the ranks of an axis.
+
+    homes    the rank of each stage
+    carried  what a stage makes for the next, at every cut
+    rows     of each rank
+
+    The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
+    a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
+    """
+
+    def __init__(self, axis: str, homes: Sequence[int], carried: Sequence[Carried], rows: Sequence[str]) -> None:
+        self._axis, self._homes, self._carried, self._rows = axis, homes, carried, rows
+        # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
+        self._wide = reduce(torch.promote_types, (each.dtype for each in carried), torch.float32)
+        self._bound: tuple[Mesh, _Row] | None = None
+
+    def run(self, model: nn.Module, batch: Batch, share: Tensor, mesh: Mesh, *given: Any) -> Tensor:
+        """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
+
+        `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  What else is `given` is
+        given to each call of the model.
+        """
+        now = Pass(model, _inputs(batch, given), share, torch.zeros_like(share))
+        row = self._row(mesh)
+        return row.go(row.all, now)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, *given: Any) -> Tensor:
+        """The sum of losses, without any gradients."""
+        zero = torch.zeros((), dtype=self._wide, device=mesh.device)
+        row = self._row(mesh)
+        return row.go(row.forwards, Pass(model, _inputs(batch, given), share=zero, loss=zero.clone()))
+
+    def _row(self, mesh: Mesh) -> "_Row":
+        if self._bound is None or self._bound[0] is not mesh:
+            axis = mesh.axis(self._axis)
+            self._bound = mesh, _Row(self._rows[axis.rank], self._homes, self._carried, axis, mesh.device)
+        return self._bound[1]
+
+
+def _inputs(batch: Batch, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    return [(*inputs, *given) for inputs in batch.microbatches()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    stage: int
+    work: str
+    microbatch: int
+
+    @property
+    def is_message(self) -> bool:
+        return "_" in self.work
+
+
+def _read(row: str) -> Iterator[_Action]:
+    for word in row.split():
+        match = _ACTION.fullmatch(word)
+        assert match, f"pipeline: `{word}` is no action"
+        yield _Action(int(match[1]), match[2], int(match[3]))
+
+
+class _Row:
+    """A row's calls, in order: `all`, and the `forwards` alone.
+
+    All rows are parts of one order, in which a message is one event of both its ranks (the compiler's check), and their
+    forwards are too: evaluation cannot deadlock either.
+    """
+
+    def __init__(
+        self, row: str, homes: Sequence[int], carried: Sequence[Carried], axis: Axis, device: torch.device
+    ) -> None:
+        self._homes, self._carried, self._axis, self._device = homes, carried, axis, device
+        # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of this rank too, it
+        # has the same slots, and values are handed over.
+        self._entering = defaultdict[tuple[int, int], Slot](Slot)
+        self._returning = defaultdict[tuple[int, int], Slot](Slot)
+        self._under_way = defaultdict[tuple[int, str], Slot](Slot)  # by the sending stage and direction
+        actions = [*_read(row)]
+        self._cells = {(each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"}
+        self._microbatches = len({microbatch for _, microbatch in self._cells})
+        self.all = self._calls(actions)
+        self.forwards = self._calls([each for each in actions if each.work in _FORWARD])
+
+    def go(self, calls: Sequence[_Call], now: Pass) -> Tensor:
+        """Does them; the loss."""
+        assert len(now.inputs) == self._microbatches, "pipeline: the rows are for another number of microbatches"
+        for call in calls:
+            call(now)
+        for slot in self._under_way.values():
+            slot.take()
+        return now.loss
+
+    def _cell(self, action: _Action) -> Cell:
+        here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
+        kind = LastCell if after[0] == len(self._homes) else Cell
+        entering, returning = self._entering, self._returning
+        return kind(*here, self._carried, x=entering[here], y=entering[after], dy=returning[after], dx=returning[here])
+
+    def _calls(self, actions: Sequence[_Action]) -> tuple[_Call, ...]:
+        calls: list[_Call] = []
+        for are_messages, together in groupby(actions, lambda action: action.is_message):
+            if are_messages:
+                calls.append(Exchange(self._axis, [*map(self._message, together)], self._device).begin)
+            else:
+                calls += map(self._call, together)
+        return tuple(calls)
+
+    def _call(self, action: _Action) -> _Call:
+        cell = self._cells[action.stage, action.microbatch]
+        return {"F": cell.forward, "B": cell.backward, "I": cell.input_part, "W": cell.weight_part}[action.work]
+
+    def _message(self, action: _Action) -> Message:
+        """Moves what enters a stage, or its gradient: this stage, or the one after it."""
+        sends, values = action.work.startswith("SEND"), action.work.endswith("F")
+        ahead = sends == values  # the other end is the stage after
+        slot = (self._entering if values else self._returning)[action.stage + ahead, action.microbatch]
+        peer = self._homes[action.stage + (1 if ahead else -1)]
+        if sends:
+            return sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
+        carried = [each for each in self._carried if values or each.gradient]
+        return received(slot, self._axis, peer, carried, self._device)
