@@ -87,8 +87,7 @@ CODES = {
     "E0514": "an unknown kind of state",
     "E0515": "state over an axis without data",
     "E0516": "kinds of state over different axes",
-    "E0517": "state of a parameter that is not there",
-    "E0518": "stages or a schedule that cannot be",
+    "E0517": "stages or a schedule that cannot be",
     # ops
     "E0601": "a dim that an op needs whole",
     "E0609": "query and key/value heads sharded apart",

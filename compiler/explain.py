@@ -16,7 +16,7 @@ SHOWN = 12
 def memory(program: Program) -> str:
     """The account of a program after the last pass, for people."""
     it = account(program)
-    parts = ["\n".join(table(list(_always(it)))), "\n".join(table(list(_kept(it))))]
+    parts = ["\n".join(table(list(_always(it)))), *_padding(it), "\n".join(table(list(_kept(it))))]
     return "\n\n".join((headline(program), _verdict(program, it), *parts))
 
 
@@ -50,6 +50,13 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
     ]
     yield "per rank", "", "bytes"
     yield from ((what, detail, amount(size)) for what, detail, size in held if size)
+
+
+def _padding(it: Account) -> Iterator[str]:
+    """What of the state no parameter has, if that is anything."""
+    if it.padding:
+        share = f"{amount(it.padding)}, {it.padding / it.state:.1%}"
+        yield f"padding of buckets, so that shards are equal and end between rows of tensors: {share} of state"
 
 
 def moment(it: Moment) -> str:

@@ -226,7 +226,8 @@ def size(doc: str) -> Metadata:
                 _within(INT64, value * UNITS[unit], setting, setting.value)
                 return value * UNITS[unit]
             case other:
-                raise unfit(setting, other, "a size, as in `25MiB`")
+                help = f"a size is a whole number above 0 and one of {listing(UNITS)}"
+                raise unfit(setting, other, "a size, as in `25MiB`", help)
 
     def show(bytes: int) -> str:
         unit = next(unit for unit, size in UNITS.items() if bytes % size == 0)
@@ -395,14 +396,14 @@ _NOUNS: dict[type, str] = {
 }
 
 
-def unfit(setting: syntax.Setting, expr: syntax.Expr, what: str) -> PlanError:
+def unfit(setting: syntax.Setting, expr: syntax.Expr, what: str, help: str = "") -> PlanError:
     """The error for a value of the wrong type; `what` is the right one."""
     match expr:
         case syntax.Number(value=value, unit=unit):
             found = f"`{value}{unit}`"
         case _:
             found = _NOUNS.get(type(expr), "an expression")
-    return _error("E0404", f"`{setting.key}` takes {what}, not {found}", expr.span)
+    return _error("E0404", f"`{setting.key}` takes {what}, not {found}", expr.span, help)
 
 
 def _error(code: str, message: str, span: Span, help: str = "") -> PlanError:

@@ -47,6 +47,7 @@ __all__ = [
     "Schedule",
     "Selection",
     "Settings",
+    "StateGroup",
     "Train",
     "read",
     "show",
@@ -175,6 +176,15 @@ class Pipelining(Settings):
     stages: tuple[int, ...] | None = field(
         default=None, metadata=counts("turns of the repeats in each stage; unset, what makes them equally dear")
     )
+
+
+@frozen
+class StateGroup(Settings):
+    """The settings of `group NAME { … }` in `state`: the parameters that have rules of their own."""
+
+    SECTION: ClassVar[str] = "group"
+    name: str = field(metadata=heading())
+    params: tuple[str, ...] = field(metadata=texts("patterns of parameter names"))
 
 
 @frozen

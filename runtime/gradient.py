@@ -54,7 +54,8 @@ def accumulate_into(gradient: Gradient, view: Callable[[Tensor], Tensor]) -> Cal
     """A hook that adds a parameter's gradient to its `view` of the whole, which may be wider, and frees it."""
 
     def hook(parameter: Tensor) -> None:
-        assert parameter.grad is not None, "gradient: a post-accumulate hook without a gradient"
+        if parameter.grad is None:
+            return  # `deferred`: backward comes by, and makes the gradient later
         view(gradient.whole()).add_(parameter.grad)
         parameter.grad = None
 

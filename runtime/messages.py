@@ -1,8 +1,8 @@
 """Values that cross from stage to stage: begun without waiting, waited for where they are taken.
 
 What is received is waited for by the action that takes it; what is sent, before the next of its kind is, and all at
-the end: so of each kind one is in memory at most.  On CUDA the current stream does the waiting, on which values are made
-and used, and their memory is let go behind it: `record_stream` is not needed.
+the end: so of each kind one is in memory at most.  On CUDA the current stream does the waiting, on which values are
+made and used, and their memory is let go behind it: `record_stream` is not needed.
 
 Non-goals: in which order (`pipeline` runs rows that the compiler has checked).
 """

@@ -50,9 +50,10 @@ class Recorder(TorchDispatchMode):
 
     The first line says whose record it is.  A collective's line says: `step`; `phase`, which is `train` or `evaluate`
     within functions that `of` wraps, and `loop` outside of them; `order`, counted over the run; `op`, `reduction`,
-    `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received.  That of a message
-    says its `peer` too, a global rank.  An op that no plan has stands under torch's own name.  A line with `calls` closes each step and evaluation.  `first` steps were done before this run.
-    Rank 0 puts the program's plan.json beside, so that the folder holds all that a comparison needs.
+    `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received; of a message its
+    `peer` too, a global rank.  An op that no plan has stands under torch's own name.  A line with `calls` closes each
+    step and evaluation.  `first` steps were done before this run.  Rank 0 puts the program's plan.json beside, so that
+    the folder holds all that a comparison needs.
     """
 
     def __init__(self, folder: Path, plan: Plan, first: int) -> None:

@@ -105,7 +105,7 @@ class Expressions(Draws):
         if dims[:1] == ("seq",) and dims[1:]:
             yield self._product_with_matrix
             yield from [self._rotated] * self._turns(dims)
-        if len(dims) == 2 and not self.rules.clash(("vocab", dims[1])) and dims[0] == "seq":
+        if len(dims) == 2 and dims[0] == "seq" and dims[1] != "vocab" and not self.rules.clash(("vocab", dims[1])):
             yield self._looked_up
         if dims[-1:] and self._joins(dims):
             yield from [self._joined] * 3
@@ -157,7 +157,11 @@ class Expressions(Draws):
 
     def _sum(self, dims: Dims, depth: int) -> Text:
         left, right = self._two(dims, depth)
-        return Text(f"{left.at(SUM)} {self._one('++-')} {right.at(PRODUCT)}", SUM)
+        return self._added(left, self._one("++-"), right)
+
+    def _added(self, left: Text, sign: str, right: Text) -> Text:
+        """Both with the sign between them; but never a value less itself, behind which no parameter matters."""
+        return Text(f"{left.at(SUM)} {'+' if left == right else sign} {right.at(PRODUCT)}", SUM)
 
     def _product(self, dims: Dims, depth: int) -> Text:
         left, right = self._two(dims, depth)

@@ -72,7 +72,7 @@ class Writer(Expressions):
         return self._one(kinds)()
 
     def _residual(self) -> list[str]:
-        return [f"x = x {self._one('+-')} {self._expr(STREAM, DEPTH).at(PRODUCT)}"]
+        return [f"x = {self._added(Text('x'), self._one('+-'), self._expr(STREAM, DEPTH)).text}"]
 
     def _side(self) -> list[str]:
         return [f"s = {self._expr(('seq', 'ffn'), DEPTH).at(PRODUCT)} + s"]
@@ -138,8 +138,9 @@ class Writer(Expressions):
 
     def _logits(self) -> str:
         head = self._one(["wte", f"{self._name('head')}[hidden -> vocab]"])
-        last = self._norm(Text("x"), STREAM).text if self._maybe() else f"(x - {self._expr(STREAM, 1).at(PRODUCT)})"
-        logits = f"{last} @ {head}"
+        x = Text("x")
+        last = self._norm(x, STREAM) if self._maybe() else self._added(x, "-", self._expr(STREAM, 1))
+        logits = f"{last.at(PRODUCT)} @ {head}"
         return self._one([logits, f"softcap({logits}, 3)", f"{logits} + {self._name('b')}[vocab]"])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ..compiler.ops import OPS
 from .checks import compiles
-from .random_models import Writer
+from .random_models import REPEATS, Writer
 from .random_shardings import shardings, written
 from .random_states import states
 
@@ -83,13 +83,18 @@ train {{
 
 @st.composite
 def _recomputed(draw: st.DrawFn, body: str) -> str:
-    """Nothing, all, or some of the ops that a body calls; those that are divided over ranks the compiler refuses."""
+    """Nothing, all, some turns, or some of the ops that a body calls; of which the compiler refuses those divided."""
     called = [name for name, entry in OPS.items() if entry.surface and entry.function and f" {name}(" in body]
-    how = draw(st.sampled_from(["none", "full", "selective"]))
-    if how != "selective" or not called:
-        return how.replace("selective", "none")
-    names = draw(st.lists(st.sampled_from(called), min_size=1, max_size=3, unique=True))
-    return f"selective({', '.join(names)})"
+    repeated = [dim for dim in REPEATS if f"repeat {dim} " in body]
+    words = ["none", "full", *["every"] * bool(repeated), *["selective"] * bool(called)]
+    match draw(st.sampled_from(words)):
+        case "every":
+            return f"every({draw(st.integers(2, LAYERS))}, {repeated[-1]})"
+        case "selective":
+            names = draw(st.lists(st.sampled_from(called), min_size=1, max_size=3, unique=True))
+            return f"selective({', '.join(names)})"
+        case word:
+            return word
 
 
 def _indented(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A process group that is late: what it gathers or sums is there when it is waited for, and until then there is NaN.
+"""A process group that is late: what it gathers, sums or receives is there when it is waited for, until then NaN.
 
 Purpose: gloo is so quick on small tensors that a wait which is missing goes unseen.  Here every result comes late, what
 is sent must not change meanwhile, memory that is freed or new holds NaN, and none is freed under a collective.  Time is
@@ -7,6 +7,7 @@ counted, not passed: a collective takes `latency` on a link that serves one afte
 Non-goals: order and contents of collectives, which the real group inside sees to.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,18 +64,21 @@ class _Late:
     output: Tensor
     result: Tensor
     due: float
-    sent: Tensor | None = None  # apart from the output; it must not change
+    sent: Callable[[], Tensor | None] = lambda: None  # apart from the output; it must not change
     copy: Tensor | None = None
+    work: Any = None  # of a message, which is under way indeed
 
     def wait(self) -> None:
         """It is done."""
         assert self in self.link.under_way, "waited for twice"
+        if self.work is not None:
+            self.work.wait()
         self.link.under_way.remove(self)
         self.link.now = max(self.link.now, self.due)
         self.link.events.append(("wait", self.name, self.number))
-        assert self.sent is None or self.copy is None or torch.equal(self.sent, self.copy), (
-            "what is sent has changed on its way"
-        )
+        if self.copy is not None:
+            assert (sent := self.sent()) is not None, "memory is freed under a message"
+            assert torch.equal(sent, self.copy), "what is sent has changed on its way"
         self.output.copy_(self.result)
 
 
@@ -94,16 +98,38 @@ class LateGroup:
         (x,) = tensors
         return self._begun("sum", x, x, lambda output, sent: self._group.allreduce([output.copy_(sent)]))
 
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._group._get_backend(device)
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> _Late:
+        (x,) = tensors
+        copy, nothing = x.clone(), x.new_empty(0)
+        late = self._added("send", nothing, nothing)
+        late.sent, late.copy, late.work = weakref.ref(x), copy, self._group.send([copy], peer, tag)
+        return late
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> _Late:
+        (x,) = tensors
+        late = self._added("receive", x, torch.empty_like(x))
+        late.work = self._group.recv([late.result], peer, tag)
+        x.fill_(torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).min)
+        return late
+
     def _begun(self, name: str, output: Tensor, sent: Tensor, call: Callable[[Tensor, Tensor], Any]) -> _Late:
-        link, result, copy = self._link, torch.empty_like(output), sent.clone()
+        result, copy = torch.empty_like(output), sent.clone()
         call(result, copy.clone()).wait()
         output.fill_(torch.nan)
-        link.busy = max(link.now, link.busy) + link.latency
-        late = _Late(link, name, link.begun, output, result, link.busy)
+        late = self._added(name, output, result)
         if _shares(output, sent):
             sent.fill_(torch.nan)  # what is scattered in place is worth nothing from here on
         else:
-            late.sent, late.copy = sent, copy
+            late.sent, late.copy = lambda: sent, copy
+        return late
+
+    def _added(self, name: str, output: Tensor, result: Tensor) -> _Late:
+        link = self._link
+        link.busy = max(link.now, link.busy) + link.latency
+        late = _Late(link, name, link.begun, output, result, link.busy)
         link.begun += 1
         link.events.append(("begin", name, late.number))
         link.under_way.append(late)

@@ -35,6 +35,7 @@ train {
 """
 
 GROUPS = "lr = 1e-3  group a {{ params = [{}] }}  group b {{ params = [{}] }}"
+STATE_GROUPS = "state {{ group a {{ params = [{}] }}  group b {{ params = [{}] }} }}\ntrain {{"
 
 CASES = [  # what is written instead of what, the code, the words that are marked ("" where the whole line would do)
     ("rmsnorm(x, norm1", "rmsnorm(y, norm1", "E0201", "y"),
@@ -95,10 +96,12 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("train {", "state { optimizer over sp }\ntrain {", "E0504", "sp"),
     ("seq over tp }", "}\nstate { zero 1 over tp }", "E0515", "tp"),
     ("train {", "state { gradients over dp }\ntrain {", "E0516", "gradients over dp"),
-    ("train {", 'state { group a { params = ["nrm*"]  zero 1 over dp } }\ntrain {', "E0517", 'params = ["nrm*"]'),
+    ("train {", 'state { group a { params = ["nrm*"]  zero 1 over dp } }\ntrain {', "E0407", 'params = ["nrm*"]'),
+    ("train {", STATE_GROUPS.format('"norm*"', '"norm"'), "E0408", 'params = ["norm"]'),
+    ("train {", 'state { group a { params = ["wq"]  bucket = 1MiB } }\ntrain {', "E0401", "bucket"),
     ("train {", "state { group a { zero 1 over dp } }\ntrain {", "E0402", "group a"),
     ("train {", "state { part a { zero 1 over dp } }\ntrain {", "E0406", "part a"),
-    ("train {", "state { group a { params = norm } }\ntrain {", "E0406", "params = norm"),
+    ("train {", "state { group a { params = norm } }\ntrain {", "E0404", "norm"),
     ("train {", "state { zero 4 over dp }\ntrain {", "E0406", "zero 4"),
     ("train {", "state { zero 1 over dp  optimizer over dp }\ntrain {", "E0403", "optimizer"),
     ("train {", "state { zero 1 over dp  bucket = 25MB }\ntrain {", "E0404", "25MB"),

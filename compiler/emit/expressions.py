@@ -135,7 +135,7 @@ def matrix_view(type: Type, inner: int) -> str:
 
 
 def _sum(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"{operands[0].within(ATOM)}.sum({_over(op, context)})", ATOM
+    return f"torch.sum({operands[0].text}, dim={_over(op, context)})", ATOM
 
 
 def _mean(op: Op, operands: Sequence[Expr], context: Context) -> Written:

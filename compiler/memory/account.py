@@ -22,6 +22,7 @@ class Bucket:
     parameters  as the model computes with them: whole, or where each turn gathers them, this rank's part
     gradients   whole, or where each microbatch sums them, this rank's part
     masters     0 where they are the parameters' memory, or a part of it
+    padding     the part of all this, from 0 to 1, that is no parameter's; of all ranks together
     """
 
     name: str
@@ -29,11 +30,17 @@ class Bucket:
     gradients: int
     masters: int
     slots: tuple[tuple[str, int], ...]
+    padding: float
 
     @property
     def optimizer(self) -> int:
         """What the optimizer remembers of each element."""
         return sum(size for _, size in self.slots)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameters + self.gradients + self.masters + self.optimizer
 
 
 @frozen
@@ -58,7 +65,12 @@ class Account:
     @property
     def state(self) -> int:
         """Parameters, gradients, masters and the optimizer's own."""
-        return self.scalars + sum(b.parameters + b.gradients + b.masters + b.optimizer for b in self.buckets)
+        return self.scalars + sum(bucket.total for bucket in self.buckets)
+
+    @property
+    def padding(self) -> int:
+        """What of the state is no parameter's: ranks' parts of buckets are equal, and of whole rows."""
+        return round(sum(bucket.total * bucket.padding for bucket in self.buckets))
 
     @property
     def activations(self) -> int:
@@ -103,7 +115,13 @@ def _bucket(bucket: Shared, route: Route, storages: Storages) -> Bucket:
         (whole if route.keeps_gradients else part) * wide,
         part * wide if item < wide else 0,
         tuple((slot, part * wide) for slot in program.train.optimizer.slots),
+        1 - _elements(program, bucket) / whole,
     )
+
+
+def _elements(program: Program, bucket: Shared) -> int:
+    """Those of a bucket's parameters on a rank that has them whole."""
+    return sum(program.elements(param.type) for param in program.params if param.name in bucket.params)
 
 
 def _used(bucket: Shared, storages: Storages) -> str:

@@ -11,6 +11,7 @@ from math import prod
 from attrs import frozen
 
 from ..ir import ITEM_BYTES, Op, Region, Stmt
+from ..layout import layout_of
 from ..routes import routes
 from .storages import Storages
 
@@ -35,13 +36,15 @@ class Passing:
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._ahead = storages.program.flow.prefetch
-        self._sent = {name: route.sent for name, route in routes(storages.program).items()}
+        found = routes(storages.program)
+        self._sent = {name: route.sent for name, route in found.items()}
+        self._apart = {name for name, route in found.items() if route.sent != route.bucket.type.dtype}
         self._bucket = {name: str(op.get("bucket")) for op in storages.packs for name in op.inputs}
         self._gathered: list[int] = []
         self._made: dict[str, int] = {}
         self._under_way: dict[str, int] = {}
         if storages.program.size(storages.microbatches.dim) > 1:
-            self._under_way |= self._sums(storages.backward.body)
+            self._under_way |= self._sums(storages.backward.body, ("pack",))
 
     @property
     def weights(self) -> int:
@@ -82,12 +85,15 @@ class Passing:
         for bucket in (self._bucket[name] for name in names if name in self._bucket):
             self._made[bucket] = self._size(bucket, self._storages.program.bucket(bucket).type.dtype)
 
-    def moves(self, op: Op) -> None:
-        """Begins to sum a turn's gradient, if it is all there with this op."""
-        if op.kind == "pack":
-            bucket = str(op.get("bucket"))
-            self._under_way[bucket] = self._size(bucket, self._sent[bucket])
-            del self._made[bucket]
+    def moves(self, op: Op) -> Iterator[None]:
+        """Begins to sum a turn's gradient, if it is all there with this op; a moment when what is sent is there too."""
+        if op.kind not in ("pack", "begin"):
+            return
+        self._under_way |= self._sums((op,))
+        bucket = str(op.get("bucket"))
+        if bucket in self._apart:
+            yield
+        self._made.pop(bucket, None)
 
     def _turned(self, region: Region) -> Turned:
         program = self._storages.program
@@ -96,19 +102,19 @@ class Passing:
         turns = [prod(map(program.size, program.bucket(str(op.get("bucket"))).turns)) for op in ops]
         return Turned(max(turns, default=1), weights, self._sums(region.body))
 
-    def _sums(self, body: Sequence[Stmt]) -> dict[str, int]:
-        """The bytes of the last sums that a body begins, by bucket."""
+    def _sums(self, body: Sequence[Stmt], kinds: tuple[str, ...] = ("pack", "begin")) -> dict[str, int]:
+        """The bytes of the last sums that ops of these kinds begin, by bucket; those of gradients that are kept count
+        where what is sent is memory of its own."""
         found: dict[str, int] = {}
         for stmt in body:
             if isinstance(stmt, Region):
-                found |= self._sums(stmt.body)
-            elif stmt.kind == "pack":
+                found |= self._sums(stmt.body, kinds)
+            elif stmt.kind in kinds and (stmt.kind == "pack" or stmt.get("bucket") in self._apart):
                 bucket = str(stmt.get("bucket"))
                 found[bucket] = self._size(bucket, self._sent[bucket])
         return found
 
     def _size(self, bucket: str, dtype: str) -> int:
         """The bytes of one turn's gradient in an element type."""
-        pack = next(op for op in self._storages.packs if op.get("bucket") == bucket)
         program = self._storages.program
-        return program.elements(pack.outputs[0].type) * ITEM_BYTES[dtype]
+        return layout_of(program, program.bucket(bucket)).size * ITEM_BYTES[dtype]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ..ir import Enter, Leave, Op, Region, Stmt, base
+from ..ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
 from ..ops import OPS
 from ..ops.saved import Device, Local
 from .kept import Keeper, Kept, Turn, bound
@@ -110,12 +110,15 @@ class Walk:
             if isinstance(stmt, Region):
                 self._backward_turn(stmt, gone, forward)
             elif moves(stmt, self._summed, self._storages):
-                self._passing.moves(stmt)
+                for _ in self._passing.moves(stmt):
+                    self._look(stmt, 0)
             else:
                 first = self._storages.again.get(stmt.outputs[0].name)
                 self._passing.makes(value.name for value in stmt.outputs)
                 self._run(stmt, self._keeper.others(first) if first else {})
             self._free(gone)
+            if isinstance(stmt, Op) and (widened := self._widened(stmt)):
+                self._look(stmt, widened)
             self._free(v.name for v in results(stmt) if v.name in self._summed or v.name in found.added)
 
     def _backward_turn(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
@@ -177,14 +180,21 @@ class Walk:
             if root not in self._live and not self._storages.held(root):
                 self._live[root] = self._storages.bytes(value.name)
         self._live |= others
-        self._look(op)
-
-    def _look(self, op: Op) -> None:
-        """Takes note of this moment if more is in memory than ever before."""
         types = tuple(self._storages.types[name] for name in op.inputs)
         local = Local(self._storages.program, op, types, (True,) * len(types), self._device)
+        self._look(op, OPS[op.kind].scratch(local))
+
+    def _widened(self, op: Op) -> int:
+        """The copy of a parameter's gradient that the CPU makes to add it to its bucket in a wider element type."""
+        program, narrow = self._storages.program, [value for value in op.outputs if value.name in self._summed]
+        wide = ITEM_BYTES[program.params[0].type.dtype]
+        sizes = [program.elements(v.type) * wide for v in narrow if ITEM_BYTES[v.type.dtype] < wide]
+        return max(sizes, default=0) if self._device == "cpu" else 0
+
+    def _look(self, op: Op, scratch: int) -> None:
+        """Takes note of this moment, in which an op takes `scratch` besides, if more is in memory than ever before."""
         kept = sum(size for key, size in self._live.items() if key in self._kept)
-        other = sum(self._live.values()) - kept + OPS[op.kind].scratch(local)
+        other = sum(self._live.values()) - kept + scratch
         buckets = self._passing.weights, self._passing.gradients
         moment = Moment(op, self._where, tuple(self._turns), self._about(op), kept, *buckets, other)
         self.peak = max(self.peak, moment, key=lambda it: it.bytes)
@@ -193,7 +203,8 @@ class Walk:
         """A parameter that the op reads, or else what it makes."""
         roots = [self._storages.root(name) for name in op.inputs]
         params = [base(root) for root in roots if root in self._storages.state]
-        return params[0] if params else base(op.outputs[0].name).removeprefix("d_").removeprefix("_")
+        name = op.inputs[-1] if op.kind in ("pack", "begin") else op.outputs[0].name
+        return params[0] if params else base(name).removeprefix("d_").removeprefix("_")
 
     def _root(self, name: str) -> str:
         root = self._storages.root(name)
@@ -210,8 +221,12 @@ def _others(region: Region) -> str:
 
 
 def _sent(storages: Storages) -> int:
-    """What the largest gradient takes once more that is cast for its reduction; they go one after the other."""
+    """What the largest gradient takes once more that is cast for its reduction; they go one after the other.
+
+    Those of turns have gone by then.
+    """
+    turned = {bucket.dim for bucket in storages.program.buckets if bucket.turns}
     casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
-    pairs = [(op.inputs[0], op.outputs[0].name) for op in casts if not storages.held(op.inputs[0])]
-    sizes = ((storages.bytes(own), storages.bytes(sent)) for own, sent in pairs)
+    pairs = [(op.inputs[0], op.outputs[0]) for op in casts if not storages.held(op.inputs[0])]
+    sizes = ((storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not turned & {*sent.type.dims})
     return max((sent for own, sent in sizes if sent < own), default=0)

@@ -28,6 +28,10 @@ class Builder(Protocol):
         """The forward value `name`, kept for backward."""
         ...
 
+    def like(self, name: str) -> str:
+        """A value of the type of the forward value `name`, of which an op takes the shape alone."""
+        ...
+
     def type(self, name: str) -> Type:
         """The type of a forward value."""
         ...

@@ -23,7 +23,7 @@ def _reduced(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _reduction_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [b.emit(f"{op.kind}_dx", [grads[0], b.saved(op.inputs[0])], op.inputs)[0]]
+    return [b.emit(f"{op.kind}_dx", [grads[0], b.like(op.inputs[0])], op.inputs)[0]]
 
 
 def _spread(program: Program, types: Sequence[Type], op: Op) -> list[Type]:

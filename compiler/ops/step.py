@@ -25,6 +25,11 @@ def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(str(op.get("dtype")), types[0].dims, types[0].places)]
 
 
+def _stated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """The result's own type: there is no operand that it would follow from."""
+    return [op.outputs[0].type]
+
+
 def _declared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The result's own type: a chain of coercions not yet chosen, or a constant."""
     result = op.outputs[0].type
@@ -120,7 +125,7 @@ COERCE = OpDef(
 
 CAST = OpDef("cast", "Changes the element type.", operands=takes("x"), attributes=(DTYPE,), typing=_cast)
 
-ZEROS = OpDef("zeros", "Zeros like the operand, placed as the result says.", operands=takes("x"), typing=_declared)
+ZEROS = OpDef("zeros", "Zeros of the shape and the placement that the result says.", typing=_stated)
 
 LEAF = OpDef(
     "leaf",

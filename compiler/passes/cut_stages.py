@@ -35,7 +35,7 @@ def cut_stages(program: Program) -> Program:
 
 def _impossible(error: Impossible, pipeline: Pipeline) -> PlanError:
     span = pipeline.settings.spans["schedule"]
-    return PlanError([Diagnostic("E0518", error.why, span, "this schedule cannot be", help=error.help)])
+    return PlanError([Diagnostic("E0517", error.why, span, "this schedule cannot be", help=error.help)])
 
 
 # ---- how many turns each stage has
@@ -52,7 +52,7 @@ def _turns(program: Program, count: int) -> tuple[int, ...]:
         span = pipeline.settings.spans["schedule"]
         why = f"{sum(sizes)} turns cannot fill {count} stages"
         help = f"between the first and the last one each stage has a turn: at most {sum(sizes) + 2} stages"
-        raise PlanError([Diagnostic("E0518", why, span, help=help)])
+        raise PlanError([Diagnostic("E0517", why, span, help=help)])
     costs = [_cost(program, repeat.body) for repeat, size in zip(repeats, sizes, strict=True) for _ in range(size)]
     for end, body in zip(accumulate(sizes[:-1]), bodies[1:-1], strict=True):
         costs[end - 1] += _cost(program, body)
@@ -65,13 +65,13 @@ def _given(pipeline: Pipeline, turns: tuple[int, ...], count: int, total: int) -
     if len(turns) != count:
         ranks = max(pipeline.homes, default=count - 1) + 1
         help = f"this schedule has {count} stages on the {ranks} ranks of `{pipeline.axis}`" if pipeline.homes else ""
-        raise PlanError([Diagnostic("E0518", f"{len(turns)} stages are given, the schedule has {count}", span, help=help)])
+        raise PlanError([Diagnostic("E0517", f"{len(turns)} stages are given, the schedule has {count}", span, help=help)])
     if sum(turns) != total:
         sums = " + ".join(map(str, turns))
         help = f"{'give' if sum(turns) < total else 'take away'} {abs(total - sum(turns))} more"
-        raise PlanError([Diagnostic("E0518", f"{sums} = {sum(turns)} turns are given, the repeats have {total}", span, help=help)])
+        raise PlanError([Diagnostic("E0517", f"{sums} = {sum(turns)} turns are given, the repeats have {total}", span, help=help)])
     if empty := [k for k in range(1, count - 1) if not turns[k]]:
-        raise PlanError([Diagnostic("E0518", f"stage {empty[0]} has nothing to do", span, "0 turns between the first and the last stage")])
+        raise PlanError([Diagnostic("E0517", f"stage {empty[0]} has nothing to do", span, "0 turns between the first and the last stage")])
     return turns
 
 

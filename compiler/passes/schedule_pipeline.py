@@ -29,7 +29,7 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
         made = SCHEDULES[order.kind](program.axis(pipeline.axis).size, program.size(MICROBATCHES), order.chunks)
     except Impossible as error:
         span = pipeline.settings.spans["schedule"]
-        raise PlanError([Diagnostic("E0518", error.why, span, "this schedule cannot be", help=error.help)]) from None
+        raise PlanError([Diagnostic("E0517", error.why, span, "this schedule cannot be", help=error.help)]) from None
     return with_messages(made, Times.uniform(made.stages))
 
 

@@ -4,15 +4,14 @@ Before: `resolve`.  After: every claim names a dim and an axis, and the axis div
 key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
 """
 
-import fnmatch
 from collections.abc import Iterator
 from math import inf
 
-from ..diagnostics import Diagnostics, Note, did_you_mean, listing
+from ..diagnostics import Diagnostics, Note, listing
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, types, walk
 from ..ops import OPS
 from ..ops.attention import head_dims
-from ..settings import Group
+from .groups import check_groups
 
 
 def validate(program: Program) -> Program:
@@ -209,20 +208,9 @@ def _ranks(program: Program) -> int:
 
 
 def _groups(program: Program, found: Diagnostics) -> None:
-    """Every pattern of an optimizer group matches a parameter, and no parameter is in two groups."""
-    names = [p.name for p in program.params]
-    owner: dict[str, Group] = {}
-    for group in program.train.optimizer.groups:
-        for pattern in group.params:
-            matched = fnmatch.filter(names, pattern)
-            if not matched:
-                help = did_you_mean(pattern, names) or f"parameters are {listing(names)}"
-                found.error("E0407", f"`{pattern}` matches no parameter", group.spans["params"], help=help)
-            for name in matched:
-                if owner.setdefault(name, group) is not group:
-                    notes = [Note(owner[name].spans["params"], "the first group")]
-                    message = f"parameter `{name}` is in two groups"
-                    found.error("E0408", message, group.spans["params"], "matched again", notes=notes)
+    """Those of the optimizer are of parameters, each in one."""
+    groups = ((group.params, group.spans["params"]) for group in program.train.optimizer.groups)
+    check_groups(groups, [param.name for param in program.params], found)
 
 
 def _heads(program: Program, found: Diagnostics) -> None:

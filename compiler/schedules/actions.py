@@ -22,10 +22,9 @@ class Work(Enum):
     SEND_BACKWARD = "SEND_B"  # the gradient of what was received, to the stage before
     RECEIVE_BACKWARD = "RECV_B"  # from the next stage
 
-    @property
-    def is_message(self) -> bool:
+    def __init__(self, letters: str) -> None:
+        self.is_message = "_" in letters
         """Whether it moves values between ranks instead of computing."""
-        return "_" in self.value
 
 
 @frozen

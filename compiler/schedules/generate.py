@@ -51,7 +51,7 @@ class Maker:
                 f"a rank has {self.chunks} of its stages, not {chunks}",
                 f"leave `chunks` out, or choose among {_VARIABLE}",
             )
-        return self.placed(ranks, chunks or self.chunks)
+        return self.placed(ranks, self.chunks if chunks is None else chunks)
 
     def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
         """The schedule, without messages; `Impossible` if it has none for these numbers."""

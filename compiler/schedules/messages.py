@@ -11,9 +11,9 @@ from typing import NamedTuple
 from attrs import frozen
 
 from .actions import Action, Schedule, Work
-from .simulate import simulate
+from .simulate import timed
 from .timeline import Times
-from .waits import Value, in_order, made_by
+from .waits import Value
 
 
 @frozen
@@ -26,16 +26,23 @@ class Message:
     receive: Action
 
 
+def receiver(value: Value, homes: tuple[int, ...]) -> int | None:
+    """The rank that a value goes to; none where its own rank has the stage that needs it, or no stage does."""
+    to = value.stage - 1 if value.gradient else value.stage + 1
+    return homes[to] if 0 <= to < len(homes) and homes[to] != homes[value.stage] else None
+
+
 def message_of(value: Value, homes: tuple[int, ...]) -> Message | None:
-    """How a value goes to the stage that waits for it; none where that has the same rank, or there is no such stage."""
-    gradient, stage, microbatch = value
-    to = stage - 1 if gradient else stage + 1
-    if not 0 <= stage < len(homes) or not 0 <= to < len(homes) or homes[stage] == homes[to]:
+    """How a value goes to the rank that waits for it, if another does."""
+    target = receiver(value, homes)
+    if target is None:
         return None
-    send, receive = (
-        (Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD) if gradient else (Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
-    )
-    return Message(homes[stage], homes[to], Action(stage, send, microbatch), Action(to, receive, microbatch))
+    gradient, stage, microbatch = value
+    if gradient:
+        send, receive, to = Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD, stage - 1
+    else:
+        send, receive, to = Work.SEND_FORWARD, Work.RECEIVE_FORWARD, stage + 1
+    return Message(homes[stage], target, Action(stage, send, microbatch), Action(to, receive, microbatch))
 
 
 def carried(action: Action) -> Value:
@@ -58,7 +65,7 @@ class _Event(NamedTuple):
 
     start: float
     """Of the action, or of that which makes what is sent."""
-    step: float
+    turn: float
     """Actions that take no time stand before others that start with them, in an order in which they can be done."""
     is_message: bool
     rank: int
@@ -83,11 +90,8 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
 
 
 def _events(schedule: Schedule, times: Times) -> Iterator[_Event]:
-    slots = [iter(row) for row in simulate(schedule, times).slots]
-    for step, ((rank, _), action) in enumerate(in_order(schedule)):
-        slot = next(slots[rank])
-        turn = step if slot.start == slot.end else inf
-        yield _Event(slot.start, turn, False, rank, action)
-        value = made_by(action)
-        if value and (message := message_of(value, schedule.homes)):
-            yield _Event(slot.start, turn, True, rank, message)
+    for number, (step, slot) in enumerate(timed(schedule, times)):
+        turn = number if slot.start == slot.end else inf
+        yield _Event(slot.start, turn, False, step.cell.rank, step.action)
+        if step.makes and (message := message_of(step.makes, schedule.homes)):
+            yield _Event(slot.start, turn, True, step.cell.rank, message)

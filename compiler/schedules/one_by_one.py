@@ -14,9 +14,10 @@ def one_forward_one_backward(seat: Seat) -> Row:
 
 
 def interleaved(seat: Seat) -> Row:
-    """Megatron-LM's interleaved 1F1B (arXiv 2104.04473, section 2.2): the bubble of 1F1B divided by the chunks.
+    """Megatron-LM's interleaved 1F1B (arXiv 2104.04473, section 2.2.2): the bubble of 1F1B divided by the chunks.
 
-    As in torch, turns may be longer than there are ranks, so that 6 microbatches pass 4 ranks in one turn of 6.
+    There microbatches are a multiple of the ranks.  Here, as in torch, turns may be longer than there are ranks, so
+    that 6 microbatches pass 4 ranks in one turn of 6.
     """
     return _alternating(seat, turn=_turn(seat), hop=2, split=False)
 
@@ -43,8 +44,8 @@ def interleaved_zero_bubble(seat: Seat) -> Row:
 def _alternating(seat: Seat, turn: int, hop: int, split: bool) -> Row:
     """Chunks take turns of `turn` microbatches; each hop to the last rank is `hop` more forwards ahead of backward.
 
-    Where backward is split, W begins `hop` turns later for each rank before this one: by as many as I comes earlier
-    here, so that all ranks hold equally many microbatches.
+    Where backward is split, W waits for as many more I as there were fewer forwards ahead of them than on the first
+    rank, so that all ranks hold equally many microbatches.
     """
     order = [at // turn % seat.chunks for at in range(seat.microbatches * seat.chunks)]
     back = [seat.chunks - 1 - chunk for chunk in order]
@@ -56,12 +57,13 @@ def _alternating(seat: Seat, turn: int, hop: int, split: bool) -> Row:
 
 
 def _turn(seat: Seat) -> int:
-    """How many microbatches one chunk takes before the next one does: one for each rank, or evenly more."""
+    """How many microbatches a chunk takes before the next chunk does: one for each rank, or evenly more."""
     turns = max(1, seat.microbatches // seat.ranks)
-    if rest := seat.microbatches % turns:
+    if seat.microbatches % turns:
         below = seat.microbatches - seat.microbatches % seat.ranks
         raise Impossible(
-            f"{seat.microbatches} microbatches in {turns} equal turns, each of {seat.ranks} ranks or more, leave {rest}",
-            f"make it a multiple of the ranks, such as {below} or {below + seat.ranks}",
+            f"{seat.microbatches} microbatches do not make {turns} turns of at least {seat.ranks}: "
+            f"{seat.microbatches} / {turns} is not whole",
+            f"take a multiple of the ranks, such as {below} or {below + seat.ranks} microbatches",
         )
     return seat.microbatches // turns

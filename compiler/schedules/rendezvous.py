@@ -11,23 +11,23 @@ from itertools import groupby
 from attrs import field, frozen
 
 from .actions import Action, Row, Schedule, Work
-from .messages import carried, message_of
+from .messages import carried, message_of, receiver
 from .problem import Problem, circular, lacking, misplaced
 from .waits import Cell, Value, made_by, needs
 
 SENDS = (Work.SEND_FORWARD, Work.SEND_BACKWARD)
 
+Cells = dict[Value, Cell]
+
 
 @frozen
-class Ends:
-    """The cells in which each value is sent and received."""
+class Ways:
+    """The cells at which values that cross from rank to rank are made, sent, received and first needed."""
 
-    sent: dict[Value, Cell] = field(factory=dict[Value, Cell])
-    received: dict[Value, Cell] = field(factory=dict[Value, Cell])
-
-    def of(self, action: Action) -> dict[Value, Cell]:
-        """The side that an action is on."""
-        return self.sent if action.work in SENDS else self.received
+    made: Cells = field(factory=Cells)
+    sent: Cells = field(factory=Cells)
+    received: Cells = field(factory=Cells)
+    used: Cells = field(factory=Cells)
 
 
 def rendezvous(schedule: Schedule) -> list[Problem]:
@@ -36,22 +36,38 @@ def rendezvous(schedule: Schedule) -> list[Problem]:
     Messages with no computing between them in a row are one batch: all are posted at once, and the row goes on when all
     are matched.
     """
-    ends = Ends()
-    if found := [*_superfluous(schedule, ends), *_lacking(schedule, ends)]:
+    ways = _computed(schedule)
+    if found := [*_superfluous(schedule, ways), *_lacking(schedule, ways)]:
         return found
-    return [*_misordered(schedule, ends)] or [*_mismatched(schedule, ends)] or _deadlocks(schedule, ends)
+    return [*_misordered(schedule, ways)] or [*_mismatched(schedule, ways)] or _deadlocks(schedule, ways)
 
 
-def _superfluous(schedule: Schedule, ends: Ends) -> Iterator[Problem]:
-    """Messages that go nowhere, and those that a cell before is; the others are noted in `ends`."""
+def _computed(schedule: Schedule) -> Ways:
+    """Where values that cross are made and needed."""
+    ways = Ways()
+    for rank, at, action in schedule.cells():
+        if action.work.is_message:
+            continue
+        value = made_by(action)
+        if value and receiver(value, schedule.homes) is not None:
+            ways.made[value] = Cell(rank, at)
+        for value in needs(action, schedule.stages):
+            if schedule.homes[value.stage] != rank:
+                ways.used[value] = Cell(rank, at)
+    return ways
+
+
+def _superfluous(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
+    """Messages that go nowhere, and those that a cell before is; the others are noted in `ways`."""
     for rank, at, action in schedule.cells():
         if not action.work.is_message:
             continue
-        cell, value, known = Cell(rank, at), carried(action), ends.of(action)
+        cell, value, sends = Cell(rank, at), carried(action), action.work in SENDS
+        known = ways.sent if sends else ways.received
         if problem := misplaced(cell, action, schedule):
             yield problem
-        elif not message_of(value, schedule.homes):
-            why = f"`{action}`: no other rank has the stage {'to' if action.work in SENDS else 'from'} which this goes"
+        elif value not in ways.made:
+            why = f"`{action}`: no other rank has the stage {'to' if sends else 'from'} which this goes"
             yield Problem(*cell, why, "leave this cell out")
         elif value in known:
             why = f"`{action}`: cell {known[value].at} has done it"
@@ -60,80 +76,81 @@ def _superfluous(schedule: Schedule, ends: Ends) -> Iterator[Problem]:
             known[value] = cell
 
 
-def _lacking(schedule: Schedule, ends: Ends) -> list[Problem]:
+def _lacking(schedule: Schedule, ways: Ways) -> list[Problem]:
     missing: list[tuple[int, Action]] = []
-    for _, _, value in _made(schedule):
-        if message := message_of(value, schedule.homes):
-            missing += [(message.source, message.send)] if value not in ends.sent else []
-            missing += [(message.target, message.receive)] if value not in ends.received else []
-    return lacking(missing, "what a stage of another rank needs is sent and received once")
+    for value in ways.made:
+        if (value not in ways.sent or value not in ways.received) and (it := message_of(value, schedule.homes)):
+            missing += [(it.source, it.send)] if value not in ways.sent else []
+            missing += [(it.target, it.receive)] if value not in ways.received else []
+    return lacking(missing, "what a stage of another rank needs is sent once and received once")
 
 
-def _made(schedule: Schedule) -> Iterator[tuple[Cell, Action, Value]]:
-    for rank, at, action in schedule.cells():
-        if not action.work.is_message and (value := made_by(action)):
-            yield Cell(rank, at), action, value
-
-
-def _misordered(schedule: Schedule, ends: Ends) -> Iterator[Problem]:
+def _misordered(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
     """Sends before their value is made, and receives behind the cell that needs it."""
-    for rank, at, action in schedule.cells():
-        if action.work.is_message:
-            continue
-        value = made_by(action)
-        if value and value in ends.sent and (cell := ends.sent[value]).at < at:
-            why = f"`{schedule.rows[rank][cell.at]}` stands before `{action}`, which makes what it sends"
-            yield Problem(*cell, why, f"put it behind cell {at}")
-        for value in needs(action, schedule.stages):
-            if schedule.homes[value.stage] != rank and (cell := ends.received[value]).at > at:
-                why = f"`{schedule.rows[rank][cell.at]}` stands behind `{action}`, which needs it"
-                yield Problem(*cell, why, f"put it before cell {at}")
+    for value, cell in ways.sent.items():
+        if cell.at < (made := ways.made[value]).at:
+            why = f"{_said(cell, schedule)} stands before {_said(made, schedule)}, which makes what it sends"
+            yield Problem(*cell, why, f"put it behind cell {made.at}")
+    for value, cell in ways.received.items():
+        if cell.at > (used := ways.used[value]).at:
+            why = f"{_said(cell, schedule)} stands behind {_said(used, schedule)}, which needs what it receives"
+            yield Problem(*cell, why, f"put it before cell {used.at}")
 
 
-def _mismatched(schedule: Schedule, ends: Ends) -> Iterator[Problem]:
+def _said(cell: Cell, schedule: Schedule) -> str:
+    return f"`{schedule.rows[cell.rank][cell.at]}`"
+
+
+def _mismatched(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
     """For each two ranks the first receive that gets another value than it says."""
     pairs: dict[tuple[int, int], list[Value]] = defaultdict(list)
-    for value, source in ends.sent.items():  # in the order of rows
-        pairs[source.rank, ends.received[value].rank].append(value)
+    for value, source in ways.sent.items():  # in the order of rows
+        pairs[source.rank, ways.received[value].rank].append(value)
     for (source, target), values in pairs.items():
-        arriving = sorted(values, key=lambda value: ends.received[value].at)
+        arriving = sorted(values, key=lambda value: ways.received[value].at)
         for value, sent in zip(arriving, values, strict=True):
             if value != sent:
-                cell, other = ends.received[value], ends.sent[sent]
+                cell, other = ways.received[value], ways.sent[sent]
                 why = f"`{schedule.rows[target][cell.at]}` gets `{schedule.rows[source][other.at]}` (cell {other.at})"
                 help = f"rank {target} must receive from rank {source} in the order in which that sends"
                 yield Problem(*cell, f"{why} of rank {source}", help)
                 break
 
 
-def _deadlocks(schedule: Schedule, ends: Ends) -> list[Problem]:
+def _deadlocks(schedule: Schedule, ways: Ways) -> list[Problem]:
     """Circles of ranks that have posted a batch of which a message is not matched until another's next batch is."""
-    partner = {cell: ends.received[value] for value, cell in ends.sent.items()}
-    partner |= {other: cell for cell, other in partner.items()}
-    none: list[Cell] = []
-    rest = [_batches(rank, row) for rank, row in enumerate(schedule.rows)]
+    none: list[Value] = []
+    rest = [_batches(row) for row in schedule.rows]
     batch = [none] * schedule.ranks
     unmatched = [0] * schedule.ranks
-    posted: set[Cell] = set()
+    waiting: set[Value] = set()  # posted by one of two ranks
     ready = deque(range(schedule.ranks))
     while ready:
         rank = ready.popleft()
         batch[rank] = next(rest[rank], none)
         unmatched[rank] = len(batch[rank])
-        posted.update(batch[rank])
-        for cell in batch[rank]:
-            if partner[cell] in posted:
-                for side in (rank, partner[cell].rank):
-                    unmatched[side] -= 1
-                    if not unmatched[side]:
-                        ready.append(side)
-    stuck = (next(cell for cell in batch[rank] if partner[cell] not in posted) for rank, n in enumerate(unmatched) if n)
+        for value in batch[rank]:
+            if value not in waiting:
+                waiting.add(value)
+                continue
+            waiting.remove(value)
+            for side in (ways.sent[value].rank, ways.received[value].rank):
+                unmatched[side] -= 1
+                if not unmatched[side]:
+                    ready.append(side)
+    waits: dict[Cell, Cell] = {}
+    for rank, count in enumerate(unmatched):
+        if count:
+            value = next(value for value in batch[rank] if value in waiting)
+            ends = ways.sent[value], ways.received[value]
+            here, there = ends if ends[0].rank == rank else ends[::-1]
+            waits[here] = there
     help = "each is posted when the messages before it in its row are done; put one of them earlier"
-    return circular({cell: partner[cell] for cell in stuck}, schedule, help)
+    return circular(waits, schedule, help)
 
 
-def _batches(rank: int, row: Row) -> Iterator[list[Cell]]:
-    """The cells of messages with no computing between them."""
-    for is_message, cells in groupby(enumerate(row), lambda each: each[1].work.is_message):
+def _batches(row: Row) -> Iterator[list[Value]]:
+    """What messages carry with no computing between them."""
+    for is_message, actions in groupby(row, lambda action: action.work.is_message):
         if is_message:
-            yield [Cell(rank, at) for at, _ in cells]
+            yield list(map(carried, actions))

@@ -38,34 +38,35 @@ def read_csv(text: str) -> Schedule:
     A stage's home is the rank whose row has it.  Empty cells, in which a rank waits, are left out.
     """
     lines = [line.split(",") for line in text.rstrip().split("\n")]
-    found = [(cell, action) for cell in _cells(lines) for action in _actions(lines, cell)]
-    homes: dict[int, int] = {}
-    for (rank, at), action in found:
-        if (home := homes.setdefault(action.stage, rank)) != rank:
-            raise BadRows(rank, at, f"`{action}` is for stage {action.stage}, which rank {home} has")
-    for rank in range(len(lines)):
-        if rank not in homes.values():
+    rows: list[list[Action]] = [[] for _ in lines]
+    stages: dict[int, Cell] = {}
+    microbatches: dict[int, Cell] = {}
+    for rank, at in _cells(lines):
+        for action in _actions(lines[rank][at].strip(), (rank, at)):
+            home, _ = stages.setdefault(action.stage, (rank, at))
+            if home != rank:
+                raise BadRows(rank, at, f"`{action}` is for stage {action.stage}, which rank {home} has")
+            microbatches.setdefault(action.microbatch, (rank, at))
+            rows[rank].append(action)
+    for rank, row in enumerate(rows):
+        if not row:
             raise BadRows(rank, 0, "the rank has nothing to do")
-    stages = _count("stage", {action.stage: cell for cell, action in found})
-    microbatches = _count("microbatch", {action.microbatch: cell for cell, action in found})
-    rows = (tuple(action for (each, _), action in found if each == rank) for rank in range(len(lines)))
-    return Schedule(tuple(homes[stage] for stage in range(stages)), microbatches, tuple(rows))
+    homes = tuple(stages[stage][0] for stage in range(_count("stage", stages)))
+    return Schedule(homes, _count("microbatch", microbatches), tuple(map(tuple, rows)))
 
 
 def _cells(lines: list[list[str]]) -> Iterator[Cell]:
     return ((rank, at) for rank, line in enumerate(lines) for at in range(len(line)))
 
 
-def _actions(lines: list[list[str]], cell: Cell) -> Iterator[Action]:
+def _actions(content: str, cell: Cell) -> Iterator[Action]:
     """The actions of a cell: of an overlapped pair `(0F1;1B0)OVERLAP_F_B` first the one, then the other."""
-    rank, at = cell
-    content = lines[rank][at].strip()
     pair = _PAIR.fullmatch(content)
     for part in pair[1].split(";") if pair else [content]:
         if action := _ACTION.fullmatch(part):
             yield Action(int(action[1]), Work(action[2]), int(action[3]))
         elif part and not _STATE.fullmatch(part):
-            raise BadRows(rank, at, f"`{_short(part)}` is no action such as `3F12`")
+            raise BadRows(*cell, f"`{_short(part)}` is no action such as `3F12`")
 
 
 def _count(what: str, seen: Mapping[int, Cell]) -> int:

@@ -4,11 +4,13 @@ Purpose: the time and the high-water mark of a schedule.  Non-goals: whether it 
 (`listing`).
 """
 
+from collections.abc import Iterator
+
 from attrs import frozen
 
 from .actions import Row, Schedule, Work
 from .timeline import Slot, Timeline, Times
-from .waits import Value, in_order, made_by, needs
+from .waits import Step, Value, in_order
 
 
 def simulate(schedule: Schedule, times: Times) -> Timeline:
@@ -16,19 +18,26 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
     Raises Stuck where rows wait for each other in a circle.
     """
-    homes, stages = schedule.homes, schedule.stages
     slots: list[list[Slot]] = [[] for _ in schedule.rows]
+    for step, slot in timed(schedule, times):
+        slots[step.cell.rank].append(slot)
+    return Timeline(tuple(map(tuple, slots)))
+
+
+def timed(schedule: Schedule, times: Times) -> Iterator[tuple[Step, Slot]]:
+    """What computes and when, each behind what it waits for; raises Stuck."""
+    homes = schedule.homes
     free = [0.0] * schedule.ranks
     done: dict[Value, float] = {}
-    for (rank, _), action in in_order(schedule):
+    for step in in_order(schedule):
+        rank = step.cell.rank
         start = free[rank]
-        for value in needs(action, stages):
-            start = max(start, done[value] + (0 if homes[value.stage] == rank else times.send))
-        free[rank] = start + times.of(action)
-        slots[rank].append(Slot(action, start, free[rank]))
-        if value := made_by(action):
-            done[value] = free[rank]
-    return Timeline(tuple(map(tuple, slots)))
+        for value in step.needs:
+            start = max(start, done[value] if homes[value.stage] == rank else done[value] + times.send)
+        free[rank] = end = start + times.of(step.action)
+        if step.makes:
+            done[step.makes] = end
+        yield step, Slot(step.action, start, end)
 
 
 @frozen

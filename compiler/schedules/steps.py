@@ -3,7 +3,6 @@
 Purpose: what all families of schedules share.  Non-goals: any one schedule.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import zip_longest
 
@@ -43,13 +42,15 @@ def numbered(steps: Iterable[Step], stages: tuple[int, ...]) -> Row:
 
     B is I and W, so it has the next microbatch of both.
     """
+    done = {work: [0] * len(stages) for work in (Work.FORWARD, Work.INPUT, Work.WEIGHT)}
+    done[Work.BACKWARD] = done[Work.INPUT]
     row: list[Action] = []
-    done: Counter[Step] = Counter()
     for chunk, work in steps:
-        counts = (chunk, Work.INPUT if work is Work.BACKWARD else work)
-        row.append(Action(stages[chunk], work, done[counts]))
-        done[counts] += 1
-        done[chunk, Work.WEIGHT] += work is Work.BACKWARD
+        counts = done[work]
+        row.append(Action(stages[chunk], work, counts[chunk]))
+        counts[chunk] += 1
+        if work is Work.BACKWARD:
+            done[Work.WEIGHT][chunk] += 1
     return tuple(row)
 
 

@@ -19,9 +19,9 @@ W1: Steps = ((1, Work.WEIGHT),)
 
 
 def zero_bubble_v(seat: Seat) -> Row:
-    """ZB-V (arXiv 2405.15362, section 4; 2401.10241, section 6): no bubble where F, I and W take equally long.
+    """ZB-V (arXiv 2405.15362; 2401.10241, section 6): no bubble where F, I and W take equally long, 1F1B's memory.
 
-    Memory as 1F1B's.  Written for 2p - 1 microbatches or more; with fewer, those that are not there are left out.
+    Written for 2p - 1 microbatches or more; of a schedule of so many, fewer leave out those that are not there.
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
     microbatches = max(seat.microbatches, 2 * ranks - 1)
@@ -42,13 +42,14 @@ def zero_bubble_v(seat: Seat) -> Row:
 def dualpipe_v(seat: Seat) -> Row:
     """DualPipeV, DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) cut in half: github.com/deepseek-ai/DualPipe.
 
-    Its pairs of a forward and a backward, to be overlapped, stand here one behind the other.
+    Its pairs, a forward and a backward to be overlapped, stand here one behind the other, so that a rank need not wait
+    for both.  Where F, I and W take 1, that makes a bubble of p - 1; DeepSeek's formula gives pairs 2(p - 1).
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
-    if (least := 2 * ranks) > seat.microbatches:
+    if seat.microbatches < 2 * ranks:
         raise Impossible(
-            f"{seat.microbatches} microbatches are fewer than 2 × {ranks} = {least}, one for each stage",
-            f"at least {least} microbatches, or `zbv`",
+            f"{seat.microbatches} microbatches are fewer than the 2 × {ranks} stages",
+            f"take at least {2 * ranks} microbatches, or `zbv`",
         )
     whole = before + 1  # of the backwards behind the last forward; those after them are split
     steps = (

@@ -55,8 +55,18 @@ def needs(action: Action, stages: int) -> tuple[Value, ...]:
     return (own, Value(True, stage + 1, microbatch)) if stage + 1 < stages else (own,)
 
 
-def in_order(schedule: Schedule) -> Iterator[tuple[Cell, Action]]:
+class Step(NamedTuple):
+    """A cell that computes, with what it needs and makes."""
+
+    cell: Cell
+    action: Action
+    needs: tuple[Value, ...]
+    makes: Value | None
+
+
+def in_order(schedule: Schedule) -> Iterator[Step]:
     """All cells that compute, each behind those before it in its row and those it waits for; raises Stuck."""
+    stages = schedule.stages
     made: set[Value] = set()
     waits: dict[Value, list[Cell]] = {}
     ready = deque(Cell(rank, 0) for rank in range(schedule.ranks))
@@ -67,14 +77,16 @@ def in_order(schedule: Schedule) -> Iterator[tuple[Cell, Action]]:
             action = row[at]
             if action.work.is_message:
                 continue
-            missing = next((value for value in needs(action, schedule.stages) if value not in made), None)
-            if missing:
+            needed = needs(action, stages)
+            if not made.issuperset(needed):
+                missing = next(value for value in needed if value not in made)
                 waits.setdefault(missing, []).append(Cell(rank, at))
                 break
-            yield Cell(rank, at), action
-            if value := made_by(action):
-                made.add(value)
-                ready.extend(waits.pop(value, ()))
+            makes = made_by(action)
+            yield Step(Cell(rank, at), action, needed, makes)
+            if makes:
+                made.add(makes)
+                ready.extend(waits.pop(makes, ()))
     if waits:
         raise Stuck({cell: value for value, cells in waits.items() for cell in cells})
 

@@ -1,5 +1,6 @@
 """What a step communicates, in which order, where turns of a repeat gather and reduce by themselves."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
@@ -179,3 +180,23 @@ def test_the_order_of_a_step_with_shared_parameters() -> None:
         initial = {"parameters": "p", "gradients": "g", "totals": "t"}[it["use"]]
         it["value"] = initial.upper() if it["loops"] else initial
     assert _calls({"microbatches": 2, "layers": 2}, *listed) == "tp" + 2 * ("PP" + "PPGG") + "tgt"
+
+
+SEQUENCE = {
+    "mesh { dp = 2 }": "mesh { dp = 2  tp = 2 }",
+    "over dp }\nstate": "over dp  ffn over tp  seq over tp }\nstate",
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "every(2, layers)", "every(3, layers)", "full"])
+@pytest.mark.parametrize("state", LISTS)
+def test_each_is_called_as_often_as_it_is_counted(state: str, recompute: str) -> None:
+    text = plan_text(state).replace("steps = 1", f"steps = 1  recompute = {recompute}")
+    for old, new in SEQUENCE.items():
+        text = text.replace(old, new)
+    of = compiled(text)
+    listed = [asdict(it) | {"value": str(i)} for i, it in enumerate(collectives(of))]
+    mesh, dims = ({it.name: it.size for it in them} for them in (of.axes, of.dims))
+    calls = expected({"mesh": mesh, "dims": dims, "collectives": listed, "evaluation": []}, 0)["train"]
+    assert Counter(each.value for each in calls) == {it["value"]: it["count"] for it in listed}
+    assert len({it["every"] for it in listed}) == (2 if "every" in recompute else 1)

@@ -77,6 +77,18 @@ def test_groups_go_by_their_own_rules() -> None:
     assert where(program, held["wq"].name) == "gather dp turn, scatter dp then replica turn"
 
 
+def test_a_group_means_all_parts_of_a_divided_parameter() -> None:
+    divided = f"""{START}
+  repeat layers as i {{
+    if i < 1 {{ x = x + silu(x @ up[hidden -> ffn]) @ down[ffn -> hidden] }}
+    x = x * scale[hidden]
+  }}
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)"""
+    program = plan('group scales { params = ["scale"]  zero 3 over dp }', divided)
+    shared = [sorted(bucket.params) for bucket in program.buckets if bucket.turns]
+    assert sorted(shared) == [["scale_0"], ["scale_1"]]
+
+
 @given(st.integers(0, 3), st.integers(1, 2000))
 @example(0, 1)
 def test_a_bucket_ends_at_the_cap(stage: int, cap: int) -> None:
@@ -90,6 +102,14 @@ def test_a_bucket_ends_at_the_cap(stage: int, cap: int) -> None:
         assert sum(sizes) <= cap or len(sizes) == 1
     order = [name for bucket in program.buckets if not bucket.turns for name in reversed(bucket.params)]
     assert [name for name in order if name in ("wte", "head")] == ["head", "wte"]  # as backward completes them
+
+
+def test_a_bucket_of_just_the_cap_is_one() -> None:
+    whole = plan("zero 2 over dp")
+    types = {param.name: param.type for param in whole.params}
+    sizes = [sum(4 * _turn(whole, it.turns, types[name].dims, name) for name in it.params) for it in whole.buckets]
+    for cap, same in ((max(sizes), True), (max(sizes) - 1, False)):
+        assert (plan(f"zero 2 over dp  bucket = {cap}B").buckets == whole.buckets) == same
 
 
 def _turn(program: Program, turns: tuple[str, ...], dims: tuple[str, ...], name: str) -> int:

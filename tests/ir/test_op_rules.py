@@ -334,6 +334,9 @@ class Tape:
         self.held.update(zip(names, MEANINGS[kind].value(self.ranks.call(op, args, types)), strict=True))
         return names
 
+    def like(self, name: str) -> str:
+        return name
+
     def saved(self, name: str) -> str:
         return name
 

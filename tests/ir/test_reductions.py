@@ -124,7 +124,7 @@ LINES = (
     "m = layer_norm(x, self.norm2, eps=1e-05)",
     "gate = softmax(linear(m, self.w_gate), dim=2)",
     "joined = concat(gate, linear(m, self.w_few), gate * gate)",
-    "total = gate.sum(0)",
+    "total = torch.sum(gate, dim=0)",
 )
 
 
@@ -149,9 +149,9 @@ WRONG = (
     ("softmax(linear(m, self.w_gate), dim=2)", "softmax(linear(m, self.w_gate), dim=1)"),
     ("concat(gate, linear(m, self.w_few), gate * gate)", "concat(linear(m, self.w_few), gate, gate * gate)"),
     ("concat(gate, linear(m, self.w_few), gate * gate)", "concat(gate, linear(m, self.w_few))"),
-    ("gate.sum(0)", "gate.sum(1)"),
-    ("gate.sum(0)", "gate.sum((0, 1))"),
-    ("gate.sum(0)", "mean(gate, dim=0, size=4)"),
+    ("torch.sum(gate, dim=0)", "torch.sum(gate, dim=1)"),
+    ("torch.sum(gate, dim=0)", "torch.sum(gate, dim=(0, 1))"),
+    ("torch.sum(gate, dim=0)", "mean(gate, dim=0, size=4)"),
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from ir.plan_table import DP_TP, NO_DP, PLANS
-from ir.plans import ALL_OVER_TP, DIMS, HEAD, PARALLEL_BLOCK, START, WITH_SEQ, Plan
+from ir.plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, MLP, PARALLEL_BLOCK, START, WITH_SEQ, Plan
 from scalec.compiler.ir import Leave, Region, Type, Value, base, walk
 from scalec.compiler.placements import dual_type
 from scalec.compiler.verify.field import Field
@@ -189,6 +189,9 @@ def split(block: Region) -> tuple[list[object], list[object]]:
 
 
 KV = DIMS.replace("kv_heads = 2", "kv_heads = 1")
+MEAN = f"{START} repeat layers {{ {ATTENTION} {MLP} x = x - mean(x, over=[hidden]) }} {HEAD}"
+"""Of a mean's operand backward needs the shape alone, for which nothing is done again."""
+
 LAYERS = {
     "tp": (Plan(mesh="tp = 2", shard=NO_DP), "reduce 2", "reduce 2"),
     "tp with few key/value heads": (Plan(mesh="tp = 2", shard=NO_DP, dims=KV), "reduce 2", "reduce 2"),
@@ -196,6 +199,11 @@ LAYERS = {
     "tp, sequence": (DP_TP, "gather 2, scatter 2", "gather 2, scatter 2"),
     "tp, sequence with few key/value heads": (evolve(DP_TP, dims=KV), "gather 2, scatter 2", "gather 2, scatter 2"),
     "tp, recompute": (evolve(DP_TP, train="recompute = full"), "gather 2, scatter 2", "gather 4, scatter 3"),
+    "tp, recompute up to a mean": (
+        evolve(DP_TP, body=MEAN, train="recompute = full"),
+        "gather 2, scatter 2",
+        "gather 4, scatter 3",
+    ),
     "tp, regather": (evolve(DP_TP, train="gathered = regather"), "gather 2, scatter 2", "gather 4, scatter 2"),
     "tp, parallel block": (evolve(DP_TP, body=PARALLEL_BLOCK, shard=ALL_OVER_TP), "reduce 1", "reduce 1"),
     "tp, sequence, parallel block": (evolve(DP_TP, body=PARALLEL_BLOCK), "gather 1, scatter 1", "gather 1, scatter 1"),

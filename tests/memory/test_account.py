@@ -10,7 +10,7 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.emit import emit
 from scalec.compiler.explain import memory
-from scalec.compiler.ir import Program, Region
+from scalec.compiler.ir import Op, Program, Region
 from scalec.compiler.limits import load
 from scalec.compiler.memory import GPUS, Account, account, capacity, too_large
 from scalec.compiler.memory.passing import Passing
@@ -93,6 +93,15 @@ def test_shared_state(state: str, parameters: int, gradients: int) -> None:
     ]
     assert sum(b.optimizer for b in it.buckets) == 8 * (12 + 5 * 32)
     assert [sum(getattr(b, what) for b in single.buckets) for what in ("parameters", "masters")] == [4 * parameters, 0]
+
+
+def test_padding() -> None:
+    """Three ranks' parts of a layer's 64 elements, in rows of 4 and 8, are of 24: of 72 elements 8 are padding."""
+    compiled = shared("zero 1 over dp  bucket = 300B", PLAN.replace("dp = 2", "dp = 3"))
+    assert account(compiled).padding == 5 * 8 * (2 + 4) + 5 * 8 * (4 + 8) // 3
+    assert "of tensors: 400 B, " in memory(compiled)
+    assert account(program()).padding == 0
+    assert "padding" not in memory(program())
 
 
 @pytest.mark.parametrize(
@@ -193,6 +202,29 @@ def test_a_turn_begins_with_sums_under_way_of_repeats_inside() -> None:
     region, passing = next(stmt for stmt in storages.backward.body if isinstance(stmt, Region)), Passing(storages)
     own, inside = 4 * 2 * 3 * 4, 4 * 64
     assert [(on, passing.gradients) for on in passing.backward(region)] == [(0, 0), (1, inside + own)]
+    assert passing.gradients == inside + own  # of the first turn, until all are waited for
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "reduce", "meanwhile", "after"),
+    [
+        ("zero 2 over dp", "pack", "", [], 4 * 64),
+        ("zero 2 over dp", "pack", "reduce = bf16", [(4 + 2) * 64], 2 * 64),
+        ("zero 1 over dp  bucket = 300B", "begin", "", [], 0),
+        ("zero 1 over dp  bucket = 300B", "begin", "reduce = bf16", [2 * 64], 2 * 64),
+    ],
+)
+def test_what_is_sent(state: str, kind: str, reduce: str, meanwhile: list[int], after: int) -> None:
+    """A gradient itself, or a copy in another element type: then both are there for a moment, unless it is kept."""
+    text = PLAN.replace("precision = bf16", f"precision = bf16  {reduce}").replace("= 12", "= 4")
+    storages = Storages(shared(state, text))
+    region, passing = next(stmt for stmt in storages.backward.body if isinstance(stmt, Region)), Passing(storages)
+    op = next(stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind == kind)
+    passing.makes(op.inputs)
+    assert [passing.gradients for _ in passing.moves(op)] == meanwhile
+    assert passing.gradients == after
+    later = Passing(Storages(shared(state, text.replace("global_batch = 4", "global_batch = 12"))))
+    assert later.gradients == (after if kind == "pack" else 0)  # of the microbatch before; what is kept is sent once
 
 
 def test_forward_gathers_ahead() -> None:

@@ -42,9 +42,13 @@ def test_a_llama(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
     _near(peak(module, 16), account(program))
 
 
-@pytest.mark.parametrize("recompute", ["full", "selective(attention)"])
+AGAIN = ["full", "selective(attention)", "every(2, layers)", "every(3, layers)", "every(9, layers)"]
+
+
+@pytest.mark.parametrize("recompute", AGAIN)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_done_again(mesh: str, recompute: str, tmp_path: Path) -> None:
+    """Of 4 layers."""
     train = f"train {{ seq = 256  global_batch = 16  microbatch = 4  precision = bf16  recompute = {recompute} }}"
     text = f'use "tiny_llama.scale" {{ dims {{ vocab = 64  layers = 4 }}  {train} }}\nmesh {{ {mesh} }}\n'
     module, program = compiled(text, tmp_path)
@@ -60,6 +64,17 @@ def test_shared_state(state: str, recompute: str, batch: int, tmp_path: Path) ->
     text = f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{ {STATES[state]} }}\n'
     module, program = compiled(text, tmp_path)
     _near(peak(module, batch), account(program))
+
+
+@pytest.mark.parametrize("reduce", ["", "reduce = bf16"])
+@pytest.mark.parametrize("state", STATES)
+def test_few_tokens(state: str, reduce: str, tmp_path: Path) -> None:
+    """Gradients are most of it, and what is made of them to be added and sent."""
+    train = f"train {{ seq = 16  global_batch = 4  microbatch = 1  precision = bf16  {reduce} }}"
+    dims = "dims { vocab = 64  hidden = 128  ffn = 768  layers = 5 }"
+    text = f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{ {STATES[state]} }}\n'
+    module, program = compiled(text, tmp_path)
+    _near(peak(module, 4), account(program))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "gptj", "olmo2", "qwen3"])

@@ -3,7 +3,8 @@
 The module of the user ops lies beside this file; plans are compiled as if they did too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,8 +15,10 @@ from scalec.compiler.ops import OPS, OpDef
 from scalec.compiler.parser import parse_plan
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
-from scalec.testing import compiles, plans
+from scalec.testing import plans
 from scalec.testing.random_plans import drafts
+
+T = TypeVar("T")
 
 USER_OPS = """op gated(x[.., f], linear y[.., f], cap) -> [.., f] over .., f from "own_ops:gated"
 op unit(x[.., d], linear g[d]) -> [.., d] over .. from "own_ops:unit"
@@ -37,6 +40,9 @@ ARITHMETIC = {"contract", "add", "mul", "div", "scale", "shift", "call", "call g
 NESTS = {f"{inner} in {outer}" for inner in ("repeat", "if") for outer in ("repeat", "if")} | {"ifs in repeat"}
 """What stands in what."""
 
+AGAIN = {f"recompute = {word}" for word in ("none", "full", "every", "selective")}
+"""What backward does again."""
+
 
 def random_plans() -> st.SearchStrategy[str]:
     """Plans that compile."""
@@ -48,8 +54,11 @@ def random_drafts() -> st.SearchStrategy[str]:
     return drafts(USER_OPS, STATEMENTS)
 
 
-def covering(number: int, of: int) -> list[str]:
-    """So many of a larger number of random plans: always that in which most stands that is in none before it."""
+def covering(number: int, of: int, tried: Callable[[str], T | None]) -> list[T]:
+    """What `tried` makes of so many of a larger number of random plans.
+
+    It is always the turn of the plan in which most stands that is in none before it; None leaves a plan out.
+    """
     found: dict[str, set[str]] = {}
 
     @settings(max_examples=of, suppress_health_check=CHECKS)
@@ -58,25 +67,26 @@ def covering(number: int, of: int) -> list[str]:
         found[plan] = words(plan, compile_plan(Source("plan.scale", plan), "resolve"))
 
     draw()
-    chosen: list[str] = []
+    chosen: list[T] = []
     while found and len(chosen) < number:
         best = max(found, key=lambda plan: len(found[plan]))
         known = found.pop(best)
-        if compiles(best):
-            chosen.append(best)
+        if made := tried(best):
+            chosen.append(made)
             found = {plan: new - known for plan, new in found.items()}
     return chosen
 
 
 def table() -> set[str]:
     """What can stand in a plan, by `words`."""
-    return (ARITHMETIC | NESTS).union(*(_words_of(op) for op in OPS.values() if op.surface))
+    return (ARITHMETIC | NESTS | AGAIN).union(*(_words_of(op) for op in OPS.values() if op.surface))
 
 
 def words(plan: str, model: Program) -> set[str]:
-    """Of a plan, and its model before any placement: kinds of ops, how many operands, settings, choices, nesting."""
+    """Of a plan, and its model before any placement: ops, operands, settings, choices, nesting, what is done again."""
     (syntax_of,) = (item for item in parse_plan(Source("plan.scale", plan)).items if isinstance(item, syntax.Model))
     found = {*_nests([item for item in syntax_of.body if isinstance(item, syntax.Repeat)], "model")}
+    found.add(f"recompute = {model.train.recompute.word}")
     for op in walk(model.region.body):
         found |= {op.kind, f"{op.kind} of {len(op.inputs)}", f"{op.kind} gives {len(op.outputs)}"}
         found |= {f"{op.kind} {word}" for name, value in op.attrs for word in (name, f"{name}={value}")}

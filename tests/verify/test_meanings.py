@@ -444,10 +444,9 @@ CASES = {
         case("fh+lnd+h . #. fh lnd h -> fh lnd h", updated_by_descent, bucket="flat"),
         case("l|fh+h . #. l|fh l|h -> l|fh l|h", updated_by_turns, bucket="flat"),
     ],
-    "zeros": [case("bsh -> bsh", torch.zeros_like)],
 }
-"""For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results, and
-`loss_scale`, any number."""
+"""For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results,
+`loss_scale`, any number, and `zeros`, which has no operands."""
 
 WITHOUT_GRADIENT = {("max_logit", 0), ("softmax_parts", 1), ("token_loss", 3)}
 """Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
@@ -457,7 +456,7 @@ OF_A_FORWARD = [param for param in ALL if MEANINGS[str(param.values[0])].gradien
 
 
 def test_every_op_has_a_meaning_and_stands_here() -> None:
-    assert set(CASES) | {"fork", "loss_scale"} == set(MEANINGS) == set(OPS) - {"coerce"}
+    assert set(CASES) | {"fork", "loss_scale", "zeros"} == set(MEANINGS) == set(OPS) - {"coerce"}
 
 
 def test_every_op_with_an_adjoint_has_gradients() -> None:

@@ -6,9 +6,10 @@ Purpose: how a program's blocks and loops are held to the IR's backward.  Non-go
 from collections import Counter
 
 from ...ir import Attr, Enter, Leave, Op, Region
+from ...source import Span
 
-Path = tuple[tuple[str, str], ...]
-"""The dims and plan lines of the repeats around an op: the same in forward and backward."""
+Path = tuple[tuple[str, Span], ...]
+"""The dims of the repeats around an op and their places in the plan: the same in forward and backward."""
 
 Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 
@@ -33,7 +34,7 @@ class _Twins:
         for path, region in _regions(forward):
             ends = zip(region.yields, region.results, strict=True)
             self._turns |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
-            self._turns |= {arg.source: arg.value.name for arg in region.args if arg.enter is Enter.EACH}
+            self._slice(region)
             for op in _ops(region):
                 self._bind(op, self._firsts.setdefault(self._key(path, op), op))
 
@@ -41,14 +42,20 @@ class _Twins:
         """How often ops of backward, in their order, make what forward made."""
         found: Counter[str] = Counter()
         for path, region in _regions(backward):
-            slices = [arg for arg in region.args if arg.enter is Enter.EACH]
-            self._twins |= {arg.value.name: self._of(self._turns.get(self._of(arg.source), "")) for arg in slices}
+            self._slice(region)
             for op in _ops(region):
                 if first := self._firsts.get(self._key(path, op)):
                     self._bind(op, first)
                     found[first.outputs[0].name] += 1
                     self.every[first.outputs[0].name] = int(str(dict(op.attrs).get("every", 1)))
         return found
+
+    def _slice(self, region: Region) -> None:
+        """What turns read of the same stack is the same, also in another repeat that turns as often."""
+        for arg in region.args:
+            if arg.enter is Enter.EACH:
+                first = self._turns.setdefault(self._of(arg.source), arg.value.name)
+                self._twins[arg.value.name] = self._of(first)
 
     def _of(self, name: str) -> str:
         return self._twins.get(name, name)
@@ -67,6 +74,6 @@ def _ops(region: Region) -> list[Op]:
 
 def _regions(region: Region, around: Path = ()) -> list[tuple[Path, Region]]:
     """A region and those in it, outer first."""
-    path = (*around, (region.dim, str(region.span))) if region.dim else around
+    path = (*around, (region.dim, region.span)) if region.dim else around
     inner = [found for stmt in region.body if isinstance(stmt, Region) for found in _regions(stmt, path)]
     return [(path, region), *inner]

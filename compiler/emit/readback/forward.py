@@ -76,7 +76,7 @@ class Forward:
             raise wrong(last, "does not return")
         self._expressions.closed.clear()
         elements = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]
-        returned = [self._expressions.plain(element).name for element in elements]
+        returned = [self._ops.first(self._expressions.plain(element).name) for element in elements]
         wanted = [self._ops.first(name) for name in self._results]
         demand(last, returned == wanted, f"returns {returned}, not {wanted}")
         self._model.taken += self._ops.finish(self._node)
@@ -88,18 +88,23 @@ class Forward:
     def _demand_again(self) -> None:
         """Backward does again what stands in a block, or of a body that it runs again all up to some op."""
         ops = [stmt for stmt in self._region.body if isinstance(stmt, Op) and not self._is_silent(stmt)]
-        again = [self._model.again[self._ops.first(op.outputs[0].name)] > 0 for op in ops]
+        firsts = [self._ops.first(op.outputs[0].name) for op in ops]
         if self._whole:
-            firsts = (self._ops.first(op.outputs[0].name) for op, anew in zip(ops, again, strict=True) if anew)
-            every = {self._model.every[first] for first in firsts}
-            demand(self._node, every <= {self._whole}, f"in the IR, backward does one of {every} turns again")
-            demand(self._node, again == sorted(again, reverse=True), "in the IR, backward does other ops again")
+            self._demand_all_up_to_one(firsts)
             return
         named = {op.outputs[0].name for op in ops if op.kind in self._selected()}
-        done = {op.outputs[0].name for op, anew in zip(ops, again, strict=True) if anew}
-        blocks = {self._ops.first(name) for name in self._blocks}
+        done = {op.outputs[0].name for op, first in zip(ops, firsts, strict=True) if self._model.again[first]}
         for name in named | done:
-            demand(self._node, self._ops.first(name) in blocks, f"{name} is made again, and has no block")
+            demand(self._node, name in self._blocks, f"{name} is made again, and has no block")
+
+    def _demand_all_up_to_one(self, firsts: Sequence[str]) -> None:
+        """Of ops that are computed alike, those that come first are done again."""
+        left = Counter({first: self._model.again[first] for first in firsts})
+        every = {self._model.every[first] for first in firsts if left[first]}
+        demand(self._node, every <= {self._whole}, f"in the IR, backward does one of {every} turns again")
+        once = left.total()
+        left.subtract(firsts[:once])
+        demand(self._node, not any(left[first] for first in firsts[:once]), "in the IR, backward does other ops again")
 
     def _selected(self) -> set[str]:
         """The kinds of ops that the plan says to do again wherever they stand."""
@@ -127,12 +132,13 @@ class Forward:
 
     def _block(self, call: ast.Call, name: str, body: Sequence[ast.stmt]) -> None:
         """`with … as …`: what is read outside the block would be kept for backward."""
-        made = self._made(call)
-        self._env[name] = made
-        self._blocks.add(made.name)
+        groups = self._made(call).groups
+        own = self._ops.done[-1].outputs[0].name  # not the first that is the same: each block ends for itself
+        self._env[name] = Local(own, groups)
+        self._blocks.add(own)
         for inner in body:
             self._statement(inner)
-        self._expressions.closed.add(made.name)
+        self._expressions.closed.add(own)
 
     def _made(self, call: ast.Call) -> Local:
         """The value of a block: `regather(…)`, or `recompute(function, …)` of an op that the plan names."""
@@ -140,12 +146,14 @@ class Forward:
             case ast.Call(func=ast.Name(id="regather")):
                 self._expressions.names.demand(call, "regather")
                 return coerced(self._expressions, call, "all_gather", again=True)
-            case ast.Call(func=ast.Name(id="recompute" | "recomputed" as called), args=[ast.Name() as function, *args]):
+            case ast.Call(
+                func=ast.Name(id="recompute" | "recomputed" as called),
+                args=[ast.Name() | ast.Attribute(value=ast.Name(id="torch")) as function, *args],
+            ):
                 self._expressions.names.demand(call, called)
-                done = ast.copy_location(ast.Call(function, args, call.keywords), call)
-                made = self._expressions.tensor(done)
-                kinds = {op.kind for op in self._ops.done if op.outputs[0].name == made.name}
-                demand(call, kinds <= self._selected(), f"`{function.id}` is not to be done again")
+                made = self._expressions.tensor(ast.copy_location(ast.Call(function, args, call.keywords), call))
+                selected = self._ops.done[-1].kind in self._selected()
+                demand(call, selected, f"`{ast.unparse(function)}` is not to be done again")
                 return made
             case _:
                 raise wrong(call, "opens a block other than `regather` or `recompute`")
@@ -195,7 +203,7 @@ class Forward:
         demand(stmt, len(names) == len(carried), f"carries {names}, not {[arg.value.name for arg in carried]}")
         for name, arg in zip(names, carried, strict=True):
             begin = self._env.get(name)
-            fits = isinstance(begin, Local) and begin.name == self._ops.first(arg.source)
+            fits = isinstance(begin, Local) and self._ops.first(begin.name) == self._ops.first(arg.source)
             demand(stmt, fits, f"`{name}` does not begin as {arg.source}")
         return dict(zip(names, carried, strict=True))
 

@@ -56,6 +56,11 @@ class Backward(Writer):
                 self._saved[name] = self.kept(name)
         return self._saved[name]
 
+    def like(self, name: str) -> str:
+        """Zeros: nothing is kept or made again for its shape, which autograd takes note of."""
+        assert self._span, "differentiate: no op is being differentiated"
+        return self._zeros(name, self.type(name), self._span)
+
     def again(self, op: Op) -> bool:
         """Whether this body makes what an op made again."""
         return is_made_again(self.book.program, op)
@@ -102,8 +107,10 @@ class Backward(Writer):
 
     def zeros(self, name: str, span: Span) -> str:
         """A zero gradient of `name`."""
-        value = self.book.value(gradient_name(name), dual_type(self.type(name)))
-        return self.append(Op("zeros", (self.saved(name),), (value,), span=span))[0]
+        return self._zeros(gradient_name(name), dual_type(self.type(name)), span)
+
+    def _zeros(self, like: str, type: Type, span: Span) -> str:
+        return self.append(Op("zeros", (), (self.book.value(like, type),), span=span))[0]
 
     def _stmt(self, stmt: Stmt) -> Stmt:
         self._span = stmt.span
@@ -162,9 +169,8 @@ class _RepeatBackward(Backward):
         return super()._stmt(stmt)
 
     def _needs_forward(self, op: Op) -> bool:
-        """Whether an op's backward reads anything that the iteration makes; zeros take their shape from it."""
-        known = [value.name in self._parts for value in op.outputs]
-        return any(known) and (not all(known) or self._keeps(op))
+        """Whether an op's backward reads anything that the iteration makes."""
+        return any(value.name in self._parts for value in op.outputs) and self._keeps(op)
 
     def _run_until(self, op: Op) -> None:
         """All that comes before an op, again: when backward asks for one tensor, it asks for all of them."""

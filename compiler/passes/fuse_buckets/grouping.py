@@ -87,8 +87,8 @@ def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
     rest: dict[object, list[Used]] = {}
     buckets: list[Group] = []
     for (key, apart, _), each in alike.items():
-        if _by_turns(program, key, each):
-            buckets += _capped(program, key, each, len(each[0].home.forward) if each[0].home else 0)
+        if turns := _turns(program, key, each):
+            buckets += _capped(program, key, each, turns)
         else:
             rest.setdefault((key, apart), []).extend(each)
     order = {param.name: i for i, param in enumerate(program.params)}
@@ -121,14 +121,17 @@ def _key(type: Type) -> Key:
     return Key(type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED), type.dtype)
 
 
-def _by_turns(program: Program, key: Key, params: list[Used]) -> bool:
-    """Whether each turn of a repeat has a bucket of its own; stages gather and reduce once a step."""
-    if not params[0].home or not key.reduced or program.pipeline:
-        return False
-    state = program.state_of(params[0].name)
-    if {*state.gradients, *state.parameters} & {*key.reduced}:
-        return True
-    return sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
+def _turns(program: Program, key: Key, params: list[Used]) -> int:
+    """How many repeats, one in the other, there are around a turn that has a bucket of its own; 0 if none has.
+
+    Stages of a pipeline gather and reduce once a step.
+    """
+    home, state = params[0].home, program.state_of(params[0].name)
+    if not home or not key.reduced or program.pipeline:
+        return 0
+    shared = bool({*state.gradients, *state.parameters} & {*key.reduced})
+    large = sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
+    return len(home.forward) if shared or large else 0
 
 
 def _bytes(program: Program, param: Used, turns: int) -> int:

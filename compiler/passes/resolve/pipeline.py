@@ -23,7 +23,7 @@ def pipelined(program: Program, section: syntax.Section, given: bool) -> Program
     if not cuts:
         if given:
             help = "lay a repeat over an axis in `shard`, as in `layers over pp`"
-            found.error("E0518", "there is nothing to cut into stages", section.head, help=help)
+            found.error("E0517", "there is nothing to cut into stages", section.head, help=help)
         found.check()
         return program
     _check(program, cuts, inner, found)

@@ -3,21 +3,22 @@
 Non-goals: what that does to parameters and gradients (`passes.fuse_buckets`).
 """
 
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
 
 from attrs import evolve
 
 from ... import syntax
 from ...diagnostics import Diagnostics, Note, did_you_mean, listing
 from ...ir import DATA_DIMS, STATES, Claim, Program, StateAxes
-from ...settings import Flow, read
+from ...settings import Flow, StateGroup, read
+from ...source import Span
+from ..groups import check_groups
 
 
 def flow(section: syntax.Section) -> Flow:
     """The section's settings.  Raises PlanError."""
     found = Diagnostics()
-    settings = tuple(entry for entry in section.entries if isinstance(entry, syntax.Setting))
-    read_flow = read(Flow, evolve(section, entries=settings), found)
+    read_flow = read(Flow, _without(section, syntax.Rule, syntax.Section), found)
     found.check()
     assert read_flow, "resolve: settings that failed to read were not reported"
     return read_flow
@@ -29,54 +30,34 @@ def state_axes(section: syntax.Section, claims: tuple[Claim, ...], sizes: dict[s
     Raises PlanError.
     """
     found = Diagnostics()
-    groups = [entry for entry in section.entries if isinstance(entry, syntax.Section)]
-    states = [_group(group, claims, sizes, found) for group in groups]
+    states = [_rules(entry, patterns, claims, sizes, found) for entry, patterns, _ in _groups(section, found)]
     states.append(_rules(section, ("*",), claims, sizes, found))
     found.check()
-    return tuple(state for state in states if groups or any(getattr(state, kind) for kind in STATES))
+    return tuple(state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES))
 
 
 def check_patterns(section: syntax.Section, program: Program) -> None:
-    """Every pattern of a group means a parameter.  Raises PlanError."""
+    """Groups are of parameters, each in one.  Raises PlanError."""
     found = Diagnostics()
-    names = [param.name for param in program.params]
-    for group in section.entries:
-        for setting in group.entries if isinstance(group, syntax.Section) else ():
-            for pattern in _patterns(setting, Diagnostics()) if isinstance(setting, syntax.Setting) else ():
-                if not any(fnmatchcase(name, pattern) for name in names):
-                    help = did_you_mean(pattern, names) or f"there are {listing(names)}"
-                    found.error("E0517", f"`{pattern}` is the name of no parameter", setting.span, help=help)
+    spans = [span for *_, span in _groups(section, found)]
+    groups = zip((state.of for state in program.state), spans, strict=False)  # behind them the rules for all others
+    check_groups(groups, [param.name for param in program.params], found)
     found.check()
 
 
-def _group(section: syntax.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> StateAxes:
-    """`group NAME { params = ["norm*"]  zero 1 over dp }`."""
-    of: tuple[str, ...] = ()
-    if str(section.kind) != "group" or not section.name:
-        help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
-        found.error("E0406", f"`state` has no section `{_words(section)}`", section.head, help=help)
-        return StateAxes()
-    for entry in section.entries:
-        if isinstance(entry, syntax.Setting):
-            of = _patterns(entry, found)
-    if not of:
-        found.error("E0402", f"`{_words(section)}` needs `params`", section.head, help='write `params = ["norm*"]`')
-    return _rules(section, of, claims, sizes, found)
+def _groups(section: syntax.Section, found: Diagnostics) -> Iterator[tuple[syntax.Section, tuple[str, ...], Span]]:
+    """Each `group NAME { params = ["norm*"]  zero 1 over dp }`, with its patterns and their place."""
+    for entry in (entry for entry in section.entries if isinstance(entry, syntax.Section)):
+        if entry.kind.name != StateGroup.SECTION:
+            help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
+            found.error("E0406", f"`state` has no section `{entry.kind}`", entry.head, help=help)
+        elif group := read(StateGroup, _without(entry, syntax.Rule), found):
+            yield entry, group.params, group.spans["params"]
 
 
-def _words(section: syntax.Section) -> str:
-    return " ".join(str(word) for word in (section.kind, section.name) if word)
-
-
-def _patterns(entry: syntax.Setting, found: Diagnostics) -> tuple[str, ...]:
-    match entry:
-        case syntax.Setting(syntax.Name("params"), syntax.List(items)) if all(
-            isinstance(item, syntax.String) for item in items
-        ):
-            return tuple(item.value for item in items if isinstance(item, syntax.String))
-        case _:
-            found.error("E0406", "a group has `params` and rules only", entry.span, help='write `params = ["norm*"]`')
-            return ("",)
+def _without(section: syntax.Section, *kinds: type[syntax.Entry]) -> syntax.Section:
+    """The section without entries of these kinds."""
+    return evolve(section, entries=tuple(entry for entry in section.entries if not isinstance(entry, kinds)))
 
 
 def _rules(
@@ -129,4 +110,6 @@ def _nested(state: StateAxes, said: dict[str, syntax.Rule], found: Diagnostics) 
         if axes and axes != state.optimizer:
             span = said[kind].span
             help = f"write `optimizer over {', '.join(axes)}` too" if not state.optimizer else "give them the same axes"
-            found.error("E0516", f"`{kind}` and `optimizer` are shared out over different axes", span, help=help)
+            notes = [Note(said["optimizer"].span, "the other axes")] if state.optimizer else []
+            message = f"`{kind}` and `optimizer` are shared out over different axes"
+            found.error("E0516", message, span, help=help, notes=notes)

@@ -12,7 +12,7 @@ from .edits import Edit, aside, regions, renamed, replaced, with_input, with_sta
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
-LIKE = {"embedding_dw": 2, "rmsnorm_dw": 1, "zeros": 0}
+LIKE = {"embedding_dw": 2, "rmsnorm_dw": 1}
 """Operands that only say what the result's shape is."""
 
 

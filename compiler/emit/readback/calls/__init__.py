@@ -27,17 +27,17 @@ CALLS: dict[str, Reader] = {
     **{name: pointwise.function(name) for name in ("exp", "relu", "sigmoid", "silu", "tanh")},
     "gelu": pointwise.function("gelu", "approximate"),
     "softcap": pointwise.function("softcap", "cap"),
-    "softmax": reduce.softmax,
+    "softmax": reduce.over("softmax"),
     "softmax_parts": loss.softmax_parts,
     "split": join.split,
     "token_loss": loss.token_loss,
+    "torch.sum": reduce.over("sum"),
     **{entry.function: coercion(entry.function) for entry in COERCIONS.values()},
 }
 """Functions of torch and of the runtime."""
 
 VIEWS: dict[str, ViewReader] = {
     "flatten": views.flatten,
-    "sum": reduce.summed,
     "unflatten": views.unflatten,
     "unsqueeze": views.unsqueeze,
 }

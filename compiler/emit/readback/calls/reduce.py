@@ -9,12 +9,6 @@ from ..text import demand, keywords, literal
 from ..values import Local
 
 
-def summed(e: Expressions, call: ast.Call, x: Local) -> Local:
-    """Over the dims that are counted."""
-    demand(call, len(call.args) == 1, "sums over one dim or a tuple of them")
-    return e.take(call, "sum", [x], {"over": _counted(call.args[0], x)})[0]
-
-
 def mean(kind: str) -> Reader:
     """A mean over counted dims, divided by their global sizes."""
 
@@ -28,10 +22,14 @@ def mean(kind: str) -> Reader:
     return read
 
 
-def softmax(e: Expressions, call: ast.Call) -> Local:
-    """Over the dims that are counted."""
-    (x,) = e.operands(call, 1)
-    return e.take(call, "softmax", [x], {"over": _counted(keywords(call, "dim")["dim"], x)})[0]
+def over(kind: str) -> Reader:
+    """A sum or a softmax over counted dims."""
+
+    def read(e: Expressions, call: ast.Call) -> Local:
+        (x,) = e.operands(call, 1)
+        return e.take(call, kind, [x], {"over": _counted(keywords(call, "dim")["dim"], x)})[0]
+
+    return read
 
 
 def _counted(node: ast.expr, x: Local) -> tuple[str, ...]:

@@ -1,0 +1,60 @@
+"""Rows made by always doing what a rule prefers: many rules, one pass each.
+
+Purpose: good schedules of any size.  Non-goals: the best of small ones (`beam`).
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from math import inf
+
+from attrs import frozen
+
+from .actions import Work
+from .progress import Move, Progress, Task
+
+
+@frozen
+class Rule:
+    """What a rank does next: what begins first, with these handicaps."""
+
+    forward: float
+    """How much later a backward may begin and still go before a forward; below 0, the other way around."""
+    weight: float
+    """How much later something else may begin and still go before a weight part."""
+    ahead: float
+    """How many microbatches a stage may be ahead of its backward, for each stage from it to the last."""
+
+    def best(self, rank: int, progress: Progress) -> Move | None:
+        """What the rank does next; none if it must wait for others."""
+        return min(
+            (move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank, default=None
+        )
+
+    def _allows(self, move: Move, progress: Progress) -> bool:
+        ahead = progress.forwards[move.stage] - progress.backwards[move.stage]
+        return move.work is not Work.FORWARD or ahead < self.ahead * (progress.task.stages - move.stage)
+
+    def _rank(self, move: Move) -> tuple[float, float, int]:
+        handicap = {Work.FORWARD: self.forward, Work.WEIGHT: self.weight}.get(move.work, 0.0)
+        return move.start + handicap, handicap, -move.stage
+
+
+def rules(task: Task) -> Iterator[Rule]:
+    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last."""
+    times, stages = task.times, task.stages
+    weight, forward = sum(times.weight) / stages, sum(times.forward) / stages
+    for ahead, lag, patience in product((1, 2, inf), (forward, 1e-9 * forward, -forward), (weight, inf, 1e-9 * weight)):
+        yield Rule(lag, patience, ahead)
+
+
+def followed(rule: Rule, task: Task) -> Progress:
+    """The rows that a rule makes: of all ranks' next moves, always the one that begins first."""
+    progress = Progress.begin(task)
+    best = {rank: rule.best(rank, progress) for rank in range(len(task.memory))}
+    while able := [(move.start, rank, move) for rank, move in best.items() if move]:
+        _, rank, move = min(able, key=lambda each: each[:2])
+        progress.do(rank, move)
+        for stage in (move.stage - 1, move.stage, move.stage + 1):
+            if 0 <= stage < task.stages:
+                best[task.homes[stage]] = rule.best(task.homes[stage], progress)
+    return progress
