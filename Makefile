@@ -20,7 +20,7 @@ test: $(STAMP) ## check format, lint, layers and types, then run the tests
 	$(BIN)/ruff check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 format: $(STAMP) ## format the code and apply safe lint fixes
 	$(BIN)/ruff format

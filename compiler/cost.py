@@ -1,23 +1,57 @@
-"""What an op costs: operations of its forward, as they are counted for balance.
+"""What a body costs: operations of its forward and of the two parts of its backward, as they are counted for balance.
 
 Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an operation for each
 element, which against matrix products is next to nothing.
 """
 
+from collections.abc import Sequence
 from math import prod
 
-from .ir import Op, Program
+from attrs import frozen
+
+from .ir import Op, Program, Region, Stmt, Type
 
 
-def flops(program: Program, op: Op) -> int:
-    """Operations of one run of an op, on all ranks together."""
+@frozen
+class Cost:
+    """Operations, on all ranks together."""
+
+    forward: int = 0
+    input: int = 0
+    """Of the gradients that the stage before waits for."""
+    weight: int = 0
+    """Of the gradients of weights, for which nobody waits."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
+
+    def __mul__(self, times: int) -> "Cost":
+        return Cost(self.forward * times, self.input * times, self.weight * times)
+
+
+def cost(program: Program, body: Sequence[Stmt], types: dict[str, Type]) -> Cost:
+    """Of one run of a body; `types` are those of its operands."""
+    inner = (
+        cost(program, stmt.body, types) * program.size(stmt.dim)
+        if isinstance(stmt, Region)
+        else _cost(program, stmt, types)
+        for stmt in body
+    )
+    return sum(inner, Cost())
+
+
+def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
+    """The gradient of a product's operand costs what the product does; an operand without samples is a weight."""
     made = sum(prod(map(program.size, value.type.dims)) for value in op.outputs)
     match op.kind:
         case "leaf":
-            return 0
+            return Cost()
         case "contract":
-            return 2 * made * prod(map(program.size, op.names("over")))
+            product = 2 * made * prod(map(program.size, op.names("over")))
+            weights = sum("batch" not in types[name].dims for name in op.inputs)
+            return Cost(product, product * (len(op.inputs) - weights), product * weights)
         case "attention":
-            return 4 * made * program.size("seq")
+            products = 4 * made * program.size("seq")
+            return Cost(products, 2 * products)
         case _:
-            return made
+            return Cost(made, made)

@@ -73,6 +73,8 @@ class Field:
     variant: str
     """The heading that alone has it, "" if all have."""
     required: bool
+    first: bool
+    """Whether a call may give it without its name."""
 
     @property
     def key(self) -> str:
@@ -85,13 +87,19 @@ class Field:
 
 
 Metadata = dict[str, Any]
-WHAT, VARIANT, CHOICES = "what", "variant", "choices"
+WHAT, VARIANT, CHOICES, FIRST = "what", "variant", "choices", "first"
 
 
 def fields_of(cls: type[Settings]) -> list[Field]:
     """The fields of a class but for its heading, as declared."""
     return [
-        Field(field.name, field.metadata[WHAT], field.metadata.get(VARIANT, ""), field.default is attrs.NOTHING)
+        Field(
+            field.name,
+            field.metadata[WHAT],
+            field.metadata.get(VARIANT, ""),
+            field.default is attrs.NOTHING,
+            field.metadata.get(FIRST, False),
+        )
         for field in attrs.fields(cls)
         if WHAT in field.metadata
     ]
@@ -128,6 +136,11 @@ def call(of: type[Settings]) -> Metadata:
 def only(variant: str, metadata: Metadata) -> Metadata:
     """A field that only sections of this heading have."""
     return {**metadata, VARIANT: variant}
+
+
+def first(metadata: Metadata) -> Metadata:
+    """A field that a call gives without its name: `file("rows.csv")`."""
+    return {**metadata, FIRST: True}
 
 
 # ---- how values are written
@@ -330,6 +343,21 @@ def word(doc: str) -> Metadata:
         return text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text)
 
     return {WHAT: Value(doc, read, shown)}
+
+
+def text(doc: str) -> Metadata:
+    """A string."""
+
+    def read(setting: syntax.Setting) -> str:
+        match setting.value:
+            case syntax.String(value=""):
+                raise _error("E0405", f"`{setting.key}` is empty", setting.value.span)
+            case syntax.String(value=found):
+                return found
+            case other:
+                raise unfit(setting, other, "a string")
+
+    return {WHAT: Value(doc, read, _quoted)}
 
 
 def texts(doc: str, named: tuple[str, ...] = ()) -> Metadata:

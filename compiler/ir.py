@@ -298,6 +298,8 @@ class Pipeline:
     axis: str
     dims: tuple[str, ...]
     settings: Pipelining
+    given: Schedule | None = None
+    """The rows of the plan's file, without messages."""
     turns: tuple[int, ...] = ()
     """Of each stage; from `cut_stages` on."""
     homes: tuple[int, ...] = ()

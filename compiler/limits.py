@@ -18,8 +18,8 @@ _WORD = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\[^\n])*"?|[()\[\]{}]')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-def load(path: Path, at: Span | None = None) -> Source:
-    """The text of a file; `at` is the place that names the file, if one does.
+def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
+    """The text of a file of so many bytes at most; `at` is the place that names the file, if one does.
 
     Raises PlanError where it cannot be read, is too large or not UTF-8.
     """
@@ -28,11 +28,11 @@ def load(path: Path, at: Span | None = None) -> Source:
         if not path.is_file():
             raise _error("E0101", f"`{path}` is not a file" if path.exists() else f"there is no file `{path}`", place)
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(most + 1)
     except OSError as error:
         raise _error("E0101", f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", place) from None
-    if len(content) > MAX_BYTES:
-        raise _too_large(str(path), place)
+    if len(content) > most:
+        raise _too_large(str(path), place, most)
     try:
         return Source(str(path), content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -109,8 +109,8 @@ class _Brackets:
         return self._source.span(at, at + 1)
 
 
-def _too_large(path: str, place: Span) -> PlanError:
-    return _error("E0102", f"`{path}` is larger than {MAX_BYTES // 1024} KiB", place)
+def _too_large(path: str, place: Span, most: int = MAX_BYTES) -> PlanError:
+    return _error("E0102", f"`{path}` is larger than {most // 1024} KiB", place)
 
 
 def _error(code: str, message: str, span: Span, *notes: Note, help: str = "") -> PlanError:

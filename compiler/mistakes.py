@@ -4,7 +4,6 @@ Non-goals: recovery; the first error ends the parse.
 """
 
 from collections.abc import Set
-from itertools import pairwise
 from typing import Any, cast
 
 from lark import Token

@@ -53,8 +53,9 @@ def _pipeline(it: Pipeline) -> Iterator[str]:
     yield f"pipeline {it.axis} of [{_join(it.dims)}]{turns}{homes}"
     for name, stages in it.held:
         yield f"held {name} by [{_join(stages)}]"
-    for row in it.schedule.rows if it.schedule else ():
-        yield f'row "{" ".join(map(str, row))}"'
+    for word, schedule in (("given", it.given), ("row", it.schedule)):
+        for row in schedule.rows if schedule else ():
+            yield f'{word} "{" ".join(map(str, row))}"'
 
 
 def _param(param: Param) -> str:

@@ -5,6 +5,7 @@ Purpose: inspect, store and edit programs between passes.  Non-goals: plan text,
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from attrs import evolve, frozen
@@ -40,7 +41,8 @@ from .ir import (
 )
 from .names import Stored, read_names
 from .parser import MAX_DIGITS, parse_plan
-from .schedules.rows import read_csv
+from .schedules.actions import Schedule
+from .schedules.rows import BadRows, read_csv
 from .source import Source, Span
 
 
@@ -72,6 +74,8 @@ def read_ir(source: Source) -> Program:
         return reader.parse(text)
     except UnexpectedInput as error:
         raise _unreadable("not expected here", source, error.line, error.column, error.column + 1) from None
+    except BadRows as error:
+        raise PlanError([Diagnostic("E0190", f"these are not rows: {error}", source.whole())]) from None
 
 
 def _unreadable(label: str, source: Source, line: int, column: int, end: int) -> PlanError:
@@ -110,6 +114,18 @@ class _Row:
     """What a rank of a pipeline does, in order."""
 
     text: str
+
+
+@frozen
+class _Given:
+    """What a rank computes in the rows of the plan's file."""
+
+    text: str
+
+
+def _schedule(rows: Iterable[_Row | _Given]) -> Schedule | None:
+    text = "\n".join(row.text.replace(" ", ",") for row in rows)
+    return read_csv(text) if text else None
 
 
 @frozen
@@ -175,17 +191,20 @@ class _Builder(Transformer[Token, Program]):
         found = next(iter(_all(Pipeline, parts)), None)
         if not found:
             return None
-        rows = [each.text.replace(" ", ",") for each in _all(_Row, parts)]
-        schedule = read_csv("\n".join(rows)) if rows else None
-        return evolve(found, held=tuple((each.param, each.stages) for each in _all(_Held, parts)), schedule=schedule)
+        held = tuple((each.param, each.stages) for each in _all(_Held, parts))
+        return evolve(found, held=held, given=_schedule(_all(_Given, parts)), schedule=_schedule(_all(_Row, parts)))
 
     def pipeline(self, parts: Parts) -> Pipeline:
         axis, dims, *counts = parts
         assert self._order, "reader: a pipeline without settings"
-        return Pipeline(str(axis), dims, self._order, *counts)
+        turns, homes = counts or ((), ())
+        return Pipeline(str(axis), dims, self._order, turns=turns, homes=homes)
 
     def held(self, parts: Parts) -> _Held:
         return _Held(str(parts[0]), parts[1])
+
+    def given(self, parts: Parts) -> _Given:
+        return _Given(parts[0])
 
     def row(self, parts: Parts) -> _Row:
         return _Row(parts[0])

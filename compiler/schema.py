@@ -105,7 +105,7 @@ class _Reader:
             case Value(read=read_value), syntax.Setting():
                 return read_value(entry)
             case Part(of=of, form="call"), syntax.Setting():
-                return read(of, _as_section(entry), self._found)
+                return read(of, _as_section(entry, of), self._found)
             case Part(of=of, form="section" | "sections"), syntax.Section():
                 return read(of, entry, self._found)
             case Part(form="section" | "sections") as part, _:
@@ -126,16 +126,20 @@ def _wrong_form(message: str, entry: syntax.Entry, help: str) -> PlanError:
     return PlanError([Diagnostic("E0406", message, span, help=help)])
 
 
-def _as_section(setting: syntax.Setting) -> syntax.Section:
+def _as_section(setting: syntax.Setting, of: type[Settings]) -> syntax.Section:
     """`schedule = cosine(warmup=20)` as if it were `schedule cosine { warmup = 20 }`."""
     match setting.value:
         case syntax.Name() as name:
             return syntax.Section(setting.key, name, (), setting.span)
-        case syntax.Call(name=name, args=(), kwargs=entries):
-            return syntax.Section(setting.key, name, entries, setting.span)
-        case syntax.Call(args=(first, *_)):
-            help = "write `key=value`"
-            raise PlanError([Diagnostic("E0404", "arguments are given by name here", first.span, help=help)])
+        case syntax.Call(name=name, args=args, kwargs=entries):
+            first = [field.key for field in fields_of(of) if field.first and field.belongs(str(name))]
+            if more := args[len(first) :]:
+                help = "write `key=value`"
+                raise PlanError([Diagnostic("E0404", "arguments are given by name here", more[0].span, help=help)])
+            named = (
+                syntax.Setting(syntax.Name(key, arg.span), arg, arg.span) for key, arg in zip(first, args, strict=False)
+            )
+            return syntax.Section(setting.key, name, (*named, *entries), setting.span)
         case other:
             raise unfit(setting, other, "a name or a call")
 
@@ -172,9 +176,11 @@ def _entry_lines(field: Field, value: Any) -> Iterator[str]:
 def _as_call(instance: Settings) -> str:
     """Calls hold values only."""
     arguments = [
-        f"{field.key}={field.what.show(getattr(instance, field.name))}"
+        ("" if field.first else f"{field.key}=") + field.what.show(getattr(instance, field.name))
         for field in fields_of(type(instance))
-        if field.belongs(_name(instance)) and isinstance(field.what, Value) and getattr(instance, field.name) is not None
+        if field.belongs(_name(instance))
+        and isinstance(field.what, Value)
+        and getattr(instance, field.name) is not None
     ]
     return f"{_name(instance)}({', '.join(arguments)})" if arguments else _name(instance)
 

@@ -19,6 +19,7 @@ from .fields import (
     choice,
     count,
     counts,
+    first,
     heading,
     only,
     pair,
@@ -28,6 +29,7 @@ from .fields import (
     selection,
     share,
     size,
+    text,
     texts,
     token,
     word,
@@ -36,6 +38,8 @@ from .schedules.generate import SCHEDULES
 from .schema import read, show
 
 __all__ = [
+    "AUTO",
+    "FILE",
     "STDLIB",
     "Cluster",
     "Data",
@@ -52,6 +56,9 @@ __all__ = [
     "read",
     "show",
 ]
+
+AUTO, FILE = "auto", "file"
+"""Schedules without a name of their own: made for the plan's costs, and rows that a person wrote."""
 
 STDLIB = "python_stdlib"
 """Among a plan's files: the source of Python's standard library on the machine that trains."""
@@ -163,8 +170,15 @@ class Order(Settings):
     """`schedule = interleaved_1f1b(chunks=2)`: in which order ranks do the work of their stages."""
 
     SECTION: ClassVar[str] = "schedule"
-    kind: str = field(default="1f1b", metadata=heading(*SCHEDULES))
-    chunks: int | None = field(default=None, metadata=count("stages of each rank", at_least=1))
+    kind: str = field(default="1f1b", metadata=heading(*SCHEDULES, AUTO, FILE))
+    path: str | None = field(default=None, metadata=first(only(FILE, text("path of the rows, from the plan's folder"))))
+    chunks: int | None = field(
+        default=None, metadata=count("stages of each rank; unset, what the schedule is known for", at_least=1)
+    )
+    memory: int | None = field(
+        default=None,
+        metadata=only(AUTO, count("the most forwards that wait for backward on a rank; unset, any", at_least=1)),
+    )
 
 
 @frozen

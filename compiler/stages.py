@@ -5,12 +5,12 @@ in turn: `group repeat group … repeat group`, where a group may be empty.
 Non-goals: how many turns each stage gets (`passes.cut_stages`), and when it works (`schedules`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from .ir import FLOATS, Op, Pipeline, Program, Region, Stmt
+from .ir import FLOATS, Enter, Op, Pipeline, Program, Region, Stmt, Value
 
 
 @frozen
@@ -51,6 +51,36 @@ def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
         )
         for k in range(last + 1)
     ]
+
+
+def has(pipeline: Pipeline, rank: int) -> tuple[int, ...]:
+    """The stages of a rank along the pipeline's axis, in the model's order."""
+    return tuple(stage for stage, home in enumerate(pipeline.homes) if home == rank)
+
+
+def share(pipeline: Pipeline, stage: Stage, forward: Region, backward: Region) -> tuple[Region, Region]:
+    """The blocks of a microbatch as a stage does them; what its statements read may be what is received."""
+    turned = Stage(tuple(len(pipeline.dims) - group for group in stage.groups), stage.turns[::-1])
+    blocks = ((forward, stage), (backward, turned))
+    ahead, back = (evolve(block, body=tuple(_share(pipeline, own, block.body))) for block, own in blocks)
+    return ahead, back
+
+
+def _share(pipeline: Pipeline, stage: Stage, body: Sequence[Stmt]) -> Iterator[Stmt]:
+    bodies, repeats = groups(pipeline, body)
+    for number, group in enumerate(bodies):
+        yield from (stmt for stmt in group if number in stage.groups or (not number and is_free(stmt)))
+        if number < len(repeats) and stage.turns[number]:
+            yield repeats[number]
+
+
+def crossing(program: Program, pipeline: Pipeline) -> list[Value]:
+    """What the first repeat that is cut carries: what every stage makes for the next."""
+    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward = microbatches.body[0]
+    assert isinstance(forward, Region), "stages: no forward block"
+    _, repeats = groups(pipeline, forward.body)
+    return [arg.value for arg in repeats[0].args if arg.enter is Enter.CARRY]
 
 
 def is_free(stmt: Stmt) -> bool:

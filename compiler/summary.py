@@ -9,7 +9,7 @@ from shlex import quote
 
 from attrs import frozen
 
-from .account import Collective, collectives, parameter_count
+from .account import Collective, collectives, parameter_count, places
 from .ir import Program
 
 
@@ -64,17 +64,43 @@ def _factors(program: Program, whole: str) -> list[str]:
 
 
 def communication(program: Program) -> str:
-    """A table of the collectives of one step by kind and axes, with calls and bytes of one rank."""
+    """A table of the collectives of one step by kind and axes, with calls and bytes of one rank.
+
+    Of a pipeline one for each rank of its axis, those together that are alike.
+    """
+    alike: dict[tuple[Row, ...], list[int]] = {}
+    for rank in places(program):
+        alike.setdefault(tuple(_communication(program, rank)), []).append(rank)
+    if not any(alike):
+        return "no communication"
+    axis = program.pipeline.axis if program.pipeline else ""
+    heads = [
+        f"per step and rank {_numbers(ranks)} of {axis}" if axis else "per rank and step" for ranks in alike.values()
+    ]
+    rows = [[(head, "axis", "ranks", "calls", "input"), *rows] for head, rows in zip(heads, alike, strict=True)]
+    lines = table([row for each in rows for row in each])
+    return "\n\n".join("\n".join(next(lines) for _ in each) for each in rows)
+
+
+Row = tuple[str, str, str, str, str]
+
+
+def _communication(program: Program, rank: int) -> list[Row]:
     totals: dict[tuple[str, str, int], list[int]] = {}
-    for each in collectives(program):
+    for each in collectives(program, rank):
         kind = f"{each.op} (max)" if each.maximum else each.op
         total = totals.setdefault((kind, axes_of(program, each), each.ranks), [0, 0])
         total[0] += each.count
         total[1] += each.count * each.bytes
-    if not totals:
-        return "no communication"
     rows = [(kind, axes, f"{ranks:,}", f"{n:,}", amount(size)) for (kind, axes, ranks), (n, size) in totals.items()]
-    return "\n".join(table([("per rank and step", "axis", "ranks", "calls", "input"), *sorted(rows)]))
+    return sorted(rows)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """For instance `0`, or `1, 2`, or `1 … 14`."""
+    if len(ranks) > 2 and [*ranks] == [*range(ranks[0], ranks[-1] + 1)]:
+        return f"{ranks[0]} … {ranks[-1]}"
+    return ", ".join(map(str, ranks))
 
 
 def axes_of(program: Program, collective: Collective) -> str:

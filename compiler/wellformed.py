@@ -369,7 +369,11 @@ class _Scope(_Checker):
     def _leave(self, end: Yield, result: Value, region: Region, here: dict[str, Type]) -> None:
         inner = here[end.name]
         expected = inner.stacked(region.dim) if end.leave is Leave.STACK else inner
-        if region.kind == MICROBATCHES and (pipeline := self._program.pipeline) and pipeline.axis in dict(result.type.places):
+        if (
+            region.kind == MICROBATCHES
+            and (pipeline := self._program.pipeline)
+            and pipeline.axis in dict(result.type.places)
+        ):
             places = dict(inner.places) | {pipeline.axis: PARTIAL}  # each rank has the sum of its own stages
             expected = evolve(expected, places=self._program.places(places))
         assert result.type == expected, self._at(f"{result.name} is {result.type}, not {expected}")

@@ -154,7 +154,7 @@ class _Claimed:
 
 
 def _claim(group: Group, left: dict[str, Spec], partial: bool) -> list[_Claimed]:
-    """Takes out of `left` what a group's patterns match; asserts that each still does, but where a model is in parts."""
+    """Takes out of `left` what a group's patterns match; asserts that each does, but where a model is `partial`."""
     claimed: list[_Claimed] = []
     for pattern in group.patterns:
         names = [name for name in left if _matches(name, pattern)]

@@ -31,7 +31,7 @@ class Record:
 
 
 class Flat:
-    """One turn of a bucket, or the whole of one without; ranks along the axes `apart` hold different parts or parameters.
+    """One turn of a bucket, or the whole of one without; ranks along the axes `apart` hold other parts or parameters.
 
     The optimizer updates `master`, of the part: `working`'s own, or a copy in another dtype.
     """

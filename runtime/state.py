@@ -139,10 +139,11 @@ class State:
         """
         for memory in self._memories.values():
             first = not memory.bucket.among or self.mesh.rank(memory.bucket.stages) == memory.bucket.among[0]
-            for flat, each in ((flat, each) for flat in memory.flats for each in flat.record()):
-                split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
-                own = first and self._is_first(set(self.mesh.axes) - split)
-                yield Box(each.key, each.spec.shape, each.offset, each.local, own)
+            for flat in memory.flats:
+                for each in flat.record():
+                    split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
+                    own = first and self._is_first(set(self.mesh.axes) - split)
+                    yield Box(each.key, each.spec.shape, each.offset, each.local, own)
         for key, scalar in self._scalars():
             yield Box(key, (), (), scalar, self._is_first(self.mesh.axes))
 

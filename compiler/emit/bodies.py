@@ -7,22 +7,35 @@ Non-goals: lines and names as such (`lines`), and those around a turn that moves
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from attrs import frozen
+
 from ..again import runs_again, turns_again
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops.dropout import are_draws
-from .classes import Frame, Module, Table, table_of
+from .classes import Child, Frame, Module, Table, table_of
 from .expressions import Expr, express
 from .lines import Lines
 from .reads import captured, reads
-from ..stages import groups, is_free, stages
 from .turns import Around, Line, around, is_flat, loop_name
-from .words import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular, turns_word
+from .words import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular
 
 AGAIN = "again"
-"""Whether backward does a turn again, in loops where it does not do all."""
+"""What says so, in loops and calls, if backward does a turn again and not all."""
 
 INLINE = 88
 """The longest expression that still takes in another one."""
+
+
+@frozen
+class Turn:
+    """What a turn in a loop has of its own, as Python names it."""
+
+    module: str
+    draws: tuple[str, ...]
+    again: str
+    """Whether backward does it again, where it does not do all."""
+    flats: Mapping[str, str] = {}
+    """Its buffers, by bucket."""
 
 
 class Body:
@@ -67,31 +80,14 @@ class Body:
         name = self._lines.argument("flats", "Flats")
         self._flats = {b.name: f"{name}[{literal(b.name)}]" for b in self._frame.program.buckets if b.turns}
 
-    def bind_carried(self) -> None:
-        """The stage that is asked for, and what the stage before it has made."""
-        pipeline = self._frame.program.pipeline
-        assert pipeline, "emit: no pipeline"
-        _, repeats = groups(pipeline, self._body)
-        carried = [arg.value for arg in repeats[0].args if arg.enter is Enter.CARRY]
-        self._stage = self._lines.argument("stage", "int")
-        self._crossing = [self._lines.hold(value.name) for value in carried]
-        types = ", ".join(["Tensor"] * len(carried))
-        if len(carried) == 1:
-            self._module.arguments[self._crossing[0]] = types
-        else:
-            self._given = self._lines.argument("carried", f"tuple[{types}]")
-
     # ---- statements
 
     def write(self) -> None:
         """Writes every statement, and returns."""
-        if self._module.cut:
-            self._staged()
-        else:
-            self._statements(self._body)
-        self._lines.finish(", ".join(self._lines.operand(name).text for name in self._ends))
+        self._statements(self._body)
+        self._finish()
 
-    def _statements(self, body: Sequence[Stmt]) -> None:
+    def _statements(self, body: Iterable[Stmt]) -> None:
         for stmt in body:
             if isinstance(stmt, Region) or stmt.kind == "coerce":
                 self._end_coercions()
@@ -100,37 +96,8 @@ class Body:
             else:
                 self._op(stmt)
 
-    def _staged(self) -> None:
-        """Each group of ops in a branch of its stage, each repeat for the turns of the stage that is asked for."""
-        program, lines = self._frame.program, self._lines
-        pipeline = program.pipeline
-        assert pipeline, "emit: no pipeline"
-        bodies, repeats = groups(pipeline, self._body)
-        owner = {group: k for k, stage in enumerate(stages(program, pipeline)) for group in stage.groups}
-        self._statements([stmt for stmt in bodies[0] if is_free(stmt)])
-        for number, (body, repeat) in enumerate(zip(bodies, repeats, strict=False)):
-            if own := [stmt for stmt in body if not is_free(stmt)]:
-                lines.open_branch(f"{self._stage} == {owner[number]}")
-                self._statements(own)
-                self._hand_over(repeat)
-                lines.close_branch()
-            self._repeat(repeat)
-        last = len(pipeline.turns) - 1
-        lines.open_branch(f"{self._stage} < {last}")
-        lines.append(f"return {', '.join(self._crossing)}")
-        lines.close_branch()
-        self._statements(bodies[-1])
-
-    def _hand_over(self, repeat: Region) -> None:
-        """What a branch has made gets the names under which the repeat carries it, all at once."""
-        self._end_coercions()
-        carried = [arg.source for arg in repeat.args if arg.enter is Enter.CARRY]
-        pairs = [(name, self._lines.operand(value).text) for name, value in zip(self._crossing, carried, strict=True)]
-        if changed := [pair for pair in pairs if pair[0] != pair[1]]:
-            names, texts = zip(*changed, strict=True)
-            self._lines.append(f"{', '.join(names)} = {', '.join(texts)}")
-        for name, value in zip(self._crossing, carried, strict=True):
-            self._lines.rename(name, value)
+    def _finish(self) -> None:
+        self._lines.finish(", ".join(self._lines.operand(name).text for name in self._ends))
 
     def _op(self, op: Op) -> None:
         expr = self._express(op)
@@ -189,38 +156,37 @@ class Body:
 
     def _repeat(self, region: Region) -> None:
         lines, leaves = self._lines, self._frame.leaves
-        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
         given = sorted(captured(region), key=lambda name: name in leaves)  # values first, then parameters
         tables = list(dict.fromkeys(self._table_of(op) for op in walk(region.body) if op.kind == "rope"))
         turned = self._turned(region)
         inner = [bucket for bucket in turned if len(bucket.turns) > self._depth + 1]
         attribute = self._child(region, given, tables, inner)
-        variables = self._entering(carried)
+        variables = self._entering(region)
         texts = [lines.operand(name).text for name in given]
         for name in given:
             lines.left[name] -= 1
-        item = lines.free(singular(region.dim))
-        flats = self._loop_flats(turned, item)
-        draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
-        again = f"i % {self._every(region)} == 0"
-        if self._module.cut:
-            lines.append(f"for i in {turns_word(region.dim)}[{self._stage}]:")
-            item, draws = f"self.{attribute}[str(i)]", {f"{text}[i]": "" for text in draws.values()}
-        else:
-            zipped = {name: self._flats[bucket] for bucket, name in flats.items()} | draws
-            if self._every(region) > 1:
-                zipped |= {AGAIN: f"[{again} for i in range({self._frame.program.size(region.dim)})]"}
-                again = AGAIN
-            lines.append(_loop(item, f"self.{attribute}", zipped, lines.indent()))
-        passed = [*variables, *texts, *draws, *(flats[bucket.name] for bucket in inner), *map(lines.table, tables)]
-        own = {bucket: flats[bucket.name] for bucket in turned if bucket not in inner}
+        turn = self._open(region, attribute, turned)
+        inside = [turn.flats[bucket.name] for bucket in inner]
+        passed = [*variables, *texts, *turn.draws, *inside, *map(lines.table, tables)]
+        own = {bucket: turn.flats[bucket.name] for bucket in turned if bucket not in inner}
         around = self._around(region, own, variables)
         self._append(around.before)
-        self._append([self._call(region, item, variables, passed, again)])
+        self._append([self._call(region, turn, variables, passed)])
         self._append(around.after)
         for variable, result in zip(variables, region.results, strict=False):
             lines.rename(variable, result.name)
         lines.close_blocks()
+
+    def _open(self, region: Region, attribute: str, turned: list[Bucket]) -> Turn:
+        """Opens the loop over the modules of a repeat, with what else each turn has of its own."""
+        item = self._lines.free(singular(region.dim))
+        flats = self._loop_flats(turned, item)
+        draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
+        zipped = {name: self._flats[bucket] for bucket, name in flats.items()} | draws
+        if (every := self._every(region)) > 1:
+            zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
+        self._lines.append(_loop(item, f"self.{attribute}", zipped, self._lines.indent()))
+        return Turn(item, (*draws,), AGAIN, flats)
 
     def _child(self, region: Region, given: list[str], tables: list[Table], inner: list[Bucket]) -> str:
         """The attribute under which this module holds those of a repeat's body, whose class is written now."""
@@ -236,19 +202,16 @@ class Body:
         body.bind(region, given, tables, inner)
         body.write()
         frame.classes.append(module)
-        self._module.children[attribute] = (module, program.size(region.dim))
+        self._module.children[attribute] = Child(module, region.dim, program.size(region.dim))
         return attribute
 
-    def _call(self, region: Region, item: str, variables: list[str], passed: list[str], again: str) -> Line:
+    def _call(self, region: Region, turn: Turn, variables: list[str], passed: list[str]) -> Line:
         """A turn of a repeat, which backward may do again."""
-        function, arguments, comment = item, passed, place(region.span)
+        function, arguments, comment = turn.module, passed, place(region.span)
         if every := self._every(region):
-            given, turns = ([f"{AGAIN}={again}"], f", every {every} turns") if every > 1 else ([], "")
-            function, arguments, comment = (
-                "recomputed",
-                [item, *passed, *given],
-                f"bwd: forward again{turns}  {comment}",
-            )
+            given, turns = ([f"{AGAIN}={turn.again}"], f", every {every} turns") if every > 1 else ([], "")
+            function, arguments = "recomputed", [turn.module, *passed, *given]
+            comment = f"bwd: forward again{turns}  {comment}"
         return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
 
     def _every(self, region: Region) -> int:
@@ -294,13 +257,9 @@ class Body:
         self._lines.left[arg.source] -= 1
         return self._lines.hold(arg.value.name), all_
 
-    def _entering(self, carried: list[Arg]) -> list[str]:
+    def _entering(self, region: Region) -> list[str]:
         """The Python names that are carried through a loop."""
-        if not self._module.cut:
-            return [self._loop_variable(arg) for arg in carried]
-        for arg in carried:
-            self._lines.left[arg.source] -= 1
-        return self._crossing
+        return [self._loop_variable(arg) for arg in region.args if arg.enter is Enter.CARRY]
 
     def _loop_variable(self, arg: Arg) -> str:
         """The Python name that is carried through the loop."""

@@ -24,6 +24,15 @@ class Table:
     scaling: tuple[tuple[str, Attr], ...] = ()
 
 
+@frozen
+class Child:
+    """The modules that a class holds for the turns of a repeat."""
+
+    module: "Module"
+    dim: str
+    count: int
+
+
 @define
 class Module:
     """A class under construction."""
@@ -32,17 +41,30 @@ class Module:
     doc: str
     axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
     weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one repetition holds it
-    children: dict[str, tuple["Module", int]] = field(factory=dict[str, tuple["Module", int]])
+    children: dict[str, Child] = field(factory=dict[str, Child])  # by attribute
     tables: dict[Table, str] = field(factory=dict[Table, str])
     arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
     lines: list[str] = field(factory=list[str])
     result: str = ""
-    cut: bool = False
-    """Whether it has some stages of a pipeline."""
+    crossing: int = 0
+    """How many values a stage of a pipeline makes for the next one; 0 of a module that is whole."""
+    held: dict[str, tuple[int, ...]] = field(factory=dict[str, tuple[int, ...]])
+    """Of a model in stages, the stages that need an attribute, if not all do."""
 
     def attributes(self) -> set[str]:
         """All names taken so far."""
         return {*self.axes.values(), *self.weights, *self.children, *self.tables.values()}
+
+    @property
+    def returns(self) -> str:
+        """The Python type of what `forward` gives."""
+        counts = dict.fromkeys([self.crossing or self.result.count(",") + 1, self.result.count(",") + 1])
+        return " | ".join(map(tensors, counts))
+
+
+def tensors(count: int) -> str:
+    """The Python type of so many of them."""
+    return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
 
 
 @define

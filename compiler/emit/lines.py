@@ -50,9 +50,9 @@ class Lines:
         """The columns that such a line is indented by."""
         return 4 * (2 + self._branch + len(self._blocks) + deeper)
 
-    def open_branch(self, condition: str) -> None:
-        """What follows stands in a branch."""
-        self.append(f"if {condition}:")
+    def open_branch(self, head: str) -> None:
+        """What follows stands in a branch, `if …` or `else`."""
+        self.append(f"{head}:")
         self._branch = 1
 
     def close_branch(self) -> None:

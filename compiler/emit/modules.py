@@ -11,6 +11,7 @@ from ..ir import Program, Region, base
 from .bodies import Body
 from .classes import Frame, Module
 from .reads import made_again
+from .staged import StagedBody
 from .words import WIDTH, class_name, shape
 
 
@@ -30,14 +31,13 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     inputs = [arg.value for arg in microbatches.args]
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
     pipeline = program.pipeline
-    what = "One of a rank's stages; the last one gives the" if pipeline else "The"
+    what = "One of a rank's stages; nothing enters the first, the last one gives the" if pipeline else "The"
     doc = f"{what} sum of token losses of this rank's part of a microbatch.  {given}"
     if len(f'    """{doc}"""') > WIDTH:
         doc = doc.replace("  ", "\n\n    ") + "\n    "
-    module = Module(class_name(program.name), doc, cut=pipeline is not None)
-    body = Body(frame, module, forward.body, (microbatches.yields[0].name,))
-    if pipeline:
-        body.bind_carried()
+    module, ends = Module(class_name(program.name), doc), (microbatches.yields[0].name,)
+    of = (frame, module, forward.body, ends)
+    body = StagedBody(*of, pipeline) if pipeline else Body(*of)
     for value in inputs:
         body.bind_argument(value.name)
     if any(bucket.turns for bucket in program.buckets):

@@ -41,19 +41,23 @@ def pipeline_lines(program: Program) -> PipelineLines:
         f"carried=({', '.join(_carried(value, program) for value in crossing(program))},)",
     ]
     rows = [line for row in pipeline.schedule.rows for line in _row(" ".join(map(str, row)))]
-    value = ["PIPELINE = Pipeline(", *(f"    {argument}," for argument in arguments), "    rows=(", *rows, "    ),", ")"]
+    given = (f"    {argument}," for argument in arguments)
+    value = ["PIPELINE = Pipeline(", *given, "    rows=(", *rows, "    ),", ")"]
     return PipelineLines(tuple(turns), tuple(value))
 
 
 def crossing(program: Program) -> list[Value]:
-    """What the first repeat that is cut carries: what every stage makes for the next."""
+    """What the repeats that are cut carry, all of the same shapes: what every stage makes for the next."""
     pipeline = program.pipeline
     assert pipeline, "emit: no pipeline"
     (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward = microbatches.body[0]
     assert isinstance(forward, Region), "emit: no forward block"
     _, repeats = groups(pipeline, forward.body)
-    return [arg.value for arg in repeats[0].args if arg.enter is Enter.CARRY]
+    first, *others = [[arg.value for arg in each.args if arg.enter is Enter.CARRY] for each in repeats]
+    alike = all([value.type for value in each] == [value.type for value in first] for each in others)
+    assert alike, f"emit: what crosses cuts of {pipeline.dims[0]} and of another repeat is not of the same shapes"
+    return first
 
 
 def _range(turns: range) -> str:
@@ -62,7 +66,8 @@ def _range(turns: range) -> str:
 
 def _carried(value: Value, program: Program) -> str:
     shape = literal(program.local_shape(value.type))
-    return f"Carried({shape}, {DTYPES[value.type.dtype]})"
+    constant = "" if value.type.differentiable else ", gradient=False"
+    return f"Carried({shape}, {DTYPES[value.type.dtype]}{constant})"
 
 
 def _row(text: str) -> list[str]:

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from attrs import Attribute, asdict
+from attrs import NOTHING, Attribute, asdict
 
 from .. import __version__
-from ..account import Collective, collectives, evaluation, parameter_count
+from ..account import Collective, collectives, evaluation, parameter_count, places
 from ..certificate import Proof, certificate, trusted
-from ..ir import Program
+from ..ir import Pipeline, Program
 from ..memory import account, capacity
 from ..printer import print_ir
 from ..source import Source
+from ..stages import stages
 from .words import file_word
 
 
@@ -39,14 +40,32 @@ def plan_json(
             "shapes": {p.name: _shape(p.type.dims, program) for p in program.params},
         },
         "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
-        "collectives": [_collective(each) for each in collectives(program)],
-        "evaluation": [_collective(each) for each in evaluation(program)],
-        "memory": _memory(program),
+        **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
+        "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
+        "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
+        **({} if program.pipeline else {"memory": _memory(program)}),
         "certificate": certificate(proof, matched, trusted(program)),
         **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
         "model": print_ir(model).splitlines(),
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
+    """Which rank of the axis has which stage, from which to which turn of the repeats, and what it does in which order.
+
+    In its forward and backward, of which the part of weights communicates nothing, a stage does its collectives.
+    """
+    assert pipeline.schedule, "emit: no schedule"
+    turns = [dict(zip(pipeline.dims, stage.turns, strict=True)) for stage in stages(program, pipeline)]
+    return {
+        "axis": pipeline.axis,
+        "stages": [
+            {"rank": rank, "turns": {dim: [own.start, own.stop] for dim, own in its.items()}}
+            for rank, its in zip(pipeline.homes, turns, strict=True)
+        ],
+        "rows": [" ".join(map(str, row)) for row in pipeline.schedule.rows],
+    }
 
 
 def _memory(program: Program) -> dict[str, Any]:
@@ -99,4 +118,7 @@ def _plain(settings: Any) -> dict[str, Any]:
 
 
 def _collective(each: Collective) -> dict[str, Any]:
-    return asdict(each) | {"bytes": each.bytes}
+    def said(attribute: "Attribute[Any]", value: Any) -> bool:
+        return attribute.default is NOTHING or value != attribute.default
+
+    return asdict(each, filter=said) | {"bytes": each.bytes}

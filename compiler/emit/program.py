@@ -15,14 +15,15 @@ from ..ir import Arg, Program, Region, Type, base, types, walk
 from ..resources import folder
 from ..source import Source
 from ..summary import launch, ranks
-from .classes import Module, Table, weight_line
+from .classes import Module
+from .fields import fields
 from .modules import model_classes
 from .pipeline import pipeline_lines
-from .state import bucket_entries, compute, dtypes, optimizer
+from .state import bucket_entries, dtypes, optimizer
 from .step import step_lines
 from .user_ops import modules
 from .weights import weights_lines
-from .words import DTYPES, FUNCTIONAL, RUNTIME, WIDTH, axes_word, call, file_word, letter, literal, turns_word
+from .words import FUNCTIONAL, RUNTIME, axes_word, call, file_word, letter, literal
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
@@ -111,57 +112,12 @@ class _Class:
     def __init__(self, module: Module, program: Program) -> None:
         self.name = module.name
         self.doc = module.doc
-        self.init = "self, mesh: Mesh, stages: tuple[int, ...]" if module.cut else "self, mesh: Mesh"
-        self.fields = [
-            *(f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items()),
-            *(_held_lines(module, program) if module.cut else _weight_lines(module, program)),
-            *(_children(name, child, n, module.cut) for name, (child, n) in module.children.items()),
-            *(line for table, name in module.tables.items() for line in _table_lines(name, table, program)),
-        ]
-        results = module.result.count(",") + 1
-        returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        self.init = "self, mesh: Mesh, stages: tuple[int, ...]" if module.crossing else "self, mesh: Mesh"
+        self.fields = [*fields(module, program)]
+        returns = module.returns
         arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
         self.header = f"{call('def forward', arguments, 4, len(f' -> {returns}:'))} -> {returns}:"
         self.lines = [*module.lines, f"        return {module.result}"]
-
-
-def _weight_lines(module: Module, program: Program) -> list[str]:
-    return [weight_line(name, param, program) for name, param in module.weights.items()]
-
-
-def _held_lines(module: Module, program: Program) -> list[str]:
-    """Each parameter in a branch for the stages that use it."""
-    pipeline = program.pipeline
-    assert pipeline, "emit: no pipeline"
-    lines: list[str] = []
-    branch = ""
-    for name, param in module.weights.items():
-        held = dict(pipeline.held)[param.name]
-        condition = f"if {held[0]} in stages:" if len(held) == 1 else f"if not {{{', '.join(map(str, held))}}}.isdisjoint(stages):"
-        lines += [condition] if condition != branch else []
-        lines.append(f"    {weight_line(name, param, program)}")
-        branch = condition
-    return lines
-
-
-def _children(name: str, child: Module, count: int, cut: bool) -> str:
-    """The modules of a repeat: of one that is cut, those of this rank's stages by their number."""
-    if cut:
-        mine = f"for stage in stages for i in {turns_word(name)}[stage]"
-        return f"self.{name} = nn.ModuleDict({{str(i): {child.name}(mesh) {mine}}})"
-    return f"self.{name} = nn.ModuleList({child.name}(mesh) for _ in range({count}))"
-
-
-def _table_lines(name: str, table: Table, program: Program) -> list[str]:
-    sizes = f"{table.seq}, {table.dim}, theta={literal(table.theta)}, between={table.between}"
-    scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
-    arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
-    fits = len(f"        {name} = rope_table({arguments})") <= WIDTH
-    call = [f"{name} = rope_table({arguments})"] if fits else [f"{name} = rope_table(", f"    {arguments}", ")"]
-    return [
-        *call,
-        f"self.register_buffer({literal(name)}, {name}, persistent=False)",
-    ]
 
 
 def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> list[str]:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, evolve, field, frozen
 
+from ..account import places
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ops.dropout import are_draws
 from ..placements import ends
+from ..portions import of_rank
 from ..routes import Route, routes
 from .turns import gathered
 from .words import DTYPES, WIDTH, axes_word, call, identifier, literal
@@ -101,6 +103,7 @@ class _Step:
         self._seed = "share"  # the gradient from which backward begins
         self.train, self.evaluate = _Function(), _Function()
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
+        self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
         self._given = ["flats"] if any(bucket.turns for bucket in program.buckets) else []
         self._runs = {run[0].bucket.name: run for run in _runs(program)}  # by the first bucket's name
 
@@ -154,7 +157,9 @@ class _Step:
         return "" if dtype == self._program.params[0].type.dtype else f", dtype={DTYPES[dtype]}"
 
     def _size(self, value: Value) -> str:
-        return f"{self._program.elements(value.type):,} × {value.type.dtype}"
+        """What a rank has of a flat buffer."""
+        sizes = {each.elements(value.type) for each in self._of_ranks}
+        return f"{'up to ' if len(sizes) > 1 else ''}{max(sizes):,} × {value.type.dtype}"
 
     def _group(self, op: Op) -> str:
         """The name of the joint group of a reduction; evaluation asks for those of counts and losses only."""
@@ -221,6 +226,7 @@ class _Step:
             f"for {', '.join(kept)} in batch.microbatches():",
             f"    loss += model({given})" + ("  # nothing is dropped" if "_" in kept else ""),
         ]
+
     def mul(self, op: Op) -> None:
         """The gradient from which backward begins, with its loss scale; or the step's loss."""
         if self.text[op.inputs[1]] == "scale":

@@ -33,12 +33,13 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 
 RUNTIME = tuple(
     """
-    SGD AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan State Stored Text Tokens
-    all_gather all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention await_weights clip_scale
-    concat count_valid cross_entropy dropout embedding exp fork free_weights gather_each gather_weights invariant
-    layer_norm max_logit mean mean_square normal once once_replicated ones pad_shard recompute recomputed
-    reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope rope_table shard sigmoid
-    softcap softmax_parts split split_embedding split_linear sum_squares take_shard tanh token_loss train weight zeros
+    SGD AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan
+    State Stored Text Tokens all_gather all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention
+    await_weights clip_scale concat count_valid cross_entropy dropout embedding exp fork free_weights gather_each
+    gather_weights invariant layer_norm max_logit mean mean_square normal once once_replicated ones pad_shard
+    recompute recomputed reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
+    rope_table shard sigmoid softcap softmax_parts split split_embedding split_linear sum_squares take_shard tanh
+    token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
@@ -46,7 +47,9 @@ RUNTIME = tuple(
 FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
 """What of `torch.nn.functional` they use."""
 
-PROGRAM = set("PIPELINE PLAN TURNS Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split())
+PROGRAM = set(
+    "PIPELINE PLAN TURNS Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split()
+)
 """Names that emitted programs give meaning to."""
 
 MODULE = set(

@@ -6,31 +6,85 @@ sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are 
 
 from attrs import evolve
 
-from ..diagnostics import Diagnostic, PlanError
-from ..ir import INVARIANT, MICROBATCHES, PARTIAL, Attr, Names, Op, Pipeline, Program, Region, Stmt, Value, types
+from ..diagnostics import Diagnostic, Diagnostics, Note, PlanError
+from ..ir import (
+    INVARIANT,
+    MICROBATCHES,
+    PARTIAL,
+    Attr,
+    Enter,
+    Names,
+    Op,
+    Pipeline,
+    Program,
+    Region,
+    Stmt,
+    Type,
+    Value,
+    base,
+    types,
+)
+from ..orders import estimated, rows
+from ..printer import print_type
 from ..schedules.actions import Schedule
-from ..schedules.generate import SCHEDULES
+from ..schedules.check import problems
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
-from ..schedules.timeline import Times
+from ..stages import groups
 
 
 def schedule_pipeline(program: Program) -> Program:
     """The program with its pipeline's schedule.  Raises PlanError."""
     if not program.pipeline:
         return program
+    _demand_alike(program, program.pipeline)
     pipeline = evolve(program.pipeline, schedule=_schedule(program, program.pipeline))
     return evolve(program, region=_Sums(program, pipeline).region(), pipeline=pipeline)
 
 
+def _demand_alike(program: Program, pipeline: Pipeline) -> None:
+    """Every stage hands on values of the same types: what all repeats that are cut carry."""
+    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward = microbatches.body[0]
+    assert isinstance(forward, Region), "schedule_pipeline: no forward block"
+    _, (first, *others) = groups(pipeline, forward.body)
+    found = Diagnostics()
+    for repeat in others:
+        if _crossing(repeat) != _crossing(first):
+            message = f"stages hand on other values in `{repeat.dim}` than in `{first.dim}`"
+            notes = [Note(first.span, _said(first))]
+            help = "let all repeats that are cut carry values of the same dims and placements"
+            found.error("E0513", message, repeat.span, _said(repeat), notes=notes, help=help)
+    found.check()
+
+
+def _crossing(repeat: Region) -> list[Type]:
+    return [arg.value.type for arg in repeat.args if arg.enter is Enter.CARRY]
+
+
+def _said(repeat: Region) -> str:
+    values = (arg.value for arg in repeat.args if arg.enter is Enter.CARRY)
+    return f"carries {', '.join(f'{base(value.name)}: {print_type(value.type)}' for value in values)}"
+
+
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
-    order = pipeline.settings.schedule
+    """Rows with messages, checked: whoever made them, they do all the work in an order that does not deadlock."""
+    ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
+    times = estimated(program, pipeline)
     try:
-        made = SCHEDULES[order.kind](program.axis(pipeline.axis).size, program.size(MICROBATCHES), order.chunks)
+        made = rows(pipeline, ranks, microbatches, times)
     except Impossible as error:
-        span = pipeline.settings.spans["schedule"]
-        raise PlanError([Diagnostic("E0517", error.why, span, "this schedule cannot be", help=error.help)]) from None
-    return with_messages(made, Times.uniform(made.stages))
+        raise PlanError([_impossible(error, program, pipeline)]) from None
+    schedule = with_messages(made, times)
+    found = problems(schedule)
+    assert not found, f"schedule_pipeline: {pipeline.settings.schedule.kind}: {found[0]}"
+    return schedule
+
+
+def _impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
+    dim = next(dim for dim in program.dims if dim.name == MICROBATCHES)
+    notes = Note(dim.span, f"{dim.size} microbatches"), Note(program.axis(pipeline.axis).span, "the ranks")
+    return Diagnostic("E0517", error.why, pipeline.settings.spans["schedule"], "", notes, error.help)
 
 
 CHAIN = ("coerce", "cast", "pack")
@@ -38,7 +92,7 @@ CHAIN = ("coerce", "cast", "pack")
 
 
 class _Sums:
-    """Rewrites the step; `pending` has the values that are sums over the stages' ranks, and the ranks that hold them."""
+    """Rewrites the step; `pending` has values that are sums over the stages' ranks, and the ranks that hold them."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
         self._program, self._pipeline = program, pipeline

@@ -4,10 +4,9 @@ Before: `resolve`.  After: every claim names a dim and an axis, and the axis div
 key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
 """
 
-from collections.abc import Iterator
 from math import inf
 
-from ..diagnostics import Diagnostics, Note, listing
+from ..diagnostics import Diagnostics, Note
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, types, walk
 from ..ops import OPS
 from ..ops.attention import head_dims

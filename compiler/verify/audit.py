@@ -8,20 +8,25 @@ Non-goals: making mutants (`mutants`); types and the emitted program, which find
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from functools import partial
 
 from attrs import evolve, frozen
 
 from ..ir import Program
+from ..schedules.check import problems
+from ..schedules.waits import Cell
 from .field import Field
 from .machine import ShapeError
 from .meanings import MEANINGS
-from .mutants import Mutant, mutants
+from .mutants import Mutant, mutants, row_mutants
 from .mutants.faults import FAULTS
 from .numbers import Numbers
 from .proof import TRIALS, Case, case_of, differences
 from .reals import Reals
+from .recut import renumbered
 from .reference import Reference
 from .replay import Memory, Replay
+from .rows import RowsError, run_rows
 from .shapes import Sizes, meshes
 from .world import World
 
@@ -29,7 +34,7 @@ from .world import World
 class Fate(Enum):
     """What becomes of a mutant."""
 
-    SHAPES = "by shapes"  # killed: a value cannot be made, or has not the shape that is declared
+    SHAPES = "by shapes"  # killed: a value cannot be made, is not there, or has not the shape that is declared
     VALUES = "by values"  # killed: a result of the step differs
     EQUIVALENT = "equivalent"  # not killed, and in float64 it computes what the program computes
     MISSED = "missed"  # not killed, and in float64 it computes something else
@@ -88,16 +93,19 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def audit(program: Program, model: Program) -> Audit:
     """Evaluates every mutant of `program` after the last pass, whose step is that of `model` (`proof.prove`)."""
     cases = sorted((case_of(program, model, axes) for axes in meshes(program)), key=_ranks)
-    exact = [_Bench(case, Field(TRIALS, len(program.axes))) for case in cases]
-    floats = [_Bench(case, Reals(len(program.axes))) for case in cases]
-    return Audit(tuple(_verdict(mutant, exact, floats) for mutant in mutants(program)))
+    exact = [Bench(case, Field(TRIALS, len(program.axes))) for case in cases]
+    floats = [Bench(case, Reals(len(program.axes))) for case in cases]
+    found = [_verdict(mutant, exact, floats) for mutant in mutants(program)]
+    for bench, twin in zip(exact, floats, strict=True):  # rows are those of its sizes
+        found += [_verdict(mutant, [bench], [twin]) for mutant in row_mutants(bench.case.program)]
+    return Audit(tuple(found))
 
 
 def _ranks(case: Case) -> int:
     return case.program.degree(tuple(case.mesh))
 
 
-class _Bench:
+class Bench:
     """A case on which mutants are evaluated, with what they begin with and what they should compute."""
 
     def __init__(self, case: Case, numbers: Numbers) -> None:
@@ -107,31 +115,50 @@ class _Bench:
         self._env = start.on(case.program, self._world, numbers)
         self._expected = Reference(case.single, numbers).run(start)
         self._memory = Memory()
-        own = self._machine(case.program, learning=True).run(self._env)
+        own = self._machine(case.program, None, learning=True).run(self._env)
         apart = differences(case.program, self._world, numbers, own, self._expected)
         assert not apart, f"verify: what is audited is not the single-device step: {apart}"
 
-    def _machine(self, program: Program, learning: bool = False) -> Replay:
+    def _machine(self, program: Program, freed: Cell | None, learning: bool = False) -> Replay:
         return Replay(
             program,
             self._world,
             self._numbers,
             meanings=MEANINGS | FAULTS,
+            rows=partial(run_rows, freed=freed),
             memory=self._memory,
             learning=learning,
         )
 
     def wrong(self, mutant: Mutant) -> Fate | None:
+        """Whether a mutant differs from the single-device step, or its ranks wait for each other, and by what."""
+        return self.runs(mutant) or (Fate.SHAPES if _blocks(mutant.program) else None)
+
+    def runs(self, mutant: Mutant) -> Fate | None:
         """Whether a mutant differs from the single-device step, and by what."""
-        program = evolve(self.case.program, region=mutant.program.region)
+        program = self._small(mutant.program)
         try:
-            found = self._machine(program).run(self._env)
-        except (ShapeError, AssertionError):
+            found = self._machine(program, mutant.freed).run(self._env)
+        except (ShapeError, RowsError, AssertionError):
             return Fate.SHAPES
         return Fate.VALUES if differences(program, self._world, self._numbers, found, self._expected) else None
 
+    def _small(self, program: Program) -> Program:
+        """A mutant at the sizes of the case, which it may have already."""
+        small = self.case.program
+        if (program.axes, program.dims) == (small.axes, small.dims):
+            return program
+        region = renumbered(program.region, program.pipeline, small) if program.pipeline else program.region
+        return evolve(small, region=region)
 
-def _verdict(mutant: Mutant, exact: Sequence[_Bench], floats: Sequence[_Bench]) -> Verdict:
+
+def _blocks(program: Program) -> bool:
+    """Whether rows, although what they compute is right, wait for each other where a send blocks until received."""
+    pipeline = program.pipeline
+    return bool(pipeline and pipeline.schedule and problems(pipeline.schedule))
+
+
+def _verdict(mutant: Mutant, exact: Sequence[Bench], floats: Sequence[Bench]) -> Verdict:
     for bench in exact:
         if fate := bench.wrong(mutant):
             return Verdict(mutant, fate, bench.case.mesh)

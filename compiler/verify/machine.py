@@ -153,7 +153,7 @@ class Machine:
         columns = zip(*(reversed(ends) if region.reverse else ends), strict=True)
         last = dict(zip((end.name for end in region.yields), ends[-1], strict=True))
         return {
-            value.name: last[end.name] if end.leave is Leave.LAST else self._left(end.leave, region.dim, column)
+            value.name: last[end.name] if end.leave is Leave.LAST else self.left(end.leave, region.dim, column)
             for value, end, column in zip(region.results, region.yields, columns, strict=True)
         }
 
@@ -161,13 +161,10 @@ class Machine:
         """One slice along the first dim."""
         return self.made(("at", index), [x], lambda: x.at(index))
 
-    def total(self, terms: Sequence[Tensor]) -> Tensor:
-        """The sum of tensors of the same dims."""
-        return self.made(("total",), terms, lambda: self.numbers.total(terms[0].dims, *terms))
-
-    def _left(self, leave: Leave, dim: str, all_: tuple[Tensor, ...]) -> Tensor:
+    def left(self, leave: Leave, dim: str, all_: Sequence[Tensor]) -> Tensor:
+        """What iterations leave: their sum or their stack."""
         if leave is Leave.SUM:
-            return self.total(all_)
+            return self.made(("total",), all_, lambda: self.numbers.total(all_[0].dims, *all_))
         return self.made(("stacked", dim), all_, lambda: stacked(dim, all_))
 
     def made(self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]) -> Tensor:

@@ -80,7 +80,7 @@ def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
     if not pipeline or not cut:
         return pipeline
     if not pipeline.turns:
-        return evolve(pipeline, settings=cut.settings)
+        return evolve(pipeline, settings=cut.settings, given=cut.given)
     return evolve(cut, schedule=pipeline.schedule and cut.schedule)
 
 

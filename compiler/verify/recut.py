@@ -7,11 +7,13 @@ Non-goals: the sizes themselves (`shapes`).
 
 from attrs import evolve
 
-from ..ir import MICROBATCHES, Op, Pipeline, Program, Region, types
+from .. import orders
+from ..ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, types
 from ..schedules.actions import Schedule
 from ..schedules.generate import SCHEDULES
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
+from ..schedules.resized import resized
 from ..schedules.timeline import Times
 from .cut import blocks
 from .holders import readers
@@ -19,8 +21,7 @@ from .holders import readers
 
 def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     """The rank of each stage on an axis of so many ranks."""
-    order = pipeline.settings.schedule
-    return SCHEDULES[order.kind].homes(ranks, order.chunks)
+    return _rows(pipeline, ranks, microbatches=1).homes if _is_unnamed(pipeline) else orders.homes(pipeline, ranks)
 
 
 def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
@@ -49,8 +50,16 @@ def _filled(pipeline: Pipeline, count: int) -> list[int]:
 
 
 def _rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
+    """Those of the schedule's name; where it has none, a part of the plan's own, or these and more."""
+    if _is_unnamed(pipeline):
+        assert pipeline.schedule, "verify: no schedule"
+        return resized(pipeline.schedule, ranks, microbatches)
     order = pipeline.settings.schedule
     return SCHEDULES[order.kind](ranks, microbatches, order.chunks)
+
+
+def _is_unnamed(pipeline: Pipeline) -> bool:
+    return pipeline.settings.schedule.kind not in SCHEDULES
 
 
 def shared(pipeline: Pipeline) -> dict[str, str]:
@@ -67,10 +76,9 @@ def recut(small: Program, pipeline: Pipeline) -> Program:
     found = evolve(found, turns=_turns(pipeline, total, len(found.homes)))
     found = evolve(found, settings=evolve(pipeline.settings, stages=found.turns))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
+    found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
     found = evolve(found, held=held(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
-    numbers = _Numbers(small, pipeline, found)
-    body = tuple(numbers.of(stmt) if isinstance(stmt, Op) else stmt for stmt in small.region.body)
-    return evolve(small, region=evolve(small.region, body=body), pipeline=found)
+    return evolve(small, region=renumbered(small.region, pipeline, evolve(small, pipeline=found)), pipeline=found)
 
 
 def _turns(pipeline: Pipeline, total: int, count: int) -> tuple[int, ...]:
@@ -87,17 +95,24 @@ def held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ..
     return readers(program, pipeline, forward.body)
 
 
+def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:
+    """A step of a pipeline as one of a small program, whose ranks have other numbers."""
+    assert small.pipeline, "verify: no pipeline"
+    numbers = _Numbers(small, pipeline, small.pipeline, types(evolve(small, region=region)))
+    return evolve(region, body=tuple(numbers.of(stmt) if isinstance(stmt, Op) else stmt for stmt in region.body))
+
+
 class _Numbers:
     """Ops with the numbers of ranks that a small pipeline has; those that are not the pipeline's stay."""
 
-    def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline) -> None:
+    def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline, types: dict[str, Type]) -> None:
         self._ranks = len({*pipeline.homes}), len({*small.homes})
         self._axis = pipeline.axis
         self._holders = {
             bucket.dim: (pipeline.ranks_of(bucket.params[0]), small.ranks_of(bucket.params[0]))
             for bucket in program.buckets
         }
-        self._types = types(program)
+        self._types = types
 
     def of(self, op: Op) -> Op:
         """The op, of the small pipeline."""

@@ -1,18 +1,19 @@
 """Does the rows of a pipeline's schedule: each rank its actions in order, on what it holds and what it is sent.
 
 Purpose: the microbatches of a step as its ranks do them.  What crosses from stage to stage lies in slots of a rank; an
-action takes what it needs, and then it is gone; messages between two ranks arrive in the order in which they are sent.
+action takes what it needs, and then it is gone.  A receive waits for nothing, what takes its value does; of two ranks'
+messages the first that is sent is the first that is received.
 So what is not there when it is read is an error, and what is there but wrong comes out in the results.
-Non-goals: what a stage does (`staged`); time; rows that wait for each other because a send blocks, for which
-`schedules.rendezvous` is asked.
+Non-goals: what a stage does (`staged`); time; rows that wait for each other because a send blocks
+(`schedules.rendezvous`).
 """
 
 from collections import defaultdict, deque
 from typing import TypeAlias
 
-from ..ir import Region
+from ..ir import Region, walk
 from ..schedules.actions import Action, Schedule, Work
-from ..schedules.rendezvous import SENDS, rendezvous
+from ..schedules.rendezvous import SENDS
 from ..schedules.waits import Cell
 from .cut import shares
 from .machine import Env, Machine
@@ -23,16 +24,6 @@ Slot: TypeAlias = tuple[str, int, int]
 """What lies there, for which stage and which microbatch."""
 
 ENTERING, RETURNING, KEPT, LEFT = "what enters", "the gradient of what leaves", "what `F` keeps", "what `I` leaves"
-
-TAKEN = {
-    Work.FORWARD: (ENTERING, 0),
-    Work.BACKWARD: (KEPT, 0),
-    Work.INPUT: (KEPT, 0),
-    Work.WEIGHT: (LEFT, 0),
-    Work.SEND_FORWARD: (ENTERING, 1),
-    Work.SEND_BACKWARD: (RETURNING, -1),
-}
-"""What an action takes first, and whose it is: that of its stage or of the one that it sends to."""
 
 RECEIVED = {Work.RECEIVE_FORWARD: ENTERING, Work.RECEIVE_BACKWARD: RETURNING}
 
@@ -46,6 +37,9 @@ def run_rows(machine: Machine, region: Region, outer: Env, freed: Cell | None = 
     pipeline = machine.program.pipeline
     assert pipeline, "verify: no pipeline"
     assert pipeline.schedule, "verify: no rows"
+    for op in walk(region.body):
+        if op.kind == "coerce" and pipeline.axis in op.names("axes"):
+            raise RowsError(f"`{op.outputs[0].name}` is made by all stages at once, which work on other microbatches")
     worlds: dict[tuple[tuple[str, int], ...], World] = {}
     stages = [
         Staged(machine, region, outer, share, rank, worlds)
@@ -54,14 +48,15 @@ def run_rows(machine: Machine, region: Region, outer: Env, freed: Cell | None = 
     rows = _Rows(machine, pipeline.schedule, stages, freed)
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
-    return {value.name: result(machine, stages, rows.sums, end.name, value.type) for end, value in ends}
+    return {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
 
 
 class _Rows:
     def __init__(self, machine: Machine, schedule: Schedule, stages: list[Staged], freed: Cell | None) -> None:
         self._machine, self._schedule, self._stages, self._freed = machine, schedule, stages, freed
         self._slots: list[dict[Slot, Env]] = [{} for _ in schedule.rows]
-        self._mail = defaultdict[tuple[int, int], deque[Env]](deque)
+        self._sent = defaultdict[tuple[int, int], deque[Env]](deque)
+        self._awaited = defaultdict[tuple[int, int], deque[Slot]](deque)
         self._cell = Cell(0, 0)
         self.sums: Sums = {}
 
@@ -73,12 +68,10 @@ class _Rows:
         for rank, row in enumerate(self._schedule.rows):
             if at[rank] < len(row):
                 self._cell = Cell(rank, at[rank])
-                raise self._error("nothing is sent that it could receive")
-        for (source, target), values in self._mail.items():
+                raise self._error("nothing is sent that it could take")
+        for (source, target), values in self._sent.items():
             if values:
                 raise RowsError(f"rank {source} sends rank {target} what that does not receive")
-        for problem in rendezvous(self._schedule):
-            raise RowsError(f"rank {problem.rank}, cell {problem.cell}: {problem.why}")
 
     def _advances(self, rank: int, at: list[int]) -> bool:
         """Does what can be done of a row, and says whether that is anything."""
@@ -94,22 +87,47 @@ class _Rows:
 
     def _done(self, action: Action) -> bool:
         """Does an action, unless it waits for a message."""
-        rank, stage, work = self._cell.rank, action.stage, action.work
-        if self._home(stage) != rank:
+        rank = self._cell.rank
+        if self._home(action.stage) != rank:
             raise self._error("the rank does not have this stage")
-        if kind := RECEIVED.get(work):
-            arrived = self._mail[self._peer(action), rank]
-            if arrived:
-                self._put((kind, stage, action.microbatch), arrived.popleft())
-                return True
+        if kind := RECEIVED.get(action.work):
+            pair = self._home(_peer(action)), rank
+            self._awaited[pair].append((kind, action.stage, action.microbatch))
+            self._deliver(*pair)
+            return True
+        slots = self._taken(action)
+        if any(slot in awaited for slot in slots for (_, to), awaited in self._awaited.items() if to == rank):
             return False
-        first = work is Work.FORWARD and not stage
-        taken = {} if first else self._taken(action)
-        if work in SENDS:
-            self._mail[rank, self._peer(action)].append(taken)
+        if self._cell == self._freed:
+            self._slots[rank].pop(slots[0], None)
+        values = [self._take(slot) for slot in slots]
+        if action.work in SENDS:
+            pair = rank, self._home(_peer(action))
+            self._sent[pair].append(values[0])
+            self._deliver(*pair)
         else:
-            self._compute(action, taken)
+            self._compute(action, values)
         return True
+
+    def _deliver(self, source: int, target: int) -> None:
+        """What is sent goes to what is received, as far as there is both."""
+        sent, awaited = self._sent[source, target], self._awaited[source, target]
+        while sent and awaited:
+            self._put(target, awaited.popleft(), sent.popleft())
+
+    def _taken(self, action: Action) -> list[Slot]:
+        """What an action takes."""
+        stage, work, microbatch = action.stage, action.work, action.microbatch
+        match work:
+            case Work.FORWARD:
+                return [(ENTERING, stage, microbatch)] if stage else []
+            case Work.BACKWARD | Work.INPUT:
+                last = stage + 1 == len(self._stages)
+                return [(KEPT, stage, microbatch), *([] if last else [(RETURNING, stage, microbatch)])]
+            case Work.WEIGHT:
+                return [(LEFT, stage, microbatch)]
+            case _:
+                return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, _peer(action), microbatch)]
 
     def _home(self, stage: int) -> int:
         homes = self._schedule.homes
@@ -117,44 +135,30 @@ class _Rows:
             raise self._error(f"there is no stage {stage}")
         return homes[stage]
 
-    def _peer(self, action: Action) -> int:
-        """The other end of a message."""
-        ahead = (action.work in SENDS) == (action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD))
-        return self._home(action.stage + (1 if ahead else -1))
-
-    def _compute(self, action: Action, taken: Env) -> None:
-        stage, work, microbatch = action.stage, action.work, action.microbatch
-        staged = self._stages[stage]
+    def _compute(self, action: Action, taken: list[Env]) -> None:
+        rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch
+        staged, ahead = self._stages[stage], work is Work.FORWARD
         part = staged.parts[work]
-        match work:
-            case Work.FORWARD:
-                entering, to = taken.values(), (ENTERING, stage + 1, microbatch)
-                taken = staged.given(microbatch)
-            case _:
-                entering = self._take((RETURNING, stage, microbatch)).values() if part.takes else ()
-                to = (RETURNING, stage - 1, microbatch)
-        env = staged.run(part, taken, entering, microbatch)
+        begin = staged.given(microbatch) if ahead else taken.pop(0)
+        entering = taken[0].values() if taken else ()
+        try:
+            env = staged.run(part, begin, entering, microbatch)
+        except KeyError as error:
+            if error.args[0] not in self._machine.types:
+                raise
+            raise self._error(f"`{error.args[0]}` is not there") from None
         if part.gives:
-            self._put(to, {str(place): env[name] for place, name in enumerate(part.gives)})
-        if work is Work.FORWARD:
-            self._put((KEPT, stage, microbatch), env)
-        if work is Work.INPUT:
-            self._put((LEFT, stage, microbatch), env)
-        self._add(stage, staged.sums(part, env))
+            to = (ENTERING, stage + 1, microbatch) if ahead else (RETURNING, stage - 1, microbatch)
+            self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.gives)})
+        if kept := {Work.FORWARD: KEPT, Work.INPUT: LEFT}.get(work):
+            self._put(rank, (kept, stage, microbatch), env)
+        self._add(stage, microbatch, staged.sums(part, env))
 
-    def _add(self, stage: int, parts: Env) -> None:
+    def _add(self, stage: int, microbatch: int, parts: Env) -> None:
         for name, part in parts.items():
-            before = self.sums.get((stage, name))
-            self.sums[stage, name] = self._machine.total([before, part]) if before else part
+            self.sums.setdefault((stage, name), {})[microbatch] = part
 
     # ---- slots
-
-    def _taken(self, action: Action) -> Env:
-        kind, ahead = TAKEN[action.work]
-        slot = kind, action.stage + ahead, action.microbatch
-        if self._cell == self._freed:
-            self._slots[self._cell.rank].pop(slot, None)
-        return self._take(slot)
 
     def _take(self, slot: Slot) -> Env:
         values = self._slots[self._cell.rank].pop(slot, None)
@@ -162,15 +166,20 @@ class _Rows:
             raise self._error(f"{_words(slot)} is not there")
         return values
 
-    def _put(self, slot: Slot, values: Env) -> None:
-        slots = self._slots[self._cell.rank]
-        if slot in slots:
+    def _put(self, rank: int, slot: Slot, values: Env) -> None:
+        if slot in self._slots[rank]:
             raise self._error(f"{_words(slot)} is there already, and nothing has taken it")
-        slots[slot] = values
+        self._slots[rank][slot] = values
 
     def _error(self, why: str) -> RowsError:
         rank, at = self._cell
         return RowsError(f"rank {rank}, cell {at}, `{self._schedule.rows[rank][at]}`: {why}")
+
+
+def _peer(action: Action) -> int:
+    """The stage at the other end of a message."""
+    ahead = (action.work in SENDS) == (action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD))
+    return action.stage + (1 if ahead else -1)
 
 
 def _words(slot: Slot) -> str:

@@ -123,9 +123,11 @@ class _Sizes:
         """How often a loop turns; where stages are cut, often enough for their turns and rows."""
         first = next((size for size in self._axes.values() if size > 1), 1)
         few, pipeline = TURNS[min(first, 3)][self._loops.index(loop) % 4], self._program.pipeline
-        if pipeline and loop == MICROBATCHES:
+        if not pipeline or not pipeline.schedule:
+            return few
+        if loop == MICROBATCHES:
             return few_microbatches(pipeline, self._axes[pipeline.axis])
-        if pipeline and loop == pipeline.dims[-1]:
+        if loop == pipeline.dims[-1]:
             others = sum(map(self._turns, pipeline.dims[:-1]))
             return max(few, few_turns(pipeline, self._axes[pipeline.axis]) - others)
         return few

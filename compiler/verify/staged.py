@@ -5,13 +5,13 @@ turns, on ranks that are alone along the stages' axis.  `result` puts together w
 Non-goals: in which order (`rows`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from attrs import evolve, frozen
 
-from ..ir import Enter, Pipeline, Region, Stmt, Type, uses
+from ..ir import Enter, Pipeline, Region, Stmt, Type, Yield, uses
 from ..schedules.actions import Work
 from .cut import Part, Share, free
 from .halves import halves
@@ -20,8 +20,8 @@ from .machine import Env, Machine, Where
 from .tensors import RANDOM, Array, Tensor, degree_of
 from .world import World
 
-Sums = dict[tuple[int, str], Tensor]
-"""By stage and name, what its microbatches add up to."""
+Sums = dict[tuple[int, str], dict[int, Tensor]]
+"""By stage and name, what is made for each microbatch."""
 
 
 @frozen(slots=False)
@@ -118,10 +118,10 @@ class Staged:
 
     def place(self, type: Type) -> tuple[slice, ...]:
         """Where its part of a value of all ranks is."""
-        world = self.machine.world
+        world, turns = self.machine.world, self.share.turns
         ranks = (slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None) for axis in world.axes)
-        turns = self.share.turns.get(type.dims[0]) if type.dims else None
-        return (slice(None), *ranks, *([slice(turns.start, turns.stop)] if turns else []))
+        own = (slice(turns[dim].start, turns[dim].stop) if dim in turns else slice(None) for dim in type.dims)
+        return (slice(None), *ranks, *own)
 
     @cached_property
     def makes(self) -> set[str]:
@@ -129,23 +129,22 @@ class Staged:
         return {*self.share.forward.made, *self.share.backward.made}
 
 
-def result(machine: Machine, stages: list[Staged], sums: Sums, name: str, type: Type) -> Tensor:
+def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
     """What each rank holds of a result of the microbatches; where it has no part, of the loss 0, else noise."""
-    makers = [(k, stage) for k, stage in enumerate(stages) if name in stage.makes]
-    there = [(k, stage) for k, stage in makers if (k, name) in sums]
-    how = ("of all ranks", name, *(k for k, _ in there))
+    machine, dim = stages[0].machine, stages[0].region.dim
+    makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
+    parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
 
     def put_together() -> Tensor:
-        found = _nothing(machine, name, type, is_loss=name in stages[-1].share.forward.made)
-        for _, stage in makers:
-            found[stage.place(type)] = 0
-        for k, stage in there:
-            at, term = stage.place(type), sums[k, name]
-            before = Tensor(type.dims, found[at])
-            found[at] = machine.numbers.total(type.dims, before, term).array
-        return Tensor(type.dims, found, degree_of([sums[k, name] for k, _ in there]) | RANDOM)
+        found = _nothing(machine, end.name, type, is_loss=end.name in stages[-1].share.forward.made)
+        for k in makers:
+            found[stages[k].place(type)] = 0
+        for k, part in parts.items():
+            at = stages[k].place(type)
+            found[at] = machine.numbers.total(type.dims, Tensor(type.dims, found[at]), part).array
+        return Tensor(type.dims, found, degree_of([*parts.values()]) | RANDOM)
 
-    return machine.made(how, [sums[k, name] for k, _ in there], put_together)
+    return machine.made(("of all ranks", end.name, *parts), [*parts.values()], put_together)
 
 
 def _nothing(machine: Machine, name: str, type: Type, is_loss: bool) -> Array:

@@ -134,7 +134,7 @@ def plan_text(case: Case) -> str:
   repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
-mesh  {{ {f"pp = {case.pp}" if case.pp > 1 else ""} {f"replica = {case.replicas}" if case.replicas > 1 else ""} dp = {case.dp}  tp = {case.tp} }}
+mesh  {{ {_outer(case)} dp = {case.dp}  tp = {case.tp} }}
 shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
 {_pipeline(case)}
@@ -163,6 +163,11 @@ def _rules(case: Case) -> str:
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
     layers = "  layers over pp" if case.pp > 1 else ""
     return f"batch over {batch}  {vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+
+
+def _outer(case: Case) -> str:
+    sizes = {"pp": case.pp, "replica": case.replicas}
+    return "  ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
 
 
 def _pipeline(case: Case) -> str:

@@ -27,6 +27,11 @@ ONE = Case(microbatches=4, optimizer="groups", clip=1.0)
 FOUR = Case(dp=4, optimizer="groups", clip=1.0)
 SHARED = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0, state="zero 1 over dp")
 SHARED_FOUR = Case(dp=4, optimizer="groups", clip=1.0, state="zero 1 over dp")
+STAGED = Case(pp=2, tp=2, sp=True, microbatches=4, optimizer="groups", clip=1.0, model="tied")
+STAGED_ONE = Case(microbatches=4, optimizer="groups", clip=1.0, model="tied")
+STAGED_V = Case(
+    pp=2, dp=2, microbatches=2, optimizer="groups", clip=1.0, model="tied", schedule="zbv", state="zero 1 over dp"
+)
 STEPS, HALF = 6, 3
 RUN = Path("runs", "llama")
 
@@ -63,6 +68,19 @@ def test_shared_state_resumes_bitwise_and_under_other_plans(tmp_path: Path, corp
     assert resumed.log == whole.log[HALF:]
     assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
     for case, name in ((ONE, "one"), (SHARED_FOUR, "four")):
+        other = _trained(case, tmp_path / name, corpus, resume=whole)
+        assert other.state.keys() == whole.state.keys()
+        for key, value in whole.state.items():
+            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+
+
+def test_stages_resume_bitwise_and_under_other_plans(tmp_path: Path, corpus: Path) -> None:
+    """A tied embedding is on two ranks and is saved once."""
+    whole = _trained(STAGED, tmp_path / "whole", corpus)
+    resumed = _trained(STAGED, tmp_path / "resumed", corpus, resume=whole)
+    assert resumed.log == whole.log[HALF:]
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+    for case, name in ((STAGED_ONE, "one"), (STAGED_V, "v")):
         other = _trained(case, tmp_path / name, corpus, resume=whole)
         assert other.state.keys() == whole.state.keys()
         for key, value in whole.state.items():

@@ -13,6 +13,8 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 from scalec.testing import compiles
 
+pytestmark = pytest.mark.xdist_group("random numbers")  # one process draws the sample
+
 PLANS, OF = 20, 300
 LIMIT = 1e3
 """Of numbers and of slopes: a rounding error of 2^-53 in such a number has become 1e-10 behind such a slope."""

@@ -16,8 +16,8 @@ from .branches import divide
 from .document import Document, gather
 from .inputs import check_data
 from .model import build
-from .pipeline import pipelined
 from .parts import claims_of_parts, state_of_parts, train_of_parts
+from .pipeline import pipelined
 from .precision import element_types
 from .state import check_patterns, flow, state_axes
 from .stored import stored
@@ -43,7 +43,7 @@ def resolve(source: Source) -> Program:
     dims |= _data_dims(train, rules, axes)
     _known(rules, dims, axes)
     sizes = {axis.name: axis.size for axis in axes}
-    claims = _claims(rules, sizes)
+    claims = tuple(claim for claim in _claims(rules) if sizes[claim.axis] > 1)  # one of size 1 shards nothing
     divided = divide(document.model, dims, scope)
     dims |= {part.name: part for parts in divided.dims.values() for part in parts}
     frame = Program(
@@ -62,7 +62,8 @@ def resolve(source: Source) -> Program:
     ops = user_ops(document.ops, source)
     built = build(divided.model, frame, scope, ops, *element_types(train))
     program = evolve(frame, region=built.region, params=built.params)
-    program = pipelined(program, sections["pipeline"], "pipeline" in document.sections)
+    laid = claims_of_parts(_claims(rules), divided.dims)
+    program = pipelined(program, document.sections.get("pipeline"), laid)
     check_patterns(sections["state"], program)
     if "names" in document.sections:
         program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
@@ -193,12 +194,11 @@ def _known(rules: tuple[syntax.Rule, ...], dims: dict[str, Dim], axes: tuple[Axi
     found.check()
 
 
-def _claims(rules: tuple[syntax.Rule, ...], sizes: dict[str, int]) -> tuple[Claim, ...]:
-    """One claim for each dim and axis; an axis of size 1 shards nothing."""
+def _claims(rules: tuple[syntax.Rule, ...]) -> tuple[Claim, ...]:
+    """One claim for each dim and axis."""
     return tuple(
         Claim(rank, dim.name, axis.name, True, span=dim.span)
         for rank, rule in enumerate(rules)
         for dim in rule.dims
         for axis in rule.axes
-        if sizes.get(axis.name, 0) != 1
     )

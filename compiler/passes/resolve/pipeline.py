@@ -1,57 +1,110 @@
 """The section `pipeline`, and the rules of `shard` that lay repeats over an axis: what is to be cut into stages.
 
-Non-goals: where it is cut (`passes.cut_stages`).
+Non-goals: where it is cut (`passes.cut_stages`), and rows that no file gives (`passes.schedule_pipeline`).
 """
 
-from attrs import evolve
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve, frozen
 
 from ... import syntax
 from ...diagnostics import Diagnostics, Note, listing
 from ...ir import Claim, Pipeline, Program, Region
-from ...settings import Pipelining, read
+from ...settings import FILE, Order, Pipelining, read
+from .rows import given_rows
 
 
-def pipelined(program: Program, section: syntax.Section, given: bool) -> Program:
-    """The program with the claims of repeats taken for its pipeline.  Raises PlanError."""
+def pipelined(program: Program, section: syntax.Section | None, laid: Sequence[Claim]) -> Program:
+    """The program with the claims of repeats taken for its pipeline; `laid` has those over axes of size 1 too, on which
+    there is one stage: the model as it is.  Raises PlanError.
+    """
     found = Diagnostics()
-    settings = read(Pipelining, section, found)
-    found.check()
-    assert settings, "resolve: settings that failed to read were not reported"
-    outermost = [stmt.dim for stmt in program.region.body if isinstance(stmt, Region)]
-    inner = {dim for stmt in program.region.body if isinstance(stmt, Region) for dim in _inside(stmt)}
-    cuts = [claim for claim in program.claims if claim.dim in outermost or claim.dim in inner]
+    repeats = _Repeats.of(program.region)
+    cuts = [claim for claim in laid if claim.dim in {*repeats.outermost, *repeats.inner}]
+    settings = _settings(section, cuts, found)
     if not cuts:
-        if given:
+        if section:
             help = "lay a repeat over an axis in `shard`, as in `layers over pp`"
             found.error("E0517", "there is nothing to cut into stages", section.head, help=help)
         found.check()
         return program
-    _check(program, cuts, inner, found)
+    cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
+    if not cuts or not settings:
+        found.check()
+        return program
+    _check(program, cuts, repeats, found)
     found.check()
-    dims = tuple(dim for dim in outermost if dim in {claim.dim for claim in cuts})
+    dims = tuple(dim for dim in repeats.outermost if dim in {claim.dim for claim in cuts})
     claims = tuple(claim for claim in program.claims if claim not in cuts)
-    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings))
+    given = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
+    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, given))
 
 
-def _inside(region: Region) -> list[str]:
-    inner = [stmt for stmt in region.body if isinstance(stmt, Region)]
-    return [dim for stmt in inner for dim in (stmt.dim, *_inside(stmt))]
+@frozen
+class _Repeats:
+    """The dims of a model's repeats: of those that stand in no other, once for each, and of the others."""
+
+    outermost: tuple[str, ...]
+    inner: frozenset[str]
+
+    @classmethod
+    def of(cls, model: Region) -> "_Repeats":
+        repeats = [stmt for stmt in model.body if isinstance(stmt, Region)]
+        return cls(tuple(each.dim for each in repeats), frozenset(dim for each in repeats for dim in _inside(each)))
 
 
-def _check(program: Program, cuts: list[Claim], inner: set[str], found: Diagnostics) -> None:
+def _inside(region: Region) -> Iterator[str]:
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from (stmt.dim, *_inside(stmt))
+
+
+def _settings(section: syntax.Section | None, cuts: Sequence[Claim], found: Diagnostics) -> Pipelining | None:
+    """Those of the plan; where it says nothing, they stand where the repeats are laid over their axis."""
+    if not section:
+        spans = dict.fromkeys(("schedule", "stages"), cuts[0].span) if cuts else {}
+        return Pipelining(Order(spans=spans), spans=spans)
+    settings = read(Pipelining, section, found)
+    if settings and settings.schedule.kind == FILE:
+        _check_file(settings.schedule, found)
+    return settings
+
+
+def _check_file(order: Order, found: Diagnostics) -> None:
+    if order.path is None:
+        found.error(
+            "E0402", f"`{FILE}` needs a path", order.spans["kind"], help=f'write `schedule = {FILE}("rows.csv")`'
+        )
+    if order.chunks is not None:
+        message = f"`chunks` is not a setting of `{FILE}`"
+        found.error("E0401", message, order.spans["chunks"], "which stages a rank has is for the rows to say")
+
+
+def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Diagnostics) -> None:
     """Repeats that stand in no other, each over the one axis that nothing else lies over."""
-    axis, reported = cuts[0].axis, set[object]()
+    axis, times = cuts[0].axis, Counter(repeats.outermost)
+    told: set[object] = set()
     for claim in cuts:
-        if claim.span in reported:
+        place = (claim.span, claim.axis)  # the same for all parts of a repeat with branches
+        if place in told:
             continue
-        reported.add(claim.span)
-        if claim.dim in inner:
+        told.add(place)
+        if claim.dim in repeats.inner:
             help = "cut the repeat around it"
             found.error("E0513", f"`{claim.dim}` stands in another repeat", claim.span, "cannot be cut", help=help)
+        elif times[claim.dim] > 1:
+            heads = [stmt.span for stmt in program.region.body if isinstance(stmt, Region) and stmt.dim == claim.dim]
+            notes = [Note(heads[0], "the first one"), Note(heads[1], "the second one")]
+            help = "give each a dim of its own"
+            found.error(
+                "E0513", f"`{claim.dim}` is repeated {times[claim.dim]} times", claim.span, notes=notes, help=help
+            )
         elif claim.axis != axis:
-            note = Note(cuts[0].span, "the first one")
-            help = f"write `{listing({each.dim: None for each in cuts}, word='and')} over {axis}`"
-            found.error("E0513", f"repeats are cut over one axis, not over {listing([axis, claim.axis])}", claim.span, notes=[note], help=help)
+            dims = listing(dict.fromkeys(each.dim for each in cuts), word="and")
+            message = f"repeats are cut over one axis, not over {listing([axis, claim.axis], word='and')}"
+            notes = [Note(cuts[0].span, "cut here")] if cuts[0].span != claim.span else []
+            found.error("E0513", message, claim.span, notes=notes, help=f"lay {dims} over `{axis}` alone")
     for claim in program.claims:
         if claim.axis == axis and claim not in cuts:
             note = Note(cuts[0].span, "cut into stages here")

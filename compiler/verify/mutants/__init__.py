@@ -9,8 +9,9 @@ Non-goals: whether a mutant is found (`audit`), and by which means; mutants of t
 from collections.abc import Iterator
 
 from ...ir import Program
-from . import buckets, coercions, documents, dropout, regions, step
+from . import buckets, coercions, documents, dropout, regions, stages, step
 from .edits import Edit, Mutant
+from .rows import row_mutants
 
 FAMILIES: dict[str, Edit] = {
     **coercions.FAMILIES,
@@ -19,15 +20,16 @@ FAMILIES: dict[str, Edit] = {
     **documents.FAMILIES,
     **dropout.FAMILIES,
     **buckets.FAMILIES,
+    **stages.FAMILIES,
 }
 """By what goes wrong: all wrong programs of the kind."""
 
 
 def mutants(program: Program) -> Iterator[Mutant]:
-    """All mutants of a program after the last pass, as they are asked for."""
+    """All mutants of a program after the last pass, but those of its rows, as they are asked for."""
     for family, wrong in FAMILIES.items():
         for what, span, mutated in wrong(program):
             yield Mutant(family, what, str(span), mutated)
 
 
-__all__ = ["FAMILIES", "Mutant", "mutants"]
+__all__ = ["FAMILIES", "Mutant", "mutants", "row_mutants"]

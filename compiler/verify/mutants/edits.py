@@ -10,17 +10,22 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from ...ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
+from ...schedules.waits import Cell
 from ...source import Span
 
 
 @frozen
 class Mutant:
-    """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan line."""
+    """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan line.
+
+    Or it is right, but what the cell `freed` of its rows takes is gone before.
+    """
 
     family: str
     what: str
     line: str
     program: Program
+    freed: Cell | None = None
 
 
 Edit: TypeAlias = Callable[[Program], Iterator[tuple[str, Span, Program]]]

@@ -12,13 +12,12 @@ Non-goals: what is in the tensors; what the loop communicates outside of steps a
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import fields, frozen
 
 from .files import Call, Record, Stretch, ranks, read_plan, read_records
 from .order import disorder
-from .plan import Expected, expected
+from .plan import Calls, Expected, expected
 
 
 @frozen
@@ -44,7 +43,8 @@ class Recorded:
     """A run against its plan.
 
     steps, evaluations  how many rank 0 went through
-    calls               that the plan has in a step, on rank 0
+    calls               how many the plan has in a step, on the rank that has most
+    alike               whether it has as many on each
     differences         each rank's first, by rank
     disorder            what keeps ranks from meeting at their calls, in lines
     """
@@ -56,6 +56,7 @@ class Recorded:
     steps: int
     evaluations: int
     calls: int
+    alike: bool
     differences: tuple[Difference, ...]
     disorder: tuple[str, ...]
 
@@ -72,7 +73,9 @@ class Recorded:
 
     def _verdict(self) -> Iterator[str]:
         if self.equal:
-            yield f"equal to the plan, call for call: {_number(self.calls, 'call')} a step on each rank, in its order"
+            calls = f"{_number(self.calls, 'call')} a step on"
+            where = f"{calls} each rank" if self.alike else f"up to {calls} a rank"
+            yield f"equal to the plan, call for call: {where}, in its order"
             yield "all ranks of each group came to the same calls in one order"
         elif not self.steps:
             yield "no step was recorded"
@@ -93,6 +96,8 @@ def compare(folder: Path) -> Recorded:
     plan = read_plan(folder)
     records = read_records(folder, plan)
     first = records[0]
+    calls = [expected(plan, record.rank) for record in records]
+    numbers = {len(each["train"]) for each in calls}
     return Recorded(
         name=plan["name"],
         ranks=len(records),
@@ -100,16 +105,17 @@ def compare(folder: Path) -> Recorded:
         torch=first.torch,
         steps=sum(it.phase == "train" for it in first.stretches),
         evaluations=sum(it.phase == "evaluate" for it in first.stretches),
-        calls=len(expected(plan, 0)["train"]),
-        differences=tuple(_differences(plan, records)),
+        calls=max(numbers),
+        alike=len(numbers) == 1,
+        differences=tuple(_differences(calls, records)),
         disorder=disorder(records),
     )
 
 
-def _differences(plan: dict[str, Any], records: Sequence[Record]) -> Iterator[Difference]:
+def _differences(plan: Sequence[Calls], records: Sequence[Record]) -> Iterator[Difference]:
     longest = max((_held(record) for record in records), key=len)
-    for record in records:
-        calls, held = expected(plan, record.rank), _held(record)
+    for record, calls in zip(records, plan, strict=True):
+        held = _held(record)
         found = next((it for each in held if (it := _difference(record.rank, each, calls[each.phase]))), None)
         if found:
             yield found

@@ -21,12 +21,14 @@ class RecordError(Exception):
 
 @frozen
 class Call:
-    """A collective as one rank asks for it.
+    """A collective or a message as one rank asks for it.
 
-    op         all_reduce, all_gather, reduce_scatter or all_to_all; torch's own name of any other, with `::` in it
+    op         all_reduce, all_gather, reduce_scatter or all_to_all; send or receive; torch's own name of any other,
+               with `::` in it
     reduction  `sum` or `max`; empty for what reduces nothing
     group      as global ranks
-    shape      of the local tensor that goes in, as is its dtype
+    shape      of the local tensor that goes in, as is its dtype; or of what is received
+    peer       the global rank at a message's other end
     """
 
     op: str
@@ -34,9 +36,14 @@ class Call:
     group: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: str
+    peer: int | None = None
 
     def __str__(self) -> str:
-        """For instance `all_reduce (max) of f32[128, 8] over ranks 0, 1`."""
+        """For instance `all_reduce (max) of f32[128, 8] over ranks 0, 1`, or `send of f32[128, 8] to rank 1`."""
+        if self.peer is not None:
+            return (
+                f"{self.op} of {self.dtype}{list(self.shape)} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
+            )
         reduction = f" ({self.reduction})" if self.reduction else ""
         return f"{self.op}{reduction} of {self.dtype}{list(self.shape)} over {ranks(self.group)}"
 
@@ -162,5 +169,6 @@ def _stretches(lines: Sequence[dict[str, Any]]) -> Iterator[Stretch]:
 
 
 def _call(line: dict[str, Any]) -> Call:
-    dtype = str(line["dtype"])
-    return Call(line["op"], line["reduction"], tuple(line["group"]), tuple(line["shape"]), NAMES.get(dtype, dtype))
+    dtype = NAMES.get(str(line["dtype"]), str(line["dtype"]))
+    group, shape = tuple(line["group"]), tuple(line["shape"])
+    return Call(line["op"], line["reduction"], group, shape, dtype, line.get("peer"))

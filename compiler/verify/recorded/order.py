@@ -1,20 +1,24 @@
 """Whether the ranks' calls can be carried out: every rank of a group has to come to the same call, at its turn.
 
 Ranks that take two groups in different order wait for each other for ever, though each group's own calls agree (row 34
-of the catalogue of silent failures); so the calls of all ranks are played, not compared group by group.
+of the catalogue of silent failures); so the calls of all ranks are played, not compared group by group.  A message
+waits for nobody where it begins: of two ranks, what one sends is what the other receives, in one order.
 
-Non-goals: the plan.
+Non-goals: the plan; whether ranks wait for messages in a circle, which the compiler has checked of the plan's rows.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from .files import Call, Record, Stretch, ranks
 
 
 def disorder(records: Sequence[Record]) -> tuple[str, ...]:
     """What keeps the ranks from meeting, in lines; none where all calls of all ranks can be carried out."""
-    calls = [list(record.calls()) for record in records]
+    if lines := _lost(records):
+        return lines
+    calls = [[it for it in record.calls() if it[1].peer is None] for record in records]
     at = [0] * len(records)  # each rank's next call
     due = deque(range(len(records)))
     while due:
@@ -32,6 +36,23 @@ def disorder(records: Sequence[Record]) -> tuple[str, ...]:
         return ()
     ended = [peer for rank in stuck for peer in calls[rank][at[rank]][1].group if peer not in stuck]
     return ("ranks wait for each other for ever", *_waiting(calls, at, sorted({*stuck, *ended})))
+
+
+def _lost(records: Sequence[Record]) -> tuple[str, ...]:
+    """The first message between two ranks that is not received as it is sent."""
+    messages = defaultdict[tuple[int, int], tuple[list[str], list[str]]](lambda: ([], []))
+    for record in records:
+        for stretch, call in record.calls():
+            if call.peer is not None:
+                sends = call.op == "send"
+                pair = (record.rank, call.peer) if sends else (call.peer, record.rank)
+                (messages[pair][0] if sends else messages[pair][1]).append(f"{stretch}: {call.dtype}{list(call.shape)}")
+    for (source, target), (sent, received) in sorted(messages.items()):
+        for one, other in zip_longest(sent, received, fillvalue="nothing"):
+            if one != other:
+                where = f"rank {target} does not receive what rank {source} sends"
+                return where, f"  rank {source}, {one}", f"  rank {target}, {other}"
+    return ()
 
 
 def _meeting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], rank: int) -> tuple[int, ...]:

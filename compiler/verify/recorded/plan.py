@@ -4,6 +4,7 @@ Non-goals: the IR.  Reading the account alone, and working out groups from the m
 wrote the program.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import prod
@@ -29,47 +30,100 @@ class Expected:
         return f"{self.call}{around}: `{self.value}`, {self.line}"
 
 
-def expected(plan: dict[str, Any], rank: int) -> dict[str, tuple[Expected, ...]]:
+Calls = dict[str, tuple[Expected, ...]]
+"""Those of a rank in each `train` step and each `evaluate`, in order."""
+
+
+def expected(plan: dict[str, Any], rank: int) -> Calls:
     """The calls of `rank` in each `train` step and each `evaluate`, in order; a group of one rank does not call."""
     phases = (("train", "collectives"), ("evaluate", "evaluation"))
     return {phase: tuple(_calls(plan, plan[key], rank)) for phase, key in phases}
 
 
 def _calls(plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int) -> Iterator[Expected]:
-    calls = [_call(each, peers(plan["mesh"], each["axes"], rank)) for each in listed]
+    turns = {dim: range(size) for dim, size in plan["dims"].items()}
+    if "pipeline" not in plan:
+        return _in_order(plan, listed, rank, turns)
+    place = peers(plan["mesh"], [plan["pipeline"]["axis"]], rank).index(rank)
+    return _in_row(plan, [each for each in listed if each["rank"] == place], rank, turns)
+
+
+def _in_row(
+    plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, turns: dict[str, range]
+) -> Iterator[Expected]:
+    """What a rank of a pipeline does: its row stands where its stages do in the list."""
+    pipeline, parts = plan["pipeline"], dict[tuple[int, str], list[dict[str, Any]]]()
+    for each in listed:
+        if "stage" in each:
+            parts.setdefault((each["stage"], _work(each)), []).append(each)
+    steps = [[*part] for is_stage, part in groupby(listed, lambda each: "stage" in each) if not is_stage]
+    before, behind = steps if len(steps) > 1 else ([], steps[0])
+    calls = {
+        (stage, work): [*_in_order(plan, part, rank, turns | _own(pipeline["stages"][stage]))]
+        for (stage, work), part in parts.items()
+    }
+    yield from _in_order(plan, before, rank, turns)
+    for stage, work in _ACTION.findall(pipeline["rows"][listed[0]["rank"]]):
+        yield from calls.get((int(stage), "B" if work == "I" else work), ())  # the part of weights communicates nothing
+    yield from _in_order(plan, behind, rank, turns)
+
+
+_ACTION = re.compile(r"(\d+)([A-Z_]+)\d+")
+_WORKS = {"send": "SEND_{}", "receive": "RECV_{}"}
+
+
+def _work(each: dict[str, Any]) -> str:
+    """The letters of the action that does it."""
+    return _WORKS.get(each["op"], "{}").format("F" if each["where"] == "forward" else "B")
+
+
+def _own(stage: dict[str, Any]) -> dict[str, range]:
+    """The turns of a stage in one action."""
+    return {"microbatches": range(1)} | {dim: range(*ends) for dim, ends in stage["turns"].items()}
+
+
+def _in_order(
+    plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, turns: dict[str, range]
+) -> Iterator[Expected]:
+    """A list from its first to its last, those in loops as often as these turn."""
+    calls = [_call(each, plan, rank) for each in listed]
     loops = [(i, tuple(each["loops"])) for i, each in enumerate(listed) if each["ranks"] > 1]
-    for i, turn in _unrolled(loops, plan["dims"], ()):
+    for i, turn in _unrolled(loops, turns, ()):
         if not turn or _is_one_of(listed[i]["every"], *turn[-1]):
             yield from [calls[i]] * _begin(listed[i]["last"], listed[i]["ahead"], turn)
 
 
-def _call(each: dict[str, Any], group: tuple[int, ...]) -> Expected:
+def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
     reduces = each["op"] in ("all_reduce", "reduce_scatter")
     reduction = ("max" if each["maximum"] else "sum") if reduces else ""
-    call = Call(each["op"], reduction, group, tuple(each["shape"]), each["dtype"])
+    group = peers(plan["mesh"], each["axes"], rank)
+    peer = group[int(each["peer"])] if "peer" in each else None
+    if "among" in each:
+        group = tuple(group[int(place)] for place in each["among"])
+    call = Call(each["op"], reduction, group, tuple(each["shape"]), each["dtype"], peer)
     return Expected(call, each["where"], each["value"], each["line"])
 
 
-Turn = tuple[tuple[int, int], ...]
-"""Where loops are, outermost first: the turn, counted from 0, and how many there are."""
+Turn = tuple[tuple[int, range], ...]
+"""Where loops are, outermost first: the turn, counted from 0, and forward's turns."""
 
 
 def _unrolled(
-    listed: Sequence[tuple[int, tuple[str, ...]]], sizes: dict[str, int], turn: Turn
+    listed: Sequence[tuple[int, tuple[str, ...]]], turns: dict[str, range], turn: Turn
 ) -> Iterator[tuple[int, Turn]]:
     """The numbers of `listed`, each as often as the loops around it turn, neighbours in one loop turning together."""
     for loop, inside in groupby(listed, key=lambda it: it[1][:1]):
         if not loop:
             yield from ((i, turn) for i, _ in inside)
             continue
-        body, size = [(i, loops[1:]) for i, loops in inside], sizes[loop[0].partition(".")[0]]
-        for index in range(size):
-            yield from _unrolled(body, sizes, (*turn, (index, size)))
+        body, own = [(i, loops[1:]) for i, loops in inside], turns[loop[0].partition(".")[0]]
+        for index in range(len(own)):
+            yield from _unrolled(body, turns, (*turn, (index, own)))
 
 
-def _is_one_of(every: int, index: int, turns: int) -> bool:
+def _is_one_of(every: int, index: int, turns: range) -> bool:
     """Whether a turn of backward's loops, which run from forward's last turn to its first, is the first of `every`."""
-    return (turns - 1 - index) % every == 0
+    return turns[-1 - index] % every == 0
 
 
 def _begin(last: bool, ahead: int, turn: Turn) -> int:
@@ -78,11 +132,11 @@ def _begin(last: bool, ahead: int, turn: Turn) -> int:
     What begins in the `last` microbatch, the outermost loop's turn, does so in no other.  Of what begins `ahead` turns
     before its own, so many more begin in the first turn of the loops inside of that, and one in each after it.
     """
-    if last and turn[0][0] < turn[0][1] - 1:
+    if last and turn[0][0] < len(turn[0][1]) - 1:
         return 0
     at, turns = 0, 1
-    for index, size in turn[1:]:
-        at, turns = at * size + index, turns * size
+    for index, own in turn[1:]:
+        at, turns = at * len(own) + index, turns * len(own)
     return int(at + ahead < turns) if at else min(1 + ahead, turns)
 
 

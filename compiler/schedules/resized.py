@@ -1,0 +1,81 @@
+"""A schedule's rows for other numbers of ranks and microbatches: what `check` finds right stays so.
+
+Purpose: rows that no formula makes, at the sizes at which a step is evaluated.  Non-goals: speed.
+
+What is left out of an order leaves an order: a stage waits for the one before, and so for all before that.  What is
+added is done at once by the one that it waits for: a further stage right behind the last one, a further microbatch when
+all others are done.
+"""
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from .actions import Action, Row, Schedule, Work
+
+
+def resized(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
+    """The rows for so many ranks and microbatches, without messages."""
+    rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
+    found = evolve(schedule, rows=rows)
+    found = _with_ranks(found, _chosen(found, min(ranks, found.ranks)))
+    for _ in range(ranks - found.ranks):
+        found = _longer(found)
+    found = _with_microbatches(found, _told(found, min(microbatches, found.microbatches)))
+    for _ in range(microbatches - found.microbatches):
+        found = _once_more(found)
+    return found
+
+
+def _chosen(schedule: Schedule, count: int) -> list[int]:
+    """The ranks of the first stage and of the last, and others from the first on."""
+    order = dict.fromkeys((schedule.homes[0], schedule.homes[-1], *range(schedule.ranks)))
+    return sorted([*order][:count])
+
+
+def _with_ranks(schedule: Schedule, ranks: list[int]) -> Schedule:
+    """Those alone, with their stages, numbered anew."""
+    kept = [stage for stage, home in enumerate(schedule.homes) if home in ranks]
+    numbers = {stage: number for number, stage in enumerate(kept)}
+    rows = (tuple(evolve(each, stage=numbers[each.stage]) for each in schedule.rows[rank]) for rank in ranks)
+    homes = tuple(ranks.index(schedule.homes[stage]) for stage in kept)
+    return Schedule(homes, schedule.microbatches, tuple(rows))
+
+
+def _told(schedule: Schedule, count: int) -> list[int]:
+    """The first microbatches, but before them one whose backward is in two parts, if any's is."""
+    split = next((action.microbatch for _, _, action in schedule.cells() if action.work is Work.WEIGHT), 0)
+    order = dict.fromkeys((split, *range(schedule.microbatches)))
+    return sorted([*order][:count])
+
+
+def _with_microbatches(schedule: Schedule, microbatches: list[int]) -> Schedule:
+    """Those alone, numbered anew."""
+    numbers = {microbatch: number for number, microbatch in enumerate(microbatches)}
+    rows = (
+        tuple(evolve(each, microbatch=numbers[each.microbatch]) for each in row if each.microbatch in numbers)
+        for row in schedule.rows
+    )
+    return Schedule(schedule.homes, len(microbatches), tuple(rows))
+
+
+def _longer(schedule: Schedule) -> Schedule:
+    """With one more stage, on a rank of its own."""
+    stage = schedule.stages
+    row = (
+        Action(stage, work, action.microbatch)
+        for action in schedule.rows[schedule.homes[-1]]
+        if (action.stage, action.work) == (stage - 1, Work.FORWARD)
+        for work in (Work.FORWARD, Work.BACKWARD)
+    )
+    return Schedule((*schedule.homes, schedule.ranks), schedule.microbatches, (*schedule.rows, tuple(row)))
+
+
+def _once_more(schedule: Schedule) -> Schedule:
+    """With one more microbatch, done as the last one is."""
+    last = schedule.microbatches - 1
+
+    def again(row: Row) -> Iterator[Action]:
+        return (evolve(action, microbatch=last + 1) for action in row if action.microbatch == last)
+
+    return evolve(schedule, microbatches=last + 2, rows=tuple((*row, *again(row)) for row in schedule.rows))
