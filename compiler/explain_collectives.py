@@ -5,8 +5,9 @@ Non-goals: the list itself (`account`), its figures (`traffic`), and JSON (`emit
 
 from collections.abc import Iterator, Sequence
 
-from .account import Collective, Use, collectives
+from .account import Collective, Use, collectives, places
 from .ir import MICROBATCHES, Program, base
+from .portions import of_rank
 from .summary import amount, axes_of, headline, launch, table
 from .traffic import crosses, sent, volumes, whole
 
@@ -17,6 +18,7 @@ USES: dict[Use, str] = {
     "parameters": "parameters gathered",
     "gradients": "gradients reduced",
     "activations": "activations",
+    "stages": "between stages",
     "totals": "count, loss and norm",
 }
 
@@ -27,13 +29,16 @@ Row = tuple[str, str, str, str, str, str]
 
 
 def explain_collectives(program: Program) -> str:
-    """What a program after the last pass communicates in a step, for people."""
-    listed = collectives(program)
+    """What a program after the last pass communicates in a step, for people; of a pipeline the rank that sends most."""
+    head, of_all = headline(program), [collectives(program, rank) for rank in places(program)]
+    listed = max(of_all, key=_sent)
     if not listed:
-        return f"{headline(program)}\n\nno communication"
+        return f"{head}\n\nno communication"
+    if program.pipeline:
+        program = of_rank(program, of_all.index(listed))
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
     parts = [_tables(uses), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
-    return "\n\n".join((headline(program), _verdict(program, listed), *parts))
+    return "\n\n".join((head, _verdict(program, listed), *parts))
 
 
 def _verdict(program: Program, listed: Sequence[Collective]) -> str:
@@ -41,7 +46,11 @@ def _verdict(program: Program, listed: Sequence[Collective]) -> str:
     total = sum(map(sent, listed))
     outside = sum(sent(each) for each in listed if _links(program, each) == ACROSS)
     where = f"{amount(outside)} of it across nodes" if outside else "all of it within a node"
-    return f"each rank sends {amount(total)} in a step, {where}"
+    if not program.pipeline:
+        return f"each rank sends {amount(total)} in a step, {where}"
+    return (
+        f"rank {listed[0].rank} of {program.pipeline.axis}, which sends most, sends {amount(total)} in a step, {where}"
+    )
 
 
 def _tables(uses: Sequence[Sequence[Row]]) -> str:
@@ -79,7 +88,10 @@ def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[R
 def _alike(program: Program, each: Collective) -> tuple[str, str, str, str]:
     """What rows are told apart by: op and axes, place, size, links."""
     op = f"{each.op} (max)" if each.maximum else each.op
-    over = f"{op} over {axes_of(program, each)}, {each.ranks:,} ranks"
+    axes = axes_of(program, each)
+    over = f"{op} over {axes}, {each.ranks:,} ranks"
+    if each.peer is not None:
+        over = f"{op} {'to' if op == 'send' else 'from'} rank {each.peer} of {axes}"
     return over, _where(program, each), f"{whole(each):,} x {each.dtype}", _links(program, each)
 
 
@@ -100,7 +112,8 @@ WITHIN, ACROSS = "within a node", "across nodes"
 
 
 def _links(program: Program, each: Collective) -> str:
-    return ACROSS if crosses(program, each.axes, launch(program).ranks_per_node) else WITHIN
+    among = each.among if each.peer is None else (each.rank or 0, each.peer)
+    return ACROSS if crosses(program, each.axes, launch(program).ranks_per_node, among) else WITHIN
 
 
 def _calls(listed: Sequence[Collective]) -> int:

@@ -21,23 +21,26 @@ def whole(each: Collective) -> int:
 
 def sent(each: Collective) -> int:
     """The bytes that a rank sends in all calls of a step, as rings send them (Patarasuk and Yuan 2009)."""
+    if each.peer is not None:
+        return each.count * each.bytes if each.op == "send" else 0
     moved = each.count * HALVES[each.op] * whole(each) * ITEM_BYTES[each.dtype]
     return moved * (each.ranks - 1) // each.ranks
 
 
-def crosses(program: Program, axes: tuple[str, ...], ranks_per_node: int) -> bool:
+def crosses(program: Program, axes: tuple[str, ...], ranks_per_node: int, among: Sequence[int] = ()) -> bool:
     """Whether some group over `axes` has ranks on several machines, each of which has consecutive ranks.
 
-    Ranks count the mesh's places, its last axis innermost.
+    Ranks count the mesh's places, its last axis innermost.  A group may be `among` some places of one axis.
     """
-    origins, span, stride = [0], 0, 1
+    origins, first, last, stride = [0], 0, 0, 1
     for axis in reversed(program.axes):
         if axis.name in axes:
-            span += (axis.size - 1) * stride
+            first += min(among, default=0) * stride
+            last += max(among, default=axis.size - 1) * stride
         else:
             origins = [origin + place * stride for place in range(axis.size) for origin in origins]
         stride *= axis.size
-    return any(origin // ranks_per_node != (origin + span) // ranks_per_node for origin in origins)
+    return any((it + first) // ranks_per_node != (it + last) // ranks_per_node for it in origins)
 
 
 @frozen
@@ -55,11 +58,16 @@ class Volume:
 
 
 def volumes(program: Program, listed: Sequence[Collective]) -> tuple[Volume, ...]:
-    """The volumes of a step's collectives; buckets with turns first."""
+    """The volumes of a step's collectives; buckets with turns first.  Of a pipeline, `program` is a rank's."""
     alike: dict[tuple[str, ...], list[Bucket]] = {}
-    for bucket in sorted(program.buckets, key=lambda it: not it.turns):
+    for bucket in sorted(filter(_has_any, program.buckets), key=lambda it: not it.turns):
         alike.setdefault(bucket.turns, []).append(bucket)
     return tuple(_volume(program, turns, buckets, listed) for turns, buckets in alike.items())
+
+
+def _has_any(bucket: Bucket) -> bool:
+    """Whether a bucket has parameters, which on a rank of a pipeline it may not."""
+    return bool(bucket.params)
 
 
 def _volume(program: Program, turns: tuple[str, ...], buckets: list[Bucket], listed: Sequence[Collective]) -> Volume:

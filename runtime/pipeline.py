@@ -59,16 +59,17 @@ class Pipeline:
         `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  What else is `given` is
         given to each call of the model.
         """
-        now = Pass(model, _inputs(batch, given), share, torch.zeros_like(share))
+        now = Pass(model, _inputs(batch, given, drops=True), share, torch.zeros_like(share))
         row = self._row(mesh)
         return row.go(row.all, now)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, *given: Any) -> Tensor:
-        """The sum of losses, without any gradients."""
+        """The sum of losses, without any gradients; nothing is dropped."""
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
         row = self._row(mesh)
-        return row.go(row.forwards, Pass(model, _inputs(batch, given), share=zero, loss=zero.clone()))
+        inputs = _inputs(batch, given, drops=False)
+        return row.go(row.forwards, Pass(model, inputs, share=zero, loss=zero.clone()))
 
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
@@ -77,8 +78,11 @@ class Pipeline:
         return self._bound[1]
 
 
-def _inputs(batch: Batch, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    return [(*inputs, *given) for inputs in batch.microbatches()]
+def _inputs(batch: Batch, given: tuple[Any, ...], drops: bool) -> list[tuple[Any, ...]]:
+    """What the model is given of each microbatch: draws, which come last, where it drops anything."""
+    if drops or batch.draws is None:
+        return [(*inputs, *given) for inputs in batch.microbatches()]
+    return [(*inputs[:-1], None, *given) for inputs in batch.microbatches()]
 
 
 @dataclass(frozen=True, slots=True)

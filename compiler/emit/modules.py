@@ -31,10 +31,11 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     inputs = [arg.value for arg in microbatches.args]
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
     pipeline = program.pipeline
-    what = "One of a rank's stages; nothing enters the first, the last one gives the" if pipeline else "The"
+    what = "One of a rank's stages, the last of which gives the" if pipeline else "The"
+    given = f"Nothing enters the first one.  {given}" if pipeline else given
     doc = f"{what} sum of token losses of this rank's part of a microbatch.  {given}"
     if len(f'    """{doc}"""') > WIDTH:
-        doc = doc.replace("  ", "\n\n    ") + "\n    "
+        doc = doc.replace("  ", "\n\n    ", 1) + "\n    "
     module, ends = Module(class_name(program.name), doc), (microbatches.yields[0].name,)
     of = (frame, module, forward.body, ends)
     body = StagedBody(*of, pipeline) if pipeline else Body(*of)

@@ -23,21 +23,11 @@ class StagedBody(Body):
         self._pipeline = cut
         self._groups, self._cut = groups(cut, self._body)
         self._owner = {group: k for k, each in enumerate(stages(frame.program, cut)) for group in each.groups}
-        self._bind_carried([arg.value.name for arg in self._cut[0].args if arg.enter is Enter.CARRY])
-
-    def _bind_carried(self, carried: list[str]) -> None:
-        """The stage that is asked for, and what the stage before it has made."""
-        self._module.crossing = len(carried)
-        self._stage = self._lines.argument("stage", "int")
-        if len(carried) == 1:
-            self._crossing = [self._lines.hold(carried[0])]
-            self._module.arguments[self._crossing[0]] = tensors(1)
-        else:
-            self._given = self._lines.argument("carried", tensors(len(carried)))
-            self._crossing = [self._lines.hold(name) for name in carried]
+        self._held: dict[str, tuple[int, ...]] = {}  # the stages of modules that only some have
 
     def write(self) -> None:
         """Writes what every stage does, each branch and loop, what stages hand on, and the last stage's own ops."""
+        self._bind_carried([arg.value.name for arg in self._cut[0].args if arg.enter is Enter.CARRY])
         *before, last = self._groups
         self._statements(stmt for group in self._groups for stmt in group if is_free(stmt))
         for number, (group, repeat) in enumerate(zip(before, self._cut, strict=True)):
@@ -49,7 +39,21 @@ class StagedBody(Body):
         self._statements(stmt for stmt in last if not is_free(stmt))
         self._hold(last, len(self._groups) - 1)
         self._finish()
-        self._hold_weights()
+        self._module.held |= self._needed()
+
+    def _bind_carried(self, carried: list[str]) -> None:
+        """The stage that is asked for, and what the stage before it has made: arguments before the inputs."""
+        inputs, self._module.arguments = self._module.arguments, {}
+        self._stage = self._lines.argument("stage", "int")
+        if len(carried) > 1:
+            self._given = self._lines.argument("carried", tensors(len(carried)))
+        self._crossing: list[str] = []
+        for value in carried:
+            self._crossing.append(self._lines.free(value, *self._crossing))
+        if len(carried) == 1:
+            self._module.arguments[self._crossing[0]] = tensors(1)
+        self._module.crossing = len(carried)
+        self._module.arguments |= inputs
 
     def _branch(self, number: int, group: Sequence[Stmt], repeat: Region) -> None:
         """The ops before a repeat, on the stage that has them; the others are given what they need."""
@@ -81,14 +85,14 @@ class StagedBody(Body):
     def _hold(self, group: Sequence[Stmt], number: int) -> None:
         """The modules of a repeat that is not cut are those of one stage."""
         whole = {stmt.dim for stmt in group if isinstance(stmt, Region)}
-        attributes = (name for name, child in self._module.children.items() if child.dim in whole)
-        self._module.held |= dict.fromkeys(attributes, (self._owner[number],))
+        children = (name for name, child in self._module.children.items() if child.dim in whole)
+        self._held |= dict.fromkeys(children, (self._owner[number],))
 
-    def _hold_weights(self) -> None:
-        """The stages that use a parameter."""
-        held, every = dict(self._pipeline.held), len(self._pipeline.turns)
-        used = ((attribute, held[param.name]) for attribute, param in self._module.weights.items())
-        self._module.held |= {attribute: by for attribute, by in used if len(by) < every}
+    def _needed(self) -> dict[str, tuple[int, ...]]:
+        """The stages that need an attribute, if not all do."""
+        by_param = dict(self._pipeline.held)
+        held = self._held | {name: by_param[param.name] for name, param in self._module.weights.items()}
+        return {name: by for name, by in held.items() if len(by) < len(self._pipeline.turns)}
 
     # ---- repeats
 

@@ -47,11 +47,25 @@ def step_lines(program: Program) -> StepLines:
     return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
 
 
+@frozen
+class _Ranks:
+    """A group of ranks: over some axes, or some of the ranks of one."""
+
+    axes: tuple[str, ...]
+    among: tuple[str, ...] = ()
+
+    def asked(self) -> str:
+        """How the mesh is asked for it."""
+        if self.among:
+            return f"mesh.among({', '.join([*map(literal, self.axes), *self.among])})"
+        return f"mesh.axis({', '.join(map(literal, self.axes))})"
+
+
 @define
 class _Function:
     """The lines of one function, and the groups over axes that it asks the mesh for."""
 
-    groups: dict[str, tuple[str, ...]] = field(factory=dict[str, tuple[str, ...]])
+    groups: dict[_Ranks, str] = field(factory=dict[_Ranks, str])  # the names
     lines: list[str] = field(factory=list[str])
 
     def add(self, code: str, comment: str) -> None:
@@ -64,16 +78,8 @@ class _Function:
 
     def all(self) -> list[str]:
         """The groups first."""
-        groups = [f"{name} = {_asked(axes)}" for name, axes in self.groups.items()]
+        groups = [f"{name} = {ranks.asked()}" for ranks, name in self.groups.items()]
         return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
-
-
-def _asked(axes: tuple[str, ...]) -> str:
-    """How the mesh is asked for a group: of whole axes, or of some ranks of one."""
-    axis, *ranks = axes
-    if ranks and ranks[0].isdigit():
-        return f"mesh.among({literal(axis)}, {', '.join(ranks)})"
-    return f"mesh.axis({', '.join(map(literal, axes))})"
 
 
 @frozen
@@ -163,23 +169,21 @@ class _Step:
 
     def _group(self, op: Op) -> str:
         """The name of the joint group of a reduction; evaluation asks for those of counts and losses only."""
-        axes = op.names("axes")
-        if op.names("among"):
-            return self._among(axes, op.names("among"))
-        known = {held: name for name, held in self.train.groups.items()}
-        name = known.get(axes) or identifier(axes_word(axes, self._program), LOCALS | set(known.values()))
-        self.train.groups[name] = axes
+        ranks = self._ranks(op.names("axes"), op.names("among"))
+        name = self._named(ranks)
         if base(op.inputs[0]) in ("count", "loss") or ends(op)[0].kind is Kind.SHARDED:
-            self.evaluate.groups[name] = axes
+            self.evaluate.groups[ranks] = name
         return name
 
-    def _among(self, axes: tuple[str, ...], ranks: tuple[str, ...]) -> str:
-        """The name of some ranks of an axis."""
-        if len(ranks) == self._program.degree(axes):
-            ranks = ()
-        name = identifier("_".join([*axes, *ranks]), LOCALS)
-        self.train.groups[name] = (*axes, *ranks)
-        return name
+    def _ranks(self, axes: tuple[str, ...], among: tuple[str, ...]) -> _Ranks:
+        return _Ranks(axes, among if len(among) < self._program.degree(axes) else ())
+
+    def _named(self, ranks: _Ranks) -> str:
+        """The name of a group, which training asks the mesh for."""
+        if ranks not in self.train.groups:
+            like = "_".join([axes_word(ranks.axes, self._program), *ranks.among])
+            self.train.groups[ranks] = identifier(like, LOCALS | {*self.train.groups.values()})
+        return self.train.groups[ranks]
 
     def count_valid(self, op: Op) -> None:
         self.text[op.outputs[0].name] = f"count_valid(batch.{base(op.inputs[0])})"
@@ -199,7 +203,7 @@ class _Step:
         """Forward, backward and the sum of losses; gradients add up in the state's buckets."""
         self._both_flats()
         if self._program.pipeline:
-            self._rows(region)
+            self._rows()
         else:
             self._loop(region)
         self.text[region.results[0].name] = "loss"
@@ -207,7 +211,7 @@ class _Step:
             if bucket := self._flats.get("".join(result.type.dims[-1:])):
                 self.text[result.name] = f"gradients[{literal(bucket.name)}]"
 
-    def _rows(self, region: Region) -> None:
+    def _rows(self) -> None:
         """The rows of the pipeline's schedule."""
         self.train.add(f"loss = PIPELINE.run(model, batch, {self._seed}, mesh)", "forward, backward")
         self.evaluate.add("loss = PIPELINE.evaluate(model, batch, mesh)", "forward")
@@ -247,7 +251,8 @@ class _Step:
         self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"
 
     def sum_squares(self, op: Op) -> None:
-        once = self._among((str(op.get("stages")),), op.names("once")) if op.names("once") else ""
+        held = op.names("once")
+        once = self._named(self._ranks((str(op.get("stages")),), held)) if held else ""
         self._squares[op.outputs[0].name] = _Squares(tuple(self.text[name] for name in op.inputs), once=once)
 
     def grad_norm(self, op: Op) -> None:
@@ -257,7 +262,7 @@ class _Step:
         self._norm(op, op.inputs[1:], " / scale")
 
     def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
-        taken = set(self.train.groups)
+        taken = {*self.train.groups.values()}
         names: list[str] = []
         for part in squares:
             names.append(identifier("squares", taken | set(names)))

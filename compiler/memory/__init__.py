@@ -4,9 +4,9 @@ Purpose: state, what autograd keeps, and the moment when most is in memory, befo
 Non-goals: tables for people (`explain`); what CUDA, the allocator and communication libraries take besides.
 """
 
-from .account import Account, Bucket, account
+from .account import Account, Bucket, account, accounts
 from .capacity import GPUS, capacity, too_large
 from .kept import Kept
 from .walk import Moment
 
-__all__ = ["GPUS", "Account", "Bucket", "Kept", "Moment", "account", "capacity", "too_large"]
+__all__ = ["GPUS", "Account", "Bucket", "Kept", "Moment", "account", "accounts", "capacity", "too_large"]

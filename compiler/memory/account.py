@@ -1,15 +1,18 @@
 """All of one rank's memory in one value."""
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..ir import ITEM_BYTES, Op, Program, types, walk
 from ..ir import Bucket as Shared
 from ..layout import shard_axes
 from ..ops.saved import Device
+from ..portions import of_rank
 from ..routes import Route, routes
+from ..stages import has
 from .kept import Keeper, Kept
+from .rows import device_of, fullest, stages_of
 from .storages import Storages
-from .walk import Moment, Walk
+from .walk import Moment, Walk, update
 
 STEP_COUNT, LOSS_SCALE = 4, 8
 """Bytes of the optimizer's count of steps, a float32 on the device, and of a loss scale with its own count."""
@@ -52,6 +55,7 @@ class Account:
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
     peak    the moment when most is in memory
+    rank    along the pipeline's axis, of which it is; None without a pipeline, where it is that of each rank
     """
 
     device: Device
@@ -61,6 +65,7 @@ class Account:
     inputs: int
     kept: tuple[Kept, ...]
     peak: Moment
+    rank: int | None = None
 
     @property
     def state(self) -> int:
@@ -74,7 +79,7 @@ class Account:
 
     @property
     def activations(self) -> int:
-        """What autograd keeps of one microbatch."""
+        """What autograd keeps of one microbatch, in all stages of the rank."""
         return sum(it.total for it in self.kept)
 
     @property
@@ -89,18 +94,42 @@ class Account:
 
 
 def account(program: Program) -> Account:
-    """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU."""
-    device: Device = "cuda" if program.cluster.gpu else "cpu"
-    storages, found = Storages(program), routes(program)
-    keeper = Keeper(storages, device)
+    """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU.
+
+    Of a pipeline, that of the rank that needs most.
+    """
+    if program.pipeline:
+        return max(accounts(program), key=lambda it: it.total)
+    storages = Storages(program)
+    keeper = Keeper(storages, device_of(program))
+    return _account(program, storages, tuple(keeper.all.values()), Walk(storages, keeper, device_of(program)).peak)
+
+
+def accounts(program: Program) -> list[Account]:
+    """Those of all ranks of a pipeline's axis."""
+    assert program.pipeline, "memory: no pipeline"
+    stages = stages_of(program)
+    found: list[Account] = []
+    for rank in range(program.axis(program.pipeline.axis).size):
+        own = {number: stages[number] for number in has(program.pipeline, rank)}
+        kept = tuple(kept for it in own.values() for kept in it.kept)
+        storages = Storages(evolve(of_rank(program, rank), params=program.params))
+        peak = max(update(storages), fullest(program, rank, own), key=lambda it: it.bytes)
+        found.append(evolve(_account(of_rank(program, rank), storages, kept, peak), rank=rank))
+    return found
+
+
+def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: Moment) -> Account:
+    """Of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
+    found = routes(storages.program)
     return Account(
-        device,
-        tuple(_bucket(bucket, found[bucket.name], storages) for bucket in program.buckets),
+        device_of(program),
+        tuple(_bucket(bucket, found[bucket.name], storages) for bucket in program.buckets if bucket.params),
         STEP_COUNT + LOSS_SCALE * (program.train.precision == "fp16"),
         _tables(program),
         sum(storages.bytes(name) for name in storages.inputs),
-        tuple(keeper.all.values()),
-        Walk(storages, keeper, device).peak,
+        kept,
+        peak,
     )
 
 
@@ -139,6 +168,7 @@ def _tables(program: Program) -> int:
         if op.kind == "rope":
             type = known[op.inputs[0]]
             own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
+            own.pop("every", None)  # backward's turns that are done again use forward's
             size = 2 * program.local_size(type, "seq") * round(float(str(own["dims"]))) * ITEM_BYTES[type.dtype]
             sizes[len(type.dims) - type.dims.index("seq"), tuple(sorted(own.items())), type.dtype] = size
     return sum(sizes.values())

@@ -43,6 +43,7 @@ class Turn:
     own    bytes that every turn keeps
     chain  bytes of what a turn hands on, if that is kept: there is one less of it than of turns
     every  the first of so many turns is such a one; the others keep `other` bytes, since backward does them not again
+    start  how many turns other stages do before
     """
 
     found: dict[str, Kept]
@@ -50,11 +51,17 @@ class Turn:
     chain: int
     every: int = 1
     other: int = 0
+    start: int = 0
 
     def first(self, turns: int) -> int:
         """The bytes that the first so many turns keep."""
-        again = -(-turns // self.every)
+        again = multiples(self.every, self.start, self.start + turns)
         return again * self.own + (turns - again) * self.other + max(turns - 1, 0) * self.chain
+
+
+def multiples(every: int, start: int, stop: int) -> int:
+    """How many there are in a range."""
+    return -(-stop // every) - -(-start // every)
 
 
 class Keeper:
@@ -64,7 +71,7 @@ class Keeper:
         self._storages = storages
         self._device: Device = device
         weights = storages.state | storages.gathered
-        self._wanted = {name for name in storages.types if storages.root(name) in weights}
+        self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.cut.entering}
         self.turns: dict[str, Turn] = {}
         self._by_turns = True  # whether what backward does again turn by turn is not kept
         self.all = self._body(storages.forward.body)
@@ -139,8 +146,9 @@ class Keeper:
         handed = {arg for arg, _, _ in carried(region)} | {*chains}
         own = {key: inner[key] for key in bound(inner, region) if key not in handed}
         every, other = self._others(region, handed) if turns_again(storages.program, region.dim) > 1 else (1, own)
-        again = -(-turns // every)
-        self.turns[region.results[0].name] = Turn(inner, _total(own), _total(chains), every, _total(other))
+        start = storages.cut.first.get(region.dim, 0)
+        again = multiples(every, start, start + turns)
+        self.turns[region.results[0].name] = Turn(inner, _total(own), _total(chains), every, _total(other), start)
         for key, kept in inner.items():
             if key not in own and key not in handed:
                 found.setdefault(key, kept)

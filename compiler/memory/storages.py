@@ -5,8 +5,28 @@ forward are other names for it.  The carried value of a repeat is a storage of i
 for it.  Non-goals: when a storage comes and goes.
 """
 
-from ..ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, types, walk
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from ..ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, Type, types, walk
 from ..ops import OPS
+
+
+@frozen
+class Cut:
+    """Where a stage of a pipeline begins and ends.
+
+    entering   what the stage before hands on
+    returning  the gradient of what it hands on itself
+    first      how many turns of repeats stages before it do
+    types      those of the values of all stages
+    """
+
+    entering: tuple[str, ...] = ()
+    returning: tuple[str, ...] = ()
+    first: Mapping[str, int] = {}
+    types: Mapping[str, Type] = {}
 
 
 class Storages:
@@ -22,10 +42,11 @@ class Storages:
     sometimes   those of them that it makes not in every turn
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, cut: Cut = Cut()) -> None:
         assert program.region.kind == "step", f"memory: a program after {program.stage} has no step"
         self.program = program
-        self.types = types(program)
+        self.cut = cut
+        self.types = {**cut.types, **types(program)}
         self._root = {param.name: param.name for param in program.params}
         self.state = {*self._root}
         self.inputs = {arg.value.name for arg in program.region.args}

@@ -48,7 +48,7 @@ class Moment:
 
 
 class Walk:
-    """Walks one microbatch; `peak` is the moment when most is in memory."""
+    """Walks one microbatch; `fullest` has the moment when most is in memory in `forward`, `backward` and `update`."""
 
     def __init__(self, storages: Storages, keeper: Keeper, device: Device) -> None:
         self._storages, self._keeper = storages, keeper
@@ -59,17 +59,25 @@ class Walk:
         self._kept: set[str] = set()
         self._into: dict[str, str] = {}
         self._where, self._turns = "forward", list[tuple[str, int, int]]()
-        self.peak = Moment(None, "update", (), "", 0, 0, 0, _sent(storages))
+        self.fullest = {"update": update(storages)}
+        self._given = [*storages.cut.entering, *storages.cut.returning]  # there until backward is done
+        self._live |= {self._root(name): storages.bytes(name) for name in storages.cut.entering}
         self._forward(storages.forward.body, None, keeper.all)
         self._where = "backward"
+        self._live |= {self._root(name): storages.bytes(name) for name in storages.cut.returning}
         self._backward(storages.backward.body, storages.forward.body)
+
+    @property
+    def peak(self) -> Moment:
+        """The fullest of all, the first of several."""
+        return max(self.fullest.values(), key=lambda it: it.bytes)
 
     # ---- forward
 
     def _forward(self, body: Sequence[Stmt], region: Region | None, kept: Mapping[str, Kept]) -> None:
         """Walks a body; what it keeps, and what it hands on, is then still there."""
         args, ends = self._handed(region)
-        stays = {*kept, *ends, *(self._linked(region, kept) if region else ())}
+        stays = {*kept, *ends, *(self._linked(region, kept) if region else self._roots(self._storages.cut.entering))}
         self._kept |= stays - ends
         last = last_reads(body, self._storages, args)
         for i, stmt in enumerate(body):
@@ -103,7 +111,7 @@ class Walk:
         last = last_reads(body, self._storages, args)
         found = sums(body, self._storages, last)
         self._into |= found.into
-        ends = {self._root(end) for end in ends}
+        ends = {self._root(end) for end in ends} if region else {*self._roots(self._given)}
         last |= {name: max(at, last.get(name, 0)) for name, at in self._releases.of(body, forward).items()}
         for i, stmt in enumerate(body):
             gone = [name for name, at in last.items() if at == i and name not in ends]
@@ -197,7 +205,7 @@ class Walk:
         other = sum(self._live.values()) - kept + scratch
         buckets = self._passing.weights, self._passing.gradients
         moment = Moment(op, self._where, tuple(self._turns), self._about(op), kept, *buckets, other)
-        self.peak = max(self.peak, moment, key=lambda it: it.bytes)
+        self.fullest[self._where] = max(self.fullest.get(self._where, moment), moment, key=lambda it: it.bytes)
 
     def _about(self, op: Op) -> str:
         """A parameter that the op reads, or else what it makes."""
@@ -205,6 +213,9 @@ class Walk:
         params = [base(root) for root in roots if root in self._storages.state]
         name = op.inputs[-1] if op.kind in ("pack", "begin") else op.outputs[0].name
         return params[0] if params else base(name).removeprefix("d_").removeprefix("_")
+
+    def _roots(self, names: Iterable[str]) -> list[str]:
+        return [*map(self._root, names)]
 
     def _root(self, name: str) -> str:
         root = self._storages.root(name)
@@ -218,6 +229,11 @@ class Walk:
 def _others(region: Region) -> str:
     """What the other turns of a repeat keep, as a storage."""
     return f"other {region.dim}"
+
+
+def update(storages: Storages) -> Moment:
+    """The update, and the reduction of gradients before it."""
+    return Moment(None, "update", (), "", 0, 0, 0, _sent(storages))
 
 
 def _sent(storages: Storages) -> int:

@@ -84,7 +84,9 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
 def _impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
     dim = next(dim for dim in program.dims if dim.name == MICROBATCHES)
     notes = Note(dim.span, f"{dim.size} microbatches"), Note(program.axis(pipeline.axis).span, "the ranks")
-    return Diagnostic("E0517", error.why, pipeline.settings.spans["schedule"], "", notes, error.help)
+    order = pipeline.settings.schedule
+    span = order.spans["memory"] if order.memory else pipeline.settings.spans["schedule"]
+    return Diagnostic("E0517", error.why, span, "", notes, error.help)
 
 
 CHAIN = ("coerce", "cast", "pack")

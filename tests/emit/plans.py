@@ -44,6 +44,11 @@ TWO_LOSSES = f"{START} {LOSS.replace('= ', '= cross_entropy(x @ wte + bias[vocab
 TAKEN_ON = f"{START} y = silu(x) repeat layers {{ {ATTENTION} y = y + x {MLP} }} x = y {LOSS}"
 CARRIED = f"{START} y = silu(x) repeat layers {{ {ATTENTION} {MLP} y = y + x }} x = x + y {LOSS}"
 
+SKIP = f"""{START} s = silu(x)
+  repeat layers {{ {ATTENTION} x = dropout(x, 0.1) }} s = s * x
+  repeat blocks {{ {MLP} x = dropout(x, 0.1) }} x = x * s {TIED}"""
+WHOLE = f"{START} repeat blocks {{ {MLP} }} x = dropout(x, 0.1) repeat layers {{ {ATTENTION} }} {LOSS}"
+
 SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
 ADAM = "adamw { lr = 1e-2  clip = 1.0 }"
 GROUPS = 'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5 lr_scale = 2.0 } }'
@@ -59,6 +64,7 @@ def plan(
     options: str = "",
     optimizer: str = ADAM,
     state: str = "",
+    pipeline: str = "",
 ) -> str:
     """The text of a plan."""
     return f"""model small(tokens[batch, seq], labels[batch, seq]) {{ dims {{ {DIMS} }} init ~ normal(0.02)
@@ -66,9 +72,18 @@ def plan(
 mesh {{ {mesh} }}
 shard {{ {shard} }}
 {f"state {{ {state} }}" if state else ""}
+{f"pipeline {{ schedule = {pipeline} }}" if pipeline else ""}
 train {{ seq = 16  global_batch = 8  microbatch = 2  steps = 3 {options}
   optimizer {optimizer}  data text {{ files = [python_stdlib] }} }}"""
 
+
+def staged(model: str, schedule: str, cut: str = "layers", **options: str) -> str:
+    """The text of a plan on eight ranks, in stages: of four layers and three blocks."""
+    text = plan(model, "pp = 2  dp = 2  tp = 2", f"{SHARD}  seq over tp  {cut} over pp", pipeline=schedule, **options)
+    return text.replace("layers = 2", "layers = 4").replace("global_batch = 8", "global_batch = 32")
+
+
+CHUNKS = "interleaved_1f1b(chunks=2)"
 
 DATA = "[python_stdlib]"
 DOCUMENTS = (
@@ -120,6 +135,12 @@ SMALL = {
     "zero 3, taken on": plan(TAKEN_ON, state="zero 3 over dp"),
     "zero 3, captured": plan(CAPTURED, state="zero 3 over dp"),
     "weights freed": plan(state="parameters, optimizer over dp"),
+    "stages": staged(f"{START} {LAYERS} {TIED}", CHUNKS, options="gathered = regather", state="zero 1 over dp"),
+    "stages, two repeats": staged(SKIP, CHUNKS, "layers, blocks", options="recompute = every(2, layers)"),
+    "stages, one repeat whole": staged(WHOLE, "zb_h1"),
+    "stages, captured": staged(CAPTURED, "1f1b", options="recompute = selective(silu, attention)"),
+    "stages without turns": staged(LLAMA, f"{CHUNKS}  stages = [2, 1, 1, 0]", options="recompute = full"),
+    "stages, tied on all ranks": staged(f"{START} {LAYERS} {TIED}", "1f1b", options=FP16),
     "stages mixed": plan(state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'),
 }
 

@@ -19,9 +19,10 @@ from scalec.compiler.verify import verify
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "plans" / "tiny_llama.scale"
+WHOLE = ("tiny_llama", "tiny_pipeline")
+"""Plans as they are."""
 
 SHARDS = {
-    "tiny_llama": ("mesh { dp = 2  tp = 2 }", ""),
     "one_rank": ("mesh { dp = 1  tp = 1 }", ""),
     "tensor_parallel": ("mesh { dp = 1  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }", ""),
     "data_parallel": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }", ""),
@@ -37,10 +38,13 @@ SHARDS = {
 """Variants of the tiny plan: its mesh (and shard, and state), and settings of `train`."""
 
 
+VARIANTS = (*WHOLE, *SHARDS)
+
+
 def source(variant: str) -> Source:
-    """The tiny plan in one of its variants."""
-    if variant == "tiny_llama":
-        return load(TINY)
+    """The tiny plan in one of its variants, or another plan."""
+    if variant in WHOLE:
+        return load(TINY.with_name(f"{variant}.scale"))
     mesh, train = SHARDS[variant]
     text = f'use "tiny_llama.scale" {{ train {{ {train} }} }}\n{mesh}\n'
     return Source(str(TINY.with_name(f"{variant}.scale")), text)
@@ -53,15 +57,21 @@ def files(plan: Source) -> dict[str, str]:
     return emit(program, plan, model, verify(program, model))
 
 
-@pytest.mark.parametrize("variant", SHARDS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_program_reads_as_it_did(variant: str, golden: Callable[[str, str], None]) -> None:
     plan = source(variant)
     golden(f"{variant}/train.py", files(plan)["train.py"])
 
 
-@pytest.mark.parametrize("stage", ["resolve", "propagate", "insert_collectives", "fuse_buckets"])
-def test_the_ir_reads_as_it_did(stage: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"tiny_llama/{stage}.ir", print_ir(compile_plan(source("tiny_llama"), stage)))
+@pytest.mark.parametrize(
+    ("variant", "stage"),
+    [
+        *(("tiny_llama", stage) for stage in ("resolve", "propagate", "insert_collectives", "fuse_buckets")),
+        ("tiny_pipeline", "schedule_pipeline"),
+    ],
+)
+def test_the_ir_reads_as_it_did(variant: str, stage: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"{variant}/{stage}.ir", print_ir(compile_plan(source(variant), stage)))
 
 
 def test_what_a_step_communicates_is_as_it_was(golden: Callable[[str, str], None]) -> None:
@@ -69,7 +79,7 @@ def test_what_a_step_communicates_is_as_it_was(golden: Callable[[str, str], None
     golden("tiny_llama/plan.json", files(plan)["plan.json"])
 
 
-@pytest.mark.parametrize("variant", SHARDS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_plan_gives_the_same_bytes(variant: str) -> None:
     plan = source(variant)
     assert files(plan) == files(plan)
@@ -80,7 +90,7 @@ def test_programs_are_formatted_and_lint_clean(command: list[str], tmp_path: Pat
     for path in [TINY, *(ROOT / "plans").glob("llama3_*.scale")]:
         plan = load(path)
         (tmp_path / f"{path.stem}.py").write_text(emit(compile_plan(plan), plan)["train.py"])
-    for variant in SHARDS:
+    for variant in VARIANTS:
         plan = source(variant)
         (tmp_path / f"{variant}.py").write_text(emit(compile_plan(plan), plan)["train.py"])
     ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(tmp_path)]

@@ -295,5 +295,5 @@ CORRUPTIONS = {
 def test_corrupted_programs_are_refused(corruption: str) -> None:
     program = DP_TP.program()
     check(program)
-    with pytest.raises(AssertionError, match="fuse_buckets"):
+    with pytest.raises(AssertionError, match="schedule_pipeline"):
         check(CORRUPTIONS[corruption](program))

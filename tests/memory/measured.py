@@ -59,17 +59,60 @@ def _measure(module: ModuleType, rows: int) -> Measured:
     model, state = module.build(mesh)
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
-    tables = _storages(model.buffers())
-    always = {*_storages(_buffers(state)), *tables, *_storages(_inputs(batch))}
-    seen = _Seen(always, Path(str(module.__file__)))
+    seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
     flats = [state.flats(1)] if "flats" in signature(model.forward).parameters else []
     with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
         loss = model(*next(iter(batch.microbatches())), *flats)
     loss.backward()
-    return Measured(
-        dict(seen.bytes),
-        *(sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch))),
-    )
+    return Measured(dict(seen.bytes), *_sizes(model, state, batch))
+
+
+@dataclass(frozen=True)
+class MeasuredStages:
+    """Bytes on one rank of a pipeline; what it keeps of one microbatch from forward to backward, by stage."""
+
+    kept: dict[int, int]
+    state: int
+    tables: int
+    inputs: int
+
+
+def measure_stages(module: ModuleType, rows: int) -> list[MeasuredStages]:
+    """What each rank of a program in stages holds, whose global batch is of so many rows."""
+    return run_ranks(_ranks(module), _measure_stages, module, rows)
+
+
+def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
+    mesh = Mesh(module.PLAN.mesh)
+    model, state = module.build(mesh)
+    state.initialise(0)
+    batch = _batch(module.PLAN, rows)
+    kept: dict[int, int] = {}
+    for stage in module.PIPELINE.stages(mesh):
+        seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
+        given = [torch.zeros(each.shape, dtype=each.dtype, requires_grad=True) for each in module.PIPELINE._carried]
+        x = (tuple(given) if len(given) > 1 else given[0]) if stage else None
+        with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
+            model(stage, x, *next(iter(batch.microbatches())))
+        for each in given if stage else ():
+            seen.counted(each, "entering")
+        kept[stage] = sum(seen.bytes.values())
+    return MeasuredStages(kept, *_sizes(model, state, batch))
+
+
+def _always(model: nn.Module, state: State, batch: Batch) -> dict[int, int]:
+    return {**_storages(_buffers(state)), **_storages(model.buffers()), **_storages(_inputs(batch))}
+
+
+def _sizes(model: nn.Module, state: State, batch: Batch) -> Iterator[int]:
+    """Of state, tables and inputs."""
+    return (sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch)))
+
+
+def peaks(module: ModuleType, rows: int) -> list[int]:
+    """The most that each rank along the first axis allocates at once, as `peak` says."""
+    inside = _ranks(module) // next(iter(module.PLAN.mesh.values()))
+    return [run_ranks(1, _peak, module, rows, rank)[0] for rank in range(0, _ranks(module), inside)]
 
 
 def peak(module: ModuleType, rows: int) -> int:
@@ -81,10 +124,10 @@ def peak(module: ModuleType, rows: int) -> int:
     return found
 
 
-def _peak(module: ModuleType, rows: int) -> int:
+def _peak(module: ModuleType, rows: int, rank: int = 0) -> int:
     dist.destroy_process_group()
     debug.set_debug_level(debug.DebugLevel.OFF)  # else gloo would compare what ranks do
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=_ranks(module))
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=_ranks(module))
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     state.initialise(0)
@@ -157,12 +200,19 @@ class _Seen:
 
     def packed(self, tensor: Tensor) -> Tensor:
         """The hook: counts, and keeps the tensor as it is."""
-        storage = tensor.untyped_storage()
-        if _identity(storage) not in self._known | self._always:
-            self._known.add(_identity(storage))
-            self._alive.append(tensor.detach())
-            self.bytes[self._kind()] += storage.nbytes()
+        if self._is_new(tensor):
+            self.counted(tensor, self._kind())
         return tensor
+
+    def counted(self, tensor: Tensor, kind: str) -> None:
+        """Counts a storage, unless it is counted already."""
+        if self._is_new(tensor):
+            self._known.add(_identity(tensor.untyped_storage()))
+            self._alive.append(tensor.detach())
+            self.bytes[kind] += tensor.untyped_storage().nbytes()
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        return _identity(tensor.untyped_storage()) not in self._known | self._always
 
     def _kind(self) -> str:
         """The op that keeps it: of the program's innermost line, the call or operator that runs."""
@@ -179,5 +229,5 @@ class _Seen:
         if isinstance(node, ast.BinOp):
             return OPERATORS[type(node.op)]
         assert isinstance(node, ast.Call), ast.unparse(node)
-        name = ast.unparse(node.func)
+        name = ast.unparse(node.func).removeprefix("split_")
         return KINDS[ast.unparse(node.args[0]) if name == "recompute" else name]

@@ -22,6 +22,7 @@ from scalec.compiler.verify.audit import Audit, Fate, Verdict, audit
 from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.mutants import FAMILIES, Mutant, mutants
 from scalec.compiler.verify.tensors import Array, Tensor
+from verify.piped import piped
 
 TINY = Path(__file__).parents[2] / "plans" / "tiny_llama.scale"
 
@@ -90,9 +91,12 @@ EXPECTED = {
     "gradients of turns exchanged": ("turns of g_layers_dp_tp.4 exchanged", Fate.VALUES),
     "reduced in the turn and in the step": ("g_layers_dp_tp.5 reduced in the step too", Fate.VALUES),
     "left out in one turn": ("reduce_scatter of g_layers_dp_tp.1 over dp left out in one turn", Fate.VALUES),
+    "copies of several stages counted twice": ("g_dp_split_tp.2 counted in the norm by all that hold it", Fate.VALUES),
+    "summed over stages without a copy": ("g_dp_split_tp.1 summed over ranks that do not hold it", Fate.VALUES),
 }
 """A mutant of each family in the tiny plan, and how it is found."""
 
+STAGED = "in three stages"
 ELSEWHERE = {
     "made again with slices of another layer": "recomputed",
     "repeats exchanged": "layers that differ",
@@ -112,6 +116,8 @@ ELSEWHERE = {
         ),
         "shared parameters",
     ),
+    "copies of several stages counted twice": STAGED,
+    "summed over stages without a copy": STAGED,
 }
 """Families of which the tiny plan has none, and a plan that has some."""
 
@@ -121,7 +127,8 @@ Rank = Callable[[Field, Tensor], Array]
 @cache
 def compiled(name: str) -> tuple[Program, Program]:
     """The program of a plan after the last pass, and its model."""
-    model = compile_plan(Source("tiny.scale", PLANS[name].text()) if name else load(TINY), "resolve")
+    text = piped("tied embedding", pp=3) if name == STAGED else PLANS[name].text() if name else ""
+    model = compile_plan(Source("tiny.scale", text) if name else load(TINY), "resolve")
     return lower(model), model
 
 

@@ -14,10 +14,10 @@ from .values import Axes, Table
 
 @frozen
 class Modules:
-    """`nn.ModuleList(…)`: so many modules of a class."""
+    """`nn.ModuleList(…)`: so many modules of a class; or `nn.ModuleDict(…)`: a repeat's turns of this rank's stages."""
 
     of: str
-    count: int
+    turns: int | str
 
 
 @frozen
@@ -36,6 +36,7 @@ class Class:
 
     attributes: dict[str, Attribute]
     forward: ast.FunctionDef
+    branches: dict[str, ast.expr] = Factory(dict[str, ast.expr])  # the conditions on which attributes are set, if any
 
 
 @define

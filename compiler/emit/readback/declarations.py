@@ -13,16 +13,28 @@ from .values import Axes, Table
 
 def read_class(node: ast.ClassDef, module: frozenset[str]) -> Class:
     """What a class sets, and its `forward`."""
+    init, forward = methods(node)
+    demand_header(init, "self, mesh: Mesh", "None")
+    arguments, result = header(forward, module)
+    demand_header(forward, ", ".join(["self", *arguments]), result)
+    return Class(Init(init, module).read(), forward)
+
+
+def methods(node: ast.ClassDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+    """`__init__` and `forward` of a module that has nothing else."""
     demand(node, [ast.unparse(base) for base in node.bases] == ["nn.Module"], "is no module")
     demand(node, not node.keywords and not node.decorator_list, "has keywords or decorators")
     match node.body[ast.get_docstring(node) is not None :]:
         case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
-            demand_header(init, "self, mesh: Mesh", "None")
-            arguments = (f"{arg.arg}: {_type(arg, module)}" for arg in forward.args.args[1:])
-            demand_header(forward, ", ".join(["self", *arguments]), _result(forward))
-            return Class(_Init(init, module).read(), forward)
+            return init, forward
         case _:
             raise wrong(node, "is more or less than `__init__` and `forward`")
+
+
+def header(forward: ast.FunctionDef, module: frozenset[str]) -> tuple[list[str], str]:
+    """What the arguments and the result of a `forward` must be."""
+    arguments = [f"{arg.arg}: {_type(arg, module)}" for arg in forward.args.args[1:]]
+    return arguments, _result(forward)
 
 
 def _type(argument: ast.arg, names: frozenset[str]) -> str:
@@ -41,7 +53,7 @@ def _result(forward: ast.FunctionDef) -> str:
             return "Tensor"
 
 
-class _Init:
+class Init:
     """Reads one `__init__`."""
 
     def __init__(self, node: ast.FunctionDef, module: frozenset[str]) -> None:

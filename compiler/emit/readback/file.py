@@ -9,11 +9,13 @@ from ...certificate import trusted
 from ...ir import Program, Region, Type, base, walk
 from .again import made_again
 from .calls import CALLS, SPLIT
-from .classes import Model, Place
+from .classes import Class, Model, Place
 from .declarations import read_class
 from .forward import Forward
-from .stages import Unstaged, constants, unstaged
+from .held import read_staged_class
+from .rows import constants, crossing
 from .settings import check_build, check_plan, model_class
+from .staged import StagedForward
 from .step import Step
 from .text import BUILT_IN, demand, demand_header, demand_same, wrong
 from .values import Flats, Seen, blocks, local
@@ -76,10 +78,8 @@ class File:
         build, train, evaluate = self._headers(last)
         names = frozenset(self._bound)
         demand(last, {*self._constants} <= names, "has not all that a pipeline needs")
-        whole = self._whole(model_class(build))
-        model = self._model(names)
+        model = self._model(model_class(build), names)
         taken = self._steps(model, model_class(build), train, evaluate) + model.taken
-        self._check_held(build, whole, model)
         check_build(build, self._program, model.paths, self._dtype(), names)
         check_plan(self._plan[0], self._program, self._types, stored(self._program, model.paths, self._dtype()), names)
         expected = sum(1 for _ in walk(self._program.region.body))
@@ -106,8 +106,7 @@ class File:
                 self._bind(stmt, name)
                 self._functions[name] = stmt
             case ast.Assign(targets=[ast.Name(id=name)]) if name in self._constants:
-                demand(stmt, ast.dump(stmt.value) == ast.dump(self._constants[name]), f"`{name}` is not the IR's")
-                self._bind(stmt, name)
+                self._constant(stmt, name)
             case ast.Assign(targets=[ast.Name(id="PLAN")]):
                 self._bind(stmt, "PLAN")
                 self._plan.append(stmt.value)
@@ -118,6 +117,12 @@ class File:
         demand(node, name not in self._bound, f"binds `{name}` twice")
         demand(node, name not in BUILT_IN, f"hides Python's `{name}`")
         self._bound.add(name)
+
+    def _constant(self, stmt: ast.Assign, name: str) -> None:
+        demand(stmt, ast.dump(stmt.value) == ast.dump(self._constants[name]), f"`{name}` is not the IR's")
+        read = {node.id for node in ast.walk(stmt.value) if isinstance(node, ast.Name)}
+        demand(stmt, read <= {*self._bound, *BUILT_IN}, f"reads {sorted(read)} before all are bound")
+        self._bind(stmt, name)
 
     def _import(self, stmt: ast.ImportFrom) -> None:
         allowed = IMPORTS.get(stmt.module or "", frozenset())
@@ -163,25 +168,15 @@ class File:
 
     # ---- what the functions do
 
-    def _whole(self, name: str) -> Unstaged | None:
-        """The model without stages takes the place of that with them."""
-        if not self._program.pipeline or name not in self._classes:
-            return None
-        whole = unstaged(self._program, self._program.pipeline, self._classes[name])
-        self._classes[name] = whole.node
-        return whole
-
-    def _check_held(self, node: ast.AST, whole: Unstaged | None, model: Model) -> None:
-        """A weight is declared for the stages that use it."""
-        pipeline = self._program.pipeline
-        if whole and pipeline:
-            wanted = {model.paths.get(param, ""): stages for param, stages in pipeline.held}
-            demand(node, whole.held == wanted, f"weights of stages are {whole.held}, not {wanted}")
-
-    def _model(self, names: frozenset[str]) -> Model:
+    def _model(self, top: str, names: frozenset[str]) -> Model:
         _, forward, backward = blocks(self._program)
-        classes = {name: read_class(node, names) for name, node in self._classes.items()}
+        classes = {name: self._class(node, name == top, names) for name, node in self._classes.items()}
         return Model(self._program, self._types, *made_again(forward, backward), names, classes, self._same)
+
+    def _class(self, node: ast.ClassDef, top: bool, names: frozenset[str]) -> Class:
+        if top and self._program.pipeline:
+            return read_staged_class(node, names, len(crossing(self._program, self._program.pipeline)))
+        return read_class(node, names)
 
     def _steps(self, model: Model, top: str, train: ast.FunctionDef, evaluate: ast.FunctionDef) -> int:
         """Reads both steps, and the model as they call it; returns the ops of training but for the model's."""
@@ -194,7 +189,9 @@ class File:
         inputs |= {"flats": Flats()} if any(bucket.turns for bucket in self._program.buckets) else {}
         demand(train, sorted(steps[0].given) == sorted(inputs), f"gives the model {steps[0].given}")
         given = [inputs[name] for name in steps[0].given]
-        Forward(model, top, forward, [region.yields[0].name], given, Place()).read()
+        results, pipeline = [region.yields[0].name], self._program.pipeline
+        whole = (model, top, forward, results, given)
+        (StagedForward(*whole, pipeline) if pipeline else Forward(*whole, Place())).read()
         demand(train, not model.classes, f"nothing uses {sorted(model.classes)}")
         return taken
 

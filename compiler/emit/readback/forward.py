@@ -70,8 +70,7 @@ class Forward:
     def read(self) -> None:
         """Reads all statements."""
         *body, last = statements(self._node)
-        for stmt in body:
-            self._statement(stmt)
+        self._body(body)
         if not isinstance(last, ast.Return) or not last.value:
             raise wrong(last, "does not return")
         self._expressions.closed.clear()
@@ -84,6 +83,10 @@ class Forward:
         demand(self._node, not self._inner, "a repeat of the IR is not run")
         unread = set(self._class.attributes) - self._expressions.read
         demand(self._node, not unread, f"nothing reads {sorted(unread)}")
+
+    def _body(self, body: Sequence[ast.stmt]) -> None:
+        for stmt in body:
+            self._statement(stmt)
 
     def _demand_again(self) -> None:
         """Backward does again what stands in a block, or of a body that it runs again all up to some op."""
@@ -118,8 +121,7 @@ class Forward:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="recomputed")) as call):
                 self._block(call, name, [])
             case ast.Assign(targets=[target]):
-                value = self._expressions.value(stmt.value)
-                values = value if isinstance(value, tuple) else (value,)
+                values = self._values(stmt.value)
                 names = targets(target)
                 demand(stmt, len(names) == len(values), f"{len(values)} values for {len(names)} names")
                 self._env.update(zip(names, values, strict=True))
@@ -129,6 +131,13 @@ class Forward:
                 self._repeat(stmt, Loop.of(self._expressions, stmt))
             case _:
                 raise wrong(stmt, f"nothing in the IR does `{ast.unparse(stmt)}`")
+
+    def _values(self, node: ast.expr) -> Sequence[Seen]:
+        """What one expression gives, or several with commas."""
+        if isinstance(node, ast.Tuple):
+            return [self._expressions.value(element) for element in node.elts]
+        value = self._expressions.value(node)
+        return value if isinstance(value, tuple) else (value,)
 
     def _block(self, call: ast.Call, name: str, body: Sequence[ast.stmt]) -> None:
         """`with … as …`: what is read outside the block would be kept for backward."""
@@ -209,7 +218,8 @@ class Forward:
 
     def _passed(self, node: ast.expr, inside: Mapping[str, Seen]) -> Seen:
         """An argument of a turn."""
-        return inside[node.id] if isinstance(node, ast.Name) and node.id in inside else self._expressions.value(node)
+        text = ast.unparse(node)
+        return inside[text] if text in inside else self._expressions.value(node)
 
     def _drawn(self, stmt: ast.For, region: Region, draws: Mapping[str, Local]) -> dict[str, Local]:
         """The draws of one iteration, where the repeat takes any."""
@@ -244,9 +254,13 @@ class Forward:
         if not isinstance(modules, Modules) or name in self._expressions.read or modules.of not in self._model.classes:
             raise wrong(node, f"`self.{name}` holds no modules that are not run yet")
         self._expressions.read.add(name)
-        size = self._model.program.size(region.dim)
-        demand(node, modules.count == size, f"{modules.count} modules, not {size} {region.dim}")
+        wanted = self._turns_of(region)
+        demand(node, modules.turns == wanted, f"has modules for the turns {modules.turns}, not {wanted}")
         return modules
+
+    def _turns_of(self, region: Region) -> int | str:
+        """What a repeat has modules for: for all of so many turns."""
+        return self._model.program.size(region.dim)
 
     def _slice(self, region: Region, turn: Turn) -> None:
         """Inside a repeat a parameter's slice, or what a turn gathers of it, goes by the parameter's name."""

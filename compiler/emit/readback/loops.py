@@ -45,6 +45,54 @@ class Loop:
             demand(call, not call.keywords, "gives keywords")
         return cls(stmt, item, held, zipped, stmt.body[:i], targets(target), args, stmt.body[i + 1 :], again, turns)
 
+    @classmethod
+    def of_stage(cls, e: Expressions, stmt: ast.For) -> "Loop":
+        """Those of `for i in …: names = self.held[str(i)](args)`, where an argument may be `all[i]`, of the turn."""
+        match stmt:
+            case ast.For(
+                target=ast.Name(id=index), body=[ast.Assign(targets=[target], value=ast.Call() as call)], orelse=[]
+            ):
+                pass
+            case _:
+                raise wrong(stmt, "is no loop over turns, each of them one call")
+        module, args, again = call.func, call.args, 0
+        if isinstance(call.func, ast.Name):
+            demand_same(call.func, "recomputed")
+            e.names.demand(call, "recomputed")
+            module, *args = call.args
+            again = _every_of(call, index)
+        else:
+            demand(call, not call.keywords, "gives keywords")
+        held = _held(module, index)
+        drawn = [arg for arg in args if isinstance(arg, ast.Subscript) and ast.unparse(arg.slice) == index]
+        zipped = {ast.unparse(arg): arg.value for arg in drawn}
+        return cls(stmt, index, held, zipped, [], targets(target), args, [], again, 0)
+
+
+def _held(module: ast.expr, index: str) -> str:
+    """The attribute with the modules, of `self.layers[str(i)]`."""
+    match module:
+        case ast.Subscript(value=ast.Attribute(attr=held)):
+            demand_same(module, f"self.{held}[str({index})]")
+            return held
+        case _:
+            raise wrong(module, f"`{ast.unparse(module)}` is no turn's module")
+
+
+def _every_of(call: ast.Call, index: str) -> int:
+    """Of how many turns one is done again, by `again=i % 2 == 0`."""
+    match call.keywords:
+        case []:
+            return 1
+        case [
+            ast.keyword(arg="again", value=ast.Compare(left=ast.BinOp(right=ast.Constant(value=int(every)))) as which)
+        ]:
+            demand_same(which, f"{index} % {every} == 0")
+            demand(which, every > 1, "does every turn again")
+            return every
+        case _:
+            raise wrong(call, "gives keywords")
+
 
 def _every(call: ast.Call, zipped: dict[str, ast.expr]) -> tuple[int, int]:
     """Of how many turns one is done again, and of how many in all: what is zipped with the modules as `again`."""

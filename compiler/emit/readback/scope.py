@@ -181,19 +181,21 @@ class Scope:
 
     def _coerce(self, node: ast.Call, operand: ast.expr, axes: ast.expr, source: Placement, target: Placement) -> str:
         """In place: whatever held the value holds the result from now on."""
-        before, over = self.tensor(operand), self._axes(axes)
+        before, group = self.tensor(operand), self._group(axes)
         kept = self.types[before].dtype
         sent = self.names.dtype(node.keywords[0].value) if node.keywords else kept
-        attrs: dict[str, Attr] = {"axes": over, "from": source, "to": target}
-        attrs |= {"among": among} if (among := self._group(axes).among) else {}
+        attrs: dict[str, Attr] = {"axes": group.names, "from": source, "to": target}
+        attrs |= {"among": group.among} if group.among else {}
         after = self.state.coerce(node, before, attrs, Sent(sent, kept))
         self.env = {name: after if value == before else value for name, value in self.env.items()}
         self.state.move(before, after)
         return after
 
     def _axes(self, node: ast.expr) -> tuple[str, ...]:
-        """The axes of a group of ranks."""
-        return self._group(node).names
+        """The axes of a group of all ranks over them."""
+        group = self._group(node)
+        demand(node, not group.among, f"`{ast.unparse(node)}` are some ranks of an axis")
+        return group.names
 
     def _group(self, node: ast.expr) -> Axes:
         group = self.value(node)

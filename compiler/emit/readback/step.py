@@ -10,7 +10,6 @@ from ...ir import INVARIANT, Op, Program, Region, Type, base, walk
 from ...leaves import leaves
 from ...placements import coercion_of, ends
 from .scope import FLATS, MESH, Scope, Seen, Zero
-from .stages import as_loop
 from .state import State
 from .text import Names, Ops, demand, demand_same, keywords, statements, targets, wrong
 from .values import blocks, needed
@@ -82,8 +81,7 @@ class Step:
         """Reads all statements; returns how many ops they do, but for those of the model's forward."""
         *body, last = statements(self._node)
         for stmt in body:
-            for each in self._unrolled(stmt):
-                self._statement(each)
+            self._statement(stmt)
         self._return(last)
         demand(
             self._node,
@@ -93,12 +91,6 @@ class Step:
         done = [op for op in self._ops.done if op in self._order]
         demand(self._node, done == self._order, f"reduces {', '.join(op.inputs[0] for op in done)} in this order")
         return self._ops.finish(self._node) + len(self._unpacked) + sum(1 for _ in walk(self._backward.body))
-
-    def _unrolled(self, stmt: ast.stmt) -> list[ast.stmt]:
-        """A pipeline's rows as the loop over microbatches whose work they are."""
-        taken = {base(arg.value.name) for arg in self._region.args}
-        inputs = [name for name in INPUTS if name in taken]
-        return (as_loop(stmt, self._trains, inputs) if self._program.pipeline else None) or [stmt]
 
     # ---- statements
 
@@ -110,6 +102,10 @@ class Step:
             case ast.Assign(targets=[ast.Tuple() as names], value=ast.Tuple(elts=values)):
                 demand(stmt, len(names.elts) == len(values), "assigns unevenly")
                 self._bind(names, [self._scope.value(value) for value in values])
+            case ast.Assign(
+                targets=[ast.Name(id=loss)], value=ast.Call(func=ast.Attribute(value=ast.Name(id="PIPELINE"))) as call
+            ):
+                self._rows(loss, call)
             case ast.Assign(targets=[ast.Name() as name], value=value):
                 self._bind(name, [self._scope.value(value)])
             case ast.Expr(value=ast.Call(func=ast.Name(id="all_reduce_" | "all_gather_")) as call):
@@ -121,7 +117,7 @@ class Step:
                 self._scope.value(call)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr="update")) as call) if self._trains:
                 self._update(call)
-            case ast.For():
+            case ast.For() if not self._program.pipeline:
                 self._microbatches(stmt)
             case _:
                 raise wrong(stmt, f"nothing in the IR does `{ast.unparse(stmt)}`")
@@ -155,8 +151,7 @@ class Step:
             body = f"{part} = model({args})\n    ({part} * {factors}).backward()\n    {total} += {part}.detach()"
             self._seed(stmt, seed)
         demand_same(stmt, f"for {', '.join(inputs)} in batch.microbatches():\n    {body}")
-        taken = {base(arg.value.name) for arg in self._region.args}
-        known = [name for name in INPUTS if name in taken]
+        known = self._inputs()
         demand(stmt, len(inputs) == len(known), f"{len(known)} inputs, not {len(inputs)}")
         by_name = dict(zip(inputs, known, strict=True))
         if not self._trains:  # nothing is dropped
@@ -169,6 +164,28 @@ class Step:
         self._sum(stmt, total)
         self._scope.ran = True
         self._scope.env = {name: value for name, value in self._scope.env.items() if name not in (*inputs, part)}
+
+    def _inputs(self) -> list[str]:
+        """What the model takes of each microbatch."""
+        taken = {base(arg.value.name) for arg in self._region.args}
+        return [name for name in INPUTS if name in taken]
+
+    def _rows(self, loss: str, call: ast.Call) -> None:
+        """`loss = PIPELINE.run(model, batch, share, mesh)`: the rows that do the same in the order of a schedule."""
+        demand(call, not self._scope.ran, "runs the microbatches twice")
+        self._scope.names.demand(call, "PIPELINE")
+        demand(call, self._scope.env.get("mesh") == MESH, "there is no mesh yet")
+        demand(call, loss not in GIVEN | self._scope.unread, f"binds `{loss}` anew")
+        if self._trains:
+            demand(call, len(call.args) == 4, "is not given model, batch, what backward begins from, and mesh")
+            seed = call.args[2]
+            demand_same(call, f"PIPELINE.run(model, batch, {ast.unparse(seed)}, mesh)")
+            self._seed(call, _factors(seed))
+        else:
+            demand_same(call, "PIPELINE.evaluate(model, batch, mesh)")
+        self.given = tuple(self._inputs())
+        self._scope.env[loss] = self._region.results[0].name
+        self._scope.ran = True
 
     def _parts(self, stmt: ast.For) -> tuple[str, str, str, list[ast.expr]]:
         """The names of the sum and of one part, the model's arguments, and the factors of what backward begins from."""
@@ -184,7 +201,7 @@ class Step:
             case _:
                 raise wrong(stmt, "a microbatch is other than forward, backward and sum")
 
-    def _seed(self, stmt: ast.stmt, factors: list[ast.expr]) -> None:
+    def _seed(self, stmt: ast.AST, factors: list[ast.expr]) -> None:
         """The one value of the step, but for leaves, that the backward block reads is what backward is given."""
         made = {self._ops.first(v.name) for op in self._program.region.body if isinstance(op, Op) for v in op.outputs}
         read = {self._ops.first(name) for op in walk(self._backward.body) for name in op.inputs} & made

@@ -14,7 +14,7 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 """Torch's words for element types."""
 
 
-BUILT_IN = frozenset({"len", "range", "super", "zip"})
+BUILT_IN = frozenset({"len", "range", "str", "super", "zip"})
 """What of Python programs use under its own name."""
 
 

@@ -57,12 +57,22 @@ class Buffers:
     level: int = 0
 
 
+@frozen
+class Stage:
+    """The number of the stage that is asked for."""
+
+
+@frozen
+class Entering:
+    """What the stage before has made; the first one is given nothing."""
+
+
 def local(name: str, types: Mapping[str, Type]) -> Local:
     """A value none of whose dims are joined."""
     return Local(name, tuple((dim,) for dim in types[name].dims))
 
 
-Seen = Local | Axes | Table | Flats | Buffers | tuple[Local, ...]
+Seen = Local | Axes | Table | Flats | Buffers | Stage | Entering | tuple[Local, ...]
 
 
 def ends_of(function: str, x: Local, options: dict[str, object]) -> list[tuple[Placement, Placement]]:

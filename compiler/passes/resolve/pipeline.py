@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve, frozen
 
 from ... import syntax
-from ...diagnostics import Diagnostics, Note, listing
+from ...diagnostics import Diagnostics, Note
 from ...ir import Claim, Pipeline, Program, Region
 from ...settings import FILE, Order, Pipelining, read
 from .rows import given_rows
@@ -101,10 +101,9 @@ def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Di
                 "E0513", f"`{claim.dim}` is repeated {times[claim.dim]} times", claim.span, notes=notes, help=help
             )
         elif claim.axis != axis:
-            dims = listing(dict.fromkeys(each.dim for each in cuts), word="and")
-            message = f"repeats are cut over one axis, not over {listing([axis, claim.axis], word='and')}"
+            message = f"repeats are cut over one axis, not over `{axis}` and `{claim.axis}`"
             notes = [Note(cuts[0].span, "cut here")] if cuts[0].span != claim.span else []
-            found.error("E0513", message, claim.span, notes=notes, help=f"lay {dims} over `{axis}` alone")
+            found.error("E0513", message, claim.span, notes=notes, help=f"lay them over `{axis}` alone")
     for claim in program.claims:
         if claim.axis == axis and claim not in cuts:
             note = Note(cuts[0].span, "cut into stages here")

@@ -46,7 +46,7 @@ def _twice(program: Program, op: Op) -> Mistakes:
 def _other_kind(program: Program, op: Op) -> Mistakes:
     match _kinds(op):
         case (Kind.PARTIAL, Kind.INVARIANT):
-            yield from _other_sum(op)
+            yield from _other_sum(program, op)
         case (Kind.PARTIAL, Kind.SHARDED):
             yield "averaged", then(op, "divided", axes=op.names("axes"))
             yield "without the sum", [silent(op)]
@@ -63,12 +63,20 @@ def _other_kind(program: Program, op: Op) -> Mistakes:
             pass  # zero but on one rank, and all-to-all: the other families have all that can be said of them
 
 
-def _other_sum(op: Op) -> Mistakes:
+def _other_sum(program: Program, op: Op) -> Mistakes:
     axes = op.names("axes")
-    yield "replaced by the first rank's value", [instead(op, "of_first", axes=axes)]
+    if not _only_first_counts(program, op):
+        yield "replaced by the first rank's value", [instead(op, "of_first", axes=axes)]
     if op.outputs[0].type.differentiable:  # counts are integers, which have no shares and no order in the field
         yield "averaged", then(op, "divided", axes=axes)
         yield "as a maximum", [with_attrs(op, source=MAXIMUM)]
+
+
+def _only_first_counts(program: Program, op: Op) -> bool:
+    """Whether a sum over stages is of what the first rank alone has counted."""
+    squares = [each for each in walk(program.region.body) if each.kind == "sum_squares"]
+    counted = [each.outputs[0].name for each in squares if each.names("once")[:1] == ("0",)]
+    return op.inputs[0] in counted and len(op.names("axes")) == 1
 
 
 def silent(op: Op) -> Op:

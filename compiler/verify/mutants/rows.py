@@ -71,10 +71,8 @@ def _other_microbatch(schedule: Schedule) -> Found:
     for rank, at, action in _computing(schedule):
         other = evolve(action, microbatch=(action.microbatch + 1) % schedule.microbatches)
         if other != action:
-            yield (
-                f"`{other}` of rank {rank} for `{action}`",
-                _with(schedule, rank, _set(schedule.rows[rank], {at: other})),
-            )
+            wrong = _set(schedule.rows[rank], {at: other})
+            yield f"`{other}` of rank {rank} in place of `{action}`", _with(schedule, rank, wrong)
 
 
 def _computing(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:

@@ -1,0 +1,187 @@
+"""What a rank of a pipeline holds over its row: what its stages keep of microbatches, and what crosses the cuts.
+
+Purpose: the row action by action; while one runs, what it does is in memory as `walk` has it of the stage alone.
+Of what is sent one value of each kind is under way, as the runtime has it, and of what is received the memory is there
+from where its message begins.
+Non-goals: what an allocator loses.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from attrs import evolve, frozen
+
+from ..ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Stmt, Value, types, walk
+from ..ops.saved import Device
+from ..portions import of_stage
+from ..schedules.actions import Action, Work
+from ..stages import crossing, groups, stages
+from .kept import Keeper, Kept
+from .storages import Cut, Storages
+from .walk import Moment, Walk
+
+
+@frozen
+class Stage:
+    """What a stage holds of a microbatch.
+
+    kept      what autograd keeps of it, each storage once
+    entered   bytes of what enters it that autograd does not keep; it is there as long
+    later     bytes that the weights' part of backward needs of the part before it
+    largest   of the gradients that the weights' part makes, which goes as soon as it is added
+    forward   the moment when most is there, but of other microbatches
+    backward  likewise
+    """
+
+    kept: tuple[Kept, ...]
+    entered: int
+    later: int
+    largest: int
+    forward: Moment
+    backward: Moment
+
+    @property
+    def held(self) -> int:
+        """Bytes from forward to backward."""
+        return sum(it.total for it in self.kept) + self.entered
+
+
+def stages_of(program: Program) -> list[Stage]:
+    """All stages of a pipeline, each by itself."""
+    assert program.pipeline, "memory: no pipeline"
+    return [_stage(program, program.pipeline, number) for number in range(len(program.pipeline.homes))]
+
+
+def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
+    device = device_of(program)
+    storages = Storages(of_stage(program, number), _cut(program, pipeline, number))
+    keeper = Keeper(storages, device)
+    walked = Walk(storages, keeper, device).fullest
+    entered = sum(storages.bytes(name) for name in storages.cut.entering if storages.root(name) not in keeper.all)
+    kept = tuple(keeper.all.values())
+    body = storages.backward.body
+    largest = max((storages.bytes(op.outputs[0].name) for op in walk(body) if _is_put_off(op)), default=0)
+    later = sum(_put_off(storages, body).values())
+    return Stage(kept, entered, later, largest, walked["forward"], walked["backward"])
+
+
+def device_of(program: Program) -> Device:
+    """A GPU, where the cluster names one, or else the CPU."""
+    return "cuda" if program.cluster.gpu else "cpu"
+
+
+def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
+    """What enters a stage, from before and from behind, as its statements call it; and where its turns begin."""
+    own = stages(program, pipeline)[number].turns
+    (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward, backward = (groups(pipeline, block.body)[1] for block in region.body if isinstance(block, Region))
+    enters = _handed(forward, own, len(crossing(program, pipeline))) if number else ()
+    turned = own[::-1]
+    returns = _handed(backward, turned, len(enters) or len(crossing(program, pipeline)))
+    is_last = number == len(pipeline.homes) - 1
+    first = dict(zip(pipeline.dims, (turns.start for turns in own), strict=True))
+    return Cut(enters, () if is_last else returns, first, types(program))
+
+
+def _handed(repeats: list[Region], turns: tuple[range, ...], count: int) -> tuple[str, ...]:
+    """What the first repeat of which a stage has turns takes; if it has none, what the last one makes."""
+    for repeat, own in zip(repeats, turns, strict=True):
+        if own:
+            return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)[:count]
+    return tuple(value.name for value in repeats[-1].results[:count])
+
+
+def _put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[str, int]:
+    """Operands of the products that make weights' gradients, each storage once, as all turns of repeats keep them."""
+    found: dict[str, int] = {}
+    for stmt in body:
+        if isinstance(stmt, Region):
+            found |= _put_off(storages, stmt.body, turns * storages.program.size(stmt.dim))
+        elif _is_put_off(stmt):
+            names = [name for name in stmt.inputs[:2] if not storages.held(name)]
+            found |= {storages.origin(name): turns * storages.bytes(name) for name in names}
+    return found
+
+
+def _is_put_off(op: Op) -> bool:
+    """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
+    return op.kind == "embedding_dw" or (op.kind == "contract" and "batch" in op.names("over"))
+
+
+def fullest(program: Program, rank: int, of: dict[int, Stage]) -> Moment:
+    """The moment of a rank's row when most is in memory beside what always is."""
+    return max(_Row(program, rank, of).moments(), key=lambda it: it.bytes)
+
+
+class _Row:
+    """A rank that does its row: what is kept of each stage and microbatch, and what is between actions."""
+
+    def __init__(self, program: Program, rank: int, of: dict[int, Stage]) -> None:
+        assert program.pipeline, "memory: no pipeline"
+        assert program.pipeline.schedule, "memory: no rows"
+        self._homes, self._of, self._rank = program.pipeline.homes, of, rank
+        self._row = program.pipeline.schedule.rows[rank]
+        self._size = sum(_bytes(program, value) for value in crossing(program, program.pipeline))
+        self._kept: dict[tuple[int, int], int] = {}
+        self._between: set[tuple[str, int, int]] = set()  # what is handed from stage to stage, each of the same size
+
+    def moments(self) -> Iterator[Moment]:
+        """While each action that computes runs."""
+        for action in self._row:
+            if action.work.is_message:
+                self._move(action)
+            else:
+                yield self._during(action)
+                self._after(action)
+
+    def _during(self, action: Action) -> Moment:
+        """What the action does, beside all other microbatches."""
+        stage, work = self._of[action.stage], action.work
+        at = (action.stage, action.microbatch)
+        others = sum(size for cell, size in self._kept.items() if cell != at or work is Work.WEIGHT)
+        taken = {Work.FORWARD: "x", Work.BACKWARD: "dy", Work.INPUT: "dy"}.get(work, "")
+        between = len(self._between - {(taken, *at)}) * self._size
+        match work:
+            case Work.FORWARD:
+                own = stage.forward
+            case Work.BACKWARD:
+                own = stage.backward
+            case Work.INPUT:
+                own = evolve(stage.backward, kept=max(stage.backward.kept, stage.later))
+            case _:
+                own = evolve(stage.backward, kept=0, other=stage.largest)
+        return evolve(own, kept=own.kept + others, other=own.other + between)
+
+    def _after(self, action: Action) -> None:
+        stage, microbatch = at = action.stage, action.microbatch
+        match action.work:
+            case Work.FORWARD:
+                self._kept[at] = self._of[stage].held
+                self._hand("x", stage, stage + 1, microbatch)
+            case Work.WEIGHT:
+                del self._kept[at]
+            case work:
+                del self._kept[at]
+                self._hand("dy", stage, stage - 1, microbatch)
+                if work is Work.INPUT:
+                    self._kept[at] = self._of[stage].later
+
+    def _hand(self, what: str, stage: int, to: int, microbatch: int) -> None:
+        """Takes what the stage is given, and leaves what it makes for another one, here or to be sent."""
+        self._between.discard((what, stage, microbatch))
+        if 0 <= to < len(self._homes):
+            here = self._homes[to] == self._rank
+            self._between.add((what, to, microbatch) if here else (f"{what} to send", stage, microbatch))
+
+    def _move(self, action: Action) -> None:
+        """Begins a message: of those that a stage sends one way, the one before is gone."""
+        stage, microbatch = action.stage, action.microbatch
+        what = "x" if action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD) else "dy"
+        if action.work in (Work.RECEIVE_FORWARD, Work.RECEIVE_BACKWARD):
+            self._between.add((what, stage, microbatch))
+        else:
+            self._between.remove((f"{what} to send", stage, microbatch))
+            self._between.add((f"{what} under way", stage, 0))
+
+
+def _bytes(program: Program, value: Value) -> int:
+    return program.elements(value.type) * ITEM_BYTES[value.type.dtype]

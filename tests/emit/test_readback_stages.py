@@ -1,0 +1,293 @@
+"""The read-back check of programs in stages: what is emitted is accepted under every schedule, and nothing else."""
+
+import ast
+from functools import cache
+
+import pytest
+
+from emit.plans import CHUNKS, FP16, LLAMA, SKIP, compiled, staged, with_imports
+from scalec.compiler.emit.program import train_py
+from scalec.compiler.emit.readback import check
+from scalec.compiler.ir import Program, walk
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.source import Source
+
+SCHEDULES = (
+    *("gpipe", "1f1b", CHUNKS, "breadth_first(chunks=2)", "zb_h1", "zb_h2", "interleaved_zero_bubble(chunks=2)"),
+    *("zbv", "dualpipev"),
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("model", "cut"), [(LLAMA, "layers"), (SKIP, "layers, blocks")])
+def test_what_is_emitted_under_a_schedule_does_every_op(model: str, cut: str, schedule: str) -> None:
+    source = Source("staged.scale", staged(model, schedule, cut, options=FP16))
+    program = compile_plan(source)
+    assert check(train_py(program, source), program) == sum(1 for _ in walk(program.region.body))
+
+
+ONE, TWO, WHOLE = "stages", "stages, two repeats", "stages, one repeat whole"
+FIRST = "            x = embedding(tokens, self.wte, self.tp)\n"
+SCATTERED = "            x = reduce_scatter(x, self.tp, dim=0)\n"
+SILU = "            s = silu(x)\n"
+BETWEEN = "        if stage == 1:\n            s = s * x\n"
+UNPACKED = "        else:\n            x, s = carried\n"
+LAYERS = "        for i in TURNS['layers'][stage]:\n"
+LAYER = "            x = self.layers[str(i)](x, self.rotary)\n"
+AGAIN = "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, again=i % 2 == 0)\n"
+BLOCKS = "        for i in TURNS['blocks'][stage]:\n"
+BLOCK = "            x, s = self.blocks[str(i)](x, s, blocks_draws[i])\n"
+LEAVES = "        if stage < 3:\n            return (x, s)\n"
+LEAVES_ONE = "        if stage < 3:\n            return x\n"
+LEAVES_WHOLE = "        if stage < 1:\n            return x\n"
+NORMED = "        n = rms_norm(x, self.norm, eps=1e-05)\n"
+RUN = "    loss = PIPELINE.run(model, batch, share, mesh)\n"
+EVALUATE = "    loss = PIPELINE.evaluate(model, batch, mesh)\n"
+HELD = "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in TURNS['layers'][stage]})\n"
+FORKED = "        layers_draws = fork(draws, 4)\n"
+HEADER = "self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor)"
+WHOLE_BLOCKS = "            for block in self.blocks:\n                x = block(x)\n"
+
+DEFECTS = {
+    # ---- branches
+    "a branch of another stage": (ONE, "if stage == 0:", "if stage == 1:"),
+    "a branch of a later stage": (TWO, "if stage == 1:", "if stage == 2:"),
+    "a branch of all but a stage": (TWO, "if stage == 1:", "if stage != 1:"),
+    "a branch of an earlier group": (TWO, "if stage == 1:", "if stage == 0:"),
+    "a branch of several stages": (ONE, "if stage == 0:", "if stage in (0, 3):"),
+    "a branch by another name": (ONE, "if stage == 0:", "if x == 0:"),
+    "a branch left out": (TWO, BETWEEN, ""),
+    "a branch twice": (TWO, BETWEEN, BETWEEN * 2),
+    "a branch before the turns": (TWO, BETWEEN, "", LAYERS, BETWEEN + LAYERS),
+    "a branch behind the turns": (TWO, BETWEEN, "", LEAVES, BETWEEN + LEAVES),
+    "a branch behind what leaves": (TWO, BETWEEN, "", LEAVES, LEAVES + BETWEEN),
+    "a branch's op done by all": (TWO, BETWEEN, "        s = s * x\n"),
+    "a branch's op done by all, at the end of the first": (TWO, SILU, "", LAYERS, "        s = silu(x)\n" + LAYERS),
+    "the last stage's op done by another": (ONE, NORMED, "", SCATTERED, SCATTERED + "    " + NORMED),
+    "the last stage's op done by all": (ONE, NORMED, "", LEAVES_ONE, NORMED + LEAVES_ONE),
+    "the first stage's op done by the last": (WHOLE, WHOLE_BLOCKS, "", LEAVES_WHOLE, LEAVES_WHOLE + WHOLE_BLOCKS),
+    "an op in another branch": (TWO, SILU, "", BETWEEN, BETWEEN.replace("            s", SILU + "            s")),
+    "a branch with another": (ONE, SCATTERED, SCATTERED + "        else:\n            x = tokens\n"),
+    "a branch with more": (TWO, BETWEEN, BETWEEN + "        elif stage == 2:\n            s = x\n"),
+    "a branch that ends a stage": (TWO, "            s = s * x\n", "            s = s * x\n            return s\n"),
+    "a name of another branch": (TWO, SILU, SILU + "            t = silu(x)\n", "s = s * x", "s = t * x"),
+    "a name of an input that a branch takes": (ONE, SCATTERED, SCATTERED + "            labels = tokens\n"),
+    "draws of the first stage alone": (TWO, FORKED, "", FIRST, "    " + FORKED + FIRST),
+    "draws in the middle": (TWO, FORKED, "", BETWEEN, BETWEEN + FORKED),
+    "draws behind": (
+        TWO,
+        "        blocks_draws = fork(draws, 3)\n",
+        "",
+        BLOCKS,
+        "        blocks_draws = fork(draws, 3)\n" + BLOCKS,
+    ),
+    # ---- what crosses
+    "what enters is not unpacked": (TWO, UNPACKED, ""),
+    "what enters is swapped": (TWO, "x, s = carried", "s, x = carried"),
+    "what enters is unpacked by all": (TWO, UNPACKED, "        x, s = carried\n"),
+    "what enters is unpacked elsewhere": (TWO, UNPACKED, "", BETWEEN, BETWEEN + UNPACKED),
+    "part of what enters is left": (TWO, "x, s = carried", "x, _ = carried"),
+    "something else is unpacked": (TWO, "x, s = carried", "x, s = draws"),
+    "what enters is replaced": (ONE, "        if stage == 0:\n", "        x = tokens\n        if stage == 0:\n"),
+    "what leaves is swapped": (TWO, LEAVES, LEAVES.replace("(x, s)", "(s, x)")),
+    "part of what leaves is left": (TWO, LEAVES, LEAVES.replace("(x, s)", "x")),
+    "something else leaves": (ONE, "            return x\n", "            return labels\n"),
+    "too few leave": (TWO, "if stage < 3:", "if stage < 2:"),
+    "too many leave": (ONE, "if stage < 3:", "if stage < 4:"),
+    "all but one leave": (ONE, "if stage < 3:", "if stage != 3:"),
+    "none leaves": (ONE, LEAVES_ONE, ""),
+    "all leave": (ONE, LEAVES_ONE, "        return x\n"),
+    "what leaves early": (ONE, LEAVES_ONE, "", LAYERS, LEAVES_ONE + LAYERS),
+    "what leaves twice": (ONE, LEAVES_ONE, LEAVES_ONE * 2),
+    "what leaves is changed before": (TWO, LEAVES, "        x = s\n" + LEAVES),
+    "what enters has another type": (TWO, "carried: tuple[Tensor, Tensor]", "carried: Tensor"),
+    "what leaves has another type": (TWO, "-> tuple[Tensor, Tensor] | Tensor:", "-> Tensor:"),
+    "another order of arguments": (ONE, HEADER, "self, x: Tensor, stage: int, tokens: Tensor, labels: Tensor)"),
+    "inputs in another order": (ONE, HEADER, "self, stage: int, x: Tensor, labels: Tensor, tokens: Tensor)"),
+    "no stage is asked for": (ONE, "stage: int, ", ""),
+    "an argument with a default": (ONE, "stage: int,", "stage: int=0,"),
+    # ---- turns
+    "turns of another repeat": (TWO, BLOCKS, BLOCKS.replace("blocks", "layers")),
+    "turns of another stage": (ONE, LAYERS, LAYERS.replace("[stage]", "[0]")),
+    "turns of another rank": (ONE, LAYERS, LAYERS.replace("[stage]", "[stage - 1]")),
+    "all turns": (ONE, LAYERS, "        for i in range(4):\n"),
+    "all modules": (ONE, LAYERS + LAYER, "        for layer in self.layers:\n            x = layer(x, self.rotary)\n"),
+    "turns backwards": (ONE, LAYERS, "        for i in reversed(TURNS['layers'][stage]):\n"),
+    "turns twice": (ONE, LAYERS + LAYER, (LAYERS + LAYER) * 2),
+    "no turns": (ONE, LAYERS + LAYER, ""),
+    "repeats swapped": (TWO, LAYERS + AGAIN + BETWEEN + BLOCKS + BLOCK, BLOCKS + BLOCK + BETWEEN + LAYERS + AGAIN),
+    "a turn twice": (ONE, LAYER, LAYER * 2),
+    "a turn's ops beside its module": (TWO, BLOCK, BLOCK + "            s = silu(x)\n"),
+    "another turn's module": (ONE, "self.layers[str(i)]", "self.layers[str(0)]"),
+    "the module of a stage": (ONE, "self.layers[str(i)]", "self.layers[str(stage)]"),
+    "another repeat's module": (TWO, "self.blocks[str(i)]", "self.layers[str(i)]"),
+    "a module by number": (ONE, "self.layers[str(i)]", "self.layers[i]"),
+    "draws of another turn": (TWO, "blocks_draws[i]", "blocks_draws[0]"),
+    "draws of a stage": (TWO, "blocks_draws[i]", "blocks_draws[stage]"),
+    "draws of all turns": (TWO, "blocks_draws[i]", "blocks_draws"),
+    "draws of the sample": (TWO, "blocks_draws[i]", "draws"),
+    "draws of another repeat": (TWO, "blocks_draws[i]", "layers_draws[i]"),
+    "draws forked otherwise": (TWO, "fork(draws, 4)", "fork(draws, 3)"),
+    "operands of a turn swapped": (TWO, "(x, s, blocks_draws[i])", "(s, x, blocks_draws[i])"),
+    "results of a turn swapped": (TWO, BLOCK, BLOCK.replace("x, s =", "s, x =")),
+    "a turn's result by another name": (ONE, LAYER, LAYER.replace("x =", "y =")),
+    "every turn done again": (TWO, ", again=i % 2 == 0)", ")"),
+    "other turns done again": (TWO, "again=i % 2 == 0", "again=i % 2 == 1"),
+    "fewer turns done again": (TWO, "again=i % 2 == 0", "again=i % 3 == 0"),
+    "turns of a stage done again": (TWO, "again=i % 2 == 0", "again=stage % 2 == 0"),
+    "turns that are kept": (TWO, "recomputed(self.layers[str(i)], x", "self.layers[str(i)](x"),
+    "turns that are done again": (TWO, "self.blocks[str(i)](x", "recomputed(self.blocks[str(i)], x"),
+    "another function for again": (TWO, "recomputed(self.layers", "recompute(self.layers"),
+    "a loop variable that is the stage": (
+        ONE,
+        LAYERS + LAYER,
+        (LAYERS + LAYER).replace(" i ", " stage ").replace("(i)", "(stage)"),
+    ),
+    "a loop variable that crosses": (ONE, LAYERS + LAYER, (LAYERS + LAYER).replace(" i ", " x ").replace("(i)", "(x)")),
+    "a loop with an end": (ONE, LAYER, LAYER + "        else:\n            x = x\n"),
+    "the stage anew": (ONE, "        if stage == 0:\n", "        stage = tokens\n        if stage == 0:\n"),
+    "a name for turns": (ONE, "        if stage == 0:\n", "        TURNS = tokens\n        if stage == 0:\n"),
+    "a name for Python's own": (ONE, "        if stage == 0:\n", "        str = tokens\n        if stage == 0:\n"),
+    # ---- what is declared
+    "a weight for another stage": (ONE, "if 3 in stages:", "if 2 in stages:"),
+    "a weight for one stage of two": (ONE, "if {0, 3} & {*stages}:", "if 0 in stages:"),
+    "a weight for more stages": (ONE, "if {0, 3} & {*stages}:", "if {0, 1, 3} & {*stages}:"),
+    "a weight for stages together": (ONE, "if {0, 3} & {*stages}:", "if {0, 3} <= {*stages}:"),
+    "a weight for all stages": (ONE, "        if 3 in stages:\n            self.norm", "        self.norm"),
+    "a weight for all other stages": (ONE, "if 3 in stages:", "if 3 not in stages:"),
+    "a weight otherwise": (
+        ONE,
+        "        if 3 in stages:\n            self.norm",
+        "        else:\n            self.norm",
+    ),
+    "modules for some stages": (ONE, HELD, "\n        if 1 in stages:\n            " + HELD),
+    "a table for some stages": (
+        *(ONE, "        rotary = rope", "        if 0 in stages:\n            rotary = rope"),
+        *("        self.register_buffer", "            self.register_buffer"),
+    ),
+    "modules of another repeat's turns": (
+        TWO,
+        "Block(mesh) for stage in stages for i in TURNS['blocks']",
+        "Block(mesh) for stage in stages for i in TURNS['layers']",
+    ),
+    "modules of another class": (TWO, "str(i): Block(mesh)", "str(i): Layer(mesh)"),
+    "modules of other stages": (ONE, "for stage in stages for", "for stage in stages[1:] for"),
+    "modules under other names": (ONE, "{str(i): Layer", "{str(i + 1): Layer"),
+    "modules for every turn": (ONE, HELD, "self.layers = nn.ModuleList((Layer(mesh) for _ in range(4)))\n"),
+    "stages of its own": (
+        ONE,
+        "        super().__init__()\n        self.tp = mesh.axis('tp')\n        if",
+        "        super().__init__()\n        self.tp = mesh.axis('tp')\n        stages = (0, 3)\n        if",
+    ),
+    "stages unasked": (ONE, "self, mesh: Mesh, stages: tuple[int, ...]", "self, mesh: Mesh"),
+    "whole modules for another stage": (
+        WHOLE,
+        "        if 0 in stages:\n            self.blocks",
+        "        if 1 in stages:\n            self.blocks",
+    ),
+    "whole modules for all": (WHOLE, "        if 0 in stages:\n            self.blocks", "        self.blocks"),
+    "whole modules run by turns": (
+        WHOLE,
+        WHOLE_BLOCKS,
+        "            for i in TURNS['layers'][stage]:\n                x = self.blocks[str(i)](x)\n",
+    ),
+    "whole modules run by all": (
+        WHOLE,
+        WHOLE_BLOCKS,
+        "",
+        LAYERS,
+        "        for block in self.blocks:\n            x = block(x)\n" + LAYERS,
+    ),
+    "functions of programs that do not split": (WHOLE, "split_linear(n, self.head)", "linear(n, self.head)"),
+    # ---- turns, homes and rows
+    "turns of a stage": (ONE, "(range(0, 1), range(1, 2)", "(range(0, 2), range(2, 2)"),
+    "stages swapped": (ONE, "(range(0, 1), range(1, 2)", "(range(1, 2), range(0, 1)"),
+    "turns under another name": (TWO, "'blocks': (range(0, 0)", "'layers': (range(0, 0)"),
+    "another home": (ONE, "homes=(0, 1, 0, 1)", "homes=(0, 1, 1, 0)"),
+    "another axis": (ONE, "Pipeline('pp'", "Pipeline('dp'"),
+    "another shape": (ONE, "Carried((8, 2, 32)", "Carried((16, 2, 32)"),
+    "another element type": (ONE, "Carried((8, 2, 32), torch.float32)", "Carried((8, 2, 32), torch.bfloat16)"),
+    "no gradient of what crosses": (ONE, "torch.float32),), rows", "torch.float32, gradient=False),), rows"),
+    "less that crosses": (TWO, "Carried((8, 2, 32), torch.float32), C", "C"),
+    "actions swapped": (ONE, "2F0 2SEND_F0", "2SEND_F0 2F0"),
+    "an action left out": (ONE, " 0B7'", "'"),
+    "an action twice": (ONE, " 0B7'", " 0B7 0B7'"),
+    "another microbatch": (ONE, "'0F0 0SEND_F0 0F1 ", "'0F1 0SEND_F0 0F0 "),
+    "another work": (WHOLE, " 0I0 ", " 0B0 "),
+    "rows swapped": (WHOLE, "rows=('0F0", "rows=('1F0"),
+    "the pipeline twice": (ONE, "\nPLAN = ", "\nPIPELINE = None\nPLAN = "),
+    "no turns at all": (ONE, "TURNS = ", "TURNS_ = "),
+    # ---- steps
+    "another seed": (ONE, "PIPELINE.run(model, batch, share, mesh)", "PIPELINE.run(model, batch, count, mesh)"),
+    "a seed of its own": (
+        ONE,
+        "PIPELINE.run(model, batch, share, mesh)",
+        "PIPELINE.run(model, batch, share / 2, mesh)",
+    ),
+    "no seed": (ONE, "PIPELINE.run(model, batch, share, mesh)", "PIPELINE.run(model, batch, mesh)"),
+    "another batch": (ONE, "PIPELINE.run(model, batch,", "PIPELINE.run(model, batch.labels,"),
+    "another mesh": (ONE, "batch, share, mesh)", "batch, share, dp)"),
+    "more that is given": (ONE, "batch, share, mesh)", "batch, share, mesh, share)"),
+    "run twice": (ONE, RUN, RUN * 2),
+    "never run": (ONE, RUN, ""),
+    "evaluated in training": (ONE, RUN, EVALUATE),
+    "run in evaluation": (ONE, EVALUATE, RUN),
+    "another method": (ONE, "PIPELINE.evaluate(", "PIPELINE.run("),
+    "a loop over microbatches": (
+        *(ONE, EVALUATE),
+        "    loss = torch.zeros_like(share)\n"
+        "    for tokens, labels in batch.microbatches():\n        loss += model(tokens, labels)\n",
+    ),
+    "another pipeline": (ONE, RUN, "    PIPELINE = count\n" + RUN),
+    "rows before the weights are gathered": (
+        ONE,
+        RUN,
+        "",
+        "    weights = state.weights()\n",
+        RUN + "    weights = state.weights()\n",
+    ),
+    "the mesh behind": (
+        ONE,
+        "    mesh = state.mesh\n",
+        "",
+        "    count = all",
+        "    mesh = state.mesh\n    count = all",
+    ),
+    "the loss of one stage": (ONE, "all_reduce_(loss, pp_dp)", "all_reduce_(loss, dp)"),
+    "a tied gradient not summed": (ONE, "    all_reduce_(gradients['dp_split_tp'], pp)\n", ""),
+    "a gradient summed over stages": (
+        ONE,
+        "all_reduce_(gradients['dp_tp'], tp)",
+        "all_reduce_(gradients['dp_tp'], pp)",
+    ),
+    "a tied gradient summed over some": (ONE, "pp = mesh.axis('pp')", "pp = mesh.among('pp', 0)"),
+    "squares counted twice": (ONE, ", once=pp)", ")"),
+    "squares counted once": (ONE, "sum_squares(gradients['dp_tp'])", "sum_squares(gradients['dp_tp'], once=pp)"),
+    "squares counted once over another axis": (ONE, ", once=pp)", ", once=tp)"),
+    "squares of one stage": (ONE, "gradients['dp_tp']), pp_dp)", "gradients['dp_tp']), dp)"),
+    "the model whole": (ONE, "Small(mesh, PIPELINE.stages(mesh))", "Small(mesh, (0, 1, 2, 3))"),
+    "a bucket without stages": (ONE, "shards=('dp',), stages='pp', among=(0, 1))", "shards=('dp',))"),
+    "a bucket of another axis": (ONE, "stages='pp', among", "stages='tp', among"),
+    "a bucket among fewer": (ONE, ", among=(0, 1))", ")"),
+    "a bucket among others": (ONE, "among=(0, 1)", "among=(1, 0)"),
+}
+"""(plan, code as `ast.unparse` writes it, what stands there instead, and more such pairs)."""
+
+
+@cache
+def _sound(plan: str) -> tuple[str, Program]:
+    text, program = compiled(plan)
+    text = with_imports(ast.unparse(ast.parse(text)))
+    check(text, program)
+    return text, program
+
+
+@pytest.mark.parametrize("what", DEFECTS)
+def test_another_program_in_stages_is_rejected(what: str) -> None:
+    plan, *changes = DEFECTS[what]
+    text, program = _sound(plan)
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    with pytest.raises(AssertionError, match=r"emit: line \d+: "):
+        check(text, program)

@@ -1,0 +1,69 @@
+"""The account of a pipeline's ranks against what these hold, to the byte; and the fullest moment of their rows."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memory.measured import measure_stages, peaks
+from memory.plans import compiled
+from oracle.plans import Case, plan_text
+from scalec.compiler.memory import accounts
+from scalec.compiler.memory.rows import stages_of
+
+SP = Case(pp=2, tp=2, sp=True, microbatches=4, layers=5, optimizer="adamw")
+CASES = {
+    "1f1b": SP,
+    "16 bit": replace(SP, precision="bf16", model="tied"),
+    "interleaved": replace(SP, schedule="interleaved_1f1b(chunks=2)", optimizer="momentum"),
+    "shared state": Case(pp=2, dp=2, microbatches=2, layers=4, state="zero 1 over dp", optimizer="groups"),
+    "tied over some ranks": Case(pp=4, microbatches=4, layers=5, model="tied"),
+    "layers again": replace(SP, recompute="full"),
+    "some layers again": replace(SP, recompute="every(2, layers)", schedule="zbv"),
+    "ops again": replace(SP, recompute="selective(attention, silu)", gathered="regather"),
+    "every op": replace(SP, model="every", kv=4),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_account_is_what_ranks_hold(name: str, tmp_path: Path) -> None:
+    module, program = compiled(plan_text(CASES[name]), tmp_path)
+    of_stages, of_ranks = stages_of(program), accounts(program)
+    measured = measure_stages(module, module.PLAN.global_batch)
+    inside = len(measured) // len(of_ranks)
+    for number, rank in enumerate(measured):
+        it = of_ranks[number // inside]
+        assert (rank.state, rank.tables, rank.inputs) == (it.state, it.tables, it.inputs)
+        assert rank.kept == {stage: of_stages[stage].held for stage in rank.kept}
+
+
+SHAPES = {
+    "many logits": ("1f1b", 1024, 192, 4),
+    "wide layers": ("1f1b", 64, 768, 4),
+    "interleaved": ("interleaved_1f1b(chunks=2)", 256, 256, 6),
+    "all forwards first": ("gpipe", 256, 256, 4),
+    "weights apart": ("zb_h1", 256, 256, 4),
+    "v": ("zbv", 256, 256, 4),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_fullest_moment(shape: str, precision: str, recompute: str, tmp_path: Path) -> None:
+    schedule, vocab, ffn, layers = SHAPES[shape]
+    text = f"""use "models/llama.scale" {{
+  dims {{ vocab = {vocab}  hidden = 64  heads = 4  kv_heads = 2  ffn = {ffn}  layers = {layers} }}
+}}
+mesh {{ pp = 2 }}
+shard {{ layers over pp }}
+pipeline {{ schedule = {schedule} }}
+train {{
+  seq = 128  global_batch = 24  microbatch = 4  steps = 1  precision = {precision}  recompute = {recompute}
+  optimizer sgd {{ lr = 0.1 }}
+  data text {{ files = [python_stdlib] }}
+}}
+"""
+    module, program = compiled(text, tmp_path)
+    found = [it.peak.bytes for it in accounts(program)]
+    assert found == pytest.approx(peaks(module, 24), rel=0.03), accounts(program)

@@ -1,0 +1,118 @@
+"""Models of every shape in stages against the same models whole, in float64: each step, and evaluation.
+
+What crosses is one value or several, what stands between the repeats that are cut are ops or a repeat that is not, and
+some stages have no turns.  Non-goals: schedules (`test_pipelines`), and numbers, to which whole programs are held.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle import harness
+from oracle.plans import ROWS, SEQ, Case
+from oracle.reference import Tensors
+
+LR, STEPS, TOLERANCE = 0.1, 2, 1e-10
+DRAWS = [[3, -5, 2**62, -(2**63), 7, 1, 0, 9], [11, 4, 2**40, -1, 8, 6, 2, 5]]
+"""Of each step, by row."""
+
+START = "x = embedding(tokens, wte[vocab, hidden])"
+MIXED = "a = rmsnorm(x, norm1[hidden], 1e-5)  x = x + tanh(a @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
+MIXED_AGAIN = "m = rmsnorm(x, norm2[hidden], 1e-5)  x = x + silu(m @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden]"
+BLOCKS = f"repeat blocks {{ {MIXED} }}"
+LAYERS = f"repeat layers {{ {MIXED_AGAIN} }}"
+LAYERS_OF_S = "repeat layers { s = s + silu(s @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden] }"
+DROPPED = "x = dropout(x, 0.2)"
+LOSS = "loss = cross_entropy(x @ head[hidden -> vocab], labels)"
+TIED = "loss = cross_entropy(x @ wte, labels)"
+
+MODELS = {
+    "skip": f"{START} s = silu(x) {BLOCKS} x = x + s {LOSS}",
+    "skip, two repeats": f"{START} s = silu(x) {BLOCKS} s = s * x {LAYERS} x = x + s {LOSS}",
+    "skip from the middle": f"{START} s = tanh(x) {BLOCKS} x = x * s s = x {LAYERS} x = x * s {TIED}",
+    "two carried": f"{START} s = silu(x) repeat blocks {{ {MIXED} s = s + x }} x = x * s {LOSS}",
+    "swapped": f"{START} s = silu(x) {BLOCKS} {LAYERS_OF_S} x = x + s {LOSS}",
+    "one name for two": f"{START} s = x x = silu(x) {BLOCKS} x = x + s {LOSS}",
+    "captured": f"{START} y = silu(gate[hidden]) repeat blocks {{ {MIXED} x = x * y + gate }} {LOSS}",
+    "ops between": f"{START} {BLOCKS} x = silu(x) * gate[hidden] {LAYERS} {TIED}",
+    "nothing between": f"{START} {BLOCKS} {LAYERS} {TIED}",
+    "whole before": f"{START} {LAYERS} {BLOCKS} {TIED}",
+    "whole behind": f"{START} {BLOCKS} {LAYERS} {TIED}",
+    "dropped": f"{START} {DROPPED} repeat blocks {{ {MIXED} {DROPPED} }} {DROPPED}"
+    f" repeat layers {{ {MIXED_AGAIN} {DROPPED} }} {DROPPED} {TIED}",
+    "dropped, one whole": f"{START} repeat layers {{ {MIXED_AGAIN} {DROPPED} }} {DROPPED}"
+    f" repeat blocks {{ {MIXED} {DROPPED} }} {LOSS}",
+    "names": f"{START} stage = silu(x) i = tanh(x) carried = i * x repeat blocks {{ {MIXED} x = x + i }}"
+    f" x = x + i + stage + carried {LOSS}",
+}
+CASES = {
+    # model: dims that are cut, schedules and stages, options
+    "skip": ("blocks", "1f1b", ""),
+    "skip, two repeats": ("blocks, layers", "interleaved_1f1b(chunks=2)", ""),
+    "skip from the middle": ("blocks, layers", "zbv", ""),
+    "two carried": ("blocks", "zb_h1", "recompute = full"),
+    "swapped": ("blocks, layers", "1f1b", "recompute = every(2, blocks)"),
+    "one name for two": ("blocks", "zb_h2", ""),
+    "captured": ("blocks", "interleaved_1f1b(chunks=2)  stages = [2, 1, 1, 0]", ""),
+    "ops between": ("blocks, layers", "1f1b", "recompute = selective(silu, rmsnorm)"),
+    "nothing between": ("blocks, layers", "interleaved_1f1b(chunks=2)  stages = [0, 4, 2, 0]", ""),
+    "whole before": ("blocks", "1f1b", ""),
+    "whole behind": ("blocks", "zbv", ""),
+    "dropped": ("blocks, layers", "interleaved_1f1b(chunks=2)", "recompute = full"),
+    "dropped, one whole": ("blocks", "1f1b", ""),
+    "names": ("blocks", "1f1b", ""),
+}
+WHOLE, STAGED = Case(microbatches=4), Case(pp=2, microbatches=4)
+
+
+def _plan(model: str, cut: str = "", schedule: str = "", options: str = "") -> str:
+    return f"""model parts(tokens[batch, seq], labels[batch, seq]) {{
+  dims {{ vocab = 32  hidden = 8  ffn = 12  blocks = 4  layers = 2 }}  init ~ normal(0.02)
+  {model}
+}}
+mesh  {{ {"pp = 2" if cut else ""} }}
+shard {{ {f"{cut} over pp" if cut else ""} }}
+{f"pipeline {{ schedule = {schedule} }}" if cut else ""}
+train {{
+  seq = {SEQ}  global_batch = {WHOLE.rows}  microbatch = {ROWS}  steps = {STEPS}  precision = fp64  {options}
+  optimizer sgd {{ lr = {LR} }}  data text {{ files = [python_stdlib] }}
+}}
+"""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
+    cut, schedule, options = CASES[name]
+    whole = _module(_plan(MODELS[name]), tmp_path / "whole")
+    staged = _module(_plan(MODELS[name], cut, schedule, options), tmp_path / "staged")
+    batches = [*_batches(name)]
+    start = _drawn(harness.initial(WHOLE, whole, seed=5))
+    got, want = (harness.run(case, module, start, batches, LR) for case, module in ((STAGED, staged), (WHOLE, whole)))
+    for one, other in zip(got, want, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=TOLERANCE, abs=0)
+        assert one.norm == pytest.approx(other.norm, rel=TOLERANCE, abs=0)
+        assert one.gradients.keys() == other.gradients.keys()
+        for key, gradient in other.gradients.items():
+            torch.testing.assert_close(one.gradients[key], gradient, rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(one.parameters[key], other.parameters[key], rtol=0, atol=TOLERANCE)
+    (loss,) = harness.evaluate(WHOLE, whole, start, batches[0])
+    assert harness.evaluate(STAGED, staged, start, batches[0]) == [pytest.approx(loss, rel=TOLERANCE)] * STAGED.ranks
+
+
+def _module(text: str, folder: Path) -> ModuleType:
+    return harness.imported(harness.written(text, folder) / "train.py")
+
+
+def _batches(name: str) -> Iterator[tuple[Tensor, ...]]:
+    for inputs, draws in zip(harness.batches(WHOLE, STEPS), DRAWS, strict=True):
+        yield (*inputs, torch.tensor(draws)) if "dropout" in MODELS[name] else inputs
+
+
+def _drawn(like: Tensors) -> Tensors:
+    """Parameters of a size at which every one of them matters."""
+    generator = torch.Generator().manual_seed(7)
+    return {n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4 for n, v in like.items()}

@@ -1,0 +1,391 @@
+"""What plans say of pipelines: what compiles, and each mistake at its words, with its arithmetic and what to do."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pipelined import PLAN, compiled, edited
+from scalec.compiler.diagnostics import CODES, Diagnostic, PlanError
+from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.printer import print_ir
+from scalec.compiler.reader import read_ir
+from scalec.compiler.schedules.actions import Schedule
+from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.messages import with_messages
+from scalec.compiler.schedules.resized import resized
+from scalec.compiler.schedules.rows import csv
+from scalec.compiler.schedules.simulate import high_water, simulate
+from scalec.compiler.schedules.timeline import Times
+from scalec.compiler.source import Source, Span
+from scalec.compiler.verify import verify
+
+
+def marked(span: Span) -> str:
+    line = span.text.split("\n")[span.line - 1]
+    return line[span.column - 1 : span.end_column - 1]
+
+
+def told(edits: Mapping[str, str], path: str = "plan.scale") -> list[Diagnostic]:
+    with pytest.raises(PlanError) as caught:
+        compiled(edits, path=path)
+    assert {diagnostic.code for diagnostic in caught.value.diagnostics} <= CODES.keys()
+    return caught.value.diagnostics
+
+
+def schedule_of(edits: Mapping[str, str], path: str = "plan.scale") -> Schedule:
+    pipeline = compiled(edits, path=path).pipeline
+    assert pipeline
+    assert pipeline.schedule
+    return pipeline.schedule
+
+
+# ---- mistakes
+
+TWO_REPEATS = {"layers over pp": "layers, rest over pp"}
+MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
+    "an unknown schedule": ({"1f1b": "gpip"}, "E0404", "gpip", "there is no schedule `gpip`", "did you mean `gpipe`?"),
+    "an unknown setting": ({"1f1b }": "1f1b  stage = [6] }"}, "E0401", "stage", "no setting `stage`", "mean `stages`?"),
+    "chunks of what has none": (
+        {"1f1b": "1f1b(chunks=2)"},
+        "E0517",
+        "chunks=2",
+        "a rank has 1 of its stages, not 2",
+        "leave `chunks` out, or choose among `interleaved_1f1b`, `breadth_first`, `interleaved_zero_bubble`",
+    ),
+    "too many chunks": (
+        {"1f1b": "interleaved_1f1b(chunks=3)"},
+        "E0517",
+        "chunks=3",
+        "6 turns cannot fill 12 stages",
+        "at most 8 stages",
+    ),
+    "very many chunks": (
+        {"1f1b": "interleaved_1f1b(chunks=99999999999)"},
+        "E0517",
+        "chunks=99999999999",
+        "6 turns cannot fill 399999999996 stages",
+        "at most 8 stages",
+    ),
+    "too many ranks": (
+        {"layers = 6": "layers = 1"},
+        "E0517",
+        "schedule = 1f1b",
+        "1 turn cannot fill 4 stages",
+        "3 stages",
+    ),
+    "too many turns": (
+        {"layers = 6": "layers = 2000"},
+        "E0517",
+        "schedule = 1f1b",
+        "2,000 turns are too many",
+        "1,024",
+    ),
+    "too few stages": (
+        {"1f1b }": "1f1b  stages = [1, 2, 3] }"},
+        "E0517",
+        "stages = [1, 2, 3]",
+        "3 stages are given, the schedule has 4",
+        "`1f1b` has 4 stages on the 4 ranks of `pp`",
+    ),
+    "too many turns in stages": (
+        {"1f1b }": "1f1b  stages = [1, 2, 2, 2] }"},
+        "E0517",
+        "stages = [1, 2, 2, 2]",
+        "stages have 7 turns, the repeats 6",
+        "take away 1",
+    ),
+    "too few turns in stages": (
+        {"1f1b }": "1f1b  stages = [1, 1, 1, 1] }"},
+        "E0517",
+        "stages = [1, 1, 1, 1]",
+        "stages have 4 turns, the repeats 6",
+        "add 2",
+    ),
+    "a stage without a turn": (
+        {"1f1b }": "1f1b  stages = [3, 0, 2, 1] }"},
+        "E0517",
+        "stages = [3, 0, 2, 1]",
+        "stage 1 has nothing to do",
+        "the first stage and the last",
+    ),
+    "microbatches that it cannot take": (
+        {"1f1b": "dualpipev"},
+        "E0517",
+        "schedule = dualpipev",
+        "6 microbatches are fewer than the 2 × 4 stages",
+        "at least 8",
+    ),
+    "microbatches that make no turns": (
+        {"1f1b": "interleaved_1f1b(chunks=2)", "global_batch = 24": "global_batch = 36"},
+        "E0517",
+        "schedule = interleaved_1f1b(chunks=2)",
+        "9 / 2 is not whole",
+        "8 or 12",
+    ),
+    "very many microbatches": (
+        {"global_batch = 24": "global_batch = 1000000"},
+        "E0517",
+        "schedule = 1f1b",
+        "4 stages × 250000 microbatches = 1,000,000",
+        "larger microbatches",
+    ),
+    "too little memory": (
+        {"1f1b": "auto(memory=1, chunks=2)"},
+        "E0517",
+        "memory=1",
+        "rank 0 holds 2 for one microbatch",
+        "more memory",
+    ),
+    "no memory": ({"1f1b": "auto(memory=0)"}, "E0405", "0", "must be at least 1", ""),
+    "memory of a name": ({"1f1b": "1f1b(memory=2)"}, "E0401", "memory", "a setting of `schedule auto`", ""),
+    "memory without its name": ({"1f1b": "auto(2)"}, "E0404", "2", "given by name", "`key=value`"),
+    "a file without a path": ({"1f1b": "file"}, "E0402", "file", "`file` needs a path", 'file("rows.csv")'),
+    "a path without quotes": ({"1f1b": "file(rows)"}, "E0404", "rows", "takes a string, not a name", ""),
+    "a file and chunks": ({"1f1b": 'file("a.csv", chunks=2)'}, "E0401", "chunks=2", "not a setting of `file`", ""),
+    "a file that is not there": ({"1f1b": 'file("a.csv")'}, "E0101", '"a.csv"', "there is no file", ""),
+    "a repeat in another": (
+        {"repeat layers {": "repeat rest { x = tanh(x)  repeat layers {", "  }\n  loss": "  } }\n  loss"},
+        "E0513",
+        "layers",
+        "`layers` stands in another repeat",
+        "cut the repeat around it",
+    ),
+    "an axis that carries data": (
+        {"batch over dp": "batch over pp, dp", "global_batch = 24": "global_batch = 32"},
+        "E0513",
+        "batch",
+        "`batch` lies over the stages' axis",
+        "an axis of their own",
+    ),
+    "an axis that carries weights": (
+        {"batch over dp": "batch over dp  ffn over pp"},
+        "E0513",
+        "ffn",
+        "stages' axis",
+        "",
+    ),
+    "two axes": (
+        {"batch over dp  layers over pp": "layers over pp, dp"},
+        "E0513",
+        "layers",
+        "over one axis, not over `pp` and `dp`",
+        "`pp` alone",
+    ),
+    "two repeats over two axes": (
+        {
+            "batch over dp  layers over pp": "layers over pp  rest over dp",
+            "  loss": "  repeat rest { x = tanh(x) }\n  loss",
+        },
+        "E0513",
+        "rest",
+        "over one axis, not over `pp` and `dp`",
+        "`pp` alone",
+    ),
+    "nothing over an axis": (
+        {"  layers over pp": ""},
+        "E0517",
+        "pipeline",
+        "there is nothing to cut",
+        "`layers over pp`",
+    ),
+    "a dim that is repeated twice": (
+        {"  loss": "  repeat layers { x = tanh(x) }\n  loss"},
+        "E0513",
+        "layers",
+        "`layers` is repeated 2 times",
+        "a dim of its own",
+    ),
+    "repeats that hand on different values": (
+        {**TWO_REPEATS, "  loss": "  y = x * 2\n  repeat rest { y = y + tanh(x) }\n  loss", "x @ head": "y @ head"},
+        "E0513",
+        "repeat rest { y = y + tanh(x) }",
+        "stages hand on other values in `rest` than in `layers`",
+        "the same dims and placements",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_each_mistake_is_told_at_its_words(what: str) -> None:
+    edits, code, words, said, helps = MISTAKES[what]
+    first = told(edits)[0]
+    assert (first.code, marked(first.span)) == (code, words)
+    assert said in first.message
+    assert helps in first.help
+
+
+def test_places_that_have_to_do_with_a_mistake_are_shown() -> None:
+    (found,) = told({"1f1b": "dualpipev"})
+    assert [note.span and marked(note.span) for note in found.notes] == ["global_batch = 24", "pp = 4"]
+    (found,) = told(MISTAKES["repeats that hand on different values"][0])
+    assert found.label == "carries y: f32[batch@dp, seq, hidden], x: f32[batch@dp, seq, hidden]"
+    assert [note.text for note in found.notes] == ["carries x: f32[batch@dp, seq, hidden]"]
+
+
+def test_without_a_section_mistakes_stand_where_repeats_are_laid() -> None:
+    (found,) = told({"pipeline { schedule = 1f1b }\n": "", "layers = 6": "layers = 1"})
+    assert marked(found.span) == "layers"
+
+
+def test_parts_of_a_repeat_are_one_mistake() -> None:
+    branch = "repeat layers as i { if i < 2 { x = tanh(x) } else { x = silu(x) }"
+    around = {"  repeat layers {": f"  repeat rest {{ {branch}", "  }\n  loss": "  } }\n  loss"}
+    assert len(told(around)) == 1
+
+
+# ---- what compiles
+
+LEFT_OUT = {"pipeline { schedule = 1f1b }\n": ""}
+
+
+def test_1f1b_is_what_a_plan_gets_that_says_nothing() -> None:
+    assert schedule_of(LEFT_OUT) == schedule_of({})
+
+
+@pytest.mark.parametrize("section", ["", "pipeline { schedule = zbv  stages = [1, 2] }\n"])
+def test_on_an_axis_of_size_1_the_model_is_what_it_is(section: str) -> None:
+    """Whatever the section says, the program is that of the plan without the axis."""
+    alone = compiled({"pp = 4": "pp = 1", **LEFT_OUT, "train {": f"{section}train {{"})
+    plain = compiled({"pp = 4  ": "", "  layers over pp": "", **LEFT_OUT})
+    assert alone.pipeline is None
+    assert (alone.region, alone.params, alone.buckets) == (plain.region, plain.params, plain.buckets)
+
+
+@pytest.mark.parametrize("order", ["1f1b", "interleaved_1f1b(chunks=2)", "auto(memory=3)", 'file("rows.csv")'])
+def test_programs_of_all_passes_read_back(order: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(csv(SCHEDULES["zb_h1"](4, 6)))
+    path = str(tmp_path / "plan.scale")
+    edits = {"1f1b": order, "global_batch = 24": "global_batch = 32" if "chunks" in order else "global_batch = 24"}
+    for stage in STAGES:
+        program = compiled(edits, stage, path)
+        assert read_ir(Source("plan.ir", print_ir(program))) == program
+    assert lower(read_ir(Source("plan.ir", print_ir(compiled(edits, "resolve", path))))) == compiled(edits, path=path)
+
+
+def test_rows_in_ir_text_that_are_none() -> None:
+    text = print_ir(compiled({})).replace('row "0F0', 'row "F0')
+    with pytest.raises(PlanError, match="these are not rows"):
+        read_ir(Source("plan.ir", text))
+
+
+# ---- made for the plan's costs
+
+
+def test_auto_keeps_its_bound() -> None:
+    for memory in (1, 2, 3):
+        assert max(high_water(schedule_of({"1f1b": f"auto(memory={memory})"}))) <= memory
+
+
+def test_auto_is_no_slower_than_what_has_a_name() -> None:
+    """For what the plan's stages cost, of which the first and the last cost more."""
+    unlike = {"vocab = 64": "vocab = 256"}
+    total = {
+        order: simulate(schedule_of({**unlike, "1f1b": order}), times_of(unlike)).total
+        for order in ("auto", "1f1b", "zb_h1", "zb_h2")
+    }
+    assert total["auto"] == min(total.values()) < total["1f1b"]
+
+
+def times_of(edits: Mapping[str, str]) -> Times:
+    from scalec.compiler.orders import estimated
+
+    program = compiled(edits, "fuse_buckets")
+    assert program.pipeline
+    return estimated(program, program.pipeline)
+
+
+def test_auto_has_as_many_stages_as_it_is_told() -> None:
+    assert schedule_of({"1f1b": "auto(chunks=2)"}).homes == (0, 1, 2, 3, 0, 1, 2, 3)
+
+
+# ---- from a file
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    """The path of a plan, in a folder of its own."""
+    return str(tmp_path / "plan.scale")
+
+
+FILE = {"1f1b": 'file("rows.csv")'}
+
+
+def written(plan: str, text: str) -> str:
+    Path(plan).with_name("rows.csv").write_text(text)
+    return plan
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h2", "zbv"])
+def test_rows_of_a_file_are_as_good_as_a_name(name: str, plan: str) -> None:
+    made = SCHEDULES[name](4, 6)
+    found = schedule_of(FILE, written(plan, csv(made)))
+    assert found == schedule_of({"1f1b": name})
+    assert resized(found, 4, 6) == made
+
+
+def test_messages_of_a_file_are_written_anew(plan: str) -> None:
+    made = SCHEDULES["1f1b"](4, 6)
+    late = with_messages(made, Times.uniform(4, comm=5))
+    assert schedule_of(FILE, written(plan, csv(late))) == schedule_of(FILE, written(plan, csv(made)))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("zb_h1", 4), ("zbv", 2)])
+def test_steps_of_a_file_are_proved(name: str, ranks: int, plan: str) -> None:
+    written(plan, csv(SCHEDULES[name](ranks, 6)))
+    model = compile_plan(Source(plan, edited({**FILE, "pp = 4": f"pp = {ranks}"})), "resolve")
+    verify(lower(model), model)
+
+
+def test_the_path_is_that_from_the_file_that_says_it(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    plan = str(tmp_path / "base" / "plan.scale")
+    written(plan, csv(SCHEDULES["gpipe"](4, 6)))
+    Path(plan).write_text(edited(FILE))
+    text = 'use "base/plan.scale" { train { steps = 9 } }'
+    program = compile_plan(Source(str(tmp_path / "other.scale"), text))
+    assert program.pipeline
+    assert program.pipeline.given == SCHEDULES["gpipe"](4, 6)
+
+
+ROWS = csv(SCHEDULES["1f1b"](4, 6))
+WRONG_ROWS = {  # what is written instead of what, where, and what is said
+    "no action": ("2F1", "2G1", "rank 2, cell 1", "`2G1` is no action"),
+    "twice": ("3B1", "3B0", "rank 3, cell 3", "`3B0`: `3B0` in cell 1 has done it"),
+    "left out": ("1B5", "", "rank 1", "the row lacks `1B5`"),
+    "another rank's": ("1F0,", "1F0,2F0,", "rank 2, cell 0", "`2F0` is for stage 2, which rank 1 has"),
+    "a circle": ("3F0,3B0", "3B0,3F0", "rank 3, cell 0", "`3B0` (rank 3, cell 0) waits for"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_ROWS)
+def test_problems_of_rows_are_told_with_rank_and_cell(what: str, plan: str) -> None:
+    before, after, label, said = WRONG_ROWS[what]
+    assert before in ROWS
+    first = told(FILE, written(plan, ROWS.replace(before, after, 1)))[0]
+    assert (first.code, marked(first.span), first.label) == ("E0517", '"rows.csv"', label)
+    assert first.message.startswith(f"`rows.csv`: {said}")
+
+
+def test_of_many_problems_a_few_are_told(plan: str) -> None:
+    found = told(FILE, written(plan, ROWS.replace("F3", "F2").replace("B4", "B2")))
+    assert len(found) == 6
+    assert "more like these" in found[-1].message
+
+
+def test_rows_for_other_numbers(plan: str) -> None:
+    found = told(FILE, written(plan, csv(SCHEDULES["1f1b"](3, 5))))
+    assert [each.message for each in found] == [
+        "`rows.csv` is for 3 ranks, the plan has 4",
+        "`rows.csv` is for 5 microbatches, the plan has 6",
+    ]
+    assert [note.span and marked(note.span) for each in found for note in each.notes] == ["pp = 4", "global_batch = 24"]
+
+
+def test_a_file_is_bounded(plan: str) -> None:
+    (found,) = told(FILE, written(plan, "," * (2**20 + 1)))
+    assert (found.code, found.message.split(" is ")[1]) == ("E0102", "larger than 1024 KiB")
+
+
+def test_the_plan_itself_compiles() -> None:
+    assert compile_plan(Source("plan.scale", PLAN)).pipeline
