@@ -23,6 +23,7 @@ class Proof:
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning
     trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
+    stages   the axis of a pipeline's stages, whose rows were run
     """
 
     against: str
@@ -35,6 +36,7 @@ class Proof:
     ops: int
     kinds: int
     trusted: tuple[str, ...] = ()
+    stages: str = ""
 
     def results(self) -> str:
         """What was compared."""
@@ -44,6 +46,13 @@ class Proof:
     def where(self) -> str:
         """The meshes on which it was evaluated."""
         return " and ".join(mesh_words(mesh) for mesh in self.meshes)
+
+    def rows(self) -> str:
+        """How a pipeline was evaluated; "" without one."""
+        if not self.stages:
+            return ""
+        ranks = " and ".join(dict.fromkeys(str(mesh[self.stages]) for mesh in self.meshes))
+        return f"the rows of {ranks} ranks of {self.stages} run action by action, their messages first in, first out"
 
     def field(self) -> str:
         """How it was evaluated, and how sure that is."""
@@ -63,6 +72,8 @@ class Proof:
             "field": self.field(),
             "ops": f"{self.ops} in the IR, of {self.kinds} kinds, each with a field meaning",
         }
+        if self.stages:
+            rows["stages"] = self.rows()
         if self.trusted:
             rows["trusted"] = f"taken at their word: {', '.join(self.trusted)}"
         return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
@@ -107,9 +118,14 @@ def certificate(proof: Proof | None, matched: int, functions: Sequence[str]) -> 
     }
 
 
+FULL_ROWS = "those of this plan are checked to be complete, in order and free of deadlock, not run"
+"""What is shown of rows at full size."""
+
+
 def _values(proof: Proof) -> dict[str, object]:
     return {
         "claim": f"the IR's step evaluated equal to the single-device step of {proof.against}, without tolerance",
+        **({"stages": f"{proof.rows()}; {FULL_ROWS}"} if proof.stages else {}),
         "results": proof.results(),
         "meshes": list(proof.meshes),
         "prime": proof.prime,
@@ -128,9 +144,10 @@ def header(proof: Proof | None) -> str:
             "Shown: this file matches the IR, op for op.  Not shown: that the step's values are those of a single"
             " device, for it was compiled with --no-verify."
         )
+    rows = f", {proof.rows()} ({FULL_ROWS})" if proof.stages else ""
     return (
         f"Shown: the IR's step evaluated equal to the single-device step of {proof.against} ({proof.results()};"
-        f" on {proof.where()} at small sizes, in {proof.field()}), and this file matches the IR, op for op.  Not shown:"
+        f" on {proof.where()} at small sizes, in {proof.field()}){rows}, and this file matches the IR, op for op.  Not shown:"
         " rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program by"
         " SCALEC_RECORD=1 and SCALEC_SANITIZE=1."
     )

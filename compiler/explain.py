@@ -6,7 +6,7 @@ Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 from collections.abc import Iterator
 
 from .ir import Program
-from .memory import GPUS, Account, Kept, Moment, account, capacity
+from .memory import GPUS, Account, Kept, Moment, account, capacity, place
 from .summary import amount, headline, table
 
 SHOWN = 12
@@ -22,7 +22,7 @@ def memory(program: Program) -> str:
 
 def _verdict(program: Program, it: Account) -> str:
     """Whether it fits."""
-    needs = f"needs {amount(it.total)} on each rank"
+    needs = f"needs {amount(it.total)} on {place(program, it)}"
     gpu, room = program.cluster.gpu, capacity(program)
     if not gpu:
         return f"{needs}, as on the CPU: the plan names no GPU"
@@ -42,7 +42,7 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
         ("optimizer", slots, it.state - sum(b.parameters + b.masters + b.gradients for b in buckets)),
         ("inputs", "of all microbatches", it.inputs),
         ("tables", "rotary positions", it.tables),
-        ("kept for backward", "of one microbatch", it.peak.kept),
+        ("kept for backward", "of one microbatch" if it.rank is None else "of microbatches under way", it.peak.kept),
         ("gathered", "weights of turns, for a while", it.peak.weights),
         ("summed", "gradients of turns, for a while", it.peak.gradients),
         ("on its way", moment(it.peak), it.peak.other),
@@ -73,7 +73,7 @@ def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
     for kept in it.kept:
         rows.setdefault((kept.op.kind, str(kept.op.span)), []).append(kept)
     sizes = sorted(((sum(k.total for k in all_), *row) for row, all_ in rows.items()), key=lambda row: -row[0])
-    yield "kept for backward by", "line", "bytes"
+    yield "kept for backward by" if it.rank is None else "of one microbatch is kept by", "line", "bytes"
     yield from ((kind, line, amount(size)) for size, kind, line in sizes[:SHOWN])
     if rest := sizes[SHOWN:]:
         yield f"{len(rest)} others", "", amount(sum(size for size, _, _ in rest))

@@ -351,14 +351,6 @@ def test_what_is_refused(before: str, after: str, code: str, words: str, said: s
     assert not words or line[first.span.column - 1 : first.span.end_column - 1] == words
 
 
-def test_parts_over_an_axis_are_one_mistake() -> None:
-    text = BRANCHES + trained("tensor").replace("batch over dp", "batch over dp  layers over dp")
-    with pytest.raises(PlanError) as caught:
-        compiled(text)
-    (only,) = caught.value.diagnostics
-    assert (only.code, only.message[:50]) == ("E0513", "pipeline stages (`layers_0`, `layers_1`, `layers_2")
-
-
 def test_a_repeat_has_not_all_too_many_parts() -> None:
     text = BRANCHES.replace("layers = 5", "layers = 9999")
     many = "".join(f"if i < {k} {{}}" for k in range(10, 2000))

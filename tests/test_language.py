@@ -14,12 +14,12 @@ import pytest
 
 from scalec.compiler.diagnostics import CODES, PlanError
 from scalec.compiler.emit import emit
-from scalec.compiler.fields import Field, Part, Settings, fields_of, heading_of
+from scalec.compiler.fields import Field, Part, fields_of, heading_of
 from scalec.compiler.ir import Op, Program, types, walk
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.settings import Cluster, Data, Flow, Group, Optimizer, Schedule, Train
+from scalec.compiler.settings import Cluster, Data, Flow, Group, Optimizer, Order, Pipelining, Schedule, Settings, Train
 from scalec.compiler.source import Source, Span
 from scalec.compiler.syntax import Call, Name, Negative, Number, Setting
 from scalec.compiler.verify import verify
@@ -78,9 +78,9 @@ def completed(block: str) -> str:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Works in a folder with what blocks name: the plans of scalec, and the Python files of the document."""
+    """Works in a folder with what blocks name: the plans of scalec, and the files in the document."""
     shutil.copytree(ROOT / "plans", tmp_path, dirs_exist_ok=True)
-    for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOCUMENT, re.DOTALL):
+    for name, text in re.findall(r"```(?:python\n# (?=\w+\.py)|csv )(\w+\.\w+)\n(.*?)```", DOCUMENT, re.DOTALL):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
@@ -231,9 +231,7 @@ def meaning(field: Field) -> str:
 
 
 MISSING = {  # what a plan cannot say yet, and how one would try
-    "Pipeline stages: a repeat over an axis": "mesh { dp = 2  pp = 2 }  shard { batch over dp  layers over pp }",
     "Context parallelism: attention over a sharded sequence": "mesh { cp = 2 }  shard { seq over cp }",
-    "Schedules of stages: `pipeline { … }`": "pipeline { schedule = gpipe }",
     "Inputs besides tokens, labels and documents": "model m(tokens[batch, seq], image[batch, seq]) { }",
     "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
 }
@@ -267,8 +265,9 @@ TABLES = {
     "codes": codes_table,
     **{
         cls.SECTION: lambda cls=cls: settings_table(cls)
-        for cls in (Cluster, Train, Optimizer, Schedule, Group, Data, Flow)
+        for cls in (Cluster, Train, Optimizer, Schedule, Group, Data, Flow, Pipelining)
     },
+    "order": lambda: settings_table(Order),  # its section, too, is a schedule
 }
 
 

@@ -43,7 +43,7 @@ def plan_json(
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
         "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
-        **({} if program.pipeline else {"memory": _memory(program)}),
+        "memory": _memory(program),
         "certificate": certificate(proof, matched, trusted(program)),
         **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
         "model": print_ir(model).splitlines(),
@@ -69,9 +69,13 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _memory(program: Program) -> dict[str, Any]:
-    """The memory account of one rank, in bytes; `count` of each kept tensor is for one microbatch."""
+    """The memory account of one rank, in bytes; `count` of each kept tensor is for one microbatch.
+
+    Of a pipeline, of the rank that needs most, and of a microbatch in each of its stages.
+    """
     it = account(program)
     return {
+        **({} if it.rank is None else {"rank": it.rank}),
         "device": it.device,
         "buckets": [asdict(bucket) | {"slots": dict(bucket.slots)} for bucket in it.buckets],
         "state": it.state,

@@ -6,7 +6,7 @@ do inside it (`turns`): here their gathers begin, and the reductions that backwa
 
 from collections.abc import Callable, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
 from ..account import places
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
@@ -14,8 +14,9 @@ from ..ops.dropout import are_draws
 from ..placements import ends
 from ..portions import of_rank
 from ..routes import Route, routes
+from .step_parts import Function, Ranks, Squares
 from .turns import gathered
-from .words import DTYPES, WIDTH, axes_word, call, identifier, literal
+from .words import DTYPES, axes_word, call, identifier, literal
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
@@ -47,67 +48,13 @@ def step_lines(program: Program) -> StepLines:
     return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
 
 
-@frozen
-class _Ranks:
-    """A group of ranks: over some axes, or some of the ranks of one."""
-
-    axes: tuple[str, ...]
-    among: tuple[str, ...] = ()
-
-    def asked(self) -> str:
-        """How the mesh is asked for it."""
-        if self.among:
-            return f"mesh.among({', '.join([*map(literal, self.axes), *self.among])})"
-        return f"mesh.axis({', '.join(map(literal, self.axes))})"
-
-
-@define
-class _Function:
-    """The lines of one function, and the groups over axes that it asks the mesh for."""
-
-    groups: dict[_Ranks, str] = field(factory=dict[_Ranks, str])  # the names
-    lines: list[str] = field(factory=list[str])
-
-    def add(self, code: str, comment: str) -> None:
-        """A line with its comment, if any, which stands before it where both are too long for one."""
-        if not comment:
-            self.lines.append(code)
-            return
-        fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
-        self.lines += [f"{code}  # {comment}"] if fits else [f"# {comment}", code]
-
-    def all(self) -> list[str]:
-        """The groups first."""
-        groups = [f"{name} = {ranks.asked()}" for ranks, name in self.groups.items()]
-        return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
-
-
-@frozen
-class _Squares:
-    """A sum of squares of gradients, and the group over whose ranks it is summed, if any."""
-
-    operands: tuple[str, ...]
-    group: str = ""
-    once: str = ""
-
-    def line(self, name: str) -> str:
-        """The assignment of the sum to `name`."""
-        arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
-        if not self.group:
-            return call(f"{name} = sum_squares", arguments, 4, after=0)
-        short = f"{name} = all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
-        if len(short) <= WIDTH - 4:
-            return short
-        return call(f"{name} = all_reduce_", [call("sum_squares", arguments, 8), self.group], 4, after=0)
-
-
 class _Step:
     def __init__(self, program: Program) -> None:
         self._program = program
         self.text: dict[str, str] = {}  # a value of the step → the expression that stands for it
-        self._squares: dict[str, _Squares] = {}
+        self._squares: dict[str, Squares] = {}
         self._seed = "share"  # the gradient from which backward begins
-        self.train, self.evaluate = _Function(), _Function()
+        self.train, self.evaluate = Function(), Function()
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
         self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
         self._given = ["flats"] if any(bucket.turns for bucket in program.buckets) else []
@@ -175,10 +122,10 @@ class _Step:
             self.evaluate.groups[ranks] = name
         return name
 
-    def _ranks(self, axes: tuple[str, ...], among: tuple[str, ...]) -> _Ranks:
-        return _Ranks(axes, among if len(among) < self._program.degree(axes) else ())
+    def _ranks(self, axes: tuple[str, ...], among: tuple[str, ...]) -> Ranks:
+        return Ranks(axes, among if len(among) < self._program.degree(axes) else ())
 
-    def _named(self, ranks: _Ranks) -> str:
+    def _named(self, ranks: Ranks) -> str:
         """The name of a group, which training asks the mesh for."""
         if ranks not in self.train.groups:
             like = "_".join([axes_word(ranks.axes, self._program), *ranks.among])
@@ -253,7 +200,7 @@ class _Step:
     def sum_squares(self, op: Op) -> None:
         held = op.names("once")
         once = self._named(self._ranks((str(op.get("stages")),), held)) if held else ""
-        self._squares[op.outputs[0].name] = _Squares(tuple(self.text[name] for name in op.inputs), once=once)
+        self._squares[op.outputs[0].name] = Squares(tuple(self.text[name] for name in op.inputs), once=once)
 
     def grad_norm(self, op: Op) -> None:
         self._norm(op, op.inputs, "")

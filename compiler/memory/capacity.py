@@ -45,6 +45,13 @@ def capacity(program: Program) -> int | None:
     return size * GIB if size else None
 
 
+def place(program: Program, account: Account) -> str:
+    """Of which rank an account is."""
+    if account.rank is None or not program.pipeline:
+        return "each rank"
+    return f"rank {account.rank} of {program.pipeline.axis}, which needs most"
+
+
 def too_large(program: Program, account: Account) -> Diagnostic | None:
     """The warning that a rank holds more than its GPU, if it does."""
     room = capacity(program)
@@ -56,7 +63,7 @@ def too_large(program: Program, account: Account) -> Diagnostic | None:
     sizes = " + ".join(f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20)
     return Diagnostic(
         "W0901",
-        f"does not fit: needs {account.total / GIB:,.1f} GiB of {room / GIB:,.1f} GiB on each rank",
+        f"does not fit: needs {account.total / GIB:,.1f} GiB of {room / GIB:,.1f} GiB on {place(program, account)}",
         program.cluster.spans.get("gpu", program.region.span),
         f"has {room / GIB:,.0f} GiB",
         (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"),),

@@ -131,3 +131,22 @@ def _line(op: Op) -> tuple[str, int]:
 def mirrors(backward: Region, forward: Region, storages: Storages) -> bool:
     """Whether a repeat of backward reads what a repeat of forward made."""
     return bool(bound((storages.root(arg.source) for arg in backward.args), forward))
+
+
+def put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[str, int]:
+    """Operands of the products that make weights' gradients, each storage once, as all turns of repeats keep them."""
+    found: dict[str, int] = {}
+    for stmt in body:
+        if isinstance(stmt, Region):
+            found |= put_off(storages, stmt.body, turns * storages.program.size(stmt.dim))
+        elif is_put_off(stmt):
+            names = [name for name in stmt.inputs[:2] if not storages.held(name)]
+            found |= {storages.root(name): turns * storages.bytes(name) for name in names}
+    return found
+
+
+def is_put_off(stmt: Stmt) -> bool:
+    """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
+    if isinstance(stmt, Region):
+        return False
+    return stmt.kind == "embedding_dw" or (stmt.kind == "contract" and "batch" in stmt.names("over"))

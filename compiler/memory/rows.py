@@ -6,16 +6,17 @@ from where its message begins.
 Non-goals: what an allocator loses.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from ..ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Stmt, Value, types, walk
+from ..ir import ITEM_BYTES, Enter, Pipeline, Program, Region, Value, types, walk
 from ..ops.saved import Device
 from ..portions import of_stage
 from ..schedules.actions import Action, Work
 from ..stages import crossing, groups, stages
 from .kept import Keeper, Kept
+from .lifetimes import is_put_off, put_off
 from .storages import Cut, Storages
 from .walk import Moment, Walk
 
@@ -30,6 +31,7 @@ class Stage:
     largest   of the gradients that the weights' part makes, which goes as soon as it is added
     forward   the moment when most is there, but of other microbatches
     backward  likewise
+    input     likewise, in backward without the weights' part
     """
 
     kept: tuple[Kept, ...]
@@ -38,6 +40,7 @@ class Stage:
     largest: int
     forward: Moment
     backward: Moment
+    input: Moment
 
     @property
     def held(self) -> int:
@@ -59,9 +62,10 @@ def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
     entered = sum(storages.bytes(name) for name in storages.cut.entering if storages.root(name) not in keeper.all)
     kept = tuple(keeper.all.values())
     body = storages.backward.body
-    largest = max((storages.bytes(op.outputs[0].name) for op in walk(body) if _is_put_off(op)), default=0)
-    later = sum(_put_off(storages, body).values())
-    return Stage(kept, entered, later, largest, walked["forward"], walked["backward"])
+    largest = max((storages.bytes(op.outputs[0].name) for op in walk(body) if is_put_off(op)), default=0)
+    later = sum(put_off(storages, body).values())
+    apart = Walk(storages, keeper, device, splits=True).fullest["backward"]
+    return Stage(kept, entered, later, largest, walked["forward"], walked["backward"], apart)
 
 
 def device_of(program: Program) -> Device:
@@ -71,15 +75,13 @@ def device_of(program: Program) -> Device:
 
 def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
     """What enters a stage, from before and from behind, as its statements call it; and where its turns begin."""
-    own = stages(program, pipeline)[number].turns
+    own, count = stages(program, pipeline)[number].turns, len(crossing(program, pipeline))
     (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward, backward = (groups(pipeline, block.body)[1] for block in region.body if isinstance(block, Region))
-    enters = _handed(forward, own, len(crossing(program, pipeline))) if number else ()
-    turned = own[::-1]
-    returns = _handed(backward, turned, len(enters) or len(crossing(program, pipeline)))
-    is_last = number == len(pipeline.homes) - 1
+    enters = _handed(forward, own, count) if number else ()
+    returns = _handed(backward, own[::-1], count) if number < len(pipeline.homes) - 1 else ()
     first = dict(zip(pipeline.dims, (turns.start for turns in own), strict=True))
-    return Cut(enters, () if is_last else returns, first, types(program))
+    return Cut(enters, returns, first, types(program))
 
 
 def _handed(repeats: list[Region], turns: tuple[range, ...], count: int) -> tuple[str, ...]:
@@ -88,23 +90,6 @@ def _handed(repeats: list[Region], turns: tuple[range, ...], count: int) -> tupl
         if own:
             return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)[:count]
     return tuple(value.name for value in repeats[-1].results[:count])
-
-
-def _put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[str, int]:
-    """Operands of the products that make weights' gradients, each storage once, as all turns of repeats keep them."""
-    found: dict[str, int] = {}
-    for stmt in body:
-        if isinstance(stmt, Region):
-            found |= _put_off(storages, stmt.body, turns * storages.program.size(stmt.dim))
-        elif _is_put_off(stmt):
-            names = [name for name in stmt.inputs[:2] if not storages.held(name)]
-            found |= {storages.origin(name): turns * storages.bytes(name) for name in names}
-    return found
-
-
-def _is_put_off(op: Op) -> bool:
-    """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
-    return op.kind == "embedding_dw" or (op.kind == "contract" and "batch" in op.names("over"))
 
 
 def fullest(program: Program, rank: int, of: dict[int, Stage]) -> Moment:
@@ -122,6 +107,7 @@ class _Row:
         self._row = program.pipeline.schedule.rows[rank]
         self._size = sum(_bytes(program, value) for value in crossing(program, program.pipeline))
         self._kept: dict[tuple[int, int], int] = {}
+        self._all_kept = 0
         self._between: set[tuple[str, int, int]] = set()  # what is handed from stage to stage, each of the same size
 
     def moments(self) -> Iterator[Moment]:
@@ -137,16 +123,16 @@ class _Row:
         """What the action does, beside all other microbatches."""
         stage, work = self._of[action.stage], action.work
         at = (action.stage, action.microbatch)
-        others = sum(size for cell, size in self._kept.items() if cell != at or work is Work.WEIGHT)
+        others = self._all_kept - (0 if work is Work.WEIGHT else self._kept.get(at, 0))
         taken = {Work.FORWARD: "x", Work.BACKWARD: "dy", Work.INPUT: "dy"}.get(work, "")
-        between = len(self._between - {(taken, *at)}) * self._size
+        between = (len(self._between) - ((taken, *at) in self._between)) * self._size
         match work:
             case Work.FORWARD:
                 own = stage.forward
             case Work.BACKWARD:
                 own = stage.backward
             case Work.INPUT:
-                own = evolve(stage.backward, kept=max(stage.backward.kept, stage.later))
+                own = stage.input
             case _:
                 own = evolve(stage.backward, kept=0, other=stage.largest)
         return evolve(own, kept=own.kept + others, other=own.other + between)
@@ -155,15 +141,19 @@ class _Row:
         stage, microbatch = at = action.stage, action.microbatch
         match action.work:
             case Work.FORWARD:
-                self._kept[at] = self._of[stage].held
+                self._keep(at, self._of[stage].held)
                 self._hand("x", stage, stage + 1, microbatch)
             case Work.WEIGHT:
-                del self._kept[at]
+                self._keep(at, 0)
             case work:
-                del self._kept[at]
+                self._keep(at, self._of[stage].later if work is Work.INPUT else 0)
                 self._hand("dy", stage, stage - 1, microbatch)
-                if work is Work.INPUT:
-                    self._kept[at] = self._of[stage].later
+
+    def _keep(self, at: tuple[int, int], size: int) -> None:
+        """Keeps so much of a microbatch in a stage from now on."""
+        self._all_kept += size - self._kept.pop(at, 0)
+        if size:
+            self._kept[at] = size
 
     def _hand(self, what: str, stage: int, to: int, microbatch: int) -> None:
         """Takes what the stage is given, and leaves what it makes for another one, here or to be sent."""

@@ -14,7 +14,7 @@ from ..ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
 from ..ops import OPS
 from ..ops.saved import Device, Local
 from .kept import Keeper, Kept, Turn, bound
-from .lifetimes import Releases, last_reads, mirrors, moves, results, summed, sums
+from .lifetimes import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums
 from .passing import Passing
 from .storages import Storages, carried
 
@@ -48,11 +48,15 @@ class Moment:
 
 
 class Walk:
-    """Walks one microbatch; `fullest` has the moment when most is in memory in `forward`, `backward` and `update`."""
+    """Walks one microbatch; `fullest` has the moment when most is in memory in `forward`, `backward` and `update`.
 
-    def __init__(self, storages: Storages, keeper: Keeper, device: Device) -> None:
+    If it `splits`, backward does not make the gradients of weights, and keeps what they are made of.
+    """
+
+    def __init__(self, storages: Storages, keeper: Keeper, device: Device, *, splits: bool = False) -> None:
         self._storages, self._keeper = storages, keeper
         self._device: Device = device
+        self._splits = splits
         self._releases, self._summed = Releases(storages, keeper), summed(storages)
         self._passing = Passing(storages)
         self._live: dict[str, int] = {}
@@ -112,11 +116,14 @@ class Walk:
         found = sums(body, self._storages, last)
         self._into |= found.into
         ends = {self._root(end) for end in ends} if region else {*self._roots(self._given)}
+        ends |= {*self._roots(put_off(self._storages, filter(is_put_off, body)))} if self._splits else set()
         last |= {name: max(at, last.get(name, 0)) for name, at in self._releases.of(body, forward).items()}
         for i, stmt in enumerate(body):
             gone = [name for name, at in last.items() if at == i and name not in ends]
             if isinstance(stmt, Region):
                 self._backward_turn(stmt, gone, forward)
+            elif self._splits and is_put_off(stmt):
+                pass
             elif moves(stmt, self._summed, self._storages):
                 for _ in self._passing.moves(stmt):
                     self._look(stmt, 0)
@@ -135,14 +142,19 @@ class Walk:
         mirror = next((it for it in repeats if mirrors(region, it, self._storages)), None)
         turn = self._keeper.turns[mirror.results[0].name] if mirror else Turn({}, 0, 0)
         self._free(bound(self._live, mirror) if mirror else ())
-        before = self._live
+        before, turns = self._live, self._storages.program.size(region.dim)
+        left = sum(put_off(self._storages, [region]).values())
         for on in self._passing.backward(region):
             self._live = dict(before)
             self._enter(region, turn, gone, on)
+            if self._splits:  # turns that are done leave what others may keep more than
+                self._live[_others(region)] = max(self._live[_others(region)], left - left // turns)
             self._live |= self._last_turn(mirror, turn) if mirror else {}
             self._backward(region.body, mirror.body if mirror else (), region)
             self._free(bound(self._live, mirror) if mirror else ())
             self._leave(region)
+        if self._splits:
+            self._live[f"left by {region.dim}"] = left
 
     def _last_turn(self, region: Region, turn: Turn) -> dict[str, int]:
         """What the last turn of a repeat kept, but for what it handed on: that is the repeat's result."""
@@ -168,7 +180,8 @@ class Walk:
         self._free(gone)
         for arg in region.args:
             if arg.enter is Enter.CARRY:
-                alone = turns > 1 or self._root(arg.source) not in self._live
+                is_first = self._where == "backward" and not before_last
+                alone = (turns > 1 and not is_first) or self._root(arg.source) not in self._live
                 self._live[arg.value.name] = self._storages.bytes(arg.value.name) if alone else 0
 
     def _leave(self, region: Region) -> None:

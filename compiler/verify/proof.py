@@ -170,6 +170,7 @@ def prove(program: Program, model: Program) -> Proof:
         ops=len(ops),
         kinds=len({op.kind for op in ops}),
         trusted=trusted(program),
+        stages=program.pipeline.axis if program.pipeline else "",
     )
 
 

@@ -83,6 +83,8 @@ DEFECTS = {
     ),
     # ---- what crosses
     "what enters is not unpacked": (TWO, UNPACKED, ""),
+    "what enters is dropped": (TWO, UNPACKED, "        else:\n            pass\n"),
+    "what enters is called so": (TWO, "x, s = carried", "x = carried"),
     "what enters is swapped": (TWO, "x, s = carried", "s, x = carried"),
     "what enters is unpacked by all": (TWO, UNPACKED, "        x, s = carried\n"),
     "what enters is unpacked elsewhere": (TWO, UNPACKED, "", BETWEEN, BETWEEN + UNPACKED),
@@ -132,6 +134,10 @@ DEFECTS = {
     "results of a turn swapped": (TWO, BLOCK, BLOCK.replace("x, s =", "s, x =")),
     "a turn's result by another name": (ONE, LAYER, LAYER.replace("x =", "y =")),
     "every turn done again": (TWO, ", again=i % 2 == 0)", ")"),
+    "nothing done again": (
+        *(TWO, "recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, again=i % 2 == 0)"),
+        "recomputed()",
+    ),
     "other turns done again": (TWO, "again=i % 2 == 0", "again=i % 2 == 1"),
     "fewer turns done again": (TWO, "again=i % 2 == 0", "again=i % 3 == 0"),
     "turns of a stage done again": (TWO, "again=i % 2 == 0", "again=stage % 2 == 0"),

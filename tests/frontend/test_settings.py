@@ -11,7 +11,21 @@ from scalec.compiler import settings
 from scalec.compiler.diagnostics import Diagnostics, PlanError
 from scalec.compiler.overrides import merge
 from scalec.compiler.parser import parse_plan
-from scalec.compiler.settings import STDLIB, Cluster, Data, Group, Optimizer, Schedule, Settings, Train
+from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.settings import (
+    AUTO,
+    FILE,
+    STDLIB,
+    Cluster,
+    Data,
+    Group,
+    Optimizer,
+    Order,
+    Pipelining,
+    Schedule,
+    Settings,
+    Train,
+)
 from scalec.compiler.source import Source
 from scalec.compiler.syntax import Section
 
@@ -102,6 +116,17 @@ def test_all_mistakes_of_a_section_at_once() -> None:
         ("E0404", "there is no optimizer `adam`", "did you mean `adamw`?"),
         ("E0405", "`files` is empty", ""),
     ]
+
+
+def test_what_a_call_takes_first_needs_no_name() -> None:
+    """By its name it is the same; twice, or a second without a name, it is a mistake."""
+    plain = read(Pipelining, 'pipeline { schedule = file("a.csv") }')
+    assert plain == read(Pipelining, 'pipeline { schedule = file(path="a.csv") }')
+    assert plain.schedule == Order(FILE, "a.csv")
+    assert settings.show(plain) == 'pipeline {\n  schedule = file("a.csv")\n}'
+    assert "E0403" in told(Pipelining, 'pipeline { schedule = file("a.csv", path="b.csv") }')
+    assert "E0404" in told(Pipelining, 'pipeline { schedule = file("a.csv", "b.csv") }')
+    assert "E0405" in told(Pipelining, 'pipeline { schedule = file("") }')
 
 
 def test_a_setting_given_twice_shows_both_places() -> None:
@@ -229,9 +254,17 @@ trains = st.builds(
     st.sampled_from(["save", "regather"]),
 )
 clusters = st.builds(Cluster, strings, counts, counts)
+chunks = st.none() | st.integers(1, 2**63 - 1)
+orders = (
+    st.builds(Order, st.sampled_from([*SCHEDULES]), chunks=chunks)
+    | st.builds(Order, st.just(AUTO), chunks=chunks, memory=chunks)
+    | st.builds(Order, st.just(FILE), paths.filter(bool))
+)
+turns = st.none() | st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4).map(tuple)
+pipelines = st.builds(Pipelining, orders, turns)
 
 
-@given(trains | clusters)
+@given(trains | clusters | pipelines)
 def test_shown_settings_read_back(instance: Settings) -> None:
     assert read(type(instance), settings.show(instance)) == instance
 

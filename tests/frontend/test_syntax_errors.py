@@ -315,18 +315,6 @@ MISTAKES = {
           = help: a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`
         """,
     ),
-    "section_to_come": (
-        "pipeline { 1f1b over pp }",
-        """
-        error[E0406]: there is no section `pipeline` yet
-         --> m.scale:1:1
-          |
-        1 | pipeline { 1f1b over pp }
-          | ^^^^^^^^ schedules of stages are to come
-          |
-          = help: leave it out
-        """,
-    ),
 }
 
 

@@ -7,7 +7,7 @@ from ir.plans import LLAMA, START, Plan
 from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.emit.program import train_py
 from scalec.compiler.emit.readback import check as read_back
-from scalec.compiler.ir import Op, Program, walk
+from scalec.compiler.ir import Op, Program, types, walk
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import read_ir
@@ -118,11 +118,15 @@ def test_attention_that_drops_takes_a_share() -> None:
     assert refused(Plan(body).text()) == "error[E0610]: a share is at least 0 and less than 1"
 
 
-@pytest.mark.parametrize("dim", ["blocks", "layers"])
-def test_a_repeat_over_an_axis_waits_for_stages_though_draws_have_its_dim(dim: str) -> None:
+def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
+    """The outer one; the inner one is not for cutting, though it is a dim of draws too."""
     body = "repeat blocks { repeat layers { x = x + dropout(x, 0.1) } }"
-    text = Plan(f"{START} {body} {TAIL}", "dp = 2  pp = 2", f"batch over dp  {dim} over pp", ranks=2).text()
-    assert refused(text) == f"error[E0513]: pipeline stages (`{dim}` over an axis) are not supported yet"
+    plan = Plan(f"{START} {body} {TAIL}", "dp = 2  pp = 2", "batch over dp  blocks over pp", ranks=2)
+    program = compiled(plan.text())
+    assert program.pipeline
+    assert not [dim for type in types(program).values() for dim in type.dims if type.axes_of(dim) == ("pp",)]
+    text = plan.text().replace("blocks over pp", "layers over pp")
+    assert refused(text) == "error[E0513]: `layers` stands in another repeat"
 
 
 @pytest.mark.parametrize(

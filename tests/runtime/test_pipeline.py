@@ -28,12 +28,12 @@ Result = tuple[list[Tensor], list[Tensor], dict[str, Tensor], bool]
 
 
 class LateMesh(Mesh):
-    """Its axes' groups are late."""
+    """Its messages are late."""
 
     link = Link()
 
-    def axis(self, *names: str) -> Axis:
-        return self.link.late(super().axis(*names))
+    def messages(self, name: str) -> Axis:
+        return self.link.late(super().messages(name))
 
 
 def _steps(mesh: Mesh, schedule: Schedule) -> Result:

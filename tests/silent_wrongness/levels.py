@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from attrs import Factory, evolve, field, frozen
 
-from ir.plan_table import PLANS
-from ir.plans import ALL_OVER_TP, DIMS, HEAD, START, WITH_SEQ, Plan
+from ir.plan_table import DP_TP, PLANS
+from ir.plans import ALL_OVER_TP, DIMS, HEAD, LLAMA, START, WITH_SEQ, Plan
 from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.emit.program import train_py
 from scalec.compiler.emit.readback import check as read_back
@@ -27,6 +27,7 @@ from scalec.compiler.verify.meanings import MEANINGS
 from scalec.compiler.verify.mutants.faults import FAULTS
 from scalec.compiler.verify.proof import Case, case_of, differences
 from scalec.compiler.verify.reference import Reference
+from scalec.compiler.verify.rows import run_rows
 from scalec.compiler.verify.scene import Scene
 from scalec.compiler.verify.shapes import Sizes, meshes, resized
 from scalec.compiler.verify.tensors import Array, Tensor
@@ -47,6 +48,13 @@ TEXTS |= {
         shard=ALL_OVER_TP,
         ranks=2,
         body=f"{START} x = x + silu(silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]) {HEAD}",
+    ).text(),
+    "stages": evolve(  # the embedding is on both
+        DP_TP,
+        mesh="pp = 2  dp = 2  tp = 2",
+        shard=f"{WITH_SEQ}  layers over pp",
+        body=LLAMA.replace("head[hidden -> vocab]", "wte"),
+        clip=0.1,
     ).text(),
     "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),
     "vocabulary that does not divide": Plan(
@@ -166,7 +174,7 @@ def _case(program: Program, model: Program, axes: Sizes) -> Case:
 def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
     """As `proof.unequal`, of programs that may hold the audit's faults, and with other labels."""
     world, start = World.of(case.program), _labelled(case.scene(numbers), labels)
-    machine = Machine(case.program, world, numbers, meanings=MEANINGS | FAULTS)
+    machine = Machine(case.program, world, numbers, meanings=MEANINGS | FAULTS, rows=run_rows)
     try:
         found = machine.run(start.on(case.program, world, numbers))
     except ShapeError as error:

@@ -1,7 +1,7 @@
 """Gradients that are accumulated over microbatches, and what they are divided by: rows 1 to 5, 11 and 15.
 
-The rows about pipelines are about how a schedule and accumulation share the division; there are no pipelines yet, but
-microbatches there are.
+The rows about pipelines are about how a schedule and accumulation share the division: with stages, as the last tests
+show, it is done once too, in the seed of every microbatch's backward.
 """
 
 import pytest
@@ -147,3 +147,24 @@ def test_row_15_reciprocals_of_the_ranks_counts_are_added() -> None:
     defect = Defect("llama", ir={'share: f64[] = reciprocal(count.1) <dtype="f64">': added})
     assert "reciprocal takes a count that is reduced" in defect.types()
     assert defect.values() == every_gradient() | {"loss"}
+
+
+# ---- with stages
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["share / len(batch)", "torch.ones_like(share)", "share / all_reduce_(torch.ones_like(share), pp)"],
+    ids=["row 1 and 5", "row 2", "by the ranks"],
+)
+def test_stages_are_given_the_share_and_nothing_else(given: str) -> None:
+    """Schedules that divide by the number of microbatches, or leave it to the loss (torchtitan#1733, #2972)."""
+    run = "PIPELINE.run(model, batch, share, mesh)"
+    assert Defect("stages", text={run: run.replace("share", given)}).emission()
+
+
+def test_stages_whose_microbatches_are_summed_as_if_they_were_averaged() -> None:
+    """Row 3; every type fits."""
+    defect = Defect("stages", ir={SEED: OWN_COUNT})
+    assert defect.types() == ""
+    assert {f"gradient of {name}" for name in parameters("stages")} <= defect.values()

@@ -165,6 +165,22 @@ def test_row_23_one_use_of_a_tied_embedding_gives_no_gradient(kept: str, line: s
     assert "nothing in the IR does" in defect.emission()
 
 
+def test_row_23_stages_that_share_an_embedding_keep_their_parts_of_its_gradient() -> None:
+    """Each learned from its own use (piper#13, Megatron#656)."""
+    reduced = 'all_reduce_(gradients["dp_split_tp"], pp)'
+    defect = Defect(
+        "stages",
+        ir={
+            "sum_squares(g_dp_split_tp.2)": "sum_squares(g_dp_split_tp.1)",
+            "update(g_dp_split_tp.2": "update(g_dp_split_tp.1",
+        },
+        text={f"    {reduced}": "    pass"},
+    )
+    assert "sum_squares takes gradients that are reduced" in defect.types()
+    assert {"gradient of wte", "updated wte"} <= defect.values()
+    assert defect.emission()
+
+
 def test_row_23_a_weight_is_tied_or_declared_twice() -> None:
     """Two copies that should be one cannot be written."""
     assert refusal(TEXTS["llama"].replace("head[hidden -> vocab]", "wte[hidden -> vocab]")) == "E0208"

@@ -30,6 +30,18 @@ def test_row_06_clipped_by_the_norm_of_a_part() -> None:
     assert "the IR has no grad_norm(squares.2)" in defect.emission()
 
 
+def test_row_06_each_stage_clips_by_the_norm_of_its_own() -> None:
+    """As it was there, the sum over the stages left out for some of the parameters."""
+    defect = Defect(
+        "stages",
+        ir={"grad_norm(squares.1, squares.5,": "grad_norm(squares.1, squares.2,"},
+        text={'all_reduce_(sum_squares(gradients["dp_tp"]), pp)': 'sum_squares(gradients["dp_tp"])'},
+    )
+    assert "grad_norm is not linear in what is partial on pp" in defect.types()
+    assert defect.values() == {"norm", *updated(*parameters("stages"))}
+    assert "the IR has no grad_norm(squares.1, squares.2" in defect.emission()
+
+
 def test_row_07_the_norm_of_shards_is_not_added_over_tensor_parallel_ranks() -> None:
     """Clipping under tensor parallelism took each rank's shards for the whole (torchtune#2420)."""
     defect = Defect(

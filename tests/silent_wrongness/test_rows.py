@@ -12,13 +12,11 @@ import pytest
 from silent_wrongness.levels import TEXTS, edited, refusal
 
 ROWS = range(1, 35)
-WAITS = {12: "experts", 19: "experts", 32: "pipelines"}
+WAITS = {12: "experts", 19: "experts"}
 """Rows of which nothing can be expressed today.  Of others a part waits, as their tests say."""
 
 PLAN = TEXTS["llama"]
 LATER = {
-    "pipelines": (edited(PLAN, {"train {": "pipeline { schedule = gpipe }\ntrain {"}), "E0406"),
-    "pipeline stages": (edited(PLAN, {"batch over dp": "batch over dp  layers over tp"}), "E0513"),
     "experts": (edited(PLAN, {"repeat layers": "route x to experts by top(x, 2)"}), "E0104"),
     "strategies of attention": (edited(PLAN, {"mask=causal": "mask=causal, strategy=ring"}), "E0606"),
     "offload": (edited(PLAN, {"precision = fp64": "precision = fp64  offload = cpu"}), "E0401"),

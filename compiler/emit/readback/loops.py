@@ -59,6 +59,7 @@ class Loop:
         if isinstance(call.func, ast.Name):
             demand_same(call.func, "recomputed")
             e.names.demand(call, "recomputed")
+            demand(call, bool(call.args), "does nothing again")
             module, *args = call.args
             again = _every_of(call, index)
         else:

@@ -14,7 +14,7 @@ from .classes import Model, Modules, Place
 from .forward import Forward
 from .held import condition
 from .loops import Loop
-from .text import demand, demand_same, targets
+from .text import demand, demand_same, targets, wrong
 from .values import Entering, Seen, Stage
 
 
@@ -84,11 +84,13 @@ class StagedForward(Forward):
 
     def _unpack(self, body: Sequence[ast.stmt]) -> None:
         """`else: x, s = carried`, on the stages that something enters."""
-        demand(body[0], not self._group and not self._crossing and len(body) == 1, "does more than unpack what enters")
-        names = targets(body[0].targets[0]) if isinstance(body[0], ast.Assign) else []
-        demand_same(body[0], f"{', '.join(names)} = {self._entering}")
-        demand(body[0], len(names) == self._count, f"unpacks {len(names)} values, not {self._count}")
-        self._crossing = names
+        match body:
+            case [ast.Assign(targets=[ast.Tuple() as names]) as stmt] if not self._group and not self._crossing:
+                demand_same(stmt, f"{ast.unparse(names)} = {self._entering}")
+                self._crossing = targets(names)
+                demand(stmt, len(self._crossing) == self._count, f"unpacks {self._crossing}, not {self._count} values")
+            case _:
+                raise wrong(body[0], "does other than unpack what enters")
 
     def _turns(self, stmt: ast.For) -> None:
         """The turns of the stage that is asked for; what crosses always goes by the same names."""

@@ -97,9 +97,9 @@ def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
     reduces = each["op"] in ("all_reduce", "reduce_scatter")
     reduction = ("max" if each["maximum"] else "sum") if reduces else ""
     group = peers(plan["mesh"], each["axes"], rank)
-    peer = group[int(each["peer"])] if "peer" in each else None
-    if "among" in each:
-        group = tuple(group[int(place)] for place in each["among"])
+    peer = None if each.get("peer") is None else group[int(each["peer"])]
+    if among := each.get("among"):
+        group = tuple(group[int(place)] for place in among)
     call = Call(each["op"], reduction, group, tuple(each["shape"]), each["dtype"], peer)
     return Expected(call, each["where"], each["value"], each["line"])
 

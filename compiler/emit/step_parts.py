@@ -1,0 +1,62 @@
+"""What the lines of a step are made of: groups of ranks, functions under construction, sums of squares.
+
+Non-goals: which lines there are (`step`).
+"""
+
+from attrs import define, field, frozen
+
+from .words import WIDTH, call, literal
+
+
+@frozen
+class Ranks:
+    """A group of ranks: over some axes, or some of the ranks of one."""
+
+    axes: tuple[str, ...]
+    among: tuple[str, ...] = ()
+
+    def asked(self) -> str:
+        """How the mesh is asked for it."""
+        if self.among:
+            return f"mesh.among({', '.join([*map(literal, self.axes), *self.among])})"
+        return f"mesh.axis({', '.join(map(literal, self.axes))})"
+
+
+@define
+class Function:
+    """The lines of one function, and the groups over axes that it asks the mesh for."""
+
+    groups: dict[Ranks, str] = field(factory=dict[Ranks, str])  # the names
+    lines: list[str] = field(factory=list[str])
+
+    def add(self, code: str, comment: str) -> None:
+        """A line with its comment, if any, which stands before it where both are too long for one."""
+        if not comment:
+            self.lines.append(code)
+            return
+        fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
+        self.lines += [f"{code}  # {comment}"] if fits else [f"# {comment}", code]
+
+    def all(self) -> list[str]:
+        """The groups first."""
+        groups = [f"{name} = {ranks.asked()}" for ranks, name in self.groups.items()]
+        return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
+
+
+@frozen
+class Squares:
+    """A sum of squares of gradients, and the group over whose ranks it is summed, if any."""
+
+    operands: tuple[str, ...]
+    group: str = ""
+    once: str = ""
+
+    def line(self, name: str) -> str:
+        """The assignment of the sum to `name`."""
+        arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
+        if not self.group:
+            return call(f"{name} = sum_squares", arguments, 4, after=0)
+        short = f"{name} = all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
+        if len(short) <= WIDTH - 4:
+            return short
+        return call(f"{name} = all_reduce_", [call("sum_squares", arguments, 8), self.group], 4, after=0)

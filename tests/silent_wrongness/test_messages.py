@@ -1,0 +1,104 @@
+"""Memory of messages between stages: row 32."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from late import Link
+from ranks import run_ranks
+from scalec.compiler.schedules.actions import Schedule
+from scalec.runtime import Axis, Carried, Mesh, messages
+from scalec.runtime.messages import Slot
+from staged import SHARE, Model, data, pipeline, schedules, whole
+
+Gradients = dict[str, Tensor]
+
+
+class LateMesh(Mesh):
+    """Its messages are late."""
+
+    link = Link()
+
+    def messages(self, name: str) -> Axis:
+        return self.link.late(super().messages(name))
+
+
+def _step(schedule: Schedule, kind: type[Mesh], plant: Callable[[], None] | None) -> Gradients | str:
+    """A rank's gradients with the defect, or what stops it."""
+    if plant:
+        plant()
+    mesh = kind({"pp": 2})
+    model = Model(schedule.stages_of(mesh.rank("pp")), schedule.stages)
+    try:
+        pipeline(schedule).run(model, data(0, schedule.microbatches), SHARE, mesh)
+    except AssertionError as error:
+        return str(error)
+    return model.gradients()
+
+
+def _received_into_one_memory() -> None:
+    """What a stage receives lies where the microbatch before it lay."""
+    received, memory = messages.received, dict[Carried, Tensor]()
+
+    def reusing(slot: Slot, axis: Axis, peer: int, carried: Any, device: torch.device) -> messages.Message:
+        made = received(slot, axis, peer, carried, device)
+        fresh = made.ready
+
+        def ready() -> tuple[Tensor, ...]:
+            return tuple(memory.setdefault(each, new) for each, new in zip(carried, fresh(), strict=True))
+
+        return messages.Message(ready, made.call, peer, made.under_way)
+
+    _replaced("received", reusing)
+
+
+def _sent_from_one_memory() -> None:
+    """What a stage sends lies where the microbatch before it lay, whose message may be under way."""
+    memory = dict[tuple[int, torch.dtype], Tensor]()
+
+    def reusing(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> messages.Message:
+        def ready() -> tuple[Tensor, ...]:
+            values = [x.contiguous() for x in slot.take()]
+            return tuple(memory.setdefault((at, x.dtype), x.clone()).copy_(x) for at, x in enumerate(values))
+
+        return messages.Message(ready, axis.group.send, peer, under_way)
+
+    _replaced("sent", reusing)
+
+
+def _replaced(name: str, function: Any) -> None:
+    from scalec.runtime import pipeline as rows
+
+    setattr(rows, name, function)
+
+
+@pytest.fixture
+def schedule() -> Schedule:
+    """All forwards first, so that many values are in memory at once."""
+    return next(schedule for name, schedule in schedules(2, [3]) if name == "gpipe")
+
+
+def _right(schedule: Schedule, ranks: list[Gradients | str]) -> bool:
+    _, expected = whole(schedule.stages, [data(0, schedule.microbatches)])
+    own = {name: gradient for rank in ranks if isinstance(rank, dict) for name, gradient in rank.items()}
+    return own.keys() == expected.keys() and all(
+        torch.allclose(own[name], gradient, rtol=1e-12, atol=1e-12) for name, gradient in expected.items()
+    )
+
+
+def test_row_32_without_a_defect_it_is_right(schedule: Schedule) -> None:
+    assert _right(schedule, run_ranks(2, _step, schedule, LateMesh, None))
+
+
+def test_row_32_memory_is_received_into_while_backward_needs_it(schedule: Schedule) -> None:
+    """Gradients are of another microbatch's values, whatever the group."""
+    assert not _right(schedule, run_ranks(2, _step, schedule, Mesh, _received_into_one_memory))
+
+
+def test_row_32_memory_is_written_before_it_is_sent(schedule: Schedule) -> None:
+    """gloo has mostly sent by then, so that nothing shows; the late group says it."""
+    first, _ = run_ranks(2, _step, schedule, LateMesh, _sent_from_one_memory)
+    assert first == "what is sent has changed on its way"
