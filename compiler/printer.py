@@ -33,7 +33,7 @@ def print_ir(program: Program) -> str:
         *map(_param, program.params),
         *map(_state, program.state),
         *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
-        *(_pipeline(program.pipeline) if program.pipeline else []),
+        *(_pipeline(program.pipeline) if program.pipeline else ()),
         *_region(program.region, ""),
     ]
     return "\n".join(lines) + "\n"

@@ -26,7 +26,7 @@ def marked(span: Span) -> str:
     return line[span.column - 1 : span.end_column - 1]
 
 
-def told(edits: Mapping[str, str], path: str = "plan.scale") -> list[Diagnostic]:
+def told(edits: Mapping[str, str], path: str = "plan.scale") -> tuple[Diagnostic, ...]:
     with pytest.raises(PlanError) as caught:
         compiled(edits, path=path)
     assert {diagnostic.code for diagnostic in caught.value.diagnostics} <= CODES.keys()

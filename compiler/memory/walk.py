@@ -198,7 +198,7 @@ class Walk:
         """Makes an op's results, and what else it keeps."""
         for value in op.outputs:
             root = self._root(value.name)
-            if root not in self._live and not self._storages.held(root):
+            if not self._live.get(root) and not self._storages.held(root):  # in another's memory nothing is added up
                 self._live[root] = self._storages.bytes(value.name)
         self._live |= others
         types = tuple(self._storages.types[name] for name in op.inputs)

@@ -65,12 +65,20 @@ def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Pending over the axes on which operands are sharded, all alike, and over the ranks of a pipeline's stages."""
-    axes = {type.axes_in(Kind.SHARDED) for type in types}
-    if len(axes) > 1 or any(type.axes_in(kind) for type in types for kind in (Kind.PARTIAL, Kind.REPLICATED)):
-        raise TypingError("sum_squares takes gradients that are reduced, sharded alike: another is counted twice")
-    pending = {*axes.pop(), *filter(None, [str(dict(op.attrs).get("stages", ""))])}
-    return [Type("f64" if types[0].dtype == "f64" else "f32", (), program.places(dict.fromkeys(pending, PARTIAL)))]
+    """Pending over the axes on which operands are sharded, and over the ranks of a pipeline's stages.
+
+    Each operand is summed by itself; one that is not sharded as the others are would be counted by every rank.
+    """
+    places: dict[str, Placement] = {}
+    for axis in (axis.name for axis in program.axes):
+        kinds = {type.at(axis).kind for type in types}
+        if kinds & {Kind.PARTIAL, Kind.REPLICATED}:
+            raise TypingError(f"sum_squares is not linear in what is partial on {axis}")
+        if len(kinds) > 1:
+            raise TypingError(f"sum_squares needs its operands sharded alike on {axis}")
+        if kinds == {Kind.SHARDED} or axis == dict(op.attrs).get("stages"):
+            places[axis] = PARTIAL
+    return [Type("f64" if types[0].dtype == "f64" else "f32", (), program.places(places))]
 
 
 def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:

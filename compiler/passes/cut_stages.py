@@ -63,7 +63,8 @@ def _demand_turns(count: int, program: Program, pipeline: Pipeline, total: int) 
     span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
     label = f"{count // axis.size} on each of {axis.size} ranks" if count % axis.size == 0 else ""
     help = f"between the first and the last one each stage has a turn: at most {total + 2} stages"
-    raise _error(f"{total} turn{'s' * (total > 1)} cannot fill {count} stages", span, label, (Note(axis.span, "the ranks"),), help)
+    why = f"{total} turn{'s' * (total > 1)} cannot fill {count} stages"
+    raise _error(why, span, label, (Note(axis.span, "the ranks"),), help)
 
 
 def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def _unused(program: Program, found: Diagnostics) -> None:
             found.error(
                 "E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing"
             )
-    claimed = {claim.axis for claim in program.claims} | ({program.pipeline.axis} if program.pipeline else set())
+    claimed = {claim.axis for claim in program.claims} | ({program.pipeline.axis} if program.pipeline else set[str]())
     for axis in program.axes:
         if axis.size > 1 and axis.name not in claimed:
             help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"

@@ -59,17 +59,16 @@ class _Division:
     def _fits(self, bound: int) -> bool:
         """Whether all items find a place if each stage takes as many as it can, and leaves what those behind need.
 
-        No division does better: if a stage takes fewer, those behind it have what they would have had, and more.
+        No division does better: if a stage takes fewer, those behind it have what they would have had, and more.  One
+        that must take an item and does not has come to one above the bound, which no other takes either.
         """
         at, needed = 0, sum(self.least)
         for extra, least in zip(self.extra, self.least, strict=True):
             needed -= least
-            start, cost = at, extra
+            cost = extra
             while at < len(self.costs) - needed and cost + self.costs[at] <= bound:
                 cost += self.costs[at]
                 at += 1
-            if at - start < least:
-                return False
         return at == len(self.costs)
 
 

@@ -32,12 +32,29 @@ def test_no_division_is_better(costs: list[int], first: int, last: int, data: st
     count = data.draw(st.integers(1, min(5, len(costs) + 2)))
     found = balanced(costs, first, last, count)
 
-    def worth(sizes: tuple[int, ...]) -> tuple[int, int]:
-        each = stage_costs(costs, first, last, sizes)
-        return max(each), sum(cost * cost for cost in each)
+    every = list(divisions(len(costs), count))
+    assert found in every
+    assert worth(costs, first, last, found) == min(worth(costs, first, last, sizes) for sizes in every)
 
-    assert found in (every := list(divisions(len(costs), count)))
-    assert worth(found) == min(map(worth, every))
+
+def worth(costs: list[int], first: int, last: int, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """The dearest stage, then the sum of squares."""
+    each = stage_costs(costs, first, last, sizes)
+    return max(each), sum(cost * cost for cost in each)
+
+
+@pytest.mark.parametrize(
+    ("costs", "first", "last", "count", "best"),
+    [([9, 8, 2, 6, 4, 4, 7], 9, 8, 4, (17, 851)), ([1, 0, 1, 5, 3, 7, 1], 6, 1, 4, (8, 181))],
+)
+def test_the_dearest_stage_counts_before_all_others(
+    costs: list[int], first: int, last: int, count: int, best: tuple[int, int]
+) -> None:
+    """Others would be more alike, but have a dearer one."""
+    assert worth(costs, first, last, balanced(costs, first, last, count)) == best
+    every = [worth(costs, first, last, sizes) for sizes in divisions(len(costs), count)]
+    assert min(every) == best
+    assert min(squares for _, squares in every) < best[1]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ def test_what_is_split_stays_so(name: str) -> None:
     assert resized(made, 2, 2).splits
 
 
+def test_a_microbatch_that_is_split_stays_among_few() -> None:
+    rows = _rows("0F0,0B0,0F1,0B1,0F2,0I2,0W2")
+    assert csv(resized(rows, 1, 2)) == "0F0,0B0,0F1,0I1,0W1\n"
+
+
 def _rows(*lines: str) -> Schedule:
     return read_csv("\n".join(lines))
 

@@ -14,7 +14,7 @@ MICROBATCH = "a microbatch is other than forward, backward and sum"  # what the 
 BACKWARD = "(part * share).backward()"
 
 CARRIED = {
-    "  loss.1: f64[]{dp: P},": f"""  acc: {GRADIENT} = zeros(wte.1) !tiny.scale:1
+    "  loss.1: f64[]{dp: P},": f"""  acc: {GRADIENT} = zeros() !tiny.scale:1
   loss.1: f64[]{{dp: P}},""",
     "labels: i64[seq, batch@dp] = each labels.1)": f"labels: i64[seq, batch@dp] = each labels.1, "
     f"acc.1: {GRADIENT} = carry acc)",

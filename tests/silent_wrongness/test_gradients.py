@@ -49,7 +49,7 @@ def test_row_18_a_gather_without_a_backward() -> None:
     lost = "d_m.2: f64[seq, batch@dp, hidden]{tp: P} = add(d_m, d_m.1)"
     defect = Defect(
         "llama",
-        ir={lost: lost.replace("add(d_m, d_m.1)", "zeros(d_m)")},
+        ir={lost: lost.replace("add(d_m, d_m.1)", "zeros()")},
         text={"m = all_gather(m, self.tp, dim=0)": "m = all_gather(m.detach(), self.tp, dim=0)"},
     )
     assert defect.types() == ""
@@ -176,7 +176,7 @@ def test_row_23_stages_that_share_an_embedding_keep_their_parts_of_its_gradient(
         },
         text={f"    {reduced}": "    pass"},
     )
-    assert "sum_squares takes gradients that are reduced" in defect.types()
+    assert "sum_squares" in defect.types()
     assert {"gradient of wte", "updated wte"} <= defect.values()
     assert defect.emission()
 

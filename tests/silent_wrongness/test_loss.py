@@ -63,7 +63,7 @@ SECOND = "d_z.2: f64[seq, batch@dp], d_t.2: f64[seq, batch@dp] = token_loss_dx(s
 def test_row_16_a_second_loss_is_shown_and_not_learned_from() -> None:
     """An auxiliary loss was added to what is shown, and its gradient was discarded (Automodel#1408, PR #1412).  Every
     type fits."""
-    dropped = f"none: f64[]{{dp: R}} = zeros(share.1) !tiny.scale:5 {SECOND.replace('share.1', 'none')}"
+    dropped = f"none: f64[]{{dp: R}} = zeros() !tiny.scale:5 {SECOND.replace('share.1', 'none')}"
     defect = Defect("two losses", ir={SECOND: dropped}, text={"loss = first +": "loss = first.detach() +"})
     assert defect.types() == ""
     assert defect.values() == results_of("a", "wte")

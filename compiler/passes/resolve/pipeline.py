@@ -12,6 +12,7 @@ from ... import syntax
 from ...diagnostics import Diagnostics, Note
 from ...ir import Claim, Pipeline, Program, Region
 from ...settings import FILE, Order, Pipelining, read
+from ...source import Span
 from .rows import given_rows
 
 
@@ -63,7 +64,7 @@ def _inside(region: Region) -> Iterator[str]:
 def _settings(section: syntax.Section | None, cuts: Sequence[Claim], found: Diagnostics) -> Pipelining | None:
     """Those of the plan; where it says nothing, they stand where the repeats are laid over their axis."""
     if not section:
-        spans = dict.fromkeys(("schedule", "stages"), cuts[0].span) if cuts else {}
+        spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), cuts[0].span) if cuts else {}
         return Pipelining(Order(spans=spans), spans=spans)
     settings = read(Pipelining, section, found)
     if settings and settings.schedule.kind == FILE:
