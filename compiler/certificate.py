@@ -148,6 +148,6 @@ def header(proof: Proof | None) -> str:
     return (
         f"Shown: the IR's step evaluated equal to the single-device step of {proof.against} ({proof.results()};"
         f" on {proof.where()} at small sizes, in {proof.field()}){rows}, and this file matches the IR, op for op.  Not"
-        " shown: rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program by"
-        " SCALEC_RECORD=1 and SCALEC_SANITIZE=1."
+        " shown: rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program"
+        " by SCALEC_RECORD=1 and SCALEC_SANITIZE=1."
     )
