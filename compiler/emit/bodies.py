@@ -90,7 +90,7 @@ class Body:
     def _statements(self, body: Iterable[Stmt]) -> None:
         for stmt in body:
             if isinstance(stmt, Region) or stmt.kind == "coerce":
-                self._end_coercions()
+                self._end_coercions(stmt)
             if isinstance(stmt, Region):
                 self._repeat(stmt)
             else:
@@ -132,11 +132,17 @@ class Body:
         own = [name for name, expr in inside.items() if expr.ops and len(expr.text) > 12]
         return max(own, key=lambda name: len(inside[name].text), default="")
 
-    def _end_coercions(self) -> None:
-        """A line of its own for a coercion that still was to stand inside another line."""
-        exprs = self._lines.exprs
-        for name in [name for name, expr in exprs.items() if any(op.kind == "coerce" for op in expr.ops)]:
-            self._lines.assign([name], exprs.pop(name))
+    def _end_coercions(self, before: Stmt | None = None) -> None:
+        """Lines of their own for coercions that still were to stand inside other lines.
+
+        And for all else that was, and does not stand inside the coercion that comes: backward goes by the order in which
+        forward was made.
+        """
+        exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
+        waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
+        for name in waiting:
+            if before or any(op.kind == "coerce" for op in exprs[name].ops):
+                self._lines.assign([name], exprs.pop(name))
 
     def _block(self, op: Op, expr: Expr) -> None:
         """Made for this block alone; backward makes it again."""

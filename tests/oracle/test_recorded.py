@@ -34,6 +34,7 @@ CASES = [
     Case(dp=2, tp=2, sp=True, microbatches=2, recompute="full"),
     Case(dp=2, tp=2, sp=True, gathered="regather", recompute="selective(attention, silu, rmsnorm)"),
     Case(tp=4, kv=1, model="parallel"),
+    Case(tp=2, sp=True, model="every", recompute="full"),
     Case(dp=2, tp=2, sp=True, state="zero 1 over dp", precision="bf16"),
     Case(dp=2, tp=2, state="zero 1 over dp", precision="fp16  reduce = bf16"),
     Case(tp=4, sp=True, kv=2, model="tied", optimizer="adamw"),
