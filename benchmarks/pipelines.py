@@ -35,7 +35,7 @@ from scalec.runtime import Batch, Carried, Mesh, Pipeline
 
 RANKS, MICROBATCHES, WIDTH = 2, 16, 8
 TORCH = {"1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
-NAP = 0.02
+NAP = 0.05
 """Seconds that a stage's forward sleeps, and each part of its backward."""
 
 Step = Callable[[], object]

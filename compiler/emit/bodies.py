@@ -135,8 +135,8 @@ class Body:
     def _end_coercions(self, before: Stmt | None = None) -> None:
         """Lines of their own for coercions that still were to stand inside other lines.
 
-        And for all else that was, and does not stand inside the coercion that comes: backward goes by the order in which
-        forward was made.
+        And for all else that was, and does not stand inside the coercion that comes: backward goes by the order in
+        which forward was made.
         """
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
