@@ -152,7 +152,6 @@ FORMS = {
     "softmax_parts_dx": [form(*["seq batch"] * 2, *PARTS), form(*["seq batch"] * 2, *PARTS, smoothing=0.1)],
     "split": [form("batch seq heads", parts=("head_dim", "kv_heads"))],
     "sum": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
-    "sum_squares": [form(X, "ffn hidden")],
     "token_loss": [
         form("seq batch", "seq batch", "int seq batch"),
         form("seq batch", "seq batch", "int seq batch", "seq batch", z_loss=0.25),

@@ -155,7 +155,7 @@ def test_wrong_turns_are_refused(what: str) -> None:
     state, change, of = WRONG[what]
     program = evolve(DP_TP, state=f"{state}  {APART}").program()
     check(program)
-    with pytest.raises(AssertionError, match="fuse_buckets"):
+    with pytest.raises(AssertionError, match="schedule_pipeline"):
         check(changed(program, change, of))
 
 
@@ -172,7 +172,7 @@ def test_a_buffer_of_all_turns_has_the_size_of_its_turns() -> None:
     program = evolve(DP_TP, state=f"{TURN}  {APART}").program()
     (first, *others) = program.buckets
     flat = evolve(first, type=Type(first.type.dtype, (first.dim,), (("dp", sharded(first.dim)),)))
-    with pytest.raises(AssertionError, match="fuse_buckets"):
+    with pytest.raises(AssertionError, match="schedule_pipeline"):
         check(evolve(program, buckets=(flat, *others)))
 
 
