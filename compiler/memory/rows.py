@@ -64,8 +64,10 @@ def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
     body = storages.backward.body
     largest = max((storages.bytes(op.outputs[0].name) for op in walk(body) if is_put_off(op)), default=0)
     later = sum(put_off(storages, body).values())
-    apart = Walk(storages, keeper, device, splits=True).fullest["backward"]
-    return Stage(kept, entered, later, largest, walked["forward"], walked["backward"], apart)
+    apart = Walk(storages, keeper, device, splits=True).fullest
+    back = walked["backward"]
+    first = apart.get("backward", back)  # of an embedding alone, all of backward is put off
+    return Stage(kept, entered, later, largest, walked["forward"], back, first)
 
 
 def device_of(program: Program) -> Device:
