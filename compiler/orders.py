@@ -7,7 +7,7 @@ Purpose: homes and rows of `Pipeline.settings`, for the plan's sizes and for oth
 from math import inf
 
 from .cost import Cost, cost
-from .ir import Pipeline, Program, Region, types
+from .ir import Pipeline, Program, types
 from .schedules.actions import Schedule
 from .schedules.generate import SCHEDULES, looped
 from .schedules.impossible import Impossible
@@ -15,7 +15,7 @@ from .schedules.listing import listed
 from .schedules.simulate import Keeps
 from .schedules.timeline import Times
 from .settings import AUTO
-from .stages import groups, stages
+from .stages import forward, groups, stages
 
 MOST = 2**17
 """Forwards in a schedule: with 16 ranks of 4 stages each, 2048 microbatches."""
@@ -49,11 +49,8 @@ def rows(pipeline: Pipeline, ranks: int, microbatches: int, times: Times) -> Sch
 
 def estimated(program: Program, pipeline: Pipeline) -> Times:
     """How long each stage works for a microbatch, in parts of what the dearest one's forward takes."""
-    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward = microbatches.body[0]
-    assert isinstance(forward, Region), "orders: no forward block"
     of = types(program)
-    bodies, repeats = groups(pipeline, forward.body)
+    bodies, repeats = groups(pipeline, forward(program).body)
     between = [cost(program, body, of) for body in bodies]
     turn = [cost(program, repeat.body, of) for repeat in repeats]
     costs = [

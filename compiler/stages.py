@@ -74,12 +74,17 @@ def _share(pipeline: Pipeline, stage: Stage, body: Sequence[Stmt]) -> Iterator[S
             yield repeats[number]
 
 
-def crossing(program: Program, pipeline: Pipeline) -> list[Value]:
-    """What the first repeat that is cut carries: what every stage makes for the next."""
+def forward(program: Program) -> Region:
+    """A step's forward block."""
     (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward = microbatches.body[0]
-    assert isinstance(forward, Region), "stages: no forward block"
-    _, repeats = groups(pipeline, forward.body)
+    block = microbatches.body[0]
+    assert isinstance(block, Region), "stages: no forward block"
+    return block
+
+
+def crossing(program: Program, pipeline: Pipeline) -> list[Value]:
+    """What the first repeat that is cut carries, as all others do: what every stage makes for the next."""
+    _, repeats = groups(pipeline, forward(program).body)
     return [arg.value for arg in repeats[0].args if arg.enter is Enter.CARRY]
 
 

@@ -5,25 +5,16 @@ Purpose: fills `codegen_templates/schedule.html.j2`.  Non-goals: what the page d
 
 from typing import Any
 
-import jinja2
-from jinja2 import FileSystemLoader
-
-from ..resources import folder
+from ..resources import filled
 from .colours import HUES, colour
 from .picture import MARK, WORDS, Picture, label
 
 
 def html(picture: Picture) -> str:
     """The text of the file."""
-    environment = jinja2.Environment(
-        loader=FileSystemLoader(folder("codegen_templates")),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-    )
-    return environment.get_template("schedule.html.j2").render(
+    return filled(
+        "schedule.html.j2",
+        escaped=True,
         mark=MARK,
         title=picture.title,
         subtitle=picture.subtitle,

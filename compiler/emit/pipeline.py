@@ -7,8 +7,8 @@ import textwrap
 
 from attrs import frozen
 
-from ..ir import Enter, Program, Region, Value
-from ..stages import groups, stages
+from ..ir import Program, Value
+from ..stages import crossing, stages
 from .words import DTYPES, WIDTH, call, literal
 
 
@@ -38,26 +38,12 @@ def pipeline_lines(program: Program) -> PipelineLines:
     arguments = [
         literal(pipeline.axis),
         f"homes={literal(pipeline.homes)}",
-        f"carried=({', '.join(_carried(value, program) for value in crossing(program))},)",
+        f"carried=({', '.join(_carried(value, program) for value in crossing(program, pipeline))},)",
     ]
     rows = [line for row in pipeline.schedule.rows for line in _row(" ".join(map(str, row)))]
     given = (f"    {argument}," for argument in arguments)
     value = ["PIPELINE = Pipeline(", *given, "    rows=(", *rows, "    ),", ")"]
     return PipelineLines(tuple(turns), tuple(value))
-
-
-def crossing(program: Program) -> list[Value]:
-    """What the repeats that are cut carry, all of the same shapes: what every stage makes for the next."""
-    pipeline = program.pipeline
-    assert pipeline, "emit: no pipeline"
-    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward = microbatches.body[0]
-    assert isinstance(forward, Region), "emit: no forward block"
-    _, repeats = groups(pipeline, forward.body)
-    first, *others = [[arg.value for arg in each.args if arg.enter is Enter.CARRY] for each in repeats]
-    alike = all([value.type for value in each] == [value.type for value in first] for each in others)
-    assert alike, f"emit: what crosses cuts of {pipeline.dims[0]} and of another repeat is not of the same shapes"
-    return first
 
 
 def _range(turns: range) -> str:

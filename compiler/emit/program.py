@@ -6,13 +6,10 @@ Non-goals: checking what was written (`readback`).
 
 import re
 
-import jinja2
-from jinja2 import FileSystemLoader
-
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Program, Region, Type, base, types, walk
-from ..resources import folder
+from ..resources import filled
 from ..source import Source
 from ..summary import launch, ranks
 from .classes import Module
@@ -30,15 +27,8 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
     """The text of `train.py`; its header says what was shown of it."""
     microbatches = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
     model = model_classes(program, microbatches)
-    environment = jinja2.Environment(
-        loader=FileSystemLoader(folder("codegen_templates")),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
-    )
-    body = environment.get_template("train.py.j2").render(
+    body = filled(
+        "train.py.j2",
         version=__version__,
         file=file_word(source.path),
         program=program,

@@ -30,7 +30,7 @@ from ..schedules.actions import Schedule
 from ..schedules.check import problems
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
-from ..stages import groups
+from ..stages import forward, groups
 
 
 def schedule_pipeline(program: Program) -> Program:
@@ -44,10 +44,7 @@ def schedule_pipeline(program: Program) -> Program:
 
 def _demand_alike(program: Program, pipeline: Pipeline) -> None:
     """Every stage hands on values of the same types: what all repeats that are cut carry."""
-    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward = microbatches.body[0]
-    assert isinstance(forward, Region), "schedule_pipeline: no forward block"
-    _, (first, *others) = groups(pipeline, forward.body)
+    _, (first, *others) = groups(pipeline, forward(program).body)
     found = Diagnostics()
     for repeat in others:
         if _crossing(repeat) != _crossing(first):
