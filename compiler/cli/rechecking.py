@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..source import Source, Span
 
 
+MOST = 16 << 20
+"""Bytes of a file that is read: an account lists each stage's collectives, a program each action of a pipeline."""
+
+
 def recheck(folder: Path) -> str:
     """What was shown, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
     from ..certificate import NOT_EVALUATED
@@ -27,7 +31,7 @@ def recheck(folder: Path) -> str:
     from ..summary import headline
     from ..verify import verify
 
-    written, script = _account(folder / "plan.json"), load(folder / "train.py")
+    written, script = _account(folder / "plan.json"), load(folder / "train.py", most=MOST)
     model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
     plan = Plan(Source(written["plan"], ""), model, lower(model))
     proof = verify(plan.program, plan.model)
@@ -59,7 +63,7 @@ def _account(path: Path) -> dict[str, Any]:
     from ..limits import load
 
     try:
-        content: Any = json.loads(load(path).text)
+        content: Any = json.loads(load(path, most=MOST).text)
     except ValueError:
         content = None
     if not (isinstance(content, dict) and _has_model(cast("dict[str, Any]", content))):

@@ -189,6 +189,15 @@ def test_no_verify_says_so_in_both(scalec: Run) -> None:
     assert "evaluated equal" not in text
 
 
+def test_recheck_of_stages(scalec: Run) -> None:
+    """Whose account is larger than a plan may be."""
+    plan = Path(__file__).parents[2] / "plans/tiny_pipeline.scale"
+    scalec("compile", str(plan), "-o", "out/stages")
+    status, out, err = scalec("verify", "--recheck", "out/stages")
+    assert (status, err) == (0, "")
+    assert "the rows of 2 and 3 ranks of pp run action by action" in out
+
+
 def test_recheck(scalec: Run) -> None:
     scalec("compile", "tiny.scale")
     status, out, err = scalec("verify", "--recheck", "out/tiny")
