@@ -6,7 +6,8 @@ Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 from collections.abc import Iterator
 
 from .ir import Program
-from .memory import GPUS, Account, Kept, Moment, account, capacity, place
+from .gpus import GPUS
+from .memory import Account, Kept, Moment, account, capacity, place
 from .summary import amount, headline, table
 
 SHOWN = 12

@@ -229,6 +229,15 @@ class Train(Settings):
         default=None,
         metadata=choice("in which gradients are summed over ranks; unset, that of masters", "fp32", "bf16", "fp16"),
     )
+    kernels: str = field(
+        default="auto",
+        metadata=choice(
+            "of the ops: torch's own, Triton's with ops fused, or those that the cluster's GPU runs best",
+            "auto",
+            "torch",
+            "triton",
+        ),
+    )
     gathered: str = field(
         default="save",
         metadata=choice("gathered activations: kept for backward, or gathered again", "save", "regather"),

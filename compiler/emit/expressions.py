@@ -123,6 +123,19 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"{_prefix(context)}linear({left}, {right}){unflatten}", ATOM
 
 
+def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """`linears`, whose results are unflattened where a weight has several dims besides those that are contracted."""
+    over = op.names("over")
+    left = f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
+    weights = [context.types(name) for name in op.inputs[1:]]
+    views = ("" if context.is_matrix(n) else matrix_view(t, len(over)) for n, t in zip(op.inputs[1:], weights, strict=True))
+    rights = [e.within(ATOM) + view if view else e.text for e, view in zip(operands[1:], views, strict=True)]
+    into = [tuple(context.program.local_size(w, dim) for dim in w.dims if dim not in over) for w in weights]
+    options = [f"into={literal(tuple(into))}"] if any(len(sizes) > 1 for sizes in into) else []
+    options += [f"apart={literal(tuple(map(int, op.names('apart'))))}"] if op.names("apart") else []
+    return f"linears({', '.join([left, *rights, *options])})", ATOM
+
+
 def _prefix(context: Context) -> str:
     """What functions begin with whose weight gradients a schedule sets apart."""
     return "split_" if context.program.pipeline and context.program.pipeline.splits else ""
@@ -249,16 +262,20 @@ def _coerce(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
+    "add_layernorm": _named,
+    "add_rmsnorm": _named,
     "attention": _attention,
     "call": _user,
     "coerce": _coerce,
     "contract": _contract,
+    "contracts": _contracts,
     "cross_entropy": _cross_entropy,
     "div": _div,
     "dropout": _dropout,
     "embedding": _embedding,
     "fork": _fork,
     "gelu": _named,
+    "gelu_mul": _named,
     "layernorm": _named,
     "mean": _mean,
     "mean_square": _mean,

@@ -5,31 +5,11 @@ Non-goals: what a driver and communication libraries keep for themselves.
 """
 
 from ..diagnostics import Diagnostic, Note
+from ..gpus import gpu
 from ..ir import Program
 from .account import Account
 
 GIB = 2**30
-
-GPUS = {
-    "a100_40gb": 40,
-    "a100_80gb": 80,
-    "a10g": 24,
-    "b200": 180,
-    "h100_nvl": 94,
-    "h100_pcie": 80,
-    "h100_sxm": 80,
-    "h200": 141,
-    "l4": 24,
-    "l40s": 48,
-    "rtx_3090": 24,
-    "rtx_4090": 24,
-    "rtx_5090": 32,
-    "rtx_a6000": 48,
-    "t4": 16,
-    "v100_16gb": 16,
-    "v100_32gb": 32,
-}
-"""GB of memory by NVIDIA's data sheets.  Taken as GiB: of these a driver shows all but a percent or two."""
 
 SHARED = (
     "masters and optimizer state",
@@ -41,8 +21,8 @@ SHARED = (
 
 def capacity(program: Program) -> int | None:
     """The bytes of a GPU of the plan's cluster; None where it names none, or one that is not known."""
-    size = GPUS.get(program.cluster.gpu)
-    return size * GIB if size else None
+    found = gpu(program)
+    return found.memory * GIB if found else None
 
 
 def place(program: Program, account: Account) -> str:

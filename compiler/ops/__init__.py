@@ -1,6 +1,6 @@
 """The table of ops.  A new op is an entry in a family's module, its name here, and a test."""
 
-from . import algebra, attention, dropout, embedding, join, loss, norm, pointwise, reduce, step, user
+from . import algebra, attention, dropout, embedding, fused, join, loss, norm, pointwise, reduce, step, user
 from .protocol import Attribute, Builder, OpDef, Operand, TypingError
 
 _NAMED = (
@@ -10,6 +10,6 @@ _NAMED = (
     if isinstance(entry, OpDef)
 )
 
-OPS: dict[str, OpDef] = {entry.name: entry for entry in (*_NAMED, *pointwise.FUNCTIONS, *pointwise.SLOPES)}
+OPS: dict[str, OpDef] = {entry.name: entry for entry in (*_NAMED, *pointwise.FUNCTIONS, *pointwise.SLOPES, *fused.ENTRIES)}
 
 __all__ = ["OPS", "Attribute", "Builder", "OpDef", "Operand", "TypingError"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from ..ir import Op, Type, Value
+from ..ir import Attr, Op, Type, Value
 from .loss import wide
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, Shapes, TypingError, missing, takes
@@ -41,9 +41,17 @@ def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (dy,), (x, weight, *bias), eps = grads, op.inputs, op.get("eps")
     back = [dy, b.saved(weight), b.saved(x)]
     dx = b.emit(f"{op.kind}_dx", back, [x], eps=eps)[0] if b.wanted(x) else None
-    dw = b.emit(f"{op.kind}_dw", back, [weight], eps=eps)[0] if b.wanted(weight) else None
-    db = [b.emit("sum", grads, [name], over=missing(b.type(name), b.type(x)))[0] for name in bias]
-    return [dx, dw, *db]
+    return [dx, *weight_gradients(op.kind, dy, x, (weight, *bias), eps, b)]
+
+
+def weight_gradients(
+    kind: str, dy: str, x: str, weights: Sequence[str], eps: Attr, b: Builder
+) -> list[str | None]:
+    """Those of a norm's weight and, where it has one, of its bias."""
+    weight, *bias = weights
+    back = [dy, b.saved(weight), b.saved(x)]
+    dw = b.emit(f"{kind}_dw", back, [weight], eps=eps)[0] if b.wanted(weight) else None
+    return [dw, *(b.emit("sum", [dy], [name], over=missing(b.type(name), b.type(x)))[0] for name in bias)]
 
 
 # ---- over a sharded dim

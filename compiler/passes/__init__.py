@@ -16,6 +16,7 @@ from .differentiate import differentiate
 from .factor_axes import factor_axes
 from .flatten_sums import flatten_sums
 from .fuse_buckets import fuse_buckets
+from .fuse_ops import fuse_ops
 from .insert_collectives import insert_collectives
 from .place_state import place_state
 from .propagate import propagate
@@ -33,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
     propagate,
     choose_layout,
     insert_collectives,
+    fuse_ops,
     differentiate,
     place_state,
     fuse_buckets,

@@ -12,7 +12,8 @@ from scalec.compiler.emit import emit
 from scalec.compiler.explain import memory
 from scalec.compiler.ir import Op, Program, Region
 from scalec.compiler.limits import load
-from scalec.compiler.memory import GPUS, Account, account, capacity, too_large
+from scalec.compiler.gpus import GPUS
+from scalec.compiler.memory import Account, account, capacity, too_large
 from scalec.compiler.memory.passing import Passing
 from scalec.compiler.memory.storages import Storages
 from scalec.compiler.passes import compile_plan
@@ -268,7 +269,7 @@ def test_plan_json_has_all_of_it() -> None:
 
 def test_a_plan_that_fits_is_not_warned_of() -> None:
     compiled = program()
-    assert capacity(compiled) == GPUS["h100_sxm"] * 2**30
+    assert capacity(compiled) == GPUS["h100_sxm"].memory * 2**30
     assert too_large(compiled, account(compiled)) is None
 
 

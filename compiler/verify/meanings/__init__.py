@@ -4,7 +4,7 @@ Purpose: the only thing the evaluator knows of ops; shared with nothing that com
 formula and each gradient against autograd.
 """
 
-from . import algebra, attention, dropout, embedding, join, loss, norm, pointwise, reduce, step, user
+from . import algebra, attention, dropout, embedding, fused, join, loss, norm, pointwise, reduce, step, user
 from .call import Call, Meaning
 
 MEANINGS: dict[str, Meaning] = {
@@ -12,6 +12,7 @@ MEANINGS: dict[str, Meaning] = {
     **attention.MEANINGS,
     **dropout.MEANINGS,
     **embedding.MEANINGS,
+    **fused.MEANINGS,
     **join.MEANINGS,
     **loss.MEANINGS,
     **norm.MEANINGS,

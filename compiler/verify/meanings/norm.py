@@ -3,6 +3,8 @@
 Of layernorm x is what remains of it without its mean, and the variance is the mean of squares of that.
 """
 
+from collections.abc import Callable
+
 from ..tensors import Dims, Tensor
 from .call import Call, Meaning
 from .reduce import sizes
@@ -79,32 +81,36 @@ def _rms_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [_rms_dx(c, grads[0], weight, x), _rms_dw(c, grads[0], weight, x)]
 
 
-def _layernorm(c: Call) -> list[Tensor]:
-    x, weight, *bias = c.args
-    return [c.numbers.total(x.dims, _rms(c, _centred(c, x, weight.dims), weight), *bias)]
+def _layer(c: Call, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+    return c.numbers.total(x.dims, _rms(c, _centred(c, x, weight.dims), weight), *bias)
 
 
-def _layernorm_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+def _layer_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     return _centred(c, _rms_dx(c, dy, weight, _centred(c, x, weight.dims)), weight.dims)
 
 
-def _layernorm_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+def _layer_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     return _rms_dw(c, dy, weight, _centred(c, x, weight.dims))
 
 
-def _layernorm_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _layer_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (dy,), (x, weight, *bias) = grads, c.args
-    own = [_layernorm_dx(c, dy, weight, x), _layernorm_dw(c, dy, weight, x)]
-    return [*own, *(c.numbers.product(b.dims, dy) for b in bias)]
+    return [_layer_dx(c, dy, weight, x), _layer_dw(c, dy, weight, x), *(c.numbers.product(b.dims, dy) for b in bias)]
 
+
+NORM_VALUES: dict[str, Callable[..., Tensor]] = {"rmsnorm": _rms, "layernorm": _layer}
+"""Whole norms: of a call, x, a weight and perhaps a bias."""
+
+NORM_GRADIENTS = {"rmsnorm": (_rms_dx, _rms_dw), "layernorm": (_layer_dx, _layer_dw)}
+"""The gradients of x and of the weight: of a call, dy, the weight and x."""
 
 MEANINGS = {
     "rmsnorm": Meaning(lambda c: [_rms(c, *c.args)], _rms_gradients),
     "rmsnorm_dx": Meaning(lambda c: [_rms_dx(c, *c.args)]),
     "rmsnorm_dw": Meaning(lambda c: [_rms_dw(c, *c.args)]),
-    "layernorm": Meaning(_layernorm, _layernorm_gradients),
-    "layernorm_dx": Meaning(lambda c: [_layernorm_dx(c, *c.args)]),
-    "layernorm_dw": Meaning(lambda c: [_layernorm_dw(c, *c.args)]),
+    "layernorm": Meaning(lambda c: [_layer(c, *c.args)], _layer_gradients),
+    "layernorm_dx": Meaning(lambda c: [_layer_dx(c, *c.args)]),
+    "layernorm_dw": Meaning(lambda c: [_layer_dw(c, *c.args)]),
     "mean_square": Meaning(
         lambda c: [_mean(c, c.op.names("over"), c.args[0], c.args[0])],
         lambda c, grads: [_mean_square_dx(c, grads[0], c.args[0])],

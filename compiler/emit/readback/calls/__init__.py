@@ -6,10 +6,12 @@ Purpose: the table of readers, in the families of `ops`.  Non-goals: expressions
 from ....ir import Program
 from ....placements import COERCIONS
 from ..expressions import Reader, ViewReader
-from . import algebra, attention, dropout, embedding, join, loss, norm, pointwise, reduce, user, views
+from . import algebra, attention, dropout, embedding, fused, join, loss, norm, pointwise, reduce, user, views
 from .coercions import coerced, coercion
 
 CALLS: dict[str, Reader] = {
+    "add_layer_norm": fused.add_norm("add_layernorm", 3, 4),
+    "add_rms_norm": fused.add_norm("add_rmsnorm", 3),
     "attention": attention.attention,
     "concat": join.concat,
     "cross_entropy": loss.cross_entropy,
@@ -18,6 +20,7 @@ CALLS: dict[str, Reader] = {
     "fork": dropout.fork,
     "layer_norm": norm.norm("layernorm", 2, 3),
     "linear": algebra.linear,
+    "linears": fused.linears,
     "max_logit": loss.max_logit,
     "mean": reduce.mean("mean"),
     "mean_square": reduce.mean("mean_square"),
@@ -26,6 +29,8 @@ CALLS: dict[str, Reader] = {
     "rope": attention.rope,
     **{name: pointwise.function(name) for name in ("exp", "relu", "sigmoid", "silu", "tanh")},
     "gelu": pointwise.function("gelu", "approximate"),
+    "gelu_mul": fused.gate("gelu_mul", "approximate"),
+    "silu_mul": fused.gate("silu_mul"),
     "softcap": pointwise.function("softcap", "cap"),
     "softmax": reduce.over("softmax"),
     "softmax_parts": loss.softmax_parts,

@@ -13,7 +13,7 @@ def function(name: str, *attributes: str) -> Reader:
 
     def read(e: Expressions, call: ast.Call) -> Local:
         demand(call, len(call.args) == 1, f"{name} takes one operand")
-        given = {str(keyword.arg): _attribute(keyword.value) for keyword in call.keywords}
+        given = {str(keyword.arg): attribute(keyword.value) for keyword in call.keywords}
         demand(call, {*given} <= {*attributes}, f"{name} has no such option")  # one at its default is not written
         x = e.tensor(call.args[0])
         return Local(e.take(call, name, [x], given)[0].name, x.groups)
@@ -21,7 +21,8 @@ def function(name: str, *attributes: str) -> Reader:
     return read
 
 
-def _attribute(node: ast.expr) -> Attr:
+def attribute(node: ast.expr) -> Attr:
+    """A number or a word."""
     value = literal(node)
     if not isinstance(value, str | float):
         raise wrong(node, f"{value!r} is no number or word")

@@ -1,0 +1,61 @@
+"""Reads calls that do the work of several ops."""
+
+import ast
+
+from ....ir import Attr
+from ..expressions import Expressions, Reader
+from ..text import demand, keywords, literal, real
+from ..values import Local, Seen
+from .algebra import contracted
+from .pointwise import attribute
+
+
+def add_norm(kind: str, *counts: int) -> Reader:
+    """A sum of two values and its norm, of so many operands."""
+
+    def read(e: Expressions, call: ast.Call) -> Seen:
+        demand(call, len(call.args) in counts, f"{len(call.args)} operands")
+        x, y, weight, *rest = values = e.operands(call, len(call.args))
+        demand(call, x.dims == y.dims, "adds values that lie differently")
+        demand(call, x.dims[-len(weight.dims) :] == weight.dims, f"normalises {weight.dims} of {x.dims}")
+        demand(call, all(other.dims == weight.dims for other in rest), "the operands lie differently")
+        return e.take(call, kind, values, {"eps": real(keywords(call, "eps")["eps"])})
+
+    return read
+
+
+def gate(kind: str, *attributes: str) -> Reader:
+    """A function of one value, times another one."""
+
+    def read(e: Expressions, call: ast.Call) -> Local:
+        demand(call, len(call.args) == 2, f"{kind} takes two operands")
+        given = {str(keyword.arg): attribute(keyword.value) for keyword in call.keywords}
+        demand(call, {*given} <= {*attributes}, f"{kind} has no such option")
+        x, y = (e.tensor(node) for node in call.args)
+        demand(call, x.groups == y.groups, "the operands lie differently")
+        return Local(e.take(call, kind, [x, y], given)[0].name, x.groups)
+
+    return read
+
+
+def linears(e: Expressions, call: ast.Call) -> Seen:
+    """Contractions of one value, whose results are unflattened `into` the weights' own dims."""
+    demand(call, len(call.args) > 2, "linears takes a value and several weights")
+    x, *weights = (e.tensor(node) for node in call.args)
+    given = {str(keyword.arg): literal(keyword.value) for keyword in call.keywords}
+    demand(call, {*given} <= {"into", "apart"}, "linears has no such option")
+    over = {contracted(call, x, w) for w in weights}
+    demand(call, len(over) == 1, "the weights are contracted over different dims")
+    into = tuple(e.sizes(w, w.groups[0]) for w in weights)
+    several = any(len(sizes) > 1 for sizes in into)
+    demand(call, given.get("into") == (into if several else None), f"the weights have {into}")
+    apart = given.get("apart", ())
+    attrs: dict[str, Attr] = {"over": over.pop()}
+    if apart:
+        demand(call, isinstance(apart, tuple), "`apart` is no tuple")
+        attrs["apart"] = tuple(map(str, apart))
+    results = e.take(call, "contracts", [x, *weights], attrs)
+    for y, w in zip(results, weights, strict=True):
+        dims = (*(dim for group in x.groups[:-1] for dim in group), *w.groups[0])
+        demand(call, dims == y.dims, f"the IR has {y.dims}, this is {dims}")
+    return results

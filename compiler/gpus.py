@@ -1,0 +1,55 @@
+"""GPUs by name: what they hold, and whether Triton's kernels run on them.
+
+Non-goals: speeds, which differ with clocks and links.
+"""
+
+from attrs import frozen
+
+from .ir import Program
+
+
+@frozen
+class Gpu:
+    """A GPU by NVIDIA's data sheets.
+
+    memory      in GB; taken as GiB: of these a driver shows all but a percent or two
+    capability  of its multiprocessors, for instance 90 for sm_90
+    """
+
+    memory: int
+    capability: int
+
+
+GPUS = {
+    "a100_40gb": Gpu(40, 80),
+    "a100_80gb": Gpu(80, 80),
+    "a10g": Gpu(24, 86),
+    "b200": Gpu(180, 100),
+    "h100_nvl": Gpu(94, 90),
+    "h100_pcie": Gpu(80, 90),
+    "h100_sxm": Gpu(80, 90),
+    "h200": Gpu(141, 90),
+    "l4": Gpu(24, 89),
+    "l40s": Gpu(48, 89),
+    "rtx_3090": Gpu(24, 86),
+    "rtx_4090": Gpu(24, 89),
+    "rtx_5090": Gpu(32, 120),
+    "rtx_a6000": Gpu(48, 86),
+    "t4": Gpu(16, 75),
+    "v100_16gb": Gpu(16, 70),
+    "v100_32gb": Gpu(32, 70),
+}
+
+LEAST = 80
+"""The first capability with bf16 and asynchronous copies, for which the kernels are written."""
+
+
+def gpu(program: Program) -> Gpu | None:
+    """The GPU of the plan's cluster, if it names one that is known."""
+    return GPUS.get(program.cluster.gpu)
+
+
+def runs_kernels(program: Program) -> bool:
+    """Whether emitted programs call Triton kernels: where the plan says so, or leaves it to a GPU that can."""
+    found, said = gpu(program), program.train.kernels
+    return said == "triton" or (said == "auto" and found is not None and found.capability >= LEAST)
