@@ -6,6 +6,7 @@ Non-goals: speeds, which differ with clocks and links.
 from attrs import frozen
 
 from .ir import Program
+from .settings import AUTO, TORCH, TRITON, Cluster, Train
 
 
 @frozen
@@ -49,7 +50,9 @@ def gpu(program: Program) -> Gpu | None:
     return GPUS.get(program.cluster.gpu)
 
 
-def runs_kernels(program: Program) -> bool:
-    """Whether emitted programs call Triton kernels: where the plan says so, or leaves it to a GPU that can."""
-    found, said = gpu(program), program.train.kernels
-    return said == "triton" or (said == "auto" and found is not None and found.capability >= LEAST)
+def kernels_for(train: Train, cluster: Cluster) -> str:
+    """Whose kernels a program calls: what the plan says, or what its GPU is for."""
+    found = GPUS.get(cluster.gpu)
+    if train.kernels != AUTO:
+        return train.kernels
+    return TRITON if found and found.capability >= LEAST else TORCH

@@ -41,6 +41,8 @@ __all__ = [
     "AUTO",
     "FILE",
     "STDLIB",
+    "TORCH",
+    "TRITON",
     "Cluster",
     "Data",
     "Flow",
@@ -59,6 +61,9 @@ __all__ = [
 
 AUTO, FILE = "auto", "file"
 """Schedules without a name of their own: made for the plan's costs, and rows that a person wrote."""
+
+TORCH, TRITON = "torch", "triton"
+"""Whose kernels a program calls; `auto` is decided with the rest of the plan."""
 
 STDLIB = "python_stdlib"
 """Among a plan's files: the source of Python's standard library on the machine that trains."""
@@ -233,9 +238,9 @@ class Train(Settings):
         default="auto",
         metadata=choice(
             "of the ops: torch's own, Triton's with ops fused, or those that the cluster's GPU runs best",
-            "auto",
-            "torch",
-            "triton",
+            AUTO,
+            TORCH,
+            TRITON,
         ),
     )
     gathered: str = field(

@@ -5,6 +5,7 @@ Non-goals: checking what was written (`readback`).
 """
 
 import re
+from collections.abc import Sequence
 
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
@@ -14,6 +15,7 @@ from ..source import Source
 from ..summary import launch, ranks
 from .classes import Module
 from .fields import fields
+from .kernels import kernel_lines, kernel_names
 from .modules import model_classes
 from .pipeline import pipeline_lines
 from .state import bucket_entries, dtypes, optimizer
@@ -39,6 +41,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         shown=_wrapped(header(proof), 116),
         trusted=_wrapped(trust_words(trusted(program)), 116),
         modules=modules(program),
+        kernels=kernel_lines(program),
         classes=[_Class(module, program) for module in model.classes],
         model_class=model.classes[-1].name,
         pipeline=pipeline_lines(program),
@@ -48,7 +51,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         step=step_lines(program),
         plan=[*_plan(program, microbatches.args, types(program)), *weights_lines(program, model.patterns)],
     )
-    return _with_imports(body)
+    return _with_imports(body, *kernel_names(program))
 
 
 def _legend(program: Program) -> str:
@@ -159,13 +162,15 @@ def _vocabulary(program: Program, types: dict[str, Type]) -> int:
     return min(program.valid(dim) for dim in dims)
 
 
-def _with_imports(body: str) -> str:
-    """The text with the names that it calls or annotates with imported."""
+def _with_imports(body: str, classes: Sequence[str], made: Sequence[str]) -> str:
+    """The text with the names that it calls or annotates with imported, but for functions that it makes of classes."""
     code = re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2])
     functional = [name for name in FUNCTIONAL if _names(name, code)]
     line = f"from torch.nn.functional import {', '.join(functional)}\n" if functional else ""
-    runtime = "".join(f"        {name},\n" for name in RUNTIME if _names(name, code))
-    return body.replace("@FUNCTIONAL@\n", line).replace("@IMPORTS@\n", runtime)
+    runtime = "".join(f"        {name},\n" for name in RUNTIME if name not in made and _names(name, code))
+    kernels = "".join(f"        {name},\n" for name in classes)
+    kernels = f"    from scalec.runtime.kernels import (\n{kernels}    )\n" if classes else ""
+    return body.replace("@FUNCTIONAL@\n", line).replace("@IMPORTS@\n", runtime).replace("@KERNELS@\n", kernels)
 
 
 def _names(name: str, code: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from ..ir import Kind, Program, Type
+from ..kernels import KERNELS
 from ..source import Span
 
 WIDTH = 120
@@ -34,18 +35,21 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 RUNTIME = tuple(
     """
     SGD AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan
-    State Stored Text Tokens all_gather all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention
-    await_weights clip_scale concat count_valid cross_entropy dropout embedding exp fork free_weights gather_each
-    gather_weights invariant layer_norm max_logit mean mean_square normal once once_replicated ones pad_shard
-    recompute recomputed reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
-    rope_table shard sigmoid softcap softmax_parts split split_embedding split_linear sum_squares take_shard tanh
-    token_loss train weight zeros
+    State Stored Text Tokens add_layer_norm add_rms_norm all_gather all_gather_ all_gather_invariant all_reduce
+    all_reduce_ all_to_all attention await_weights clip_scale concat count_valid cross_entropy dropout embedding exp
+    fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linears max_logit mean mean_square
+    normal once once_replicated ones pad_shard recompute recomputed reduce_gradients reduce_scatter reduce_scatter_
+    regather replicate rms_norm rms_scaled rope rope_table shard sigmoid silu_mul softcap softmax_parts split
+    split_embedding split_linear sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
 
 FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
 """What of `torch.nn.functional` they use."""
+
+KERNEL_CLASSES = {"Tile", *(kernel.name for kernel in KERNELS.values())}
+"""What `scalec.runtime.kernels` offers them."""
 
 PROGRAM = set(
     "PIPELINE PLAN TURNS Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split()
@@ -65,7 +69,7 @@ MODULE = set(
 )
 """Attributes of `torch.nn.Module` (2.13)."""
 
-TAKEN = {*RUNTIME, *FUNCTIONAL, *PROGRAM, *MODULE, *keyword.kwlist, *keyword.softkwlist, *dir(builtins), *"lOI"}
+TAKEN = {*RUNTIME, *FUNCTIONAL, *KERNEL_CLASSES, *PROGRAM, *MODULE, *keyword.kwlist, *keyword.softkwlist, *dir(builtins), *"lOI"}
 """Names that no value, class or attribute of a module takes; linters take l, O and I for digits."""
 
 

@@ -2,7 +2,7 @@
 
 Purpose: a function and its product become a gate, products of one value with several weights one product, a sum and
 its norm one op.  Before: `insert_collectives`, so that nothing is taken together between which ranks communicate.
-Non-goals: which kernels run (`emit`), and programs that run without them (`gpus`).
+Non-goals: which kernels run (`emit`), and programs that run without them (`kernels = torch`).
 """
 
 from collections import Counter
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ..gpus import runs_kernels
 from ..ir import Enter, Op, Program, Region, Stmt, Type, types, uses, walk
 from ..ops.fused import CONTRACTS, GATES, NORMS
+from ..settings import TRITON
 
 
 def fuse_ops(program: Program) -> Program:
     """The program with ops fused."""
-    if not runs_kernels(program):
+    if program.train.kernels != TRITON:
         return program
     known = _Known(types(program), uses(program.region), _parameters(program.region), _kept_apart(program))
     return evolve(program, region=_fused(program.region, known))

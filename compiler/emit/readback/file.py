@@ -13,6 +13,7 @@ from .classes import Class, Model, Place
 from .declarations import read_class
 from .forward import Forward
 from .held import read_staged_class
+from .kernels import CLASSES, kernels
 from .rows import constants, crossing
 from .settings import check_build, check_plan, model_class
 from .staged import StagedForward
@@ -41,6 +42,7 @@ SETTINGS = set("AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD St
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,
+    "scalec.runtime.kernels": CLASSES,
     "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL)
     | {"recompute", "recomputed", "regather"}
     | STEPS
@@ -67,7 +69,7 @@ class File:
         self._classes: dict[str, ast.ClassDef] = {}
         self._functions: dict[str, ast.FunctionDef] = {}
         self._plan: list[ast.expr] = []
-        self._constants = constants(program)
+        self._constants = constants(program) | kernels(program)
 
     def read(self) -> int:
         """Reads everything; returns how many ops it does, which are all of the program."""
@@ -77,7 +79,7 @@ class File:
         demand_same(last, MAIN)
         build, train, evaluate = self._headers(last)
         names = frozenset(self._bound)
-        demand(last, {*self._constants} <= names, "has not all that a pipeline needs")
+        demand(last, {*self._constants} <= names, f"does not bind {sorted({*self._constants} - names)}")
         model = self._model(model_class(build), names)
         taken = self._steps(model, model_class(build), train, evaluate) + model.taken
         check_build(build, self._program, model.paths, self._dtype(), names)
@@ -96,8 +98,9 @@ class File:
                 self._bind(stmt, name)
             case ast.ImportFrom():
                 self._import(stmt)
-            case ast.Try(body=[ast.ImportFrom() as imported], handlers=[handler], orelse=[], finalbody=[]):
-                self._import(imported)
+            case ast.Try(body=[ast.ImportFrom(), *_] as imports, handlers=[handler], orelse=[], finalbody=[]):
+                for imported in imports:
+                    self._import(imported)
                 self._refusal(handler)
             case ast.ClassDef(name=name):
                 self._bind(stmt, name)
@@ -124,7 +127,9 @@ class File:
         demand(stmt, read <= {*self._bound, *BUILT_IN}, f"reads {sorted(read)} before all are bound")
         self._bind(stmt, name)
 
-    def _import(self, stmt: ast.ImportFrom) -> None:
+    def _import(self, stmt: ast.stmt) -> None:
+        if not isinstance(stmt, ast.ImportFrom):
+            raise wrong(stmt, f"`{ast.unparse(stmt)}` is no import")
         allowed = IMPORTS.get(stmt.module or "", frozenset())
         for alias in stmt.names:
             demand(

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from ... import syntax
 from ...diagnostics import Diagnostics, Note, did_you_mean, listing
+from ...gpus import kernels_for
 from ...ir import Axis, Claim, Dim, Program, Region
 from ...settings import Cluster, Train, read
 from ...source import Source
@@ -54,7 +55,7 @@ def resolve(source: Source) -> Program:
         claims_of_parts(claims, divided.dims),
         (),
         Region("model", (), span=document.model.span),
-        train_of_parts(train, divided.copies),
+        evolve(train_of_parts(train, divided.copies), kernels=kernels_for(train, cluster)),
         cluster,
         state=state_of_parts(state_axes(sections["state"], claims, sizes), divided.copies),
         flow=flow(sections["state"]),

@@ -1,0 +1,65 @@
+"""Several products of one value as one, of weights that lie one behind the other in memory.
+
+Non-goals: products whose weights' gradients a schedule sets apart (`deferred`).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+
+def linears(
+    x: Tensor, *weights: Tensor, into: Sequence[Sequence[int]] | None = None, apart: Sequence[int] = ()
+) -> tuple[Tensor, ...]:
+    """x · wᵀ for each of `weights` [n, k]: of x [..., k] results [..., n], or the last dim unflattened `into` dims.
+
+    Where the weights are neighbours in memory, as in a flat bucket, it is one product, of which the results are slices
+    that keep all of it alive; those in `apart` are copies.  Elsewhere they are products of their own.  Backward adds up
+    the gradient of x in place.
+    """
+    results = cast(tuple[Tensor, ...], cast(Any, _Linears).apply(apart, x, *weights))
+    return results if into is None else tuple(y.unflatten(-1, sizes) for y, sizes in zip(results, into, strict=True))
+
+
+class _Linears(Function):
+    @staticmethod
+    def forward(ctx: Any, apart: Sequence[int], x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
+        if not _are_neighbours(weights):
+            return tuple(F.linear(x, weight) for weight in weights)
+        sizes = [weight.shape[0] for weight in weights]
+        whole = weights[0].as_strided((sum(sizes), weights[0].shape[1]), weights[0].stride())
+        results = F.linear(x, whole).split_with_sizes(sizes, dim=-1)
+        return tuple(y.contiguous() if i in apart else y for i, y in enumerate(results))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        _, of_x, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad)
+        grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
+        rows = x.reshape(-1, x.shape[-1])
+        d_x = _summed(grads, weights).view(x.shape) if of_x else None
+        d_weights = [grad.mT @ rows if of else None for grad, of in zip(grads, of_weights, strict=True)]
+        return None, d_x, *d_weights
+
+
+def _summed(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The sum of the products of gradients [rows, n] with weights [n, k]."""
+    total = grads[0] @ weights[0]
+    for grad, weight in zip(grads[1:], weights[1:], strict=True):
+        total.addmm_(grad, weight)
+    return total
+
+
+def _are_neighbours(weights: Sequence[Tensor]) -> bool:
+    """Whether contiguous matrices lie one behind the other in one piece of memory."""
+    return all(weight.is_contiguous() for weight in weights) and all(
+        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        and first.storage_offset() + first.numel() == second.storage_offset()
+        for first, second in pairwise(weights)
+    )
