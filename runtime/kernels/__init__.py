@@ -4,5 +4,7 @@ Only a program that was compiled with kernels imports this package; the runtime 
 """
 
 from .launching import Tile
+from .layer_norm import AddLayerNorm, LayerNorm
+from .rms_norm import AddRMSNorm, RMSNorm
 
-__all__ = ["Tile"]
+__all__ = ["AddLayerNorm", "AddRMSNorm", "LayerNorm", "RMSNorm", "Tile"]
