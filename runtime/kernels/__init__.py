@@ -1,0 +1,10 @@
+"""Triton kernels of emitted programs' ops, each with a torch twin of the same signature, one op a file.
+
+Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
+"""
+
+from .launching import Tile
+from .layer_norm import AddLayerNorm, LayerNorm
+from .rms_norm import AddRMSNorm, RMSNorm
+
+__all__ = ["AddLayerNorm", "AddRMSNorm", "LayerNorm", "RMSNorm", "Tile"]

@@ -1,0 +1,254 @@
+"""Root-mean-square and layer norms of rows, with or without a residual added first: two kernels and their torch twin.
+
+    s = x + y                                        where a residual is added, else s = x
+    u = s − mean(s)                                  where centered (layer norm), else u = s
+    r = 1 / sqrt(mean(u²) + eps)
+    a = u · r · weight + bias
+
+With n = u · r and d = da · weight, the gradients are
+
+    ds = r · (d − n · mean(d · n) − mean(d)) + gs    mean(d) where centered; gs is what arrives for s itself
+    dweight = Σ da · n    dbias = Σ da               over rows
+
+The sums over rows are taken in two stages: each program adds up its rows, then torch the programs; always in one order.
+
+Non-goals: no norm over dims that are sharded; `mean_square` and `rms_scaled` of the runtime are for that.
+"""
+# pyright: basic  (Triton has no types)
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+
+from . import launching
+from .launching import Tile, blocks, matrix, padded
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _forward_kernel(
+    x,
+    y,
+    weight,
+    bias,
+    s,
+    a,
+    mean,
+    root,
+    x_stride,
+    y_stride,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows)[:, None] & (column < WIDTH)
+    start = row.to(tl.int64)[:, None]
+    u = tl.load(x + start * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if y is not None:
+        u += tl.load(y + start * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = u.to(s.dtype.element_ty)
+        tl.store(s + start * WIDTH + column, rounded, mask=inside)
+        u = rounded.to(tl.float32)  # what backward will see
+    if mean is not None:
+        center = tl.sum(u, 1) / WIDTH
+        tl.store(mean + row, center, mask=row < rows)
+        u = tl.where(inside, u - center[:, None], 0.0)
+    r = tl.rsqrt(tl.sum(u * u, 1) / WIDTH + eps)
+    tl.store(root + row, r, mask=row < rows)
+    out = u * r[:, None] * tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if bias is not None:
+        out += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    tl.store(a + start * WIDTH + column, out.to(a.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _backward_kernel(
+    da,
+    gs,
+    s,
+    weight,
+    mean,
+    root,
+    ds,
+    dweight,
+    dbias,
+    da_stride,
+    gs_stride,
+    s_stride,
+    rows,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    column = tl.arange(0, COLUMNS)[None, :]
+    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)
+    to_bias = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < WIDTH)
+        start = row.to(tl.int64)[:, None]
+        n = tl.load(s + start * s_stride + column, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(da + start * da_stride + column, mask=inside, other=0.0).to(tl.float32)
+        r = tl.load(root + row, mask=row < rows, other=0.0)[:, None]
+        if mean is not None:
+            n -= tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
+        n *= r
+        to_weight += d * n
+        if dbias is not None:
+            to_bias += d
+        d *= w
+        back = d - n * (tl.sum(d * n, 1) / WIDTH)[:, None]
+        if mean is not None:
+            back -= (tl.sum(d, 1) / WIDTH)[:, None]
+        back *= r
+        if gs is not None:
+            back += tl.load(gs + start * gs_stride + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(ds + start * WIDTH + column, back.to(ds.dtype.element_ty), mask=inside)
+    place = tl.program_id(0) * WIDTH + tl.arange(0, COLUMNS)
+    real = tl.arange(0, COLUMNS) < WIDTH
+    tl.store(dweight + place, tl.sum(to_weight, 0), mask=real)
+    if dbias is not None:
+        tl.store(dbias + place, tl.sum(to_bias, 0), mask=real)
+
+
+class _Norm(Function):
+    """By a kernel or by torch, with the same tensors saved."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        centered: bool,
+        tile: Tile | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if tile is None:
+            s, a, mean, root = _forward_torch(x, y, weight, bias, eps, centered)
+        else:
+            s, a, mean, root = _forward(x, y, weight, bias, eps, centered, tile)
+        ctx.save_for_backward(s, weight, mean, root)
+        ctx.how = (None if bias is None else bias.dtype, tile)
+        return a if y is None else (s, a)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        *gs, da = grad_outputs
+        s, weight, mean, root = cast(tuple[Any, ...], ctx.saved_tensors)
+        bias, tile = ctx.how
+        backward = _backward_torch if tile is None else partial(_backward, tile=tile)
+        ds, *sums = backward(da, gs[0] if gs else None, s, weight, mean, root, biased=bias is not None)
+        dweight = sums[0].to(weight.dtype).view(weight.shape)
+        dbias = sums[1].to(bias).view(weight.shape) if bias is not None else None
+        return ds, ds if gs else None, dweight, dbias, None, None, None
+
+
+def _forward(
+    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, centered: bool, tile: Tile
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    width = weight.numel()
+    rows = x.numel() // width
+    s = x if y is None else torch.empty(x.shape, dtype=torch.result_type(x, y), device=x.device)
+    a = torch.empty(x.shape, dtype=s.dtype, device=x.device)
+    root = torch.empty(rows, dtype=torch.float32, device=x.device)
+    mean = torch.empty_like(root) if centered else None
+    x = matrix(x, width)
+    y = None if y is None else matrix(y, width)
+    launching.launch(
+        _forward_kernel,
+        (blocks(rows, tile.rows),),
+        *(x, y, weight.contiguous(), None if bias is None else bias.contiguous(), None if y is None else s, a),
+        *(mean, root, x.stride(0), 0 if y is None else y.stride(0), rows, eps),
+        warps=tile.warps,
+        WIDTH=width,
+        COLUMNS=padded(width),
+        ROWS=tile.rows,
+    )
+    return s, a, mean, root
+
+
+def _backward(
+    da: Tensor,
+    gs: Tensor | None,
+    s: Tensor,
+    weight: Tensor,
+    mean: Tensor | None,
+    root: Tensor,
+    biased: bool,
+    tile: Tile,
+) -> tuple[Tensor, ...]:
+    """The gradient of s, and the sums of weight and bias, in float32."""
+    width = weight.numel()
+    ds = torch.empty(s.shape, dtype=s.dtype, device=s.device)
+    da, s = matrix(da, width), matrix(s, width)
+    gs = None if gs is None else matrix(gs, width)
+    programs = min(tile.programs, blocks(s.shape[0], tile.rows))
+    sums = torch.empty(1 + biased, programs, width, dtype=torch.float32, device=s.device)
+    launching.launch(
+        _backward_kernel,
+        (programs,),
+        *(da, gs, s, weight.contiguous(), mean, root, ds, sums[0], sums[1] if biased else None),
+        *(da.stride(0), 0 if gs is None else gs.stride(0), s.stride(0), s.shape[0]),
+        warps=tile.warps,
+        WIDTH=width,
+        COLUMNS=padded(width),
+        ROWS=tile.rows,
+    )
+    return ds, *sums.sum(1).unbind()
+
+
+def _forward_torch(
+    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, centered: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    s = x if y is None else x + y
+    u = matrix(s, weight.numel()).to(torch.promote_types(s.dtype, torch.float32))
+    mean = u.mean(1) if centered else None
+    u = u if mean is None else u - mean.unsqueeze(1)
+    root = (u.square().mean(1) + eps).rsqrt()
+    a = u * root.unsqueeze(1) * weight.flatten()
+    a = a if bias is None else a + bias.flatten()
+    return s, a.to(s.dtype).view(s.shape), mean, root
+
+
+def _backward_torch(
+    da: Tensor, gs: Tensor | None, s: Tensor, weight: Tensor, mean: Tensor | None, root: Tensor, biased: bool
+) -> tuple[Tensor, ...]:
+    g, u = (matrix(it, weight.numel()).to(root.dtype) for it in (da, s))
+    n = (u if mean is None else u - mean.unsqueeze(1)) * root.unsqueeze(1)
+    d = g * weight.flatten()
+    back = d - n * (d * n).mean(1, keepdim=True)
+    back = back if mean is None else back - d.mean(1, keepdim=True)
+    ds = (back * root.unsqueeze(1)).view(s.shape)
+    ds = ds if gs is None else ds + gs
+    sums = ((g * n).sum(0), g.sum(0)) if biased else ((g * n).sum(0),)
+    return ds.to(s.dtype), *sums
+
+
+def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centered: bool, tile: Tile | None) -> Tensor:
+    """a, [...] as x and in its element type.  Without a tile torch computes it.
+
+    Saved for backward: x, weight, of each row 1 / root and, where centered, mean.
+    """
+    return cast(Any, _Norm).apply(x, None, weight, bias, eps, centered, tile)
+
+
+def normed_sum(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centered: bool, tile: Tile | None
+) -> tuple[Tensor, Tensor]:
+    """(s, a), [...] as x and y and in the element type of their sum.  Without a tile torch computes them.
+
+    Saved for backward: s, weight, of each row 1 / root and, where centered, mean.
+    """
+    assert y.shape == x.shape, "norms: a residual is added element by element"
+    return cast(Any, _Norm).apply(x, y, weight, bias, eps, centered, tile)

@@ -1,0 +1,115 @@
+"""RMS and layer norms, with and without a residual, against plain formulas."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cases import PRECISIONS, Precision, check_against, randn
+from scalec.runtime.kernels import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm, Tile
+
+EPS = 1e-5
+SIZES = [(7, 1), (1, 7), (127, 6), (5, 127), (3, 256), (0, 8)]
+"""Rows and width: more programs than rows, and fewer; tails of both."""
+
+
+def _tiles(width: int, rows: int = 4, programs: int = 3) -> dict[int, Tile]:
+    return {width: Tile(rows=rows, warps=4, programs=programs)}
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    """The formula, in the element type of x."""
+    dims = tuple(range(-weight.ndim, 0))
+    return x / (x.square().mean(dims, keepdim=True) + EPS).sqrt() * weight
+
+
+def layer(x: Tensor, weight: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+    """The formula, in the element type of x."""
+    dims = tuple(range(-weight.ndim, 0))
+    centered = x - x.mean(dims, keepdim=True)
+    return rms(centered, weight) + bias
+
+
+def _check_all(shape: Sequence[int], weight_dims: int, precision: Precision, device: str) -> None:
+    own = tuple(shape)[-weight_dims:]
+    x, y = (randn(*shape, precision=precision, device=device, seed=i) for i in (0, 1))
+    weight, bias = (randn(*own, precision=precision, device=device, seed=i) for i in (2, 3))
+    tiles = _tiles(weight.numel())
+    add_rms, add_layer = AddRMSNorm(tiles), AddLayerNorm(tiles)
+
+    def rounded(x: Tensor, y: Tensor) -> Tensor:
+        """x + y as the element type has it, with the gradient of the sum."""
+        s = x + y
+        return s + (s.to(precision.dtype).double() - s).detach()
+
+    def sum_and(norm, *operands: Tensor) -> tuple[Tensor, Tensor]:
+        s = rounded(*operands[:2])
+        return s, norm(s, *operands[2:])
+
+    check_against(lambda x, w: RMSNorm(tiles)(x, w, eps=EPS), rms, [x, weight], precision)
+    check_against(lambda x, w: LayerNorm(tiles)(x, w, eps=EPS), layer, [x, weight], precision)
+    check_against(lambda x, w, b: LayerNorm(tiles)(x, w, b, eps=EPS), layer, [x, weight, bias], precision)
+    check_against(lambda *it: add_rms(*it, eps=EPS), lambda *it: sum_and(rms, *it), [x, y, weight], precision)
+    check_against(lambda *it: add_layer(*it, eps=EPS), lambda *it: sum_and(layer, *it), [x, y, weight], precision)
+    every = [x, y, weight, bias]
+    check_against(lambda *it: add_layer(*it, eps=EPS), lambda *it: sum_and(layer, *it), every, precision)
+
+
+def case_sizes(device: str) -> None:
+    for precision in PRECISIONS[device]:
+        for rows, width in SIZES:
+            _check_all((rows, width), 1, precision, device)
+
+
+def case_weights_of_several_dims(device: str) -> None:
+    for precision in PRECISIONS[device]:
+        _check_all((3, 2, 5, 4), 2, precision, device)
+
+
+def case_operands_that_are_not_contiguous(device: str) -> None:
+    """Slices of wider rows, which are read as they lie, and transposed ones, which are copied."""
+    for precision in PRECISIONS[device]:
+        wide = randn(6, 3, 20, precision=precision, device=device)
+        weight = randn(9, precision=precision, device=device, seed=2)
+        norm = RMSNorm(_tiles(9))
+        for x in (wide[..., 4:13], wide.transpose(0, 1)[..., :9], wide[..., ::2][..., :9]):
+            check_against(lambda x, w: norm(x, w, eps=EPS), rms, [x, weight], precision)
+
+
+def case_weights_of_another_element_type(device: str) -> None:
+    """The result has that of x, each gradient that of its operand."""
+    weight = torch.ones(8, dtype=torch.bfloat16, device=device, requires_grad=True)
+    x = torch.randn(3, 8, device=device, requires_grad=True)
+    a = RMSNorm(_tiles(8))(x, weight, eps=EPS)
+    a.sum().backward()
+    assert (a.dtype, weight.grad.dtype, x.grad.dtype) == (torch.float32, torch.bfloat16, torch.float32)
+
+
+def case_the_sums_of_many_programs_are_the_same_each_time(device: str) -> None:
+    x, weight = torch.randn(64, 32, device=device), torch.ones(32, device=device, requires_grad=True)
+    norm = RMSNorm(_tiles(32, rows=1, programs=16))
+    first, second = (torch.autograd.grad(norm(x, weight, eps=EPS).square().sum(), weight)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+TILES = {
+    64: Tile(rows=16, warps=4),
+    128: Tile(rows=16, warps=4),
+    4096: Tile(rows=1, warps=8),
+    8192: Tile(rows=1, warps=16),
+    16384: Tile(rows=1, warps=16, programs=132),
+}
+
+
+def examples(device: str, dtype: torch.dtype) -> None:
+    """The widths of small models, of heads, and of models of 8, 70 and 405 thousand million parameters."""
+    for width in TILES:
+        x, y = (torch.empty(1024, width, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
+        weight, bias = (torch.empty(width, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
+        results = [
+            RMSNorm(TILES)(x, weight, eps=EPS),
+            *AddRMSNorm(TILES)(x, y, weight, eps=EPS),
+            LayerNorm(TILES)(x, weight, bias, eps=EPS),
+            *AddLayerNorm(TILES)(x, y, weight, bias, eps=EPS),
+        ]
+        torch.autograd.backward(results, [torch.empty_like(it) for it in results])
