@@ -1,6 +1,6 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
-Modules in reading order: mesh, collectives, counters, dropout, functional; parameters, optimizers, boxes, layout,
+Modules in reading order: mesh, collectives, counters, dropout, functional, linears; parameters, optimizers, boxes, layout,
 working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred, messages, cells,
 pipeline; disk, payload, index, saved, together, checkpoint; export, launch, ending, log, loop.
 
@@ -57,6 +57,7 @@ from .functional import (
     tanh,
     token_loss,
 )
+from .linears import linears
 from .loop import train
 from .mesh import Axis, Mesh
 from .messages import Carried
@@ -113,6 +114,7 @@ __all__ = [
     "gather_weights",
     "invariant",
     "layer_norm",
+    "linears",
     "max_logit",
     "mean",
     "mean_square",

@@ -89,23 +89,24 @@ def _gates(body: tuple[Stmt, ...], known: _Known) -> tuple[Stmt, ...]:
 
 
 def _products(body: tuple[Stmt, ...], known: _Known) -> tuple[Stmt, ...]:
-    """Products of one value with several parameters, over the same dims and divided over the same axes."""
+    """Products of one value with several parameters of as many dims, over the same ones, divided over the same axes."""
     alike: dict[object, list[tuple[int, Op]]] = {}
     for at, op in _ops(body, ("contract",), known):
         x, weight = op.inputs
         if weight in known.parameters and x not in known.parameters:
-            alike.setdefault((x, op.attrs, _axes(known.types[weight])), []).append((at, op))
+            key = (x, op.attrs, len(known.types[weight].dims), _axes(known.types[weight]))
+            alike.setdefault(key, []).append((at, op))
     by: dict[int, Op | None] = {}
     for several in alike.values():
         if len(several) > 1 and len({op.inputs[1] for _, op in several}) == len(several):
             by |= dict.fromkeys((at for at, _ in several), None)
-            by[several[0][0]] = _together([op for _, op in several], _attended(body))
+            by[several[0][0]] = _together([op for _, op in several], _turned(body))
     return _replaced(body, by)
 
 
-def _attended(body: Sequence[Stmt]) -> set[str]:
-    """What attention takes as it is, and keeps for backward."""
-    return {name for stmt in body if isinstance(stmt, Op) and stmt.kind == "attention" for name in stmt.inputs[:3]}
+def _turned(body: Sequence[Stmt]) -> set[str]:
+    """What rope takes, and nothing keeps for backward."""
+    return {name for stmt in body if isinstance(stmt, Op) and stmt.kind == "rope" for name in stmt.inputs}
 
 
 def _axes(weight: Type) -> frozenset[str]:
@@ -113,11 +114,11 @@ def _axes(weight: Type) -> frozenset[str]:
     return frozenset(axis for axis, place in weight.places if place.dim)
 
 
-def _together(several: Sequence[Op], attended: set[str]) -> Op:
-    """One op for all; results that are kept for long get memory of their own, if others are not."""
+def _together(several: Sequence[Op], turned: set[str]) -> Op:
+    """One op for all; what backward keeps gets memory of its own, if others in that memory are not kept."""
     first, weights = several[0], tuple(op.inputs[1] for op in several)
     outputs = tuple(value for op in several for value in op.outputs)
-    kept = tuple(str(i) for i, value in enumerate(outputs) if value.name in attended)
+    kept = tuple(str(i) for i, value in enumerate(outputs) if value.name not in turned)
     apart = (("apart", kept),) if 0 < len(kept) < len(outputs) else ()
     return Op(CONTRACTS.name, (first.inputs[0], *weights), outputs, (*first.attrs, *apart), span=first.span)
 
