@@ -11,6 +11,7 @@ from attrs import frozen
 from ..ir import Kind, Op, Program, Type
 from ..ops import OPS
 from ..ops.attention import documents_and_draws, head_dims
+from ..ops.head import classes_of
 from ..ops.user import constants, module_and_function
 from ..placements import coercion_of, ends
 from .words import literal
@@ -216,25 +217,48 @@ def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _softmax_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
-    options = [*_padding(logits, context), *_options(op)]
+    options = [*_padding(logits.dims[-1], context), *_options(op)]
     return _over_classes("softmax_parts", operands, logits.axes_of(logits.dims[-1]), context, options)
 
 
 def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
-    if not (padding := _padding(logits, context)):
+    if not (padding := _padding(logits.dims[-1], context)):
         return _call(op, operands, context)
     return _over_classes("max_logit", operands, logits.axes_of(logits.dims[-1]), context, padding)
 
 
 def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    options = [*_padding(context.types(op.inputs[0]), context), *_options(op)]
+    options = [*_padding(context.types(op.inputs[0]).dims[-1], context), *_options(op)]
     return _over_classes("cross_entropy", operands, (), context, options)
 
 
-def _padding(logits: Type, context: Context) -> list[str]:
+def _linear_cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return _of_head(op, operands, (), context)
+
+
+def _linear_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    weight = context.types(op.inputs[1])
+    return _of_head(op, operands, weight.axes_of(classes_of(op, weight)), context)
+
+
+def _of_head(op: Op, operands: Sequence[Expr], axes: tuple[str, ...], context: Context) -> Written:
+    """A call that makes its own logits, with what is padding of them."""
+    weight = context.types(op.inputs[1])
+    said = [f"{key}={literal(value)}" for key, value in op.attrs if key in ("smoothing", "z", "cap")]
+    return _over_classes(OPS[op.kind].function, operands, axes, context, [*_padding(classes_of(op, weight), context), *said])
+
+
+def _rejoined(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """Told how many classes each rank has."""
+    classes, axes = str(op.get("classes")), context.types(op.inputs[0]).axes_in(Kind.MAXIMUM)
+    columns = f"columns={context.program.size(classes) // context.program.degree(axes)}"
+    said = [f"{key}={literal(value)}" for key, value in op.attrs if key == "smoothing"]
+    return _over_classes("rejoined", operands, axes, context, [columns, *_padding(classes, context), *said])
+
+
+def _padding(dim: str, context: Context) -> list[str]:
     """The option that says how many classes there are, where some are padding."""
-    dim = logits.dims[-1]
     valid = context.program.valid(dim)
     return [f"classes={valid}"] if valid < context.program.size(dim) else []
 
@@ -277,11 +301,14 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "gelu": _named,
     "gelu_mul": _named,
     "layernorm": _named,
+    "linear_cross_entropy": _linear_cross_entropy,
+    "linear_parts": _linear_parts,
     "mean": _mean,
     "mean_square": _mean,
     "max_logit": _max_logit,
     "mul": _mul,
     "rms_scaled": _named,
+    "rejoined": _rejoined,
     "rmsnorm": _named,
     "rope": _rope,
     "scale": _scale,

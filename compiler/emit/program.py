@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Program, Region, Type, base, types, walk
+from ..ops.head import class_dims
 from ..resources import filled
 from ..source import Source
 from ..summary import launch, ranks
@@ -158,7 +159,7 @@ def _vocabulary(program: Program, types: dict[str, Type]) -> int:
     """Every token id and label is below the smallest of the tables and of the numbers of classes."""
     ops = list(walk(program.region.body))
     dims = [types[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
-    dims += [types[op.inputs[0]].dims[-1] for op in ops if op.kind in ("cross_entropy", "softmax_parts")]
+    dims += [dim for op in ops for dim in class_dims(op, [types[name] for name in op.inputs])]
     return min(program.valid(dim) for dim in dims)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ..ir import MICROBATCHES, Program, base, types, walk
+from ..ops.head import class_dims
 from .flat import own
 from .holders import known
 from .numbers import Numbers
@@ -94,10 +95,7 @@ def _documents(shape: tuple[int, ...]) -> Array:
 def _vocabulary(program: Program) -> int:
     """How many ids every table has a row for, and every loss a class."""
     found = types(program)
-    tables = [found[op.inputs[1]].dims[0] for op in walk(program.region.body) if op.kind == "embedding"]
-    classes = [
-        found[op.inputs[0]].dims[-1]
-        for op in walk(program.region.body)
-        if op.kind in ("cross_entropy", "softmax_parts")
-    ]
+    ops = list(walk(program.region.body))
+    tables = [found[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
+    classes = [dim for op in ops for dim in class_dims(op, [found[name] for name in op.inputs])]
     return min(program.valid(dim) for dim in tables + classes)

@@ -104,6 +104,7 @@ class _Sizes:
         self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind == "rope"}
         self._even |= {part for dim in self._even for part in self._parts.get(dim, ())}
         self._turned = {found[op.inputs[0]].dims[-1]: _turned(op) for op in ops if op.kind == "rope"}
+        self._shares = _shares(ops)
         self._sizes: Sizes = {}
 
     def chosen(self) -> Sizes:
@@ -145,6 +146,8 @@ class _Sizes:
         unit = prod(self._axes[claim.axis] for claim in claims if claim.split)
         if self._program.pipeline and dim.name in self._program.pipeline.dims:
             return self._turns(dim.name)
+        if dim.name in self._shares:
+            return prod(self._axes[axis] for axis in self._shares[dim.name])
         if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
             return unit  # few heads: as many as the factors that they fill, one on each rank
         if parts := self._parts.get(dim.name):
@@ -166,6 +169,12 @@ def _loops(body: tuple[Stmt, ...]) -> Iterator[str]:
     for region in (stmt for stmt in body if isinstance(stmt, Region)):
         yield from [region.dim] if region.dim else []
         yield from _loops(region.body)
+
+
+def _shares(ops: list[Op]) -> dict[str, tuple[str, ...]]:
+    """The dims of which each rank has one, and over which axes."""
+    pairs = ((str(op.get("as")), op.outputs[1].type) for op in ops if op.kind == "linear_parts")
+    return {dim: type.axes_of(dim) for dim, type in pairs}
 
 
 def _turned(op: Op) -> int:

@@ -117,8 +117,12 @@ class Backward(Writer):
         if isinstance(stmt, Region):
             return self._repeat(stmt)
         if any(value.name in self._parts for value in stmt.outputs):
-            self._op(stmt, [self.total_or_zero(value.name, stmt.span) for value in stmt.outputs])
+            self._op(stmt, [self._of_result(value, stmt.span) for value in stmt.outputs])
         return stmt
+
+    def _of_result(self, value: Value, span: Span) -> str:
+        """The gradient of an op's result; "" for one that has none."""
+        return self.total_or_zero(value.name, span) if value.type.differentiable else ""
 
     def _op(self, op: Op, grads: list[str]) -> None:
         if op.kind == "coerce":

@@ -4,7 +4,7 @@ Purpose: the only thing the evaluator knows of ops; shared with nothing that com
 formula and each gradient against autograd.
 """
 
-from . import algebra, attention, dropout, embedding, fused, join, loss, norm, pointwise, reduce, step, user
+from . import algebra, attention, dropout, embedding, fused, head, join, loss, norm, pointwise, reduce, step, user
 from .call import Call, Meaning
 
 MEANINGS: dict[str, Meaning] = {
@@ -13,6 +13,7 @@ MEANINGS: dict[str, Meaning] = {
     **dropout.MEANINGS,
     **embedding.MEANINGS,
     **fused.MEANINGS,
+    **head.MEANINGS,
     **join.MEANINGS,
     **loss.MEANINGS,
     **norm.MEANINGS,

@@ -6,7 +6,7 @@ Purpose: the table of readers, in the families of `ops`.  Non-goals: expressions
 from ....ir import Program
 from ....placements import COERCIONS
 from ..expressions import Reader, ViewReader
-from . import algebra, attention, dropout, embedding, fused, join, loss, norm, pointwise, reduce, user, views
+from . import algebra, attention, dropout, embedding, fused, head, join, loss, norm, pointwise, reduce, user, views
 from .coercions import coerced, coercion
 
 CALLS: dict[str, Reader] = {
@@ -20,10 +20,13 @@ CALLS: dict[str, Reader] = {
     "fork": dropout.fork,
     "layer_norm": norm.norm("layernorm", 2, 3),
     "linear": algebra.linear,
+    "linear_cross_entropy": head.linear_cross_entropy,
+    "linear_parts": head.linear_parts,
     "linears": fused.linears,
     "max_logit": loss.max_logit,
     "mean": reduce.mean("mean"),
     "mean_square": reduce.mean("mean_square"),
+    "rejoined": head.rejoined,
     "rms_norm": norm.norm("rmsnorm", 2),
     "rms_scaled": norm.norm("rms_scaled", 3),
     "rope": attention.rope,

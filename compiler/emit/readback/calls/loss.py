@@ -13,7 +13,7 @@ def cross_entropy(e: Expressions, call: ast.Call) -> Local:
     """Of whole logits."""
     logits, labels = values = e.operands(call, 2)
     demand(call, logits.dims[:-1] == labels.dims, "the operands' tokens lie differently")
-    call, attrs = _split(call, "smoothing", "z")
+    call, attrs = split_numbers(call, "smoothing", "z")
     classes(e, call, 2, (), logits)
     return e.take(call, "cross_entropy", values, attrs)[0]
 
@@ -22,7 +22,7 @@ def softmax_parts(e: Expressions, call: ast.Call) -> tuple[Local, ...]:
     """Of a part of the vocabulary: the sum of its exponents, and the logit of the label."""
     logits, peak, labels = values = [e.plain(node) for node in call.args[:3]]
     demand(call, logits.dims[:-1] == peak.dims == labels.dims, "the operands' tokens lie differently")
-    call, attrs = _split(call, "smoothing")
+    call, attrs = split_numbers(call, "smoothing")
     classes(e, call, 3, e.types[logits.name].axes_of(logits.dims[-1]), logits)
     return e.take(call, "softmax_parts", values, attrs)
 
@@ -40,14 +40,14 @@ def max_logit(e: Expressions, call: ast.Call) -> Local:
 
 def token_loss(e: Expressions, call: ast.Call) -> Local:
     """With a z-loss its operands are one more."""
-    rest, attrs = _split(call, "z_loss")
+    rest, attrs = split_numbers(call, "z_loss")
     keywords(rest)
     values = e.operands(call, 4 if attrs else 3)
     demand(call, len({value.dims for value in values}) == 1, "the operands lie differently")
     return e.take(call, "token_loss", values, attrs)[0]
 
 
-def _split(call: ast.Call, *numbers: str) -> tuple[ast.Call, dict[str, Attr]]:
+def split_numbers(call: ast.Call, *numbers: str) -> tuple[ast.Call, dict[str, Attr]]:
     """A call without those of its keywords that may be given numbers, and these numbers."""
     given = {str(k.arg): real(k.value) for k in call.keywords if k.arg in numbers}
     rest = [keyword for keyword in call.keywords if keyword.arg not in numbers]

@@ -1,0 +1,50 @@
+"""Reads the last product with its loss."""
+
+import ast
+
+from ....ir import Attr, Kind
+from ..expressions import Expressions
+from ..text import demand, literal
+from ..values import Local, Seen
+from .loss import split_numbers
+from .vocabulary import classes_named
+
+
+def linear_cross_entropy(e: Expressions, call: ast.Call) -> Local:
+    """Of a whole vocabulary."""
+    values, attrs = _operands(e, call)
+    classes_named(e, split_numbers(call, "smoothing", "z", "cap")[0], 3, (), values[1].dims[0])
+    return e.take(call, "linear_cross_entropy", values, attrs)[0]
+
+
+def linear_parts(e: Expressions, call: ast.Call) -> Seen:
+    """Of a part of it; the shares of all ranks have a dim of their own."""
+    values, attrs = _operands(e, call)
+    classes, type = values[1].dims[0], e.types[values[1].name]
+    classes_named(e, split_numbers(call, "smoothing", "z", "cap")[0], 3, type.axes_of(classes), classes)
+    return e.take(call, "linear_parts", values, attrs | {"as": f"{classes}_shares"})
+
+
+def _operands(e: Expressions, call: ast.Call) -> tuple[list[Local], dict[str, Attr]]:
+    """The value, the weight, the labels; what is contracted, and what numbers are given."""
+    x, weight, labels = values = [e.plain(node) for node in call.args[:3]]
+    over = weight.dims[1:]
+    demand(call, x.dims[-len(over) :] == over, f"contracts {over} of {x.dims}")
+    demand(call, x.dims[: -len(over)] == labels.dims, "the operands' tokens lie differently")
+    return values, {"inner": over, **split_numbers(call, "smoothing", "z", "cap")[1]}
+
+
+def rejoined(e: Expressions, call: ast.Call) -> Seen:
+    """The parts of one rank in terms of the largest logit of all; it is told how many classes a rank has."""
+    m, _, t, peak, labels = values = [e.plain(node) for node in call.args[:5]]
+    demand(call, m.dims == t.dims == peak.dims == labels.dims, "the operands lie differently")
+    rest, attrs = split_numbers(call, "smoothing")
+    axes = e.types[m.name].axes_in(Kind.MAXIMUM)
+    columns = [literal(keyword.value) for keyword in rest.keywords if keyword.arg == "columns"]
+    able = (dim.name for dim in e.program.dims if columns == [dim.size // e.program.degree(axes)])
+    operands = [value.name for value in values]
+    found = [dim for dim in able if e.ops.has("rejoined", operands, {**attrs, "classes": dim})]
+    demand(call, len(found) == 1, "the IR rejoins no such parts here")
+    without = [keyword for keyword in rest.keywords if keyword.arg != "columns"]
+    classes_named(e, ast.copy_location(ast.Call(rest.func, rest.args, without), call), 5, axes, found[0])
+    return e.take(call, "rejoined", values, {**attrs, "classes": found[0]})

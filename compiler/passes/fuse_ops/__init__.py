@@ -1,0 +1,39 @@
+"""Puts one op in the place of several, where kernels do their work in one pass over memory or in one product.
+
+Purpose: a function and its product become a gate, products of one value with several weights one product, a sum and
+its norm one op, the head and the loss one that holds no logits.  Before: `insert_collectives`, so that nothing is taken
+together between which ranks communicate.
+Non-goals: which kernels run (`compiler.kernels`), and programs without any (`kernels = torch`).
+"""
+
+from collections.abc import Callable
+
+from attrs import evolve
+
+from ...ir import Program, Region, Stmt
+from ...settings import TRITON
+from .gates import gates
+from .head import heads
+from .known import Known
+from .norms import norms
+from .products import products
+
+Pattern = Callable[[tuple[Stmt, ...], Known], tuple[Stmt, ...]]
+
+PATTERNS: tuple[Pattern, ...] = (heads, gates, products, norms)
+
+
+def fuse_ops(program: Program) -> Program:
+    """The program with ops fused."""
+    if program.train.kernels != TRITON:
+        return program
+    known = Known.of(program)
+    region = _fused(program.region, known)
+    return evolve(program, region=region, dims=(*program.dims, *known.dims))
+
+
+def _fused(region: Region, known: Known) -> Region:
+    body = tuple(_fused(stmt, known) if isinstance(stmt, Region) else stmt for stmt in region.body)
+    for pattern in PATTERNS:
+        body = pattern(body, known)
+    return evolve(region, body=body)

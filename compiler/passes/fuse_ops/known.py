@@ -1,0 +1,63 @@
+"""What patterns ask of the program, and how they change a body."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve, field, frozen
+
+from ...ir import Dim, Enter, Names, Op, Program, Region, Stmt, Type, types, uses, walk
+
+
+@frozen
+class Known:
+    """The program that is fused.
+
+    parameters  the values that are parameters, or slices of one
+    apart       kinds of ops that stay by themselves
+    dims        those that patterns add
+    """
+
+    program: Program
+    types: Mapping[str, Type]
+    uses: Counter[str]
+    parameters: frozenset[str]
+    apart: frozenset[str]
+    names: Names
+    dims: list[Dim] = field(factory=list[Dim])
+
+    @classmethod
+    def of(cls, program: Program) -> "Known":
+        found = types(program)
+        leaves = {value.name for op in walk(program.region.body) if op.kind == "leaf" for value in op.outputs}
+        parameters = frozenset(leaves | _slices(program.region, leaves))
+        return cls(program, found, uses(program.region), parameters, _apart(program), Names(found))
+
+    @property
+    def program_with_dims(self) -> Program:
+        """The program with the dims that patterns added so far."""
+        return evolve(self.program, dims=(*self.program.dims, *self.dims))
+
+    def ops(self, body: Sequence[Stmt], *kinds: str) -> list[tuple[int, Op]]:
+        """The ops of these kinds that may be fused, with their places."""
+        free = {*kinds} - self.apart
+        return [(i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op) and stmt.kind in free]
+
+
+def _slices(region: Region, of: set[str]) -> set[str]:
+    """What repeats take of some values, turn by turn."""
+    own = {arg.value.name for arg in region.args if arg.enter is Enter.EACH and arg.source in of}
+    inner = (stmt for stmt in region.body if isinstance(stmt, Region))
+    return own.union(*(_slices(each, of | own) for each in inner))
+
+
+def _apart(program: Program) -> frozenset[str]:
+    """Ops that backward does again by their names; products, whose weights' gradients a schedule may set apart."""
+    recompute = program.train.recompute
+    named = recompute.names if recompute.word == "selective" else ()
+    return frozenset(named) | ({"contract"} if program.pipeline else set())
+
+
+def replaced(body: Sequence[Stmt], by: Mapping[int, Op | None]) -> tuple[Stmt, ...]:
+    """The body with other ops, or none, in the places of some."""
+    found = (by.get(i, stmt) for i, stmt in enumerate(body))
+    return tuple(stmt for stmt in found if stmt is not None)
