@@ -92,24 +92,37 @@ def case_the_sums_of_many_programs_are_the_same_each_time(device: str) -> None:
     assert torch.equal(first, second)
 
 
-TILES = {
-    64: Tile(rows=16, warps=4),
-    128: Tile(rows=16, warps=4),
-    4096: Tile(rows=1, warps=8),
+RMS_TILES = {
+    64: Tile(rows=16, warps=4, programs=1056),
+    128: Tile(rows=16, warps=4, programs=1056),
+    4096: Tile(rows=1, warps=8, programs=528),
     8192: Tile(rows=1, warps=8),
     16384: Tile(rows=1, warps=32, programs=132),
 }
+LAYER_TILES = {
+    128: Tile(rows=16, warps=4, programs=528),
+    4096: Tile(rows=1, warps=8),
+    8192: Tile(rows=1, warps=16, programs=132),
+}
+"""For an H100."""
 
 
 def examples(device: str, dtype: torch.dtype) -> None:
-    """The widths of small models, of heads, and of models of 8, 70 and 405 thousand million parameters."""
-    for width in TILES:
-        x, y = (torch.empty(1024, width, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
-        weight, bias = (torch.empty(width, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
-        results = [
-            RMSNorm(TILES)(x, weight, eps=EPS),
-            *AddRMSNorm(TILES)(x, y, weight, eps=EPS),
-            LayerNorm(TILES)(x, weight, bias, eps=EPS),
-            *AddLayerNorm(TILES)(x, y, weight, bias, eps=EPS),
-        ]
-        torch.autograd.backward(results, [torch.empty_like(it) for it in results])
+    """The widths of heads, of small models, and of models of 8, 70 and 405 thousand million parameters."""
+    for width in RMS_TILES:
+        x, y, weight, bias = _empty(width, device, dtype)
+        _differentiate(RMSNorm(RMS_TILES)(x, weight, eps=EPS), *AddRMSNorm(RMS_TILES)(x, y, weight, eps=EPS))
+    for width in LAYER_TILES:
+        x, y, weight, bias = _empty(width, device, dtype)
+        add = AddLayerNorm(LAYER_TILES)
+        _differentiate(LayerNorm(LAYER_TILES)(x, weight, bias, eps=EPS), *add(x, y, weight, bias, eps=EPS))
+
+
+def _empty(width: int, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """x, y, weight and bias."""
+    shapes = [(32768, width), (32768, width), (width,), (width,)]
+    return [torch.empty(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def _differentiate(*results: Tensor) -> None:
+    torch.autograd.backward(results, [torch.empty_like(it) for it in results])
