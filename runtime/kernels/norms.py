@@ -63,9 +63,13 @@ def _forward_kernel(
         u = tl.where(inside, u - center[:, None], 0.0)
     r = tl.rsqrt(tl.sum(u * u, 1) / WIDTH + eps)
     tl.store(root + row, r, mask=row < rows)
-    out = u * r[:, None] * tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    out = (
+        u
+        * r[:, None]
+        * tl.load(tl.broadcast_to(weight + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
+    )
     if bias is not None:
-        out += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        out += tl.load(tl.broadcast_to(bias + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
     tl.store(a + start * WIDTH + column, out.to(a.dtype.element_ty), mask=inside)
 
 
@@ -89,7 +93,6 @@ def _backward_kernel(
     ROWS: tl.constexpr,
 ):
     column = tl.arange(0, COLUMNS)[None, :]
-    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)
     to_bias = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -105,7 +108,7 @@ def _backward_kernel(
         to_weight += d * n
         if dbias is not None:
             to_bias += d
-        d *= w
+        d *= tl.load(tl.broadcast_to(weight + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
         back = d - n * (tl.sum(d * n, 1) / WIDTH)[:, None]
         if mean is not None:
             back -= (tl.sum(d, 1) / WIDTH)[:, None]

@@ -1,6 +1,7 @@
 """RMS and layer norms, with and without a residual, against plain formulas."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,7 +36,6 @@ def _check_all(shape: Sequence[int], weight_dims: int, precision: Precision, dev
     x, y = (randn(*shape, precision=precision, device=device, seed=i) for i in (0, 1))
     weight, bias = (randn(*own, precision=precision, device=device, seed=i) for i in (2, 3))
     tiles = _tiles(weight.numel())
-    add_rms, add_layer = AddRMSNorm(tiles), AddLayerNorm(tiles)
 
     def rounded(x: Tensor, y: Tensor) -> Tensor:
         """x + y as the element type has it, with the gradient of the sum."""
@@ -46,13 +46,13 @@ def _check_all(shape: Sequence[int], weight_dims: int, precision: Precision, dev
         s = rounded(*operands[:2])
         return s, norm(s, *operands[2:])
 
-    check_against(lambda x, w: RMSNorm(tiles)(x, w, eps=EPS), rms, [x, weight], precision)
-    check_against(lambda x, w: LayerNorm(tiles)(x, w, eps=EPS), layer, [x, weight], precision)
-    check_against(lambda x, w, b: LayerNorm(tiles)(x, w, b, eps=EPS), layer, [x, weight, bias], precision)
-    check_against(lambda *it: add_rms(*it, eps=EPS), lambda *it: sum_and(rms, *it), [x, y, weight], precision)
-    check_against(lambda *it: add_layer(*it, eps=EPS), lambda *it: sum_and(layer, *it), [x, y, weight], precision)
+    check_against(partial(RMSNorm(tiles), eps=EPS), rms, [x, weight], precision)
+    check_against(partial(LayerNorm(tiles), eps=EPS), layer, [x, weight], precision)
+    check_against(partial(LayerNorm(tiles), eps=EPS), layer, [x, weight, bias], precision)
+    check_against(partial(AddRMSNorm(tiles), eps=EPS), partial(sum_and, rms), [x, y, weight], precision)
+    check_against(partial(AddLayerNorm(tiles), eps=EPS), partial(sum_and, layer), [x, y, weight], precision)
     every = [x, y, weight, bias]
-    check_against(lambda *it: add_layer(*it, eps=EPS), lambda *it: sum_and(layer, *it), every, precision)
+    check_against(partial(AddLayerNorm(tiles), eps=EPS), partial(sum_and, layer), every, precision)
 
 
 def case_sizes(device: str) -> None:
@@ -73,7 +73,7 @@ def case_operands_that_are_not_contiguous(device: str) -> None:
         weight = randn(9, precision=precision, device=device, seed=2)
         norm = RMSNorm(_tiles(9))
         for x in (wide[..., 4:13], wide.transpose(0, 1)[..., :9], wide[..., ::2][..., :9]):
-            check_against(lambda x, w: norm(x, w, eps=EPS), rms, [x, weight], precision)
+            check_against(partial(norm, eps=EPS), rms, [x, weight], precision)
 
 
 def case_weights_of_another_element_type(device: str) -> None:
@@ -92,24 +92,37 @@ def case_the_sums_of_many_programs_are_the_same_each_time(device: str) -> None:
     assert torch.equal(first, second)
 
 
-TILES = {
-    64: Tile(rows=16, warps=4),
-    128: Tile(rows=16, warps=4),
-    4096: Tile(rows=1, warps=8),
-    8192: Tile(rows=1, warps=16),
-    16384: Tile(rows=1, warps=16, programs=132),
+RMS_TILES = {
+    64: Tile(rows=16, warps=4, programs=1056),
+    128: Tile(rows=16, warps=4, programs=1056),
+    4096: Tile(rows=1, warps=8, programs=528),
+    8192: Tile(rows=1, warps=8),
+    16384: Tile(rows=1, warps=32, programs=132),
 }
+LAYER_TILES = {
+    128: Tile(rows=16, warps=4, programs=528),
+    4096: Tile(rows=1, warps=8),
+    8192: Tile(rows=1, warps=16, programs=132),
+}
+"""For an H100."""
 
 
 def examples(device: str, dtype: torch.dtype) -> None:
-    """The widths of small models, of heads, and of models of 8, 70 and 405 thousand million parameters."""
-    for width in TILES:
-        x, y = (torch.empty(1024, width, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
-        weight, bias = (torch.empty(width, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
-        results = [
-            RMSNorm(TILES)(x, weight, eps=EPS),
-            *AddRMSNorm(TILES)(x, y, weight, eps=EPS),
-            LayerNorm(TILES)(x, weight, bias, eps=EPS),
-            *AddLayerNorm(TILES)(x, y, weight, bias, eps=EPS),
-        ]
-        torch.autograd.backward(results, [torch.empty_like(it) for it in results])
+    """The widths of heads, of small models, and of models of 8, 70 and 405 thousand million parameters."""
+    for width in RMS_TILES:
+        x, y, weight, bias = _empty(width, device, dtype)
+        _differentiate(RMSNorm(RMS_TILES)(x, weight, eps=EPS), *AddRMSNorm(RMS_TILES)(x, y, weight, eps=EPS))
+    for width in LAYER_TILES:
+        x, y, weight, bias = _empty(width, device, dtype)
+        add = AddLayerNorm(LAYER_TILES)
+        _differentiate(LayerNorm(LAYER_TILES)(x, weight, bias, eps=EPS), *add(x, y, weight, bias, eps=EPS))
+
+
+def _empty(width: int, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """x, y, weight and bias."""
+    shapes = [(32768, width), (32768, width), (width,), (width,)]
+    return [torch.empty(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def _differentiate(*results: Tensor) -> None:
+    torch.autograd.backward(results, [torch.empty_like(it) for it in results])

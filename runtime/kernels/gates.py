@@ -1,0 +1,179 @@
+"""Gated linear units (Shazeer, arXiv:2002.05202): silu(a) · b and gelu(a) · b, elementwise.
+
+    silu(a) = a · σ(a)                         slope σ(a) · (1 + a · (1 − σ(a)))
+    gelu(a) = a · Φ(a)                         slope Φ(a) + a · φ(a)
+    gelu(a) = a · (1 + tanh(w)) / 2            w = √(2/π) · (a + 0.044715 · a³)   (Hendrycks, Gimpel, arXiv:1606.08415)
+
+    da = g · b · slope(a)      db = g · activation(a)
+
+Backward computes the activation again: a and b are all that is saved.
+"""
+# pyright: basic  (Triton has no types)
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+
+from . import launching
+from .launching import Tile, blocks, matrix, padded, tile_for
+
+Kind = Literal["silu", "gelu", "gelu_tanh"]
+
+_KINDS: dict[str, Kind] = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+@triton.jit
+def _activated(a, KIND: tl.constexpr):
+    """The activation of a, and its slope."""
+    if KIND == "silu":
+        s = tl.sigmoid(a)
+        return a * s, s * (1 + a * (1 - s))
+    if KIND == "gelu":
+        below = 0.5 * (1 + tl.math.erf(a * 0.7071067811865476))
+        return a * below, below + a * 0.3989422804014327 * tl.exp(-0.5 * a * a)
+    slope = 1.5957691216057308 * (1 + 0.134145 * a * a)  # of 2w
+    s = tl.sigmoid(1.5957691216057308 * a * (1 + 0.044715 * a * a))  # (1 + tanh(w)) / 2 is σ(2w)
+    return a * s, s + a * s * (1 - s) * slope
+
+
+@triton.jit
+def _forward_kernel(
+    a,
+    b,
+    out,
+    a_stride,
+    b_stride,
+    rows,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < WIDTH)
+    value, _ = _activated(tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32), KIND)
+    value *= tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward_kernel(
+    g,
+    a,
+    b,
+    da,
+    db,
+    g_stride,
+    a_stride,
+    b_stride,
+    rows,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < WIDTH)
+    grad = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
+    value, slope = _activated(tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32), KIND)
+    other = tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(da + row * WIDTH + column, (grad * other * slope).to(da.dtype.element_ty), mask=inside)
+    tl.store(db + row * WIDTH + column, (grad * value).to(db.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, eq=False)
+class SiluMul:
+    """silu(a) · b; tiles by the size of the last dim.  Saves a and b."""
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """a and b [..., f], of one shape."""
+        return _gated(a, b, "silu", tile_for(self, self.tiles, a.shape[-1], a, b))
+
+
+@dataclass(frozen=True, eq=False)
+class GeluMul:
+    """gelu(a) · b; tiles by the size of the last dim.  Saves a and b."""
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, a: Tensor, b: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+        """a and b [..., f], of one shape; approximate as in torch.nn.functional.gelu."""
+        return _gated(a, b, _KINDS[approximate], tile_for(self, self.tiles, a.shape[-1], a, b))
+
+
+def _gated(a: Tensor, b: Tensor, kind: Kind, tile: Tile | None) -> Tensor:
+    assert a.shape == b.shape, "gates: the two halves are multiplied element by element"
+    return cast(Any, _Gate).apply(a, b, kind, tile)
+
+
+class _Gate(Function):
+    """By a kernel or by torch, with the same tensors saved."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, kind: Kind, tile: Tile | None) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.how = (kind, tile)
+        if tile is None:
+            return (_activated_torch(a, kind)[0] * b).to(torch.result_type(a, b))
+        return _forward(a, b, kind, tile)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (a, b), (kind, tile) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
+        if tile is None:
+            value, slope = _activated_torch(a, kind)
+            return (g * b * slope).to(a.dtype), (g * value).to(b.dtype), None, None
+        return *_backward(g, a, b, kind, tile), None, None
+
+
+def _forward(a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> Tensor:
+    out = torch.empty(a.shape, dtype=torch.result_type(a, b), device=a.device)
+    _launch(_forward_kernel, (a, b), (out,), kind, tile)
+    return out
+
+
+def _backward(g: Tensor, a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> tuple[Tensor, Tensor]:
+    da, db = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, b))
+    _launch(_backward_kernel, (g, a, b), (da, db), kind, tile)
+    return da, db
+
+
+def _launch(kernel: Any, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], kind: Kind, tile: Tile) -> None:
+    width = results[0].shape[-1]
+    matrices = [matrix(x, width) for x in operands]
+    rows, columns = matrices[0].shape[0], tile.columns or padded(width)
+    launching.launch(
+        kernel,
+        (blocks(rows, tile.rows), blocks(width, columns)),
+        *(*matrices, *results, *(x.stride(0) for x in matrices), rows),
+        warps=tile.warps,
+        WIDTH=width,
+        COLUMNS=columns,
+        ROWS=tile.rows,
+        KIND=kind,
+    )
+
+
+def _activated_torch(a: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """The activation of a, and its slope, in float32 at least."""
+    a = a.to(torch.promote_types(a.dtype, torch.float32))
+    if kind == "silu":
+        s = a.sigmoid()
+        return a * s, s * (1 + a * (1 - s))
+    if kind == "gelu":
+        below = 0.5 * (1 + torch.erf(a * math.sqrt(0.5)))
+        return a * below, below + a * torch.exp(-0.5 * a * a) / math.sqrt(2 * math.pi)
+    double = 2 * math.sqrt(2 / math.pi)
+    s = torch.sigmoid(double * (a + 0.044715 * a**3))
+    return a * s, s + a * s * (1 - s) * double * (1 + 3 * 0.044715 * a * a)

@@ -1,0 +1,192 @@
+"""Rotary positions (Su et al., arXiv:2104.09864) of one tensor, or of queries and keys in one launch.
+
+    (u, v) → (u · cos − v · sin, v · cos + u · sin)
+
+for u and v the halves of the last dim, or of its first part, by the angle of the position.  Backward turns them back.
+
+Non-goals: no tables; `scalec.runtime.rope_table` makes them.
+"""
+# pyright: basic  (Triton has no types)
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+
+from . import launching
+from .launching import Tile, blocks, padded, tile_for
+
+
+@triton.jit
+def _turn(
+    x,
+    out,
+    table,
+    first,
+    rows,
+    heads,
+    between,
+    seq,
+    x_token,
+    x_head,
+    plane,
+    SIZE: tl.constexpr,
+    TURNED: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIGN: tl.constexpr,
+):
+    """Turns `ROWS` rows of x [tokens, heads, SIZE], dense along the last dim, from the row `first`."""
+    row = first + tl.arange(0, ROWS)
+    real = (row < rows)[:, None]
+    token = row // heads
+    source = x + (token.to(tl.int64) * x_token + (row % heads).to(tl.int64) * x_head)[:, None]
+    target = out + row.to(tl.int64)[:, None] * SIZE
+    column = tl.arange(0, HALF)[None, :]
+    inside = real & (column < TURNED // 2)
+    angle = table + ((token // between) % seq)[:, None] * TURNED + column
+    cosine = tl.load(angle, mask=inside, other=0.0).to(tl.float32)
+    sine = tl.load(angle + plane + TURNED // 2, mask=inside, other=0.0).to(tl.float32) * SIGN
+    u = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(source + TURNED // 2 + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(target + column, (u * cosine - v * sine).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + TURNED // 2 + column, (v * cosine + u * sine).to(out.dtype.element_ty), mask=inside)
+    if REST > 0:
+        column = TURNED + tl.arange(0, REST)[None, :]
+        inside = real & (column < SIZE)
+        tl.store(target + column, tl.load(source + column, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def _kernel(
+    q,
+    k,
+    q_out,
+    k_out,
+    table,
+    q_rows,
+    k_rows,
+    q_heads,
+    k_heads,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    between,
+    seq,
+    plane,
+    SIZE: tl.constexpr,
+    TURNED: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIGN: tl.constexpr,
+):
+    block = tl.program_id(0)
+    of_q = tl.cdiv(q_rows, ROWS)
+    if block < of_q:
+        first = block * ROWS
+        _turn(
+            q, q_out, table, first, q_rows, q_heads, between, seq, q_token, q_head, plane,
+            SIZE, TURNED, HALF, REST, ROWS, SIGN,
+        )  # fmt: skip
+    elif k is not None:
+        first = (block - of_q) * ROWS
+        _turn(
+            k, k_out, table, first, k_rows, k_heads, between, seq, k_token, k_head, plane,
+            SIZE, TURNED, HALF, REST, ROWS, SIGN,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """`scalec.runtime.rope` in one pass over memory; tiles by the size of the last dim.  Saves the table alone."""
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, x: Tensor, table: Tensor) -> Tensor:
+        """x [..., seq, between, d], table [2, seq, 1 × between, d or less] of `rope_table`; the result is as x."""
+        (out,) = cast(Any, _Rope).apply(table, tile_for(self, self.tiles, x.shape[-1], x, table), x)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class RopePair:
+    """`rope` of queries and keys, which may have fewer heads, in one launch; the same tiles.  Saves the table alone."""
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """q [..., seq, between, d], k the same but for the last dim between; the results are as q and k."""
+        return cast(Any, _Rope).apply(table, tile_for(self, self.tiles, q.shape[-1], q, k, table), q, k)
+
+
+class _Rope(Function):
+    """By a kernel or by torch; linear in the tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, tile: Tile | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(table)
+        ctx.tile = tile
+        return _turned(tensors, table, tile, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (table,) = cast(tuple[Tensor], ctx.saved_tensors)
+        return None, None, *_turned(grad_outputs, table, ctx.tile, -1)
+
+
+def _turned(tensors: tuple[Tensor, ...], table: Tensor, tile: Tile | None, sign: int) -> tuple[Tensor, ...]:
+    if tile is None:
+        return tuple(_turned_torch(x, table, sign) for x in tensors)
+    return _launched(tensors[0], tensors[1] if len(tensors) > 1 else None, table, tile, sign)
+
+
+def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
+    turned = table.shape[-1]
+    cosine, sine = table.to(torch.promote_types(x.dtype, torch.float32)).unbind()
+    u = x[..., :turned]
+    out = (u * cosine + u.roll(turned // 2, -1) * (sign * sine)).to(x.dtype)
+    return out if turned == x.shape[-1] else torch.cat([out, x[..., turned:]], -1)
+
+
+def _launched(q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int) -> tuple[Tensor, ...]:
+    seq, size, turned, dims = table.shape[1], q.shape[-1], table.shape[-1], table.ndim - 3
+    outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k) if x is not None]
+    between = prod(q.shape[-1 - dims : -2])
+    table, q = table.contiguous(), _by_head(q, dims)
+    k = None if k is None else _by_head(k, dims)
+    q_rows, k_rows = (0 if x is None else x.shape[0] * x.shape[1] for x in (q, k))
+    launching.launch(
+        _kernel,
+        (blocks(q_rows, tile.rows) + blocks(k_rows, tile.rows),),
+        *(q, k, outs[0], None if k is None else outs[1], table, q_rows, k_rows),
+        *(q.shape[1], 1 if k is None else k.shape[1], q.stride(0), q.stride(1)),
+        *((0, 0) if k is None else (k.stride(0), k.stride(1))),
+        *(between, seq, table.stride(0)),
+        warps=tile.warps,
+        SIZE=size,
+        TURNED=turned,
+        HALF=padded(turned // 2),
+        REST=padded(size - turned) if turned < size else 0,
+        ROWS=tile.rows,
+        SIGN=sign,
+    )
+    return tuple(outs)
+
+
+def _by_head(x: Tensor, between: int) -> Tensor:
+    """x as [tokens, heads, d], dense along d: the last of the dims between sequence and d is the heads, if any is.
+
+    A copy where tokens are not evenly spaced.
+    """
+    heads = x.shape[-2] if between else 1
+    flat = x.reshape(x.shape[:-1].numel() // max(heads, 1), heads, x.shape[-1])
+    return flat if flat.stride(2) == 1 else flat.contiguous()
