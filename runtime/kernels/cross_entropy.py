@@ -18,7 +18,7 @@ from torch.autograd import Function
 from ..functional import token_loss
 from ..mesh import Axis
 from .classes import Classes, classes_of
-from .launching import Tile, tile_for
+from .launching import Tile, matrix, tile_for
 from .logits import Parts, add_parts, new_parts, put_gradient
 
 
@@ -102,7 +102,7 @@ def _parts(op: LogitParts | CrossEntropy, logits: Tensor, labels: Tensor, classe
 class _LogitParts(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: Classes, tile: Tile | None) -> Parts:
-        rows = _rows(logits)
+        rows = matrix(logits, logits.shape[-1])
         parts = new_parts(rows)
         add_parts(rows, labels.reshape(-1), parts, classes, tile)
         m, z, t = (part.view(labels.shape) for part in parts)
@@ -118,7 +118,7 @@ class _LogitParts(Function):
         g_z, g_t = (of_part.reshape(-1).contiguous() for of_part in grad_outputs[1:])
         put_gradient(
             gradient.view(-1, logits.shape[-1]),
-            _rows(logits),
+            matrix(logits, logits.shape[-1]),
             labels.reshape(-1),
             m.view(-1),
             (g_z, g_t),
@@ -126,9 +126,3 @@ class _LogitParts(Function):
             ctx.tile,
         )
         return gradient, None, None, None
-
-
-def _rows(logits: Tensor) -> Tensor:
-    """[rows, v], each row without gaps: a view where there is one."""
-    rows = logits.reshape(-1, logits.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -3,6 +3,7 @@
 Inside they are in float32.  `stride` is that of the rows of logits; `size` of the columns are classes, `first` the
 first of them; smoothing, each and CAP are those of `Classes`.
 """
+# pyright: basic
 
 import torch
 import triton

@@ -9,14 +9,16 @@ from block to block (arXiv:1805.02867).  With m taken as constant,
 Non-goals: no autograd, no dispatch; a caller brings the tile with which a kernel runs, or None for plain torch.
 """
 
+from typing import Any, cast
+
 import torch
-import triton
 from torch import Tensor
 
-from . import launching
+from . import launching, logit_kernels
 from .classes import Classes
-from .launching import Tile
-from .logit_kernels import LOWEST, logit_gradient, logit_parts
+from .launching import Tile, blocks
+
+_kernels = cast(Any, logit_kernels)
 
 Parts = tuple[Tensor, Tensor, Tensor]
 """m, z and t of each row: [rows], float32, of float64 logits float64."""
@@ -44,7 +46,7 @@ def add_parts(
         _add_parts(logits, labels, parts, classes, begins)
         return
     launching.launch(
-        logit_parts,
+        _kernels.logit_parts,
         (logits.shape[0],),
         logits,
         labels,
@@ -81,8 +83,8 @@ def put_gradient(
         return
     rows, columns = logits.shape
     launching.launch(
-        logit_gradient,
-        (rows * triton.cdiv(columns, tile.columns),),
+        _kernels.logit_gradient,
+        (rows * blocks(columns, tile.columns),),
         logits,
         out,
         labels,
@@ -103,7 +105,7 @@ def put_gradient(
 def _add_parts(logits: Tensor, labels: Tensor, parts: Parts, classes: Classes, begins: bool) -> None:
     m, z, t = parts
     if begins:
-        m.fill_(LOWEST.value)
+        m.fill_(torch.finfo(torch.float32).min)
         z.zero_()
         t.zero_()
     if classes.size == 0:
