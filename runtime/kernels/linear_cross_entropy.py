@@ -18,7 +18,7 @@ from it dx and dW, at once, in forward, and backward multiplies them by the fact
 Source: Hsu et al. 2024 (arXiv:2410.10989).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -59,9 +59,9 @@ class LinearCrossEntropy:
         cap: float = 0.0,
     ) -> Tensor:
         """The loss; `z` weighs the z-loss."""
-        columns = weight.shape[0]
+        columns, wanted = weight.shape[0], torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         here = classes_of(columns, None, classes, smoothing, cap)
-        tokenwise = _Tokenwise(here, self.chunk, tile_for(self, self.tiles, columns, x), z, torch.is_grad_enabled())
+        tokenwise = _Tokenwise(here, self.chunk, tile_for(self, self.tiles, columns, x), z, wanted)
         return cast(Any, _LinearCrossEntropy).apply(x, weight, labels, tokenwise)
 
 
@@ -75,42 +75,45 @@ class _Tokenwise:
     z_loss: float
     differentiated: bool
 
-    def token_loss(self, parts: Parts, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The loss of some tokens, and the gradients of z and t."""
+    def chunks(self, x: Tensor, weight: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows of x, their loss, and the gradient of their logits; the next lie in the same memory."""
+        memory = x.new_empty(min(self.chunk, x.shape[0]), weight.shape[0])
+        for start in range(0, max(x.shape[0], 1), self.chunk):
+            rows = slice(start, min(start + self.chunk, x.shape[0]))
+            logits = torch.mm(x[rows], weight.mT, out=memory[: rows.stop - start])
+            parts = new_parts(logits)
+            add_parts(logits, labels[rows], parts, self.classes, self.tile)
+            loss, of_parts = self._token_loss(parts, labels[rows])
+            if self.differentiated:
+                put_gradient(logits, logits, labels[rows], parts[0], of_parts, self.classes, self.tile)
+            yield rows, loss, logits
+
+    def _token_loss(self, parts: Parts, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The loss of some tokens, and the gradients of z and t, as `token_loss` has them."""
         m, z, t = parts
-        with torch.enable_grad():
-            z, t = z.requires_grad_(), (t - m).requires_grad_()
-            loss = token_loss(z, t, labels, m if self.z_loss else None, self.z_loss)
-        g_z, g_t = torch.autograd.grad(loss, (z, t))
-        return loss.detach(), (g_z, g_t)
+        loss = token_loss(z, t - m, labels, m if self.z_loss else None, self.z_loss)
+        counts = (labels >= 0).to(z.dtype)
+        through = 1 + 2 * self.z_loss * (z.log() + m) if self.z_loss else 1.0
+        return loss, (counts * through / z, -counts)
 
 
 class _LinearCrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, how: _Tokenwise) -> Tensor:
-        tokens, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
-        of_x, of_weight = (how.differentiated and needed for needed in ctx.needs_input_grad[:2])
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, tokenwise: _Tokenwise) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        of_x, of_weight = (tokenwise.differentiated and needed for needed in ctx.needs_input_grad[:2])
         dx = torch.empty_like(tokens) if of_x else None
         dw = torch.empty_like(weight) if of_weight else None
-        loss = tokens.new_zeros((), dtype=wide(x.dtype))
-        memory = tokens.new_empty(min(how.chunk, tokens.shape[0]), weight.shape[0])
-        for start in range(0, max(tokens.shape[0], 1), how.chunk):
-            part = slice(start, start + how.chunk)
-            rows = tokens[part]
-            logits = torch.mm(rows, weight.mT, out=memory[: rows.shape[0]])
-            parts = new_parts(logits)
-            add_parts(logits, labels[part], parts, how.classes, how.tile)
-            of_chunk, of_parts = how.token_loss(parts, labels[part])
-            loss += of_chunk
-            if of_x or of_weight:
-                put_gradient(logits, logits, labels[part], parts[0], of_parts, how.classes, how.tile)
+        total = tokens.new_zeros((), dtype=wide(x.dtype))
+        for rows, loss, gradient in tokenwise.chunks(tokens, weight, labels.reshape(-1)):
+            total += loss
             if dx is not None:
-                torch.mm(logits, weight, out=dx[part])
+                torch.mm(gradient, weight, out=dx[rows])
             if dw is not None:
-                dw.addmm_(logits.mT, rows, beta=int(start > 0))
+                dw.addmm_(gradient.mT, tokens[rows], beta=int(rows.start > 0))
         ctx.save_for_backward(dx, dw)
         ctx.weight, ctx.shape = weight, x.shape
-        return loss
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
