@@ -1,7 +1,8 @@
 """Weight gradients set apart: an input part of backward leaves them for its weight part (arXiv:2401.10241).
 
 Purpose: `split_linear` and `split_embedding`, whose backward, within `set_apart`, makes the gradient of the input alone
-and leaves a call that makes that of the weight.  Elsewhere they are torch's own functions, backward too.
+and leaves a call that makes that of the weight.  Elsewhere they are torch's own functions, backward too.  `put_off` is
+for ops that have a backward of their own.
 Non-goals: when which part is done (`pipeline`); gradients of other ops, which are made with the input's.
 """
 
@@ -36,6 +37,14 @@ def set_apart(parts: list[Part]) -> Generator[None]:
         yield
     finally:
         _left.pop()
+
+
+def put_off(weight: Tensor, gradient: Callable[[], Tensor]) -> bool:
+    """Leaves the gradient of a weight to be made later, within `set_apart`; else, and of no parameter, it does not."""
+    if not _left or not weight.is_leaf:
+        return False
+    _left[-1].append(partial(_add, weight, gradient))
+    return True
 
 
 def split_linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -89,10 +98,7 @@ def _linear_gradient(gradient: Tensor, x: Tensor) -> Tensor:
 
 def _now_or_later(weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | None:
     """A weight's gradient; nothing within `set_apart`."""
-    if not _left:
-        return gradient()
-    _left[-1].append(partial(_add, weight, gradient))
-    return None
+    return None if put_off(weight, gradient) else gradient()
 
 
 def _add(weight: Tensor, gradient: Callable[[], Tensor]) -> None:

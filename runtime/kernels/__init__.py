@@ -3,10 +3,28 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
+from .cross_entropy import CrossEntropy, LogitParts, rejoined
 from .gates import GeluMul, SiluMul
 from .launching import Tile
 from .layer_norm import AddLayerNorm, LayerNorm
+from .linear_cross_entropy import LinearCrossEntropy
+from .linear_parts import LinearParts
 from .rms_norm import AddRMSNorm, RMSNorm
 from .rope import Rope, RopePair
 
-__all__ = ["AddLayerNorm", "AddRMSNorm", "GeluMul", "LayerNorm", "RMSNorm", "Rope", "RopePair", "SiluMul", "Tile"]
+__all__ = [
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "CrossEntropy",
+    "GeluMul",
+    "LayerNorm",
+    "LinearCrossEntropy",
+    "LinearParts",
+    "LogitParts",
+    "RMSNorm",
+    "Rope",
+    "RopePair",
+    "SiluMul",
+    "Tile",
+    "rejoined",
+]

@@ -1,0 +1,128 @@
+"""Cross entropy of logits that are there: one pass forward, one backward.
+
+Over a sharded vocabulary each rank has the parts of its own logits, `LogitParts`; the largest m, one small collective,
+brings them to one base, `rejoined`, in which their sums over ranks, two more, are what `token_loss` takes.  All three
+lie outside of the logits' Function, whose backward is one pass all the same: z's gradient carries exp(m − peak).
+
+Source: Shoeybi et al. 2019, section 3 (arXiv:1909.08053); Milakov and Gimelshein 2018 (arXiv:1805.02867).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..functional import token_loss
+from ..mesh import Axis
+from .classes import Classes, classes_of
+from .launching import Tile, matrix, tile_for
+from .logits import Parts, add_parts, new_parts, put_gradient
+
+
+@dataclass(frozen=True)
+class LogitParts:
+    """m = max l, z = Σ exp(l − m) and t = l[label] or 0 for a label elsewhere, of this rank's logits l.
+
+    logits [..., v], labels [...] of the whole vocabulary, < 0 for none; m, z, t [...] in float32, float64 for float64.
+    m is without gradient and, from z and t through `rejoined`, the loss does not depend on it.  Of the v of all ranks
+    of the axis the first `classes` are one, by default all; a rank without any has z = 0 and the lowest finite m.  With
+    `smoothing` s, t is (1 − s) of that and s of Σ l / classes.  With `cap`, l is cap · tanh(logit / cap).
+
+    Saves logits, labels and m; backward makes the logits' gradient alone, in their dtype.  Rows must be without gaps
+    inside, else logits are copied.  A kernel serves v that have a tile.
+    """
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        axis: Axis | None = None,
+        classes: int | None = None,
+        smoothing: float = 0.0,
+        cap: float = 0.0,
+    ) -> Parts:
+        """m, z, t."""
+        return _parts(self, logits, labels, classes_of(logits.shape[-1], axis, classes, smoothing, cap))
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Sum of token losses over a whole vocabulary, 0-dim, as `scalec.runtime.cross_entropy` has it; and soft-capped.
+
+    Saves what `LogitParts` does, and of each token z, whether it has a label and, with a z-loss, log z + m.
+    """
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        classes: int | None = None,
+        smoothing: float = 0.0,
+        z: float = 0.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        """logits [..., v], labels [...]; labels < 0 are ignored.  `z` weighs the z-loss (arXiv:2204.02311)."""
+        here = classes_of(logits.shape[-1], None, classes, smoothing, cap)
+        m, total, t = _parts(self, logits, labels, here)
+        return token_loss(total, t - m, labels, m if z else None, z)
+
+
+def rejoined(
+    m: Tensor,
+    z: Tensor,
+    t: Tensor,
+    peak: Tensor,
+    labels: Tensor,
+    columns: int,
+    axis: Axis | None = None,
+    classes: int | None = None,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """A rank's parts in terms of the peak, the largest m of all ranks: z and t as `softmax_parts` has them.
+
+    z' = z · exp(m − peak) and t' = t − weight · peak, with the weight of a token's label among this rank's `columns`
+    classes, those weights being 1 in all; both [...] and P over the axis.  Saves exp(m − peak).
+    """
+    weight = classes_of(columns, axis, classes, smoothing).weight(labels, m.dtype)
+    return z * (m - peak).exp(), t - weight * peak
+
+
+def _parts(op: LogitParts | CrossEntropy, logits: Tensor, labels: Tensor, classes: Classes) -> Parts:
+    tile = tile_for(op, op.tiles, logits.shape[-1], logits)
+    return cast(Any, _LogitParts).apply(logits, labels, classes, tile)
+
+
+class _LogitParts(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: Classes, tile: Tile | None) -> Parts:
+        rows = matrix(logits, logits.shape[-1])
+        parts = new_parts(rows)
+        add_parts(rows, labels.reshape(-1), parts, classes, tile)
+        m, z, t = (part.view(labels.shape) for part in parts)
+        ctx.mark_non_differentiable(m)
+        ctx.save_for_backward(logits, labels, m)
+        ctx.classes, ctx.tile = classes, tile
+        return m, z, t
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, labels, m = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        g_z, g_t = (of_part.reshape(-1).contiguous() for of_part in grad_outputs[1:])
+        put_gradient(
+            gradient.view(-1, logits.shape[-1]),
+            matrix(logits, logits.shape[-1]),
+            labels.reshape(-1),
+            m.view(-1),
+            (g_z, g_t),
+            ctx.classes,
+            ctx.tile,
+        )
+        return gradient, None, None, None

@@ -1,0 +1,124 @@
+"""A product and the cross entropy of its logits, which never stand in memory as a whole.
+
+Of 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their gradient; a product with
+the weight takes 8.6 TFLOP.  `chunk` bounds what of them there is at a time, and there are two ways:
+
+                                 unfused   LinearParts, chunk 8064   LinearCrossEntropy, chunk 1024
+    products                     3         4; 5 if W is put off      3
+    from forward to backward     2.1 GB    m                         dx 67 MB, dW 1.05 GB
+    besides, while it runs       2.1 GB    132 MB + dx in float32    263 MB
+    a rank may have of classes   a part    a part                    all
+    the loss' gradient           any       any, for each token       one factor
+
+`LinearParts` goes through the classes, and makes logits again in backward, since their gradient needs what other
+chunks, and other ranks, have.  So a row of dW is made once, and rounded once, as unfused; dx is a sum over chunks.
+`LinearCrossEntropy` goes through the tokens, and has all of a token's logits at a time; so it makes their gradient, and
+from it dx and dW, at once, in forward, and backward multiplies them by the factor.  dW is a sum over chunks.
+
+Source: Hsu et al. 2024 (arXiv:2410.10989).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..deferred import put_off
+from ..functional import token_loss
+from .classes import Classes, classes_of
+from .launching import Tile, tile_for
+from .logits import Parts, add_parts, new_parts, put_gradient, wide
+
+
+@dataclass(frozen=True)
+class LinearCrossEntropy:
+    """Sum of token losses of the logits x · weightᵀ, 0-dim, as `CrossEntropy` has it, without the logits.
+
+    x [..., h], weight [v, h] with the whole vocabulary, labels [...], < 0 for none.  Logits of `chunk` tokens are made
+    at a time, 1024 or more for large products.
+
+    Where gradients will be asked for, saves those of x and weight of a loss that counts once, in their element types;
+    the weight's adds up chunks in it, each sum rounded.  Backward multiplies them in place, and runs only once; within
+    `set_apart` that of the weight is put off.
+    """
+
+    tiles: Mapping[int, Tile]
+    chunk: int
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        classes: int | None = None,
+        smoothing: float = 0.0,
+        z: float = 0.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        """The loss; `z` weighs the z-loss."""
+        columns, wanted = weight.shape[0], torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        here = classes_of(columns, None, classes, smoothing, cap)
+        tokenwise = _Tokenwise(here, self.chunk, tile_for(self, self.tiles, columns, x), z, wanted)
+        return cast(Any, _LinearCrossEntropy).apply(x, weight, labels, tokenwise)
+
+
+@dataclass(frozen=True)
+class _Tokenwise:
+    """How a loss is made, so many tokens at a time; `differentiated` says whether with gradients."""
+
+    classes: Classes
+    chunk: int
+    tile: Tile | None
+    z_loss: float
+    differentiated: bool
+
+    def chunks(self, x: Tensor, weight: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows of x, their loss, and the gradient of their logits; the next lie in the same memory."""
+        memory = x.new_empty(min(self.chunk, x.shape[0]), weight.shape[0])
+        for start in range(0, max(x.shape[0], 1), self.chunk):
+            rows = slice(start, min(start + self.chunk, x.shape[0]))
+            logits = torch.mm(x[rows], weight.mT, out=memory[: rows.stop - start])
+            parts = new_parts(logits)
+            add_parts(logits, labels[rows], parts, self.classes, self.tile)
+            loss, of_parts = self._token_loss(parts, labels[rows])
+            if self.differentiated:
+                put_gradient(logits, logits, labels[rows], parts[0], of_parts, self.classes, self.tile)
+            yield rows, loss, logits
+
+    def _token_loss(self, parts: Parts, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The loss of some tokens, and the gradients of z and t, as `token_loss` has them."""
+        m, z, t = parts
+        loss = token_loss(z, t - m, labels, m if self.z_loss else None, self.z_loss)
+        counts = (labels >= 0).to(z.dtype)
+        through = 1 + 2 * self.z_loss * (z.log() + m) if self.z_loss else 1.0
+        return loss, (counts * through / z, -counts)
+
+
+class _LinearCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, tokenwise: _Tokenwise) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        of_x, of_weight = (tokenwise.differentiated and needed for needed in ctx.needs_input_grad[:2])
+        dx = torch.empty_like(tokens) if of_x else None
+        dw = torch.empty_like(weight) if of_weight else None
+        total = tokens.new_zeros((), dtype=wide(x.dtype))
+        for rows, loss, gradient in tokenwise.chunks(tokens, weight, labels.reshape(-1)):
+            total += loss
+            if dx is not None:
+                torch.mm(gradient, weight, out=dx[rows])
+            if dw is not None:
+                dw.addmm_(gradient.mT, tokens[rows], beta=int(rows.start > 0))
+        ctx.save_for_backward(dx, dw)
+        ctx.weight, ctx.shape = weight, x.shape
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (factor,), (dx, dw) = grad_outputs, cast(tuple[Tensor | None, ...], ctx.saved_tensors)
+        dx = dx if dx is None else dx.mul_(factor).view(ctx.shape)
+        if dw is None or put_off(ctx.weight, lambda: dw.mul_(factor)):
+            return dx, None, None, None
+        return dx, dw.mul_(factor), None, None

@@ -1,0 +1,146 @@
+"""What cross entropy needs of logits, in one pass over them, and their gradient, in another.
+
+Of each row of logits [rows, columns], with l = cap · tanh(logit / cap) where there is a cap:
+    m = max l,   z = Σ exp(l − m),   t = (1 − smoothing) · l[label] + each · Σ l,
+sums over the columns that are classes (`Classes`); l[label] is 0 for a label elsewhere.  m and z are made together,
+from block to block (arXiv:1805.02867).  With m taken as constant,
+    dl = dz · exp(l − m) + dt · ((1 − smoothing) · [column = label] + each),   dlogit = dl · (1 − (l / cap)²).
+
+Non-goals: no autograd, no dispatch; a caller brings the tile with which a kernel runs, or None for plain torch.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from . import launching, logit_kernels
+from .classes import Classes
+from .launching import Tile, blocks
+
+_kernels = cast(Any, logit_kernels)
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""m, z and t of each row: [rows], float32, of float64 logits float64."""
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of parts: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def new_parts(logits: Tensor) -> Parts:
+    """Room for the parts of each row; `add_parts` with `begins` fills it."""
+    m, z, t = (logits.new_empty(logits.shape[0], dtype=wide(logits.dtype)) for _ in range(3))
+    return m, z, t
+
+
+def add_parts(
+    logits: Tensor, labels: Tensor, parts: Parts, classes: Classes, tile: Tile | None, begins: bool = True
+) -> None:
+    """Brings logits [rows, columns] into the parts of their rows, the first of them or `begins`.
+
+    labels: [rows], of the whole vocabulary; < 0 for none.  The logits of a row lie together.
+    """
+    if tile is None:
+        _add_parts(logits, labels, parts, classes, begins)
+        return
+    launching.launch(
+        _kernels.logit_parts,
+        (logits.shape[0],),
+        logits,
+        labels,
+        *parts,
+        logits.stride(0),
+        classes.first,
+        classes.size,
+        classes.smoothing,
+        classes.each,
+        warps=tile.warps,
+        CAP=classes.cap,
+        SMOOTHED=classes.smoothing != 0,
+        BEGINS=begins,
+        LANES=tile.columns * logits.element_size() // 16,
+        WIDTH=16 // logits.element_size(),
+    )
+
+
+def put_gradient(
+    out: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    m: Tensor,
+    gradients: tuple[Tensor, Tensor],
+    classes: Classes,
+    tile: Tile | None,
+) -> None:
+    """Fills `out`, [rows, columns] without gaps, with the logits' gradient from those of z and t; 0 for padding.
+
+    m is that of `add_parts` or any other from which z was made.  `out` may be the logits themselves.
+    """
+    if tile is None:
+        _put_gradient(out, logits, labels, m, gradients, classes)
+        return
+    rows, columns = logits.shape
+    launching.launch(
+        _kernels.logit_gradient,
+        (rows * blocks(columns, tile.columns),),
+        logits,
+        out,
+        labels,
+        m,
+        *gradients,
+        logits.stride(0),
+        classes.first,
+        classes.size,
+        columns,
+        classes.smoothing,
+        classes.each,
+        warps=tile.warps,
+        CAP=classes.cap,
+        COLUMNS=tile.columns,
+    )
+
+
+def _add_parts(logits: Tensor, labels: Tensor, parts: Parts, classes: Classes, begins: bool) -> None:
+    m, z, t = parts
+    if begins:
+        m.fill_(torch.finfo(torch.float32).min)
+        z.zero_()
+        t.zero_()
+    if classes.size == 0:
+        return
+    x = _bounded(logits, m.dtype, classes)
+    column, here = classes.column(labels)
+    label = x.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill_(~here, 0)
+    t.add_(label, alpha=1 - classes.smoothing)
+    if classes.each:
+        t.add_(x.sum(-1), alpha=classes.each)
+    peak = torch.maximum(m, x.amax(-1))
+    z.mul_((m - peak).exp_()).add_((x - peak.unsqueeze(-1)).exp_().sum(-1))
+    m.copy_(peak)
+
+
+def _put_gradient(
+    out: Tensor, logits: Tensor, labels: Tensor, m: Tensor, gradients: tuple[Tensor, Tensor], classes: Classes
+) -> None:
+    g_z, g_t = (gradient.unsqueeze(-1) for gradient in gradients)
+    if classes.size == 0:
+        out.zero_()
+        return
+    x = _bounded(logits, m.dtype, classes)
+    column, here = classes.column(labels)
+    gradient = (x - m.unsqueeze(-1)).exp_().mul_(g_z)
+    if classes.each:
+        gradient.add_(g_t, alpha=classes.each)
+    hot = (1 - classes.smoothing) * g_t.masked_fill(~here.unsqueeze(-1), 0)
+    gradient.scatter_add_(-1, column.unsqueeze(-1), hot)
+    if classes.cap:
+        gradient.mul_(1 - (x / classes.cap).square())
+    out[:, : classes.size] = gradient
+    out[:, classes.size :] = 0
+
+
+def _bounded(logits: Tensor, dtype: torch.dtype, classes: Classes) -> Tensor:
+    x = logits[:, : classes.size].to(dtype)
+    return classes.cap * torch.tanh(x / classes.cap) if classes.cap else x

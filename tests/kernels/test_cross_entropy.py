@@ -1,0 +1,178 @@
+"""The torch twins of cross entropy in float64, on the CPU; what they save; weight gradients that are put off."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+from kernels.cases import Precision
+from kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of, ranks
+from scalec.runtime import max_logit, softmax_parts
+from scalec.runtime.deferred import Part, set_apart
+from scalec.runtime.kernels.cross_entropy import CrossEntropy, LogitParts, rejoined
+from scalec.runtime.kernels.linear_cross_entropy import LinearCrossEntropy
+from scalec.runtime.kernels.linear_parts import LinearParts
+
+EXACT = Precision(torch.float64, 1e-12, 1e-12)
+
+
+def _randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 6), st.integers(0, 5), st.integers(1, 10))
+"""Ranks, columns of each, classes that are padding (at most all but one), tokens, columns or tokens of a chunk."""
+
+
+@given(SHAPES, st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 0.01]), st.sampled_from([0.0, 3.0]))
+def test_all_ways_have_the_loss_and_the_gradients_of_one(
+    shape: tuple[int, ...], smoothing: float, z: float, cap: float
+) -> None:
+    world, columns, padding, tokens, chunk = shape
+    whole = world * columns
+    loss = Loss(max(1, whole - padding), smoothing, z, cap)
+    labels = labels_of((tokens,), loss.classes or whole, "cpu")
+    x, weight = _randn(tokens, 4), _randn(whole, 4, seed=1)
+    parts, linear = LogitParts({}), LinearParts({}, chunk)
+
+    def split(x: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(x, weight).chunk(world, -1)
+        return joined(
+            lambda axis: parts(logits[axis.rank], labels, axis, **loss.of_parts), labels, columns, world, loss
+        )
+
+    def split_linear(x: Tensor, weight: Tensor) -> Tensor:
+        own = weight.chunk(world)
+        return joined(
+            lambda axis: linear(x, own[axis.rank], labels, axis, **loss.of_parts), labels, columns, world, loss
+        )
+
+    ways: list[Callable[..., Tensor]] = [
+        split,
+        split_linear,
+        lambda x, w: CrossEntropy({})(F.linear(x, w), labels, **loss.of_whole),
+        lambda x, w: LinearCrossEntropy({}, chunk)(x, w, labels, **loss.of_whole),
+    ]
+    for way in ways:
+        check_loss(way, lambda x, w: loss.of(F.linear(x, w), labels), [x, weight], EXACT)
+
+
+@pytest.mark.parametrize("loss", [PLAIN, Loss(17, smoothing=0.1)])
+def test_parts_in_terms_of_the_peak_are_those_of_softmax_parts(loss: Loss) -> None:
+    """Of each rank, and the local maximum that of `max_logit`."""
+    logits, labels = _randn(2, 5, 18).detach(), labels_of((2, 5), loss.classes or 18, "cpu")
+    own, peak = logits.chunk(3, -1), logits[..., : loss.classes].amax(-1)
+    for axis in ranks(3):
+        m, z, t = LogitParts({})(own[axis.rank], labels, axis, **loss.of_parts)
+        torch.testing.assert_close(m, max_logit(own[axis.rank], axis, loss.classes), atol=0, rtol=0)
+        actual = rejoined(m, z, t, peak, labels, 6, axis, loss.classes, loss.smoothing)
+        expected = softmax_parts(own[axis.rank], peak, labels, axis, loss.classes, loss.smoothing)
+        torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
+
+
+def _saved(call: Callable[[], Any]) -> list[Tensor]:
+    """What a call has autograd keep, each storage once."""
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        call()
+    return list(kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_saved_are_operands_and_the_maximum(dtype: torch.dtype) -> None:
+    wide = torch.promote_types(dtype, torch.float32)
+    logits, labels = _randn(2, 5, 18).detach().to(dtype).requires_grad_(), labels_of((2, 5), 18, "cpu")
+    x, weight = (it.detach().to(dtype).requires_grad_() for it in (_randn(2, 5, 4), _randn(18, 4, seed=1)))
+    of_logits = _saved(lambda: LogitParts({})(logits, labels, smoothing=0.1, cap=5.0))
+    assert [(it.shape, it.dtype) for it in of_logits] == [
+        (logits.shape, dtype),
+        (labels.shape, torch.int64),
+        (labels.shape, wide),
+    ]
+    of_product = _saved(lambda: LinearParts({}, 7)(x, weight, labels, smoothing=0.1, cap=5.0))
+    assert [it.data_ptr() for it in of_product[:3]] == [it.data_ptr() for it in (x, weight, labels)]
+    assert [(it.shape, it.dtype) for it in of_product[3:]] == [(labels.shape, wide)]
+    of_whole = _saved(lambda: LinearCrossEntropy({}, 7)(x, weight, labels))
+    assert [(it.numel(), it.dtype) for it in of_whole] == [(x.numel(), dtype), (weight.numel(), dtype)]
+
+
+def test_without_gradients_none_are_made_in_forward() -> None:
+    x, weight, labels = _randn(5, 4), _randn(18, 4, seed=1), labels_of((5,), 18, "cpu")
+    with torch.no_grad():
+        assert not _saved(lambda: LinearCrossEntropy({}, 2)(x, weight, labels))
+    frozen = weight.detach()
+    loss = LinearCrossEntropy({}, 2)(x, frozen, labels)
+    assert [it.shape for it in _saved(lambda: LinearCrossEntropy({}, 2)(x, frozen, labels))] == [x.shape]
+    torch.testing.assert_close(torch.autograd.grad(loss, x)[0], _gradients(x, weight, labels)[0], atol=1e-12, rtol=0)
+
+
+def _gradients(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(PLAIN.of(F.linear(x, weight), labels), (x, weight))
+
+
+def test_gradients_made_in_forward_serve_once() -> None:
+    """They are multiplied in place, which autograd notices."""
+    x, weight, labels = _randn(5, 4), _randn(18, 4, seed=1), labels_of((5,), 18, "cpu")
+    loss = LinearCrossEntropy({}, 2)(x, weight, labels)
+    torch.autograd.grad(loss, x, retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, x)
+
+
+def _by_classes(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return joined(lambda axis: LinearParts({}, 7)(x, weight, labels), labels, 18, 1, PLAIN)
+
+
+def _by_tokens(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return LinearCrossEntropy({}, 2)(x, weight, labels)
+
+
+@pytest.mark.parametrize("loss", [_by_classes, _by_tokens])
+def test_the_gradient_of_the_weight_is_put_off(loss: Callable[..., Tensor]) -> None:
+    x, weight, labels = _randn(5, 4), _randn(18, 4, seed=1), labels_of((5,), 18, "cpu")
+    dx, dw = _gradients(x, weight, labels)
+    later: list[Part] = []
+    with set_apart(later):
+        loss(x, weight, labels).backward()
+    torch.testing.assert_close(x.grad, dx, atol=1e-12, rtol=1e-12)
+    assert weight.grad is None
+    assert len(later) == 1
+    later.pop()()
+    torch.testing.assert_close(weight.grad, dw, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [_by_classes, _by_tokens])
+def test_of_a_weight_that_is_made_of_parameters_nothing_is_put_off(loss: Callable[..., Tensor]) -> None:
+    x, half, labels = _randn(5, 4), _randn(9, 4, seed=1), labels_of((5,), 18, "cpu")
+    later: list[Part] = []
+    with set_apart(later):
+        loss(x, torch.cat([half, half]), labels).backward()
+    assert not later
+    _, dw = _gradients(x, torch.cat([half, half]), labels)
+    torch.testing.assert_close(half.grad, dw[:9] + dw[9:], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_bfloat16_is_rounded_once_a_chunk(loss: Loss) -> None:
+    """dx and dW are as near to those of float64 as the element type lets them be."""
+    x, weight = (it.detach().to(torch.bfloat16).requires_grad_() for it in (_randn(40, 16), _randn(96, 16, seed=1)))
+    labels = labels_of((40,), 96, "cpu")
+    for chunk in (96, 16):
+        op = LinearParts({}, chunk)
+        check_loss(
+            lambda x, w: joined(lambda _: op(x, w, labels, **loss.of_parts), labels, 96, 1, loss),  # noqa: B023
+            lambda x, w: loss.of(F.linear(x, w), labels),
+            [x, weight],
+            Precision(torch.bfloat16, 8e-3, 1.6e-2),
+        )
