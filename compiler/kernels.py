@@ -32,21 +32,50 @@ def _last(program: Program, operands: Sequence[Type], op: Op) -> int:
     return program.local_size(operands[0], operands[0].dims[-1])
 
 
+def _columns(program: Program, operands: Sequence[Type], op: Op) -> int:
+    """The classes of which a rank makes logits."""
+    return program.local_size(operands[1], operands[1].dims[0])
+
+
+def _few_columns(columns: int) -> int:
+    """Of how many classes logits are made at a time: a sixteenth, but enough for large products."""
+    return max(4096, -(-columns // (16 * 128)) * 128)
+
+
+def _few_tokens(columns: int) -> int:
+    """Of how many tokens logits are made at a time: as few as are enough for large products."""
+    return 1024
+
+
 @frozen
 class Kernel:
-    """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls."""
+    """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
+
+    chunk  how much it works on at a time, from the largest of its sizes, if it takes that
+    """
 
     name: str
     size: Size
+    chunk: Callable[[int], int] | None = None
 
 
 KERNELS = {
     "add_layernorm": Kernel("AddLayerNorm", _of_weight),
     "add_rmsnorm": Kernel("AddRMSNorm", _of_weight),
+    "cross_entropy": Kernel("CrossEntropy", _last),
+    "gelu_mul": Kernel("GeluMul", _last),
     "layernorm": Kernel("LayerNorm", _of_weight),
+    "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, _few_tokens),
+    "linear_parts": Kernel("LinearParts", _columns, _few_columns),
     "rmsnorm": Kernel("RMSNorm", _of_weight),
+    "rope": Kernel("Rope", _last),
+    "rope_pair": Kernel("RopePair", _last),
+    "silu_mul": Kernel("SiluMul", _last),
 }
 """By the kind of op."""
+
+PLAIN = ("rejoined",)
+"""Functions of `scalec.runtime.kernels` that need no tiles."""
 
 CHIPS = {100: "sm_100", 90: "sm_90", 80: "sm_80"}
 """Those with tiles of their own, newest first; a GPU has those of the newest that is no newer than it."""
@@ -62,6 +91,7 @@ class Used:
     function: str
     name: str
     tiles: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
+    chunk: int | None = None
 
 
 def chip(program: Program) -> str:
@@ -85,8 +115,9 @@ def kernels_of(program: Program) -> list[Used]:
 
 
 def _used(kind: str, sizes: list[int], tiles: Tiles) -> Used:
-    name = KERNELS[kind].name
-    return Used(OPS[kind].function, name, tuple((size, _tile(tiles[name], size)) for size in sizes))
+    kernel = KERNELS[kind]
+    chosen = tuple((size, _tile(tiles[kernel.name], size)) for size in sizes)
+    return Used(OPS[kind].function, kernel.name, chosen, kernel.chunk and kernel.chunk(sizes[-1]))
 
 
 def _tile(tiles: dict[str, dict[str, int]], size: int) -> tuple[tuple[str, int], ...]:

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from ..again import runs_again, turns_again
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
+from ..ops.attention import ROPES
 from ..ops.dropout import are_draws
 from .classes import Child, Frame, Module, Table, table_of
 from .expressions import Expr, express
@@ -163,7 +164,7 @@ class Body:
     def _repeat(self, region: Region) -> None:
         lines, leaves = self._lines, self._frame.leaves
         given = sorted(captured(region), key=lambda name: name in leaves)  # values first, then parameters
-        tables = list(dict.fromkeys(self._table_of(op) for op in walk(region.body) if op.kind == "rope"))
+        tables = list(dict.fromkeys(self._table_of(op) for op in walk(region.body) if op.kind in ROPES))
         turned = self._turned(region)
         inner = [bucket for bucket in turned if len(bucket.turns) > self._depth + 1]
         attribute = self._child(region, given, tables, inner)

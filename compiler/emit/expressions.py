@@ -179,7 +179,7 @@ def _over(op: Op, context: Context) -> str:
 
 
 def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"rope({operands[0].text}, {context.rotary(op)})", ATOM
+    return f"{OPS[op.kind].function}({', '.join([*(e.text for e in operands), context.rotary(op)])})", ATOM
 
 
 def _attention(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -311,6 +311,7 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "rejoined": _rejoined,
     "rmsnorm": _named,
     "rope": _rope,
+    "rope_pair": _rope,
     "scale": _scale,
     "shift": _shift,
     "softcap": _named,

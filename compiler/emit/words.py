@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from ..ir import Kind, Program, Type
-from ..kernels import KERNELS
+from ..kernels import KERNELS, PLAIN
 from ..source import Span
 
 WIDTH = 120
@@ -39,7 +39,7 @@ RUNTIME = tuple(
     all_reduce_ all_to_all attention await_weights clip_scale concat count_valid cross_entropy dropout embedding exp
     fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linear_cross_entropy linear_parts linears max_logit mean mean_square
     normal once once_replicated ones pad_shard recompute recomputed reduce_gradients reduce_scatter reduce_scatter_
-    regather rejoined replicate rms_norm rms_scaled rope rope_table shard sigmoid silu_mul softcap softmax_parts split
+    regather rejoined replicate rms_norm rms_scaled rope rope_pair rope_table shard sigmoid silu_mul softcap softmax_parts split
     split_embedding split_linear sum_squares take_shard tanh token_loss train weight zeros
     """.split()
 )
@@ -48,7 +48,7 @@ RUNTIME = tuple(
 FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
 """What of `torch.nn.functional` they use."""
 
-KERNEL_CLASSES = {"Tile", *(kernel.name for kernel in KERNELS.values())}
+KERNEL_CLASSES = {"Tile", *PLAIN, *(kernel.name for kernel in KERNELS.values())}
 """What `scalec.runtime.kernels` offers them."""
 
 PROGRAM = set(

@@ -5,6 +5,7 @@ from attrs import evolve, frozen
 from ..ir import ITEM_BYTES, Op, Program, types, walk
 from ..ir import Bucket as Shared
 from ..layout import shard_axes
+from ..ops.attention import ROPES
 from ..ops.saved import Device
 from ..portions import of_rank
 from ..routes import Route, routes
@@ -165,7 +166,7 @@ def _tables(program: Program) -> int:
     known = types(program)
     sizes: dict[object, int] = {}
     for op in walk(program.region.body):
-        if op.kind == "rope":
+        if op.kind in ROPES:
             type = known[op.inputs[0]]
             own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
             own.pop("every", None)  # backward's turns that are done again use forward's

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from ..ir import Op, Placement, Type
+from ..ir import Op, Placement, Program, Type
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
@@ -175,6 +175,32 @@ ROPE_DX = OpDef(
     scratch=_turning,
     whole=_sequence_and_last,
 )
+
+
+
+def _each_rotated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """As rope types each."""
+    single = evolve(op, kind=ROPE.name)
+    return [ROPE.infer(program, [type], single)[0] for type in types]
+
+
+def _both_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return [*b.emit("rope_pair_dx", grads, op.inputs, **dict(op.attrs))]
+
+
+ROPE_PAIR = OpDef(
+    "rope_pair",
+    "rope of queries and of keys, in one pass.",
+    operands=takes("q", "k"),
+    attributes=ROPE.attributes,
+    typing=_each_rotated,
+    adjoint=_both_adjoint,
+    function="rope_pair",
+)
+ROPE_PAIR_DX = evolve(ROPE_PAIR, name="rope_pair_dx", doc="The rotations back.", adjoint=None, function="")
+
+ROPES = (ROPE.name, ROPE_PAIR.name)
+"""The ops that turn by a table of rotary positions."""
 
 ATTENTION = OpDef(
     "attention",

@@ -13,7 +13,7 @@ from attrs import evolve
 from ..ir import MICROBATCHES, Bucket, Claim, Dim, Op, Program, Region, Stmt, types, walk
 from ..layout import layout_of, shard_axes
 from ..ops import OPS
-from ..ops.attention import SEQUENCE, head_dims
+from ..ops.attention import ROPES, SEQUENCE, head_dims
 from ..settings import Cluster
 from .recut import few_microbatches, few_turns, recut, shared
 
@@ -101,9 +101,9 @@ class _Sizes:
                 self._groups.setdefault(heads, set()).add(few)
         joins = [OPS[op.kind].joins([found[name] for name in op.inputs], op) for op in ops]
         self._parts = {dim: parts for each in joins for dim, parts in each.items()}
-        self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind == "rope"}
+        self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind in ROPES}
         self._even |= {part for dim in self._even for part in self._parts.get(dim, ())}
-        self._turned = {found[op.inputs[0]].dims[-1]: _turned(op) for op in ops if op.kind == "rope"}
+        self._turned = {found[op.inputs[0]].dims[-1]: _turned(op) for op in ops if op.kind in ROPES}
         self._shares = _shares(ops)
         self._sizes: Sizes = {}
 

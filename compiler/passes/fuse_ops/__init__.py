@@ -1,7 +1,7 @@
 """Puts one op in the place of several, where kernels do their work in one pass over memory or in one product.
 
 Purpose: a function and its product become a gate, products of one value with several weights one product, a sum and
-its norm one op, the head and the loss one that holds no logits.  Before: `insert_collectives`, so that nothing is taken
+its norm one op, rotations of queries and keys one, the head and the loss one that holds no logits.  Before: `insert_collectives`, so that nothing is taken
 together between which ranks communicate.
 Non-goals: which kernels run (`compiler.kernels`), and programs without any (`kernels = torch`).
 """
@@ -17,10 +17,11 @@ from .head import heads
 from .known import Known
 from .norms import norms
 from .products import products
+from .ropes import ropes
 
 Pattern = Callable[[tuple[Stmt, ...], Known], tuple[Stmt, ...]]
 
-PATTERNS: tuple[Pattern, ...] = (heads, gates, products, norms)
+PATTERNS: tuple[Pattern, ...] = (heads, gates, products, ropes, norms)
 
 
 def fuse_ops(program: Program) -> Program:

@@ -143,8 +143,17 @@ def _turned(sign: int) -> Meaning:
     )
 
 
+def _both_turned(sign: int) -> Meaning:
+    return Meaning(
+        lambda c: [_rotated(c, x, sign) for x in c.args],
+        lambda c, grads: [_rotated(c, grad, -sign) for grad in grads],
+    )
+
+
 MEANINGS = {
     "rope": _turned(1),
+    "rope_pair": _both_turned(1),
+    "rope_pair_dx": _both_turned(-1),
     "rope_dx": _turned(-1),
     "attention": Meaning(_attention, _gradients),
     "attention_dx": Meaning(_dx),

@@ -30,6 +30,7 @@ CALLS: dict[str, Reader] = {
     "rms_norm": norm.norm("rmsnorm", 2),
     "rms_scaled": norm.norm("rms_scaled", 3),
     "rope": attention.rope,
+    "rope_pair": attention.rope_pair,
     **{name: pointwise.function(name) for name in ("exp", "relu", "sigmoid", "silu", "tanh")},
     "gelu": pointwise.function("gelu", "approximate"),
     "gelu_mul": fused.gate("gelu_mul", "approximate"),

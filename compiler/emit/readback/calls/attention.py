@@ -11,18 +11,30 @@ from ..values import Local, Table
 
 
 def rope(e: Expressions, call: ast.Call) -> Local:
+    """Turns one value."""
+    return _turned(e, call, "rope", 1)[0]
+
+
+def rope_pair(e: Expressions, call: ast.Call) -> tuple[Local, ...]:
+    """Turns queries and keys."""
+    return _turned(e, call, "rope_pair", 2)
+
+
+def _turned(e: Expressions, call: ast.Call, kind: str, count: int) -> tuple[Local, ...]:
     """Turns by a table, which must fit the dims as they lie."""
-    demand(call, len(call.args) == 2, "rope takes an operand and a table")
+    demand(call, len(call.args) == count + 1, f"{kind} takes {count} operands and a table")
     keywords(call)
-    x, table = e.plain(call.args[0]), e.value(call.args[1])
+    *values, table = *(e.plain(node) for node in call.args[:-1]), e.value(call.args[-1])
     if not isinstance(table, Table):
-        raise wrong(call, "rope turns by a table")
+        raise wrong(call, f"{kind} turns by a table")
+    demand(call, len({(*value.dims[:-2], value.dims[-1]) for value in values}) == 1, "the operands lie differently")
+    x = values[0]
     seq, width = e.sizes(x, ("seq", x.dims[-1]))
     between, dtype = len(x.dims) - x.dims.index("seq") - 2, DTYPES[e.types[x.name].dtype]
     needed = evolve(table, seq=seq, between=between, dtype=dtype)
     demand(call, table == needed and table.dim <= width, f"the table is {table}, not {needed}")
     part: dict[str, Attr] = {"dims": float(table.dim)} if table.dim < width else {}
-    return e.take(call, "rope", [x], {"theta": table.theta, **part, **dict(table.scaling)})[0]
+    return e.take(call, kind, values, {"theta": table.theta, **part, **dict(table.scaling)})
 
 
 def attention(e: Expressions, call: ast.Call) -> Local:
