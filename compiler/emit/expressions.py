@@ -129,7 +129,9 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     over = op.names("over")
     left = f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
     weights = [context.types(name) for name in op.inputs[1:]]
-    views = ("" if context.is_matrix(n) else matrix_view(t, len(over)) for n, t in zip(op.inputs[1:], weights, strict=True))
+    views = (
+        "" if context.is_matrix(n) else matrix_view(t, len(over)) for n, t in zip(op.inputs[1:], weights, strict=True)
+    )
     rights = [e.within(ATOM) + view if view else e.text for e, view in zip(operands[1:], views, strict=True)]
     into = [tuple(context.program.local_size(w, dim) for dim in w.dims if dim not in over) for w in weights]
     options = [f"into={literal(tuple(into))}"] if any(len(sizes) > 1 for sizes in into) else []
@@ -246,7 +248,9 @@ def _of_head(op: Op, operands: Sequence[Expr], axes: tuple[str, ...], context: C
     """A call that makes its own logits, with what is padding of them."""
     weight = context.types(op.inputs[1])
     said = [f"{key}={literal(value)}" for key, value in op.attrs if key in ("smoothing", "z", "cap")]
-    return _over_classes(OPS[op.kind].function, operands, axes, context, [*_padding(classes_of(op, weight), context), *said])
+    return _over_classes(
+        OPS[op.kind].function, operands, axes, context, [*_padding(classes_of(op, weight), context), *said]
+    )
 
 
 def _rejoined(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -69,7 +69,17 @@ MODULE = set(
 )
 """Attributes of `torch.nn.Module` (2.13)."""
 
-TAKEN = {*RUNTIME, *FUNCTIONAL, *KERNEL_CLASSES, *PROGRAM, *MODULE, *keyword.kwlist, *keyword.softkwlist, *dir(builtins), *"lOI"}
+TAKEN = {
+    *RUNTIME,
+    *FUNCTIONAL,
+    *KERNEL_CLASSES,
+    *PROGRAM,
+    *MODULE,
+    *keyword.kwlist,
+    *keyword.softkwlist,
+    *dir(builtins),
+    *"lOI",
+}
 """Names that no value, class or attribute of a module takes; linters take l, O and I for digits."""
 
 

@@ -10,6 +10,8 @@ _NAMED = (
     if isinstance(entry, OpDef)
 )
 
-OPS: dict[str, OpDef] = {entry.name: entry for entry in (*_NAMED, *pointwise.FUNCTIONS, *pointwise.SLOPES, *fused.ENTRIES)}
+OPS: dict[str, OpDef] = {
+    entry.name: entry for entry in (*_NAMED, *pointwise.FUNCTIONS, *pointwise.SLOPES, *fused.ENTRIES)
+}
 
 __all__ = ["OPS", "Attribute", "Builder", "OpDef", "Operand", "TypingError"]

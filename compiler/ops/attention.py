@@ -177,7 +177,6 @@ ROPE_DX = OpDef(
 )
 
 
-
 def _each_rotated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """As rope types each."""
     single = evolve(op, kind=ROPE.name)

@@ -216,9 +216,7 @@ LINEAR_PARTS_DX = OpDef(
     attributes=LINEAR_PARTS.attributes,
     typing=_part_dx,
 )
-LINEAR_PARTS_DW = evolve(
-    LINEAR_PARTS_DX, name="linear_parts_dw", doc="The gradient of its weight.", typing=_part_dw
-)
+LINEAR_PARTS_DW = evolve(LINEAR_PARTS_DX, name="linear_parts_dw", doc="The gradient of its weight.", typing=_part_dw)
 
 REJOINED = OpDef(
     "rejoined",

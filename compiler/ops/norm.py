@@ -44,9 +44,7 @@ def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return [dx, *weight_gradients(op.kind, dy, x, (weight, *bias), eps, b)]
 
 
-def weight_gradients(
-    kind: str, dy: str, x: str, weights: Sequence[str], eps: Attr, b: Builder
-) -> list[str | None]:
+def weight_gradients(kind: str, dy: str, x: str, weights: Sequence[str], eps: Attr, b: Builder) -> list[str | None]:
     """Those of a norm's weight and, where it has one, of its bias."""
     weight, *bias = weights
     back = [dy, b.saved(weight), b.saved(x)]

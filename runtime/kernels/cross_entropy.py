@@ -80,8 +80,9 @@ def rejoined(
     t: Tensor,
     peak: Tensor,
     labels: Tensor,
-    columns: int,
     axis: Axis | None = None,
+    *,
+    columns: int,
     classes: int | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:

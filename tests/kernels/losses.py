@@ -60,7 +60,8 @@ def joined(
     every = [(axis, parts(axis)) for axis in ranks(world)]
     peak = torch.stack([m for _, (m, _, _) in every]).amax(0)
     of_ranks = [
-        rejoined(m, z, t, peak, labels, columns, axis, loss.classes, loss.smoothing) for axis, (m, z, t) in every
+        rejoined(m, z, t, peak, labels, axis, columns=columns, classes=loss.classes, smoothing=loss.smoothing)
+        for axis, (m, z, t) in every
     ]
     z, t = (torch.stack(it).sum(0) for it in zip(*of_ranks, strict=True))
     return token_loss(z, t, labels, peak if loss.z else None, loss.z)

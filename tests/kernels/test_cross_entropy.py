@@ -71,7 +71,7 @@ def test_parts_in_terms_of_the_peak_are_those_of_softmax_parts(loss: Loss) -> No
     for axis in ranks(3):
         m, z, t = LogitParts({})(own[axis.rank], labels, axis, **loss.of_parts)
         torch.testing.assert_close(m, max_logit(own[axis.rank], axis, loss.classes), atol=0, rtol=0)
-        actual = rejoined(m, z, t, peak, labels, 6, axis, loss.classes, loss.smoothing)
+        actual = rejoined(m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing)
         expected = softmax_parts(own[axis.rank], peak, labels, axis, loss.classes, loss.smoothing)
         torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
 

@@ -83,7 +83,9 @@ def token_loss(c: Call, z_loss: float, z: Tensor, t: Tensor, labels: Tensor, *pe
     return n.product((), n.total(z.dims, *terms), _valid(c, labels, z.dims))
 
 
-def token_loss_dx(c: Call, z_loss: float, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor) -> tuple[Tensor, Tensor]:
+def token_loss_dx(
+    c: Call, z_loss: float, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor
+) -> tuple[Tensor, Tensor]:
     n = c.numbers
     each = n.product(z.dims, dy, _valid(c, labels, z.dims))
     through = each
