@@ -3,6 +3,9 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
+from .cross_entropy import CrossEntropy, LogitParts, rejoined
 from .launching import Tile
+from .linear_cross_entropy import LinearCrossEntropy
+from .linear_parts import LinearParts
 
-__all__ = ["Tile"]
+__all__ = ["CrossEntropy", "LinearCrossEntropy", "LinearParts", "LogitParts", "Tile", "rejoined"]
