@@ -25,7 +25,8 @@ class LinearParts:
     """m, z and t of the logits x · weightᵀ, as `LogitParts` has them, without the logits.
 
     x [..., h], weight [v, h] with this rank's part of the vocabulary, labels [...]; m, z, t [...].  `chunk` columns of
-    logits are made at a time, in the element type of x.  Good ones are multiples of 128 of v / 16 and more than 4096.
+    logits are made at a time, in the element type of x: a multiple of 128 near v / 16, but 4096 or more, keeps
+    products large.
 
     Saves x, weight, labels and m; backward makes each chunk's logits again, puts their gradient in their place, and
     multiplies it by weight and x.  The gradient of x, P over the axis, adds up chunks in float32, each rounded to the

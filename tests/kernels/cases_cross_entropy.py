@@ -5,8 +5,7 @@ from torch import Tensor
 
 from kernels.cases import PRECISIONS, Precision, check_equal, randn
 from kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of
-from scalec.runtime.kernels import Tile
-from scalec.runtime.kernels.cross_entropy import CrossEntropy, LogitParts
+from scalec.runtime.kernels import CrossEntropy, LogitParts, Tile
 
 SIZES = [(5, 1), (1, 7), (7, 127), (3, 256), (4, 300), (0, 8)]
 """Rows and columns: less than a block, one, several and a tail."""

@@ -6,9 +6,7 @@ from torch.nn import functional as F
 
 from kernels.cases import PRECISIONS, Precision, randn
 from kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of
-from scalec.runtime.kernels import Tile
-from scalec.runtime.kernels.linear_cross_entropy import LinearCrossEntropy
-from scalec.runtime.kernels.linear_parts import LinearParts
+from scalec.runtime.kernels import LinearCrossEntropy, LinearParts, Tile
 
 
 def _tiles(columns: int) -> dict[int, Tile]:
@@ -16,9 +14,10 @@ def _tiles(columns: int) -> dict[int, Tile]:
 
 
 def _operands(shape: tuple[int, ...], columns: int, precision: Precision, device: str) -> tuple[Tensor, Tensor]:
-    """x [*shape, 16] and weight [columns, 16]."""
+    """x [*shape, 16] and weight [columns, 16], of logits near one."""
     x = randn(*shape, 16, precision=precision, device=device)
-    return x, randn(columns, 16, precision=precision, device=device, seed=1)
+    weight = randn(columns, 16, precision=precision, device=device, seed=1)
+    return x, (weight.detach() / 4).requires_grad_()
 
 
 def _check_classwise(columns: int, chunk: int, world: int, loss: Loss, precision: Precision, device: str) -> None:

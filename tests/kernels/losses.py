@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kernels.cases import Precision, check_equal
 from scalec.runtime import Axis, token_loss
-from scalec.runtime.kernels.cross_entropy import rejoined
+from scalec.runtime.kernels import rejoined
 
 FACTOR = 3.0
 """What a loss is multiplied by before its gradient is taken."""

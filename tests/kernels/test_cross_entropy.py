@@ -13,11 +13,10 @@ from torch.nn import functional as F
 
 from kernels.cases import Precision
 from kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of, ranks
-from scalec.runtime import max_logit, softmax_parts
+from ranks import run_ranks
+from scalec.runtime import Mesh, all_reduce, max_logit, replicate, softmax_parts, token_loss
 from scalec.runtime.deferred import Part, set_apart
-from scalec.runtime.kernels.cross_entropy import CrossEntropy, LogitParts, rejoined
-from scalec.runtime.kernels.linear_cross_entropy import LinearCrossEntropy
-from scalec.runtime.kernels.linear_parts import LinearParts
+from scalec.runtime.kernels import CrossEntropy, LinearCrossEntropy, LinearParts, LogitParts, rejoined
 
 EXACT = Precision(torch.float64, 1e-12, 1e-12)
 
@@ -63,6 +62,28 @@ def test_all_ways_have_the_loss_and_the_gradients_of_one(
         check_loss(way, lambda x, w: loss.of(F.linear(x, w), labels), [x, weight], EXACT)
 
 
+def _vocabulary_parallel(loss: Loss) -> None:
+    """Each rank with its rows of the weight, as an emitted program would write it."""
+    axis = Mesh({"tp": torch.distributed.get_world_size()}).axis("tp")
+    x, whole, labels = _randn(5, 4), _randn(6 * axis.size, 4, seed=1), labels_of((5,), 11, "cpu")
+    weight = whole.detach().chunk(axis.size)[axis.rank].clone().requires_grad_()
+    m, z, t = LinearParts({}, 4)(replicate(x, axis), weight, labels, axis, **loss.of_parts)
+    peak = all_reduce(m, axis, op="max")
+    z, t = rejoined(m, z, t, peak, labels, 6, axis, loss.classes, loss.smoothing)
+    actual = token_loss(all_reduce(z, axis), all_reduce(t, axis), labels, peak if loss.z else None, loss.z)
+    dx, dw = torch.autograd.grad(actual, (x, weight))
+    expected = loss.of(F.linear(x, whole), labels)
+    right = torch.autograd.grad(expected, (x, whole))
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(dx, right[0], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(dw, right[1].chunk(axis.size)[axis.rank], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [PLAIN, Loss(11, smoothing=0.1, z=0.01, cap=3.0)])
+def test_a_product_on_two_ranks_with_their_collectives(loss: Loss) -> None:
+    run_ranks(2, _vocabulary_parallel, loss)
+
+
 @pytest.mark.parametrize("loss", [PLAIN, Loss(17, smoothing=0.1)])
 def test_parts_in_terms_of_the_peak_are_those_of_softmax_parts(loss: Loss) -> None:
     """Of each rank, and the local maximum that of `max_logit`."""
@@ -74,6 +95,13 @@ def test_parts_in_terms_of_the_peak_are_those_of_softmax_parts(loss: Loss) -> No
         actual = rejoined(m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing)
         expected = softmax_parts(own[axis.rank], peak, labels, axis, loss.classes, loss.smoothing)
         torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_a_rank_without_classes_has_a_finite_maximum() -> None:
+    m, z, t = LogitParts({})(_randn(3, 4), labels_of((3,), 4, "cpu"), ranks(2)[1], classes=4, smoothing=0.1)
+    assert m.eq(torch.finfo(torch.float32).min).all()
+    assert not z.any()
+    assert not t.any()
 
 
 def _saved(call: Callable[[], Any]) -> list[Tensor]:
@@ -95,11 +123,8 @@ def test_saved_are_operands_and_the_maximum(dtype: torch.dtype) -> None:
     logits, labels = _randn(2, 5, 18).detach().to(dtype).requires_grad_(), labels_of((2, 5), 18, "cpu")
     x, weight = (it.detach().to(dtype).requires_grad_() for it in (_randn(2, 5, 4), _randn(18, 4, seed=1)))
     of_logits = _saved(lambda: LogitParts({})(logits, labels, smoothing=0.1, cap=5.0))
-    assert [(it.shape, it.dtype) for it in of_logits] == [
-        (logits.shape, dtype),
-        (labels.shape, torch.int64),
-        (labels.shape, wide),
-    ]
+    assert [it.data_ptr() for it in of_logits[:2]] == [logits.data_ptr(), labels.data_ptr()]
+    assert [(it.shape, it.dtype) for it in of_logits[2:]] == [(labels.shape, wide)]
     of_product = _saved(lambda: LinearParts({}, 7)(x, weight, labels, smoothing=0.1, cap=5.0))
     assert [it.data_ptr() for it in of_product[:3]] == [it.data_ptr() for it in (x, weight, labels)]
     assert [(it.shape, it.dtype) for it in of_product[3:]] == [(labels.shape, wide)]

@@ -16,10 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from scalec.runtime import token_loss
 from scalec.runtime.deferred import Part, set_apart
-from scalec.runtime.kernels import Tile, launching
-from scalec.runtime.kernels.cross_entropy import CrossEntropy
-from scalec.runtime.kernels.linear_cross_entropy import LinearCrossEntropy
-from scalec.runtime.kernels.linear_parts import LinearParts
+from scalec.runtime.kernels import CrossEntropy, LinearCrossEntropy, LinearParts, Tile, launching
 
 TOKENS, HIDDEN, CLASSES = 8192, 4096, 128256
 LOGITS, OF_X, OF_WEIGHT = 2 * TOKENS * CLASSES, 2 * TOKENS * HIDDEN, 2 * CLASSES * HIDDEN
