@@ -8,7 +8,8 @@
 
 Backward computes the activation again: a and b are all that is saved.
 """
-# pyright: basic  (Triton has no types)
+# pyright: basic
+# (Triton has no types.)
 
 import math
 from collections.abc import Mapping
@@ -59,7 +60,8 @@ def _forward_kernel(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < WIDTH)
-    value, _ = _activated(tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32), KIND)
+    gate = tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32)
+    value, _ = _activated(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
     value *= tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 
@@ -84,7 +86,8 @@ def _backward_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < WIDTH)
     grad = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
-    value, slope = _activated(tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32), KIND)
+    gate = tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32)
+    value, slope = _activated(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
     other = tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(da + row * WIDTH + column, (grad * other * slope).to(da.dtype.element_ty), mask=inside)
     tl.store(db + row * WIDTH + column, (grad * value).to(db.dtype.element_ty), mask=inside)
@@ -125,7 +128,7 @@ class _Gate(Function):
         ctx.save_for_backward(a, b)
         ctx.how = (kind, tile)
         if tile is None:
-            return (_activated_torch(a, kind)[0] * b).to(torch.result_type(a, b))
+            return (_activated_torch(a, kind)[0] * b).to(torch.promote_types(a.dtype, b.dtype))
         return _forward(a, b, kind, tile)
 
     @staticmethod
@@ -138,7 +141,7 @@ class _Gate(Function):
 
 
 def _forward(a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> Tensor:
-    out = torch.empty(a.shape, dtype=torch.result_type(a, b), device=a.device)
+    out = torch.empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
     _launch(_forward_kernel, (a, b), (out,), kind, tile)
     return out
 

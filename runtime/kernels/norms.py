@@ -14,7 +14,8 @@ The sums over rows are taken in two stages: each program adds up its rows, then 
 
 Non-goals: no norm over dims that are sharded; `mean_square` and `rms_scaled` of the runtime are for that.
 """
-# pyright: basic  (Triton has no types)
+# pyright: basic
+# (Triton has no types.)
 
 from functools import partial
 from typing import Any, cast
@@ -162,7 +163,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     width = weight.numel()
     rows = x.numel() // width
-    s = x if y is None else torch.empty(x.shape, dtype=torch.result_type(x, y), device=x.device)
+    s = x if y is None else torch.empty(x.shape, dtype=torch.promote_types(x.dtype, y.dtype), device=x.device)
     a = torch.empty(x.shape, dtype=s.dtype, device=x.device)
     root = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty_like(root) if centered else None

@@ -6,7 +6,8 @@ for u and v the halves of the last dim, or of its first part, by the angle of th
 
 Non-goals: no tables; `scalec.runtime.rope_table` makes them.
 """
-# pyright: basic  (Triton has no types)
+# pyright: basic
+# (Triton has no types.)
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,6 +160,8 @@ def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
 
 def _launched(q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int) -> tuple[Tensor, ...]:
     seq, size, turned, dims = table.shape[1], q.shape[-1], table.shape[-1], table.ndim - 3
+    assert q.shape[-2 - dims] == seq, "rope: a table of another length"
+    assert k is None or (k.shape[: -1 - dims], k.shape[-1]) == (q.shape[: -1 - dims], size), "rope: q and k differ"
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k) if x is not None]
     between = prod(q.shape[-1 - dims : -2])
     table, q = table.contiguous(), _by_head(q, dims)
@@ -188,5 +191,5 @@ def _by_head(x: Tensor, between: int) -> Tensor:
     A copy where tokens are not evenly spaced.
     """
     heads = x.shape[-2] if between else 1
-    flat = x.reshape(x.shape[:-1].numel() // max(heads, 1), heads, x.shape[-1])
+    flat = x.reshape(x.shape[:-1].numel() // heads, heads, x.shape[-1])
     return flat if flat.stride(2) == 1 else flat.contiguous()

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cases import PRECISIONS, check_against, randn
+from kernels.cases import PRECISIONS, Precision, check_against, randn
 from scalec.runtime.kernels import GeluMul, SiluMul, Tile
 
 SIZES = [(7, 1), (1, 7), (127, 6), (5, 127), (3, 40), (0, 8)]
 
 
-def _check_all(a: Tensor, b: Tensor, tile: Tile, precision) -> None:
+def _check_all(a: Tensor, b: Tensor, tile: Tile, precision: Precision) -> None:
     silu, gelu = SiluMul({a.shape[-1]: tile}), GeluMul({a.shape[-1]: tile})
     check_against(silu, lambda a, b: F.silu(a) * b, [a, b], precision)
     for approximate in ("none", "tanh"):

@@ -110,3 +110,18 @@ def test_what_is_saved(name: str, dtype: torch.dtype) -> None:
             assert (tensor.shape, tensor.dtype) == (X, dtype)
         else:
             assert tensor.data_ptr() == TABLE.data_ptr()
+
+
+def test_torch_compile_sees_through_all_of_it() -> None:
+    """Without a break, since layers are compiled whole."""
+    add_rms, add_layer, turn, gate = AddRMSNorm(TILES), AddLayerNorm(TILES), RopePair(TILES), SiluMul(TILES)
+
+    def layer(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        s, a = add_rms(x, y, weight, **EPS)
+        q, k = turn(a, 2 * a, TABLE)
+        return add_layer(s, gate(q, k), weight, **EPS)
+
+    operands = _operands([X, X, W], torch.float64)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for actual, expected in zip(_results(compiled, operands), _results(layer, operands), strict=True):
+        torch.testing.assert_close(actual, expected)
