@@ -1,0 +1,1 @@
+"""Kernels for GPUs, one op a file; nothing else of the runtime imports them."""
