@@ -1,1 +1,9 @@
-"""Kernels for GPUs, one op a file; nothing else of the runtime imports them."""
+"""Triton kernels of emitted programs' ops, each with a torch twin of the same signature, one op a file.
+
+Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
+"""
+
+from .attention import Attention, Merge
+from .launching import Tile
+
+__all__ = ["Attention", "Merge", "Tile"]

@@ -7,9 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import launching
-from .setting import Setting, unit
+from .setting import Setting
+from .layouts import sizes, strides, unit
 from .masks import LOG2E, load_ids, logits, near, seen, span
-from .tiles import Block, load_tile, store_tile
+from .tiles import Block, load_tile, place, store_row, store_tile
 
 
 @triton.jit(do_not_specialize=["heads", "queries", "keys", "shift"])
@@ -24,13 +25,12 @@ def forward_kernel(
     """A block of queries of one head against all keys it sees; under a causal mask the longest begin first."""
     FIRST: tl.constexpr = 3 if DOCUMENTS else (0 if BACK >= 0 else 1)
     LAST: tl.constexpr = 4 if DOCUMENTS else 3
-    tiles = tl.cdiv(queries, ROWS)
-    begin = (tiles - 1 - tl.program_id(0) % tiles) * ROWS
-    batch, head = (tl.program_id(0) // tiles // heads).to(tl.int64), (tl.program_id(0) // tiles % heads).to(tl.int64)
+    tile, batch, head = place(tl.cdiv(queries, ROWS), heads)
+    begin = (tl.cdiv(queries, ROWS) - 1 - tile) * ROWS
     k += batch * k_batch + head // GROUP * k_head
     v += batch * v_batch + head // GROUP * v_head
     rows = begin + tl.arange(0, ROWS)
-    q_tile = load_tile(q + batch * q_batch + head * q_head, rows, q_row, queries, D, DP, True)
+    q_tile = load_tile(q + batch * q_batch + head * q_head, begin, q_row, queries, ROWS, D, DP, True)
     if DOCUMENTS:
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
         own = load_ids(q_ids, q_ids_row, rows, queries)
@@ -43,7 +43,7 @@ def forward_kernel(
             start, stop = near(k_ids, k_ids_row, start, stop, own, COLUMNS)
         for first in tl.range(start, stop, COLUMNS):
             columns = first + tl.arange(0, COLUMNS)
-            k_tile = load_tile(k, columns, k_row, keys, D, DP, PHASE != 1)
+            k_tile = load_tile(k, first, k_row, keys, COLUMNS, D, DP, PHASE != 1)
             logit = logits(q_tile, tl.trans(k_tile), scale, CAP)
             if PHASE != 1:
                 pairs = seen(rows[:, None], columns[None, :], queries, keys, shift, BACK, FORTH)
@@ -55,13 +55,12 @@ def forward_kernel(
             weights = tl.exp2(logit - finite[:, None])
             less = tl.exp2(peak - finite)
             total = total * less + tl.sum(weights, 1)
-            v_tile = load_tile(v, columns, v_row, keys, D, DP, PHASE != 1)
+            v_tile = load_tile(v, first, v_row, keys, COLUMNS, D, DP, PHASE != 1)
             sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * less[:, None], input_precision="ieee")
             peak = higher
-    lse += (batch * heads + head) * queries + rows
-    tl.store(lse, (peak + tl.log2(total)) / LOG2E, mask=rows < queries)
+    store_row(lse + (batch * heads + head) * queries, (peak + tl.log2(total)) / LOG2E, begin, queries, ROWS)
     result = sums / tl.where(total == 0, 1.0, total)[:, None]
-    store_tile(out + batch * out_batch + head * out_head, result, rows, out_row, queries, D, DP)
+    store_tile(out + batch * out_batch + head * out_head, result, begin, out_row, queries, ROWS, D, DP)
 
 
 def forward(
@@ -69,15 +68,15 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The result, which lies as q is shaped, and its log-sum-exp, float32 [b, n, s]."""
     q, k, v = (unit(each) for each in (q, k, v))
-    batch, queries, heads = how.sizes(q)
+    batch, queries, heads = sizes(q, how.seq)
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, queries), dtype=torch.float32)
     launching.launch(
         forward_kernel,
         (batch * heads * launching.blocks(queries, block.queries),),
         *(q, k, v, q_ids, k_ids, out, lse),
-        *(*how.strides(q), *how.strides(k), *how.strides(v)),
-        *(*how.id_strides(q_ids), *how.id_strides(k_ids), *how.strides(out)),
+        *(*strides(q, how.seq), *strides(k, how.seq), *strides(v, how.seq)),
+        *(*how.id_strides(q_ids), *how.id_strides(k_ids), *strides(out, how.seq)),
         *(heads, queries, k.shape[how.seq], how.shift, how.scale),
         **how.constants(q, k, q_ids),
         **block.options(),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .layouts import sizes
 from .setting import Saved, Setting
 
 _QUERIES = 256
@@ -19,7 +20,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting
 ) -> tuple[Tensor, Tensor]:
     """The result, which lies as q is shaped, and its log-sum-exp, float32 at least, [b, n, s]."""
-    batch, queries, heads = how.sizes(q)
+    batch, queries, heads = sizes(q, how.seq)
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, queries), dtype=_wide(q.dtype))
     q_heads, k_heads, v_heads = _queries(q, k, how), _keys(k, how), _keys(v, how)

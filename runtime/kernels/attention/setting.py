@@ -14,7 +14,7 @@ Saved = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tens
 class Setting:
     """A query at row r stands at r + shift among the keys, and sees from `back` behind to `forth` ahead; -1 is no limit.
 
-    seq is the sequence dim: 0 for [s, b, n, d], 1 for [b, s, n, d].  cap 0 is none.
+    cap 0 is none.
     """
 
     seq: int
@@ -23,14 +23,6 @@ class Setting:
     forth: int
     cap: float = 0.0
     shift: int = 0
-
-    def sizes(self, x: Tensor) -> tuple[int, int, int]:
-        """Batch, sequence and heads."""
-        return x.shape[1 - self.seq], x.shape[self.seq], x.shape[2]
-
-    def strides(self, x: Tensor) -> tuple[int, int, int]:
-        """Elements from sample to sample, from token to token and from head to head."""
-        return x.stride(1 - self.seq), x.stride(self.seq), x.stride(2)
 
     def id_strides(self, ids: Tensor | None) -> tuple[int, int]:
         """From sample to sample and from token to token."""
@@ -49,7 +41,3 @@ class Setting:
             "DOCUMENTS": ids is not None,
         }
 
-
-def unit(x: Tensor) -> Tensor:
-    """x, or a copy where its last dim is not dense."""
-    return x if x.stride(-1) == 1 else x.contiguous()
