@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from scalec.runtime.kernels.attention import Attention, Block, Blocks, Merge
 
 SMALL = Blocks(*(Block(queries=16, keys=16, warps=4, stages=1) for _ in range(3)))
 UNEVEN = Blocks(Block(32, 16, warps=4, stages=1), Block(16, 32, warps=4, stages=1), Block(32, 16, warps=4, stages=1))
+ANY_CHIP = Blocks(Block(32, 32, warps=8, stages=2), Block(16, 32, warps=8, stages=1), Block(32, 32, warps=8, stages=2))
 DIMS = (5, 16, 24)
 
 OPTIONS: Mapping[str, Sequence[Any]] = {
@@ -23,11 +24,11 @@ OPTIONS: Mapping[str, Sequence[Any]] = {
     "heads": ((1, 1), (2, 1), (4, 2)),
     "dim": DIMS,
     "causal": (True, False),
-    "window": (0, 1, 5, 19),
+    "window": (0, 1, 9),
     "softcap": (0.0, 1.5),
     "scale": (None, 0.5),
     "documents": (False, True),
-    "place": ((1, 1, 0), (41, 41, 0), (16, 33, 17), (33, 16, -9), (18, 40, -20), (7, 0, 0)),
+    "place": ((1, 1, 0), (41, 41, 0), (16, 33, 17), (33, 16, -9), (18, 20, -20)),
     "blocks": (SMALL, UNEVEN),
 }
 """place: queries, keys, and how far the first query stands behind the first key."""
@@ -66,17 +67,17 @@ def attended(
 
 def _pairwise(options: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Settings in which any two options meet in all their values, always the same ones."""
-    draw = random.Random(0)
+    draw, places = random.Random(0), [range(len(values)) for values in options.values()]
 
-    def drawn() -> tuple[Any, ...]:
-        return tuple(draw.choice(range(len(values))) for values in options.values())
-
-    def pairs(chosen: tuple[Any, ...]) -> set[Any]:
+    def pairs(chosen: Sequence[int]) -> set[Any]:
         return set(combinations(enumerate(chosen), 2))
 
-    missing: set[Any] = set().union(*(pairs(drawn()) for _ in range(5000)))
+    columns = [[(i, place) for place in row] for i, row in enumerate(places)]
+    missing = {pair for one, other in combinations(columns, 2) for pair in product(one, other)}
     while missing:
-        best = max((drawn() for _ in range(200)), key=lambda chosen: len(pairs(chosen) & missing))
+        best = max(
+            ([draw.choice(row) for row in places] for _ in range(50)), key=lambda drawn: len(pairs(drawn) & missing)
+        )
         missing -= pairs(best)
         yield {name: values[i] for (name, values), i in zip(options.items(), best, strict=True)}
 
@@ -118,83 +119,123 @@ def case_options(device: str) -> None:
             _check(precision, device, **given)
 
 
+def case_no_queries_or_no_keys(device: str) -> None:
+    for precision in PRECISIONS[device]:
+        for place in ((7, 0, 0), (0, 7, 0)):
+            given = {name: values[0] for name, values in OPTIONS.items()}
+            _check(precision, device, **given | {"place": place})
+
+
+def _compare(partial: Any, qkv: Sequence[Tensor], precision: Precision, *options: Any) -> None:
+    check_against(lambda *it: _finite(*partial(*it, *options)), lambda *it: attended(*it, *options), qkv, precision)
+
+
 def case_operands_that_are_not_contiguous(device: str) -> None:
     """Slices of one tensor, which are read as they lie, and every second element, which are copied."""
     for precision in PRECISIONS[device]:
-        wide = randn(2, 20, 6, 32, precision=precision, device=device)
+        wide = randn(2, 20, 4, 32, precision=precision, device=device)
         for part, seq in ((wide[..., 8:24], 1), (wide[..., ::2], 1), (wide.transpose(0, 1)[..., 16:], 0)):
-            qkv = [part[:, :, :4], part[:, :, 4:5], part[:, :, 5:]]
-            options = (seq, True, 0, None, 0.0, None, None, 0)
-            partial = Attention({16: SMALL}).partial
-            check_against(
-                lambda *it: _finite(*partial(*it, *options)), lambda *it: attended(*it, *options), qkv, precision
-            )
+            qkv = [part[:, :, :2], part[:, :, 2:3], part[:, :, 3:]]
+            _compare(Attention({16: SMALL}).partial, qkv, precision, seq, True, 0, None, 0.0, None, None, 0)
 
 
 def case_documents_in_any_order(device: str) -> None:
     """Documents of which each stands in several places, with far-off numbers."""
     ids = torch.tensor([5, 5, 2**40, 2**40, 5, -(2**50), -1, 2**40] * 5, device=device).view(-1, 1)
-    options = (0, True, 0, None, 0.0, ids, ids, 0)
     for precision in PRECISIONS[device]:
         qkv = [randn(40, 1, 2, 16, precision=precision, device=device, seed=i) for i in range(3)]
-        partial = Attention({16: SMALL}).partial
-        check_against(lambda *it: _finite(*partial(*it, *options)), lambda *it: attended(*it, *options), qkv, precision)
+        _compare(Attention({16: SMALL}).partial, qkv, precision, 0, True, 0, None, 0.0, ids, ids, 0)
+
+
+def _check_ring(seq: int, place: int, precision: Precision, device: str) -> None:
+    attention, merge = Attention({16: SMALL}), Merge({16: Tile(rows=8, warps=4)})
+    shape = (20, 1) if seq == 0 else (1, 20)
+    operands = [randn(*shape, 2, 16, precision=precision, device=device, seed=i) for i in range(5)]
+
+    def parts(q: Tensor, k1: Tensor, v1: Tensor, k2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
+        one = attention.partial(q, k1, v1, seq, shift=place)
+        other = attention.partial(q, k2, v2, seq, shift=place - 20)
+        return _finite(*merge(*one, *other, seq))
+
+    def whole(q: Tensor, k1: Tensor, v1: Tensor, k2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = torch.cat([k1, k2], seq), torch.cat([v1, v2], seq)
+        return attended(q, k, v, seq, True, 0, None, 0.0, None, None, place)
+
+    check_against(parts, whole, operands, precision)
 
 
 def case_parts_of_the_keys_merge_to_the_whole(device: str) -> None:
     """A ring: the second half of the queries sees both halves of the keys, the first half its own alone."""
-    attention, merge = Attention({16: SMALL}), Merge({16: Tile(rows=8, warps=4)})
     for precision in PRECISIONS[device]:
-        for seq, place in ((0, 0), (1, 0), (0, 20), (1, 20)):
-            shape = (20, 2) if seq == 0 else (2, 20)
-            q, *kv = (randn(*shape, 2, 16, precision=precision, device=device, seed=i) for i in range(5))
+        _check_ring(0, 0, precision, device)
+        _check_ring(1, 20, precision, device)
 
-            def parts(q: Tensor, k1: Tensor, v1: Tensor, k2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
-                one = attention.partial(q, k1, v1, seq, shift=place)
-                other = attention.partial(q, k2, v2, seq, shift=place - 20)
-                return _finite(*merge(*one, *other, seq))
 
-            def whole(q: Tensor, k1: Tensor, v1: Tensor, k2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
-                k, v = torch.cat([k1, k2], seq), torch.cat([v1, v2], seq)
-                return attended(q, k, v, seq, True, 0, None, 0.0, None, None, place)
+def _check_merge(queries: int, dim: int, seq: int, precision: Precision, device: str) -> None:
+    merge = Merge({dim: Tile(rows=8, warps=4)})
+    shape = (queries, 2) if seq == 0 else (2, queries)
+    outs = [randn(*shape, 3, dim, precision=precision, device=device, seed=i) for i in (0, 1)]
+    sums = [randn(2, 3, queries, precision=precision, device=device, seed=i) for i in (2, 3)]
+    no1, no2 = (torch.arange(6 * queries).view(2, 3, queries) % modulus == 0 for modulus in (3, 4))
 
-            check_against(parts, whole, [q, *kv], precision)
+    def merged(out1: Tensor, out2: Tensor, sum1: Tensor, sum2: Tensor) -> tuple[Tensor, Tensor]:
+        lse1 = sum1.float().masked_fill(no1.to(device), -torch.inf)
+        lse2 = sum2.float().masked_fill(no2.to(device), -torch.inf)
+        return _finite(*merge(out1, lse1, out2, lse2, seq))
+
+    def formula(out1: Tensor, out2: Tensor, sum1: Tensor, sum2: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = sum1.exp() * ~no1, sum2.exp() * ~no2
+        both = one + other
+        some = both.masked_fill(both == 0, 1)
+        share1, share2 = ((it / some).movedim(-1, seq).unsqueeze(-1) for it in (one, other))
+        return share1 * out1 + share2 * out2, some.log().masked_fill(both == 0, -9)
+
+    check_against(merged, formula, [*outs, *sums], precision)
 
 
 def case_merge(device: str) -> None:
     """Parts of which one or both have nothing, tails of rows and of head_dim, and no rows."""
     for precision in PRECISIONS[device]:
         for queries, dim, seq in ((1, 16, 0), (7, 5, 1), (19, 16, 1), (0, 8, 0)):
-            merge = Merge({dim: Tile(rows=8, warps=4)})
-            shape = (queries, 2) if seq == 0 else (2, queries)
-            outs = [randn(*shape, 3, dim, precision=precision, device=device, seed=i) for i in (0, 1)]
-            sums = [randn(2, 3, queries, precision=precision, device=device, seed=i) for i in (2, 3)]
-            nothing = [(torch.arange(6 * queries).view(2, 3, queries) % modulus == 0).to(device) for modulus in (3, 4)]
+            _check_merge(queries, dim, seq, precision, device)
 
-            def merged(out1: Tensor, out2: Tensor, sum1: Tensor, sum2: Tensor) -> tuple[Tensor, Tensor]:
-                lse1, lse2 = (it.float().masked_fill(no, -torch.inf) for it, no in zip((sum1, sum2), nothing))
-                return _finite(*merge(out1, lse1, out2, lse2, seq))
 
-            def formula(out1: Tensor, out2: Tensor, sum1: Tensor, sum2: Tensor) -> tuple[Tensor, Tensor]:
-                one, other = (it.exp() * ~no.cpu() for it, no in zip((sum1, sum2), nothing))
-                both = one + other
-                some = both.masked_fill(both == 0, 1)
-                share1, share2 = ((it / some).movedim(-1, seq).unsqueeze(-1) for it in (one, other))
-                return share1 * out1 + share2 * out2, some.log().masked_fill(both == 0, -9)
+def _check_one_result(used: int, precision: Precision, device: str) -> None:
+    attention, merge = Attention({16: SMALL}), Merge({16: Tile(rows=8, warps=4)})
+    qkv = [randn(20, 1, 2, 16, precision=precision, device=device, seed=i) for i in range(3)]
+    options = (0, True, 0, None, 0.0, None, None, 0)
 
-            check_against(merged, formula, [*outs, *sums], precision)
+    def doubled(*it: Tensor) -> Tensor:
+        part = attention.partial(*it, *options)
+        return merge(*part, *part, 0)[used].to(precision.dtype)
+
+    def formula(*it: Tensor) -> Tensor:
+        return attended(*it, *options)[used] + used * math.log(2) + 0 * it[2].sum()
+
+    check_against(doubled, formula, qkv, precision)
 
 
 def case_gradients_of_one_result(device: str) -> None:
     """What is not used has no gradient, which is not the same as one of zeros to the kernels."""
-    precision = PRECISIONS[device][0]
-    qkv = [randn(20, 1, 2, 16, precision=precision, device=device, seed=i) for i in range(3)]
-    options = (0, True, 0, None, 0.0, None, None, 0)
-    attention, merge = Attention({16: SMALL}), Merge({16: Tile(rows=8, warps=4)})
-    for used in (0, 1):
-        check_against(
-            lambda *it: merge(*attention.partial(*it, *options), *attention.partial(*it, *options), 0)[used],
-            lambda *it: attended(*it, *options)[used] + used * math.log(2) + 0 * it[2].sum(),
-            qkv,
-            precision,
-        )
+    for precision in PRECISIONS[device]:
+        _check_one_result(0, precision, device)
+        _check_one_result(1, precision, device)
+
+
+def examples(device: str, dtype: torch.dtype) -> None:
+    """Every kernel, with blocks that fit every chip."""
+    for options in ({}, {"window": 1024, "softcap": 50.0, "documents": True}):
+        call(Attention({128: ANY_CHIP}), 128, device, dtype, **options)
+    out1, out2 = (torch.empty(4096, 1, 32, 128, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
+    lse1, lse2 = (torch.empty(1, 32, 4096, device=device, requires_grad=True) for _ in range(2))
+    results = Merge({128: Tile(rows=32, warps=4)})(out1, lse1, out2, lse2, 0)
+    torch.autograd.backward(results, [torch.empty_like(it) for it in results])
+
+
+def call(attention: Attention, dim: int, device: str, dtype: torch.dtype, **options: Any) -> None:
+    """Forward and backward of 32 heads, 8 of keys and values, over 4096 tokens."""
+    q = torch.empty(4096, 1, 32, dim, device=device, dtype=dtype, requires_grad=True)
+    k, v = (torch.empty(4096, 1, 8, dim, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
+    ids = torch.empty(4096, 1, device=device, dtype=torch.int64) if options.pop("documents", False) else None
+    out, _ = attention.partial(q, k, v, 0, q_documents=ids, k_documents=ids, **options)
+    out.backward(torch.empty_like(out))

@@ -23,8 +23,8 @@ def backend(
     """torch's kernels where it has some, ours where it has none, plain torch where we have none either.
 
     special: a mask other than a causal one, or a soft cap; drops: dropout.  torch's flash and cuDNN attention know
-    neither; on GPUs they are for bfloat16 and float16, and copy q, k and v unless head_dim is a multiple of 8.  Which of
-    them, torch decides.
+    neither; on GPUs they are for bfloat16 and float16, and copy q, k and v unless head_dim is a multiple of 8.  torch
+    decides which of them.
     """
     dim = q.shape[-1]
     if drops:

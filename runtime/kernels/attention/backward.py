@@ -1,138 +1,14 @@
-"""Attention's backward kernels: FlashAttention-2 (arXiv:2307.08691, algorithm 2), without atomics.
+"""Attention's backward by kernels: both make the weights again, from q, k and the log-sum-exp; none adds atomically."""
 
-One kernel makes the gradients of keys and values, each program for a block of keys; another those of queries, each for
-a block of queries.  Both make the weights again from q, k and the log-sum-exp.
-"""
-# pyright: basic  (Triton has no types)
-
-import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from .. import launching
+from .delta import delta
+from .keys import keys_kernel
 from .layouts import sizes, strides, unit
-from .masks import LOG2E, load_ids, logits, near, seen, span, uncapped
+from .queries import queries_kernel
 from .setting import Saved, Setting
-from .tiles import Blocks, load_row, load_tile, place, store_row, store_tile
-
-_DELTA_ELEMENTS = 4096
-
-
-@triton.jit(do_not_specialize=["heads", "queries"])
-def delta_kernel(
-    out, g_out, g_lse, delta,
-    out_batch, out_row, out_head, g_batch, g_row, g_head, heads, queries,
-    D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Σ out · g_out − g_lse of each row: what the softmax' gradient subtracts."""
-    tile, batch, head = place(tl.cdiv(queries, ROWS), heads)
-    begin = tile * ROWS
-    out_tile = load_tile(out + batch * out_batch + head * out_head, begin, out_row, queries, ROWS, D, DP, True)
-    g_tile = load_tile(g_out + batch * g_batch + head * g_head, begin, g_row, queries, ROWS, D, DP, True)
-    result = tl.sum(out_tile.to(tl.float32) * g_tile.to(tl.float32), 1)
-    of_head = (batch * heads + head) * queries
-    if g_lse is not None:
-        result -= load_row(g_lse + of_head, begin, queries, ROWS, True)
-    store_row(delta + of_head, result, begin, queries, ROWS)
-
-
-@triton.jit(do_not_specialize=["heads", "queries", "keys", "shift"])
-def keys_kernel(
-    q, k, v, q_ids, k_ids, g_out, lse, delta, g_k, g_v,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
-    q_ids_batch, q_ids_row, k_ids_batch, k_ids_row, g_batch, g_row, g_head, g_k_batch, g_k_row, g_k_head,
-    heads, queries, keys, shift, scale,
-    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr,
-    CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """A block of keys and values of one head against the queries, of all heads that use it, that see it."""
-    FIRST: tl.constexpr = 3 if DOCUMENTS else (0 if FORTH >= 0 else 1)
-    LAST: tl.constexpr = 4 if DOCUMENTS else 3
-    tile, batch, kv_head = place(tl.cdiv(keys, COLUMNS), heads // GROUP)
-    begin = tile * COLUMNS
-    columns = begin + tl.arange(0, COLUMNS)
-    k_tile = load_tile(k + batch * k_batch + kv_head * k_head, begin, k_row, keys, COLUMNS, D, DP, True)
-    v_tile = load_tile(v + batch * v_batch + kv_head * v_head, begin, v_row, keys, COLUMNS, D, DP, True)
-    if DOCUMENTS:
-        q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
-        own = load_ids(k_ids, k_ids_row, columns, keys)
-    k_sums = tl.zeros([COLUMNS, DP], tl.float32)
-    v_sums = tl.zeros([COLUMNS, DP], tl.float32)
-    for PHASE in tl.static_range(FIRST, LAST):
-        start, stop = span(PHASE, begin - shift, begin + COLUMNS - 1 - shift, queries, ROWS, FORTH, BACK)
-        if DOCUMENTS:
-            start, stop = near(q_ids, q_ids_row, start, stop, own, ROWS)
-        steps = tl.maximum(tl.cdiv(stop - start, ROWS), 0)
-        for step in tl.range(0, GROUP * steps):
-            head, first = kv_head * GROUP + step // steps, start + step % steps * ROWS
-            rows = first + tl.arange(0, ROWS)
-            q_tile = load_tile(q + batch * q_batch + head * q_head, first, q_row, queries, ROWS, D, DP, PHASE != 1)
-            g_tile = load_tile(g_out + batch * g_batch + head * g_head, first, g_row, queries, ROWS, D, DP, PHASE != 1)
-            of_head = (batch * heads + head) * queries
-            row_lse = load_row(lse + of_head, first, queries, ROWS, PHASE != 1)
-            row_delta = load_row(delta + of_head, first, queries, ROWS, PHASE != 1)
-            logit = logits(k_tile, tl.trans(q_tile), scale, CAP)
-            weights = tl.exp2(logit - row_lse[None, :] * LOG2E)
-            if PHASE != 1:
-                pairs = seen(rows[None, :], columns[:, None], queries, keys, shift, BACK, FORTH)
-                if DOCUMENTS:
-                    pairs &= load_ids(q_ids, q_ids_row, rows, queries)[None, :] == own[:, None]
-                weights = tl.where(pairs, weights, 0.0)
-            v_sums = tl.dot(weights.to(g_tile.dtype), g_tile, v_sums, input_precision="ieee")
-            g_weights = tl.dot(v_tile, tl.trans(g_tile), input_precision="ieee")
-            g_product = uncapped(weights * (g_weights - row_delta[None, :]), logit, CAP)
-            k_sums = tl.dot(g_product.to(q_tile.dtype), q_tile, k_sums, input_precision="ieee")
-    to = batch * g_k_batch + kv_head * g_k_head
-    store_tile(g_k + to, k_sums * scale, begin, g_k_row, keys, COLUMNS, D, DP)
-    store_tile(g_v + to, v_sums, begin, g_k_row, keys, COLUMNS, D, DP)
-
-
-@triton.jit(do_not_specialize=["heads", "queries", "keys", "shift"])
-def queries_kernel(
-    q, k, v, q_ids, k_ids, g_out, lse, delta, g_q,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
-    q_ids_batch, q_ids_row, k_ids_batch, k_ids_row, g_batch, g_row, g_head, g_q_batch, g_q_row, g_q_head,
-    heads, queries, keys, shift, scale,
-    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr,
-    CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """A block of queries of one head against all keys it sees, as in `forward_kernel`."""
-    FIRST: tl.constexpr = 3 if DOCUMENTS else (0 if BACK >= 0 else 1)
-    LAST: tl.constexpr = 4 if DOCUMENTS else 3
-    tile, batch, head = place(tl.cdiv(queries, ROWS), heads)
-    begin = (tl.cdiv(queries, ROWS) - 1 - tile) * ROWS
-    k += batch * k_batch + head // GROUP * k_head
-    v += batch * v_batch + head // GROUP * v_head
-    rows = begin + tl.arange(0, ROWS)
-    q_tile = load_tile(q + batch * q_batch + head * q_head, begin, q_row, queries, ROWS, D, DP, True)
-    g_tile = load_tile(g_out + batch * g_batch + head * g_head, begin, g_row, queries, ROWS, D, DP, True)
-    of_head = (batch * heads + head) * queries
-    row_lse = load_row(lse + of_head, begin, queries, ROWS, True)[:, None] * LOG2E
-    row_delta = load_row(delta + of_head, begin, queries, ROWS, True)[:, None]
-    if DOCUMENTS:
-        q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
-        own = load_ids(q_ids, q_ids_row, rows, queries)
-    sums = tl.zeros([ROWS, DP], tl.float32)
-    for PHASE in tl.static_range(FIRST, LAST):
-        start, stop = span(PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH)
-        if DOCUMENTS:
-            start, stop = near(k_ids, k_ids_row, start, stop, own, COLUMNS)
-        for first in tl.range(start, stop, COLUMNS):
-            columns = first + tl.arange(0, COLUMNS)
-            k_tile = load_tile(k, first, k_row, keys, COLUMNS, D, DP, PHASE != 1)
-            v_tile = load_tile(v, first, v_row, keys, COLUMNS, D, DP, PHASE != 1)
-            logit = logits(q_tile, tl.trans(k_tile), scale, CAP)
-            weights = tl.exp2(logit - row_lse)
-            if PHASE != 1:
-                pairs = seen(rows[:, None], columns[None, :], queries, keys, shift, BACK, FORTH)
-                if DOCUMENTS:
-                    pairs &= own[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
-                weights = tl.where(pairs, weights, 0.0)
-            g_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision="ieee")
-            g_product = uncapped(weights * (g_weights - row_delta), logit, CAP)
-            sums = tl.dot(g_product.to(k_tile.dtype), k_tile, sums, input_precision="ieee")
-    store_tile(g_q + batch * g_q_batch + head * g_q_head, sums * scale, begin, g_q_row, queries, ROWS, D, DP)
+from .tiles import Blocks
 
 
 def backward(
@@ -144,33 +20,14 @@ def backward(
     batch, queries, heads = sizes(q, how.seq)
     _, keys, kv_heads = sizes(k, how.seq)
     g_q, g_k, g_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    given = (q, k, v, q_ids, k_ids, g_out, lse, _delta(out, g_out, g_lse, how))
-    apart = (*strides(q, how.seq), *strides(k, how.seq), *strides(v, how.seq), *how.id_strides(q_ids), *how.id_strides(k_ids))
-    apart = (*apart, *strides(g_out, how.seq))
+    given = (q, k, v, q_ids, k_ids, g_out, lse, delta(out, g_out, g_lse, how.seq))
+    lie = (*how.operand_strides(q, k, v, q_ids, k_ids), *strides(g_out, how.seq))
     rest = (heads, queries, keys, how.shift, how.scale)
     constants = how.constants(q, k, q_ids)
     grid = (batch * kv_heads * launching.blocks(keys, blocks.keys.keys),)
-    args = (*given, g_k, g_v, *apart, *strides(g_k, how.seq), *rest)
+    args = (*given, g_k, g_v, *lie, *strides(g_k, how.seq), *rest)
     launching.launch(keys_kernel, grid, *args, **constants, **blocks.keys.options())
     grid = (batch * heads * launching.blocks(queries, blocks.queries.queries),)
-    args = (*given, g_q, *apart, *strides(g_q, how.seq), *rest)
+    args = (*given, g_q, *lie, *strides(g_q, how.seq), *rest)
     launching.launch(queries_kernel, grid, *args, **constants, **blocks.queries.options())
     return g_q, g_k, g_v
-
-
-def _delta(out: Tensor, g_out: Tensor, g_lse: Tensor | None, how: Setting) -> Tensor:
-    batch, queries, heads = sizes(out, how.seq)
-    delta = out.new_empty((batch, heads, queries), dtype=torch.float32)
-    dim, padded = out.shape[-1], launching.padded(out.shape[-1])
-    rows = _DELTA_ELEMENTS // padded
-    launching.launch(
-        delta_kernel,
-        (batch * heads * launching.blocks(queries, rows),),
-        *(out, g_out, g_lse if g_lse is None else g_lse.contiguous(), delta),
-        *(*strides(out, how.seq), *strides(g_out, how.seq), heads, queries),
-        D=dim,
-        DP=padded,
-        ROWS=rows,
-        warps=4,
-    )
-    return delta

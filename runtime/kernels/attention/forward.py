@@ -7,9 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import launching
-from .setting import Setting
 from .layouts import sizes, strides, unit
 from .masks import LOG2E, load_ids, logits, near, seen, span
+from .setting import Setting
 from .tiles import Block, load_tile, place, store_row, store_tile
 
 
@@ -75,8 +75,7 @@ def forward(
         forward_kernel,
         (batch * heads * launching.blocks(queries, block.queries),),
         *(q, k, v, q_ids, k_ids, out, lse),
-        *(*strides(q, how.seq), *strides(k, how.seq), *strides(v, how.seq)),
-        *(*how.id_strides(q_ids), *how.id_strides(k_ids), *strides(out, how.seq)),
+        *(*how.operand_strides(q, k, v, q_ids, k_ids), *strides(out, how.seq)),
         *(heads, queries, k.shape[how.seq], how.shift, how.scale),
         **how.constants(q, k, q_ids),
         **block.options(),

@@ -2,6 +2,11 @@
 
 from torch import Tensor
 
+from .. import launching
+
+_FAR = 2**31 // 256
+"""Inside of a tile of at most 256 tokens, kernels count elements in 32 bits."""
+
 
 def sizes(x: Tensor, seq: int) -> tuple[int, int, int]:
     """Batch, sequence and heads."""
@@ -10,6 +15,7 @@ def sizes(x: Tensor, seq: int) -> tuple[int, int, int]:
 
 def strides(x: Tensor, seq: int) -> tuple[int, int, int]:
     """Elements from sample to sample, from token to token and from head to head."""
+    assert x.stride(seq) < _FAR, f"attention: {x.stride(seq)} elements from token to token"
     return x.stride(1 - seq), x.stride(seq), x.stride(2)
 
 
@@ -21,3 +27,8 @@ def unit(x: Tensor) -> Tensor:
 def across(rows: Tensor, seq: int) -> Tensor:
     """Rows [b, n, s] as a factor of tensors that lie in the layout."""
     return rows.movedim(-1, seq).unsqueeze(-1)
+
+
+def padded(dim: int) -> int:
+    """The width of tiles: the next power of two, and as much as a product of matrices needs."""
+    return max(launching.padded(dim), 16)

@@ -13,7 +13,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def span(PHASE: tl.constexpr, first, last, size, STEP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr):
-    """From where to where, in steps of STEP, others stand that any of the places first..last sees; `size` is their number.
+    """From where to where, in steps of STEP, others stand that any of the places first..last sees; `size` others are.
 
     Phases 0 to 2 stand one behind the other; all of the places see all of phase 1, which so needs no mask; without
     BACK phase 0 is empty.  Phase 3 is all of these.

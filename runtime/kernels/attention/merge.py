@@ -1,10 +1,10 @@
 """Joins attention to some keys with attention to others, as flash attention does block by block (arXiv:2205.14135).
 
-    lse = log(exp(lse₁) + exp(lse₂))    wᵢ = exp(lseᵢ − lse)
-    out = w₁ · out₁ + w₂ · out₂
+lse = log(exp(lse₁) + exp(lse₂))    wᵢ = exp(lseᵢ − lse)
+out = w₁ · out₁ + w₂ · out₂
 
-    doutᵢ = wᵢ · dout
-    dlse₁ = w₁ · (dlse + w₂ · t)    dlse₂ = w₂ · (dlse − w₁ · t)    t = Σ dout · (out₁ − out₂)
+doutᵢ = wᵢ · dout
+dlse₁ = w₁ · (dlse + w₂ · t)    dlse₂ = w₂ · (dlse − w₁ · t)    t = Σ dout · (out₁ − out₂)
 """
 # pyright: basic  (Triton has no types)
 
@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from .. import launching
 from ..launching import Tile
-from .layouts import across, sizes, strides, unit
+from .layouts import across, padded, sizes, strides, unit
 from .tiles import load_row, load_tile, place, store_row, store_tile
 
 _Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -118,9 +118,7 @@ class _Merge(Function):
         return *_backward(saved, g_out, g_lse, ctx.seq, ctx.tile), None, None
 
 
-def _forward(
-    out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor, seq: int, tile: Tile
-) -> tuple[Tensor, Tensor]:
+def _forward(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor, seq: int, tile: Tile) -> tuple[Tensor, Tensor]:
     out1, out2 = unit(out1), unit(out2)
     out, lse = out1.new_empty(out1.shape), lse1.new_empty(lse1.shape)
     given = (out1, lse1.contiguous(), out2, lse2.contiguous(), out, lse)
@@ -128,9 +126,7 @@ def _forward(
     return out, lse
 
 
-def _backward(
-    saved: _Gradients, g_out: Tensor, g_lse: Tensor | None, seq: int, tile: Tile
-) -> _Gradients:
+def _backward(saved: _Gradients, g_out: Tensor, g_lse: Tensor | None, seq: int, tile: Tile) -> _Gradients:
     out1, lse1, out2, lse2 = saved
     out1, out2, g_out = unit(out1), unit(out2), unit(g_out)
     g_out1, g_out2 = out1.new_empty(out1.shape), out2.new_empty(out2.shape)
@@ -141,11 +137,13 @@ def _backward(
     return g_out1, g_lse1, g_out2, g_lse2
 
 
-def _launch(kernel: Any, given: tuple[Tensor | None, ...], apart: tuple[int, ...], x: Tensor, seq: int, tile: Tile) -> None:
+def _launch(
+    kernel: Any, given: tuple[Tensor | None, ...], apart: tuple[int, ...], x: Tensor, seq: int, tile: Tile
+) -> None:
     batch, queries, heads = sizes(x, seq)
     dim = x.shape[-1]
     grid = (batch * heads * launching.blocks(queries, tile.rows),)
-    constants = {"D": dim, "DP": launching.padded(dim), "ROWS": tile.rows}
+    constants = {"D": dim, "DP": padded(dim), "ROWS": tile.rows}
     launching.launch(kernel, grid, *given, *apart, heads, queries, **constants, warps=tile.warps)
 
 

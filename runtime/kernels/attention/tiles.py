@@ -41,11 +41,7 @@ def place(tiles, heads):
 def load_row(start, first, size, ROWS: tl.constexpr, BOUNDED: tl.constexpr):
     """Numbers from `first` on, [ROWS]; zeros from `size` on if BOUNDED."""
     rows = first + tl.arange(0, ROWS)
-    if BOUNDED:
-        row = tl.load(start + rows, mask=rows < size, other=0.0)
-    else:
-        row = tl.load(start + rows)
-    return row
+    return tl.load(start + rows, mask=rows < size, other=0.0) if BOUNDED else tl.load(start + rows)
 
 
 @triton.jit
