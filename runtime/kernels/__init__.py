@@ -3,6 +3,7 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
+from .attention import Attention, Block, Blocks, Merge
 from .cross_entropy import CrossEntropy, LogitParts, rejoined
 from .gates import GeluMul, SiluMul
 from .launching import Tile
@@ -15,12 +16,16 @@ from .rope import Rope, RopePair
 __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
+    "Attention",
+    "Block",
+    "Blocks",
     "CrossEntropy",
     "GeluMul",
     "LayerNorm",
     "LinearCrossEntropy",
     "LinearParts",
     "LogitParts",
+    "Merge",
     "RMSNorm",
     "Rope",
     "RopePair",

@@ -69,7 +69,7 @@ def _vocabulary_parallel(loss: Loss) -> None:
     weight = whole.detach().chunk(axis.size)[axis.rank].clone().requires_grad_()
     m, z, t = LinearParts({}, 4)(replicate(x, axis), weight, labels, axis, **loss.of_parts)
     peak = all_reduce(m, axis, op="max")
-    z, t = rejoined(m, z, t, peak, labels, 6, axis, loss.classes, loss.smoothing)
+    z, t = rejoined(m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing)
     actual = token_loss(all_reduce(z, axis), all_reduce(t, axis), labels, peak if loss.z else None, loss.z)
     dx, dw = torch.autograd.grad(actual, (x, weight))
     expected = loss.of(F.linear(x, whole), labels)

@@ -1,0 +1,108 @@
+"""Attention in plain torch, some queries at a time: the twin of the kernels, which keeps what they keep.
+
+In float64 for float64, else in float32, whatever q, k and v are in.  Letters of dims: b samples, h heads of keys, g
+heads of queries for each, q queries, k keys, d.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .layouts import sizes
+from .setting import Saved, Setting
+
+_QUERIES = 256
+"""How many queries have their scores in memory at a time."""
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting
+) -> tuple[Tensor, Tensor]:
+    """The result, which lies as q is shaped, and its log-sum-exp, float32 at least, [b, n, s]."""
+    batch, queries, heads = sizes(q, how.seq)
+    out = q.new_empty(q.shape)
+    lse = q.new_empty((batch, heads, queries), dtype=_wide(q.dtype))
+    q_heads, k_heads, v_heads = _queries(q, k, how), _keys(k, how), _keys(v, how)
+    out_heads, lse_heads = _queries(out, k, how), lse.view(*q_heads.shape[:-1])
+    for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
+        scores = _scores(q_heads[..., rows, :], k_heads[..., columns, :], how).masked_fill(~pairs, -torch.inf)
+        lse_heads[..., rows] = sums = scores.logsumexp(-1)
+        weights = (scores - _finite(sums)).exp()
+        out_heads[..., rows, :] = torch.einsum("bhgqk,bhkd->bhgqd", weights, _widened(v_heads[..., columns, :]))
+    return out, lse
+
+
+def backward(saved: Saved, g_out: Tensor, g_lse: Tensor | None, how: Setting) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, each as it is shaped, in its dtype."""
+    q, k, v, q_ids, k_ids, out, lse = saved
+    q_heads, k_heads, v_heads, g_heads = _queries(q, k, how), _keys(k, how), _keys(v, how), _queries(g_out, k, how)
+    lse_heads = lse.view(*q_heads.shape[:-1])
+    delta = (_widened(g_heads) * _queries(out, k, how)).sum(-1)
+    delta = delta if g_lse is None else delta - g_lse.view(delta.shape)
+    g_q, g_k, g_v = (torch.zeros(each.shape, dtype=_wide(q.dtype), device=q.device) for each in (q, k, v))
+    for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
+        q_part, g_part = _widened(q_heads[..., rows, :]), _widened(g_heads[..., rows, :])
+        k_part, v_part = _widened(k_heads[..., columns, :]), _widened(v_heads[..., columns, :])
+        scores = _scores(q_part, k_part, how)
+        weights = (scores - _finite(lse_heads[..., rows])).exp().masked_fill(~pairs, 0)
+        _keys(g_v, how)[..., columns, :] += torch.einsum("bhgqk,bhgqd->bhkd", weights, g_part)
+        g_weights = torch.einsum("bhgqd,bhkd->bhgqk", g_part, v_part)
+        g_scores = how.scale * weights * (g_weights - delta[..., rows].unsqueeze(-1))
+        g_scores = g_scores * (1 - (scores / how.cap).square()) if how.cap else g_scores
+        _keys(g_k, how)[..., columns, :] += torch.einsum("bhgqk,bhgqd->bhkd", g_scores, q_part)
+        _queries(g_q, k, how)[..., rows, :] = torch.einsum("bhgqk,bhkd->bhgqd", g_scores, k_part)
+    return g_q.to(q.dtype), g_k.to(k.dtype), g_v.to(v.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.to(_wide(x.dtype))
+
+
+def _keys(x: Tensor, how: Setting) -> Tensor:
+    """k or its like as [b, h, k, d], a view."""
+    return x.movedim(how.seq, -2)
+
+
+def _queries(x: Tensor, k: Tensor, how: Setting) -> Tensor:
+    """q or its like as [b, h, g, q, d], a view."""
+    return x.movedim(how.seq, -2).unflatten(1, (k.shape[2], x.shape[2] // k.shape[2]))
+
+
+def _scores(q: Tensor, k: Tensor, how: Setting) -> Tensor:
+    scores = how.scale * torch.einsum("bhgqd,bhkd->bhgqk", _widened(q), _widened(k))
+    return how.cap * torch.tanh(scores / how.cap) if how.cap else scores
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """[..., 1], with 0 for queries that see nothing."""
+    return lse.masked_fill(lse == -torch.inf, 0).unsqueeze(-1)
+
+
+def _parts(
+    q: Tensor, k: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Some queries, the keys that one of them may see, and which sees which: [q, k], or [b, 1, 1, q, k]."""
+    queries, keys = q.shape[how.seq], k.shape[how.seq]
+    for first in range(0, queries, _QUERIES):
+        last = min(first + _QUERIES, queries)
+        start = max(first + how.shift - how.back, 0) if how.back >= 0 else 0
+        stop = max(min(last + how.shift + how.forth, keys), 0) if how.forth >= 0 else keys
+        rows, columns = slice(first, last), slice(min(start, stop), stop)
+        pairs = _seen(rows, columns, how, q.device)
+        if q_ids is not None and k_ids is not None:
+            own, theirs = (ids.movedim(how.seq, -1) for ids in (q_ids, k_ids))
+            pairs = pairs & (own[:, None, None, rows, None] == theirs[:, None, None, None, columns])
+        yield rows, columns, pairs
+
+
+def _seen(rows: slice, columns: slice, how: Setting, device: torch.device) -> Tensor:
+    places = torch.arange(rows.start + how.shift, rows.stop + how.shift, device=device)
+    ahead = places.unsqueeze(1) - torch.arange(columns.start, columns.stop, device=device)
+    seen = torch.ones_like(ahead, dtype=torch.bool)
+    seen = seen & (ahead <= how.back) if how.back >= 0 else seen
+    return seen & (ahead >= -how.forth) if how.forth >= 0 else seen
