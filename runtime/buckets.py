@@ -111,26 +111,31 @@ class Memory:
     def _own_gradient(self) -> Tensor:
         return self._gradient[..., self._layout.own] if self.bucket.keeps_gradients else self._gradient
 
-    def scale(self, scale: Tensor) -> None:
-        """Multiplies the gradients that the optimizer reads."""
-        self._own_gradient().mul_(scale)
-
     def zero(self) -> None:
         """Zeroes the gradients."""
         self._gradient.zero_()
 
     def parts(self) -> Iterator[Part]:
-        """The optimizer's view: each group's slices of the flats, as far as this rank keeps them."""
+        """The optimizer's view: each group's part of all turns, as far as this rank keeps it."""
         for group, span in self._layout.groups:
             if kept := self._layout.kept(span.start, span.stop):
-                slots = {slot: [flat.slots[slot][kept] for flat in self.flats] for slot in self._slots}
-                gradients = [flat.gradient.part()[kept] for flat in self.flats]
-                yield Part(group, [flat.master[kept] for flat in self.flats], gradients, slots)
+                yield Part(
+                    group,
+                    _of_turns(self._master, kept),
+                    _of_turns(self._own_gradient(), kept),
+                    {slot: _of_turns(flat, kept) for slot, flat in self._slots.items()},
+                    _of_turns(self._part, kept) if self._part is not self._master else None,
+                )
 
     def refresh(self) -> None:
         """Brings this rank's part of the working weights up to date with the masters."""
         if self._part is not self._master:
             self._part.copy_(self._master)
+
+
+def _of_turns(flat: Tensor, kept: slice) -> Tensor:
+    """A stretch of every turn, [turns, elements]: a view."""
+    return flat.view(-1, flat.shape[-1])[:, kept]
 
 
 def members(specs: Mapping[str, Spec], buckets: Mapping[str, Bucket]) -> dict[str, dict[Turn, Members]]:

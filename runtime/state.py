@@ -118,9 +118,6 @@ class State:
         """
         if self.mesh.watch is not None:
             self.mesh.watch.updating()
-        if scale is not None:
-            for memory in self._memories.values():
-                memory.scale(scale)
         if overflow is not None:
             assert self._loss_scale, "state: only float16 needs a loss scale"
             self._loss_scale.update(overflow, skip)
@@ -128,9 +125,10 @@ class State:
         skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
         self._step += 1 - skipped
         for part in self._parts:
-            self._optimizer.update(part, lr, self._step, skipped)
+            self._optimizer.update(part, lr, self._step, skipped, scale)
         self.zero()
-        self.refresh()
+        if self.mesh.watch is not None:
+            self.mesh.watch.updated()
 
     def boxes(self) -> Iterator[Box]:
         """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.
