@@ -1,0 +1,8 @@
+"""Triton kernels of emitted programs' ops, each with a torch twin of the same signature, one op a file.
+
+Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
+"""
+
+from .launching import Tile
+
+__all__ = ["Tile"]

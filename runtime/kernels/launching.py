@@ -1,0 +1,70 @@
+"""How the kernels of this package start, and which calls they serve.
+
+Where they do not, the torch twin of the same op does: on the CPU always, and on a GPU for what the table of tiles or
+the dtypes leave out, which the log says once.
+
+Non-goals: no choice of tiles; a program brings its own, made for its sizes and its chip.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import torch
+import triton
+from torch import Tensor
+
+INTERPRETED = bool(cast(Any, triton).knobs.runtime.interpret)
+"""Whether TRITON_INTERPRET was set when triton was imported: kernels then run on the CPU."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What kernels read and write; inside they are in float32."""
+
+AnyTile = TypeVar("AnyTile")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program of a kernel works on at a time: `rows` rows, each whole or in blocks of `columns`.
+
+    columns: 0 for whole rows, else a power of two.  programs: how many there are where each takes several tiles in
+    turn; all should fit on the chip at once.  The default is two for each multiprocessor of an H100.
+    """
+
+    rows: int
+    warps: int
+    columns: int = 0
+    programs: int = 264
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, stages: int | None = None, **constants: Any
+) -> None:
+    """Starts `kernel` on the current device, with its constexpr parameters by name; an empty grid starts nothing."""
+    if 0 in grid:
+        return
+    options = {"num_warps": warps} if stages is None else {"num_warps": warps, "num_stages": stages}
+    kernel[grid](*args, **constants, **options)
+
+
+def tile_for(op: object, tiles: Mapping[int, AnyTile], size: int, *tensors: Tensor) -> AnyTile | None:
+    """The tile with which the kernel of `op` serves these tensors, or None where torch does.
+
+    A tensor on the meta device counts as one on a GPU, so that launches can be listed without one.
+    """
+    first = tensors[0]
+    if not (first.is_cuda or first.is_meta or INTERPRETED):
+        return None
+    odd = [tensor.dtype for tensor in tensors if tensor.dtype not in DTYPES]
+    tile = None if odd else tiles.get(size)
+    if tile is None and first.is_cuda:
+        _say(type(op).__name__, str(odd[0]) if odd else f"size {size}, which has no tile")
+    return tile
+
+
+@cache
+def _say(op: str, reason: str) -> None:
+    """Once for each op and reason."""
+    logging.getLogger("scalec").warning("%s: plain torch instead of a kernel, for %s", op, reason)

@@ -1,0 +1,29 @@
+"""Every kernel compiles for every chip, within its shared memory, and spills nothing.  No GPU is needed."""
+
+import importlib
+import time
+
+import pytest
+import torch
+
+from kernels.cases import MODULES
+from kernels.compiled import SHARED, compile_for, recorded
+
+SECONDS = 30
+"""What compiling one kernel may take; half a second is usual."""
+
+CHIPS = [(80, torch.bfloat16), (90, torch.bfloat16), (90, torch.float32), (100, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), CHIPS, ids=str)
+@pytest.mark.parametrize("module", MODULES)
+def test_every_kernel_compiles_and_spills_nothing(module: str, capability: int, dtype: torch.dtype) -> None:
+    with recorded() as launches:
+        importlib.import_module(f"kernels.{module}").examples("meta", dtype)
+    assert launches, "the examples start no kernel"
+    for launch in {str(launch): launch for launch in launches}.values():
+        began = time.monotonic()
+        needs = compile_for(launch, capability)
+        assert time.monotonic() - began < SECONDS, str(launch)
+        assert needs.shared <= SHARED[capability], f"{launch}: {needs}"
+        assert needs.spilled == 0, f"{launch}: {needs}"
