@@ -3,6 +3,7 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
+from .adamw import AdamW
 from .launching import Tile
 
-__all__ = ["Tile"]
+__all__ = ["AdamW", "Tile"]
