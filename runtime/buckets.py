@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .flat import Flat
-from .gradient import Gradient, Reductions
+from .gradient import Accumulate, Gradient, Reductions
 from .layout import Layout, Members
 from .mesh import Mesh
 from .optimizers import Group, Part
@@ -67,6 +67,7 @@ class Memory:
         dtype: torch.dtype,
         master: torch.dtype,
         slots: tuple[str, ...],
+        accumulate: Accumulate,
     ) -> None:
         self.bucket, self._mesh, self._shape = bucket, mesh, _shape([*turns])
         axis = mesh.axis(*bucket.shards)
@@ -82,7 +83,7 @@ class Memory:
         self._master = zeros(layout.part, master) if dtype != master else self._part
         self._gradient = zeros(layout.size if bucket.keeps_gradients else layout.part, master)
         self._slots = {slot: zeros(layout.part, master) for slot in slots}
-        self.reductions = Reductions(mesh.device)
+        self.reductions, self._accumulate = Reductions(mesh.device), accumulate
         indices = product(*map(range, self._shape))
         self.flats = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
         for one, next_ in pairwise(flat.working for flat in self.flats):
@@ -92,7 +93,8 @@ class Memory:
         """One turn's memory."""
         whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
         working = Working(whole, self._part[index], self._whole is None, self.bucket.prefetch)
-        gradient = Gradient(self._gradient[index], layout, not self.bucket.keeps_gradients, self.reductions)
+        by_parts = not self.bucket.keeps_gradients
+        gradient = Gradient(self._gradient[index], layout, by_parts, self.reductions, self._accumulate)
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
         apart = {*self.bucket.shards, *filter(None, [self.bucket.stages])}
         return Flat(layout, self._mesh, apart, working, gradient, self._master[index], slots)

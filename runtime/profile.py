@@ -18,7 +18,8 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch import profiler as torch_profiler
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from .launch import Profiled
 from .lines import Lines
@@ -43,7 +44,7 @@ class Profiler:
         before = asked.first - 1
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])],
-            schedule=schedule(
+            schedule=cast(Any, torch_profiler).schedule(
                 wait=max(before - 1, 0), warmup=min(before, 1), active=asked.last - before, repeat=1
             ),  # the profiler's first moments, in which it sets itself up, are those of an earlier step
             on_trace_ready=self._write,

@@ -13,6 +13,7 @@ from .boxes import Box
 from .buckets import Bucket, Memory, members
 from .flat import Flat
 from .flows import Flats
+from .gradient import Accumulate
 from .loss_scale import LossScale
 from .mesh import Copies, Mesh
 from .optimizers import Optimizer
@@ -27,8 +28,8 @@ class State:
 
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
-    two agree.  In float16 it keeps a loss scale too.  Of buckets that are shared out a rank updates its part, and the
-    rest of the weights is stale until it is gathered.
+    two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  Of buckets
+    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class State:
         optimizer: Optimizer,
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
+        accumulate: Accumulate = Tensor.add_,
     ) -> None:
         self.mesh = mesh
         self._memories = {
-            name: Memory(buckets[name], turns, mesh, dtype, master, optimizer.slots)
+            name: Memory(buckets[name], turns, mesh, dtype, master, optimizer.slots, accumulate)
             for name, turns in members(_specs(model), buckets).items()
         }
         _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})

@@ -3,7 +3,8 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
+from .accumulate import Accumulate
 from .adamw import AdamW
 from .launching import Tile
 
-__all__ = ["AdamW", "Tile"]
+__all__ = ["Accumulate", "AdamW", "Tile"]

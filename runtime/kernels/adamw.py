@@ -2,6 +2,7 @@
 
 Non-goals: the number of the step and whether it is skipped (`state`), which groups there are (`optimizers`).
 """
+# pyright: basic
 
 import math
 from dataclasses import dataclass
@@ -95,13 +96,13 @@ class AdamW(optimizers.AdamW):
         """One update in place."""
         p, g, m, v = part.parameters, part.gradients, part.slots["exp_avg"], part.slots["exp_avg_sq"]
         (turns, size), copies = p.shape, part.copies
-        if not launching.tile_for(self, {size: self.tile}, size, p, g, *([] if copies is None else [copies])):
+        if launching.tile_for(self, {size: self.tile}, size, p, g, copies) is None:
             super().update(part, lr, step, skip, scale)
             return
         lr *= part.group.lr_scale
         launching.launch(
             _adamw,
-            (triton.cdiv(size, self.tile.columns), turns),
+            (launching.blocks(size, self.tile.columns), turns),
             *(p, g, m, v, copies, step, skip, scale),
             *(p.stride(0), g.stride(0), m.stride(0), 0 if copies is None else copies.stride(0), size),
             *(lr, lr * part.group.weight_decay),

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
-import triton
+import triton  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 INTERPRETED = bool(cast(Any, triton).knobs.runtime.interpret)
@@ -49,15 +49,16 @@ def launch(
     kernel[grid](*args, **constants, **options)
 
 
-def tile_for(op: object, tiles: Mapping[int, AnyTile], size: int, *tensors: Tensor) -> AnyTile | None:
-    """The tile with which the kernel of `op` serves these tensors, or None where torch does.
+def tile_for(op: object, tiles: Mapping[int, AnyTile], size: int, *tensors: Tensor | None) -> AnyTile | None:
+    """The tile with which the kernel of `op` serves these tensors, of which some may lack, or None where torch does.
 
     A tensor on the meta device counts as one on a GPU, so that launches can be listed without one.
     """
     first = tensors[0]
+    assert first is not None, "kernels: an op without operands"
     if not (first.is_cuda or first.is_meta or INTERPRETED):
         return None
-    odd = [tensor.dtype for tensor in tensors if tensor.dtype not in DTYPES]
+    odd = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype not in DTYPES]
     tile = None if odd else tiles.get(size)
     if tile is None and first.is_cuda:
         _say(type(op).__name__, str(odd[0]) if odd else f"size {size}, which has no tile")
@@ -68,3 +69,19 @@ def tile_for(op: object, tiles: Mapping[int, AnyTile], size: int, *tensors: Tens
 def _say(op: str, reason: str) -> None:
     """Once for each op and reason."""
     logging.getLogger("scalec").warning("%s: plain torch instead of a kernel, for %s", op, reason)
+
+
+def matrix(x: Tensor, width: int) -> Tensor:
+    """x as [rows, width] with neighbours in memory along the width; a copy where its rows are not evenly spaced."""
+    flat = x.reshape(x.numel() // width, width)
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def blocks(size: int, each: int) -> int:
+    """How many blocks of `each` cover `size`."""
+    return -(-size // each)
+
+
+def padded(size: int) -> int:
+    """The next power of two, which Triton wants of a block."""
+    return 1 << (size - 1).bit_length()

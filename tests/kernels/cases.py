@@ -1,7 +1,7 @@
 """What the cases of all ops share: where they lie, tolerances, tensors, and gradients by autograd.
 
-A module `cases_OP.py` has functions `case_*(device)`, each of which raises where a kernel is wrong, and `examples(device,
-dtype)`, which calls each kernel as large programs do, on a device where nothing is computed.
+A module `cases_OP.py` has functions `case_*(device)`, each of which raises where a kernel is wrong, and
+`examples(device, dtype)`, which calls each kernel as large programs do, on a device where nothing is computed.
 """
 
 from collections.abc import Callable, Sequence

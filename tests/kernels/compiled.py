@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, TypeGuard
 from unittest.mock import patch
 
 import torch
@@ -91,7 +91,7 @@ def compile_for(launch: Launch, capability: int) -> Resources:
     return Resources(compiled.metadata.shared, *_usage(compiled.asm["cubin"]))
 
 
-def _is_int(arg: Any) -> bool:
+def _is_int(arg: Any) -> TypeGuard[int]:
     return isinstance(arg, int) and not isinstance(arg, bool)
 
 

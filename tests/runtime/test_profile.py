@@ -147,7 +147,10 @@ def test_a_step_that_fails_is_no_longer_traced(tmp_path: Path) -> None:
     assert sys.gettrace() is before
 
 
-def _event(name: str, thread: int, ts: float, dur: float, cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
+def _event(
+    name: str, thread: int, ts: float, dur: float, cat: str = "cpu_op", external: int | None = None
+) -> dict[str, Any]:
+    args = {} if external is None else {"External id": external}
     return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": thread, "ts": ts, "dur": dur, "args": args}
 
 
@@ -160,20 +163,20 @@ def test_backward_in_a_thread_of_its_own_and_kernels() -> None:
     node = "autograd::engine::evaluate_function: "
     events = [
         _event("a.scale:3  y = x @ w", 1, 0, 10, "user_annotation"),
-        _event("aten::mm", 1, 2, 3, **{"External id": 1}),
+        _event("aten::mm", 1, 2, 3, external=1),
         _arrow("s", 7, 1, 2),
         _event("a.scale:4  z = relu(y)", 1, 10, 5, "user_annotation"),
-        _event("aten::relu", 1, 12, 1, **{"External id": 2}),
+        _event("aten::relu", 1, 12, 1, external=2),
         _arrow("s", 8, 1, 12),
-        _event("gemm", 99, 50, 9, "kernel", **{"External id": 1}),
-        _event(f"{node}ReluBackward0", 2, 100, 5, **{"External id": 3}),
+        _event("gemm", 99, 50, 9, "kernel", external=1),
+        _event(f"{node}ReluBackward0", 2, 100, 5, external=3),
         _arrow("f", 8, 2, 101),
-        _event(f"{node}MmBackward0", 2, 105, 5, **{"External id": 4}),
+        _event(f"{node}MmBackward0", 2, 105, 5, external=4),
         _arrow("f", 7, 2, 106),
-        _event("aten::mm", 2, 107, 1, **{"External id": 5}),
-        _event(f"{node}torch::autograd::AccumulateGrad", 2, 110, 2, **{"External id": 6}),
-        _event("gemm", 99, 150, 9, "kernel", **{"External id": 5}),
-        _event(f"{node}Unknown", 2, 120, 2, **{"External id": 7}),
+        _event("aten::mm", 2, 107, 1, external=5),
+        _event(f"{node}torch::autograd::AccumulateGrad", 2, 110, 2, external=6),
+        _event("gemm", 99, 150, 9, "kernel", external=5),
+        _event(f"{node}Unknown", 2, 120, 2, external=7),
     ]
     add_lines({"traceEvents": events}, {"a.scale:3  y = x @ w": "a.scale:3", "a.scale:4  z = relu(y)": "a.scale:4"})
     assert [event["args"].get("line") for event in events if event["name"] == "gemm"] == ["a.scale:3"] * 2
