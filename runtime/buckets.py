@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .flat import Flat
-from .gradient import Gradient, Reductions
+from .gradient import Accumulate, Gradient, Reductions
 from .layout import Layout, Members
 from .mesh import Mesh
 from .optimizers import Group, Part
@@ -67,6 +67,7 @@ class Memory:
         dtype: torch.dtype,
         master: torch.dtype,
         slots: tuple[str, ...],
+        accumulate: Accumulate,
     ) -> None:
         self.bucket, self._mesh, self._shape = bucket, mesh, _shape([*turns])
         axis = mesh.axis(*bucket.shards)
@@ -82,7 +83,7 @@ class Memory:
         self._master = zeros(layout.part, master) if dtype != master else self._part
         self._gradient = zeros(layout.size if bucket.keeps_gradients else layout.part, master)
         self._slots = {slot: zeros(layout.part, master) for slot in slots}
-        self.reductions = Reductions(mesh.device)
+        self.reductions, self._accumulate = Reductions(mesh.device), accumulate
         indices = product(*map(range, self._shape))
         self.flats = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
         for one, next_ in pairwise(flat.working for flat in self.flats):
@@ -92,7 +93,8 @@ class Memory:
         """One turn's memory."""
         whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
         working = Working(whole, self._part[index], self._whole is None, self.bucket.prefetch)
-        gradient = Gradient(self._gradient[index], layout, not self.bucket.keeps_gradients, self.reductions)
+        by_parts = not self.bucket.keeps_gradients
+        gradient = Gradient(self._gradient[index], layout, by_parts, self.reductions, self._accumulate)
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
         apart = {*self.bucket.shards, *filter(None, [self.bucket.stages])}
         return Flat(layout, self._mesh, apart, working, gradient, self._master[index], slots)
@@ -111,26 +113,31 @@ class Memory:
     def _own_gradient(self) -> Tensor:
         return self._gradient[..., self._layout.own] if self.bucket.keeps_gradients else self._gradient
 
-    def scale(self, scale: Tensor) -> None:
-        """Multiplies the gradients that the optimizer reads."""
-        self._own_gradient().mul_(scale)
-
     def zero(self) -> None:
         """Zeroes the gradients."""
         self._gradient.zero_()
 
     def parts(self) -> Iterator[Part]:
-        """The optimizer's view: each group's slices of the flats, as far as this rank keeps them."""
+        """The optimizer's view: each group's part of all turns, as far as this rank keeps it."""
         for group, span in self._layout.groups:
             if kept := self._layout.kept(span.start, span.stop):
-                slots = {slot: [flat.slots[slot][kept] for flat in self.flats] for slot in self._slots}
-                gradients = [flat.gradient.part()[kept] for flat in self.flats]
-                yield Part(group, [flat.master[kept] for flat in self.flats], gradients, slots)
+                yield Part(
+                    group,
+                    _of_turns(self._master, kept),
+                    _of_turns(self._own_gradient(), kept),
+                    {slot: _of_turns(flat, kept) for slot, flat in self._slots.items()},
+                    _of_turns(self._part, kept) if self._part is not self._master else None,
+                )
 
     def refresh(self) -> None:
         """Brings this rank's part of the working weights up to date with the masters."""
         if self._part is not self._master:
             self._part.copy_(self._master)
+
+
+def _of_turns(flat: Tensor, kept: slice) -> Tensor:
+    """A stretch of every turn, [turns, elements]: a view."""
+    return flat.view(-1, flat.shape[-1])[:, kept]
 
 
 def members(specs: Mapping[str, Spec], buckets: Mapping[str, Bucket]) -> dict[str, dict[Turn, Members]]:

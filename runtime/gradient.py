@@ -14,6 +14,9 @@ from torch import Tensor
 from .layout import Layout
 from .mesh import Axis
 
+Accumulate = Callable[[Tensor, Tensor], object]
+"""Adds to the first tensor the second, which may have a narrower element type: torch's `add_`, or a kernel."""
+
 
 class Gradient:
     """The gradient of record, `kept`: of the whole turn or, if it is `by_parts`, of this rank's part.
@@ -22,8 +25,11 @@ class Gradient:
     this rank is added to `kept`.
     """
 
-    def __init__(self, kept: Tensor, layout: Layout, by_parts: bool, reductions: "Reductions") -> None:
+    def __init__(
+        self, kept: Tensor, layout: Layout, by_parts: bool, reductions: "Reductions", accumulate: Accumulate
+    ) -> None:
         self.kept, self.own, self.by_parts, self.reductions = kept, layout.own, by_parts, reductions
+        self.accumulate = accumulate
         self.left = 0  # microbatches whose backward has not come by
         self._size = layout.size
         self._passing: Tensor | None = None
@@ -56,7 +62,7 @@ def accumulate_into(gradient: Gradient, view: Callable[[Tensor], Tensor]) -> Cal
     def hook(parameter: Tensor) -> None:
         if parameter.grad is None:
             return  # `deferred`: backward comes by, and makes the gradient later
-        view(gradient.whole()).add_(parameter.grad)
+        gradient.accumulate(view(gradient.whole()), parameter.grad)
         parameter.grad = None
 
     return hook
@@ -80,7 +86,7 @@ class _Reduction:
         if self.add is not None and self.add.watch is not None and self.add.size > 1:
             self.add.watch.coerced(part, self.add, self.line, "result again")
         if self.gradient.by_parts:
-            kept.add_(part)
+            self.gradient.accumulate(kept, part)
         elif part.dtype != kept.dtype:
             kept.copy_(part)
 

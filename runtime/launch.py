@@ -138,6 +138,26 @@ def sanitizing() -> bool:
     return os.environ.get("SCALEC_SANITIZE") == "1"
 
 
+@dataclass(frozen=True)
+class Profiled:
+    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and where that is written."""
+
+    folder: Path
+    first: int
+    last: int
+
+
+def profiling() -> Profiled | None:
+    """What SCALEC_PROFILE=FOLDER asks for, with SCALEC_PROFILE_STEPS=N-M.  RunError."""
+    folder, steps = os.environ.get("SCALEC_PROFILE"), os.environ.get("SCALEC_PROFILE_STEPS", "3-5")
+    if not folder:
+        return None
+    first, _, last = steps.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise RunError(f"SCALEC_PROFILE_STEPS is `{steps}`: write the first and the last step of the run, as in 3-5")
+    return Profiled(Path(folder), int(first), int(last))
+
+
 def connect(plan: Plan, device_type: str) -> Mesh:
     """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
     local = _environment("LOCAL_RANK", 0)

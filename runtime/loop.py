@@ -5,7 +5,7 @@ Non-goals: the step itself (the emitted program's), and what it communicates.
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,20 @@ from . import checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
 from .ending import ending
 from .errors import RunError
-from .launch import Options, check, check_options, connect, going_on, is_first, parse, recording, sanitizing, torchrun
+from .launch import (
+    Options,
+    Profiled,
+    check,
+    check_options,
+    connect,
+    going_on,
+    is_first,
+    parse,
+    profiling,
+    recording,
+    sanitizing,
+    torchrun,
+)
 from .log import Log
 from .mesh import Mesh
 from .plan import Metrics, Plan
@@ -72,6 +85,8 @@ def _prepare(plan: Plan, options: Options) -> _Start:
     first = checkpoint.finished_steps(resume) if resume else 0
     if first >= options.steps:
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
+    if (asked := profiling()) and asked.first > options.steps - first:
+        raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
     return _Start(
         Stream(training, plan.data.dtype, plan.data.width(plan.seq)),
         Stream(held, plan.data.dtype, plan.data.width(plan.seq)) if held else None,
@@ -129,7 +144,11 @@ class _Run:
         """Trains up to the last step."""
         if sanitizing():
             self._sanitize()
-        with self._recorder() if recording() else nullcontext():
+        with ExitStack() as observers:
+            if asked := profiling():
+                observers.enter_context(self._profiler(asked))
+            if recording():
+                observers.enter_context(self._recorder())
             self._begin()
             for step in range(self.start.first, self.options.steps):
                 lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
@@ -144,6 +163,14 @@ class _Run:
         inputs = self.plan.inputs
         self.train_step = observed(self.train_step, self.mesh, inputs, "step", self.start.first)
         self.eval_step = observed(self.eval_step, self.mesh, inputs, "validation batch", 0)
+
+    def _profiler(self, asked: Profiled) -> AbstractContextManager[Any]:
+        """Profiles some steps while entered."""
+        from .profile import Profiler  # most runs do without
+
+        profiler = Profiler(asked, self.model, self.mesh.device, self.start.first)
+        self.train_step = profiler.of(self.train_step)
+        return profiler
 
     def _recorder(self) -> AbstractContextManager[Any]:
         """Records collectives while entered, and knows the steps and evaluations from what else the loop does."""

@@ -1,11 +1,11 @@
-"""Optimizers as plans name them: torch's fused kernels on flat slices.
+"""Optimizers as plans name them: torch's fused kernels on flat slices.  `kernels.AdamW` does the same in one pass.
 
 The kernels are called as torch.optim calls them, which itself imports torch._dynamo: seconds of each rank's start.
 
 Non-goals: no update rule is written here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -27,21 +27,40 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A group's part of a bucket: flat slices of its parameters, gradients and slots, for each turn of a repeat."""
+    """A group's part of a bucket: its parameters, their gradients and slots, [turns, elements] each.
+
+    `copies` are what the model computes with, likewise, where that is another memory than the parameters'.
+    """
 
     group: Group
-    parameters: Sequence[Tensor]
-    gradients: Sequence[Tensor]
-    slots: Mapping[str, Sequence[Tensor]]
+    parameters: Tensor
+    gradients: Tensor
+    slots: Mapping[str, Tensor]
+    copies: Tensor | None = None
+
+    def scale(self, scale: Tensor | None) -> None:
+        """Multiplies the gradients, if there is a scale."""
+        if scale is not None:
+            self.gradients.mul_(scale)
+
+    def refresh(self) -> None:
+        """Brings the copies up to date with the parameters."""
+        if self.copies is not None:
+            self.copies.copy_(self.parameters)
 
 
 class Optimizer(Protocol):
-    """What the state engine needs of an optimizer: the names of its per-element state, and its step."""
+    """What the state engine needs of an optimizer: the names of its per-element state, and its step.
+
+    `update` number `step` (from 1) changes parameters, slots and copies in place, given gradients times `scale`, and
+    may write to the gradients; where `skip` is 1 it changes nothing else.  These three are 0-dim; the first and the
+    last are float32.
+    """
 
     @property
     def slots(self) -> tuple[str, ...]: ...
 
-    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None: ...
+    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -56,13 +75,14 @@ class AdamW:
         """The names of its per-element state."""
         return ("exp_avg", "exp_avg_sq")
 
-    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
-        """Update number `step` (from 1; float32, 0-dim) in place, or nothing where `skip` (likewise) is 1."""
+    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None:
+        """One update in place."""
+        part.scale(scale)
         _fused_adamw(
-            part.parameters,
-            part.gradients,
-            part.slots["exp_avg"],
-            part.slots["exp_avg_sq"],
+            part.parameters.unbind(),
+            part.gradients.unbind(),
+            part.slots["exp_avg"].unbind(),
+            part.slots["exp_avg_sq"].unbind(),
             [],
             [step] * len(part.parameters),
             lr=lr * part.group.lr_scale,
@@ -74,6 +94,7 @@ class AdamW:
             maximize=False,
             found_inf=skip,
         )
+        part.refresh()
 
 
 @dataclass(frozen=True)
@@ -87,12 +108,13 @@ class SGD:
         """The names of its per-element state."""
         return ("momentum_buffer",) if self.momentum else ()
 
-    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor) -> None:
-        """One update in place, whatever its number, or nothing where `skip` (float32, 0-dim) is 1."""
+    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None:
+        """One update in place, whatever its number."""
+        part.scale(scale)
         _fused_sgd(
-            part.parameters,
-            part.gradients,
-            part.slots.get("momentum_buffer", []),
+            part.parameters.unbind(),
+            part.gradients.unbind(),
+            part.slots["momentum_buffer"].unbind() if self.momentum else [],
             weight_decay=part.group.weight_decay,
             momentum=self.momentum,
             lr=lr * part.group.lr_scale,
@@ -102,3 +124,4 @@ class SGD:
             is_first_step=False,  # without dampening a momentum of zeros says the same
             found_inf=skip,
         )
+        part.refresh()

@@ -13,6 +13,7 @@ from .boxes import Box
 from .buckets import Bucket, Memory, members
 from .flat import Flat
 from .flows import Flats
+from .gradient import Accumulate
 from .loss_scale import LossScale
 from .mesh import Copies, Mesh
 from .optimizers import Optimizer
@@ -27,8 +28,8 @@ class State:
 
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
-    two agree.  In float16 it keeps a loss scale too.  Of buckets that are shared out a rank updates its part, and the
-    rest of the weights is stale until it is gathered.
+    two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  Of buckets
+    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class State:
         optimizer: Optimizer,
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
+        accumulate: Accumulate = Tensor.add_,
     ) -> None:
         self.mesh = mesh
         self._memories = {
-            name: Memory(buckets[name], turns, mesh, dtype, master, optimizer.slots)
+            name: Memory(buckets[name], turns, mesh, dtype, master, optimizer.slots, accumulate)
             for name, turns in members(_specs(model), buckets).items()
         }
         _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})
@@ -118,9 +120,6 @@ class State:
         """
         if self.mesh.watch is not None:
             self.mesh.watch.updating()
-        if scale is not None:
-            for memory in self._memories.values():
-                memory.scale(scale)
         if overflow is not None:
             assert self._loss_scale, "state: only float16 needs a loss scale"
             self._loss_scale.update(overflow, skip)
@@ -128,9 +127,10 @@ class State:
         skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
         self._step += 1 - skipped
         for part in self._parts:
-            self._optimizer.update(part, lr, self._step, skipped)
+            self._optimizer.update(part, lr, self._step, skipped, scale)
         self.zero()
-        self.refresh()
+        if self.mesh.watch is not None:
+            self.mesh.watch.updated()
 
     def boxes(self) -> Iterator[Box]:
         """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.

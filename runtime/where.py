@@ -83,11 +83,16 @@ class Line:
         return call
 
 
-def _place(file: str, number: int) -> str:
-    """A line of the program, after that of the plan, which stands at the end of its comment or in one above it."""
+def plan_line(file: str, number: int) -> str:
+    """`llama.scale:22` for a line of the program, which says so at the end of its comment or of one above it; or ``."""
     above = linecache.getline(file, number - 1).strip()
     comments = [linecache.getline(file, number).partition("#")[2], above[1:] if above.startswith("#") else ""]
-    plan = next((found[1] for comment in comments if (found := re.search(r"(\S+:\d+)\s*$", comment))), "")
+    return next((found[1] for comment in comments if (found := re.search(r"(\S+:\d+)\s*$", comment))), "")
+
+
+def _place(file: str, number: int) -> str:
+    """A line of the program, after that of the plan."""
+    plan = plan_line(file, number)
     return f"{plan}{', ' if plan else ''}{Path(file).name}:{number}"
 
 

@@ -3,6 +3,8 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
+from .accumulate import Accumulate
+from .adamw import AdamW
 from .attention import Attention, Block, Blocks, Merge
 from .cross_entropy import CrossEntropy, LogitParts, rejoined
 from .gates import GeluMul, SiluMul
@@ -14,6 +16,8 @@ from .rms_norm import AddRMSNorm, RMSNorm
 from .rope import Rope, RopePair
 
 __all__ = [
+    "Accumulate",
+    "AdamW",
     "AddLayerNorm",
     "AddRMSNorm",
     "Attention",

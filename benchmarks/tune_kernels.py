@@ -1,0 +1,236 @@
+"""`.venv/bin/python benchmarks/tune_kernels.py [CLASS ...]`: the fastest tiles of kernels on this GPU, into the table.
+
+Every candidate of a class and size is timed in bfloat16, forward and backward together, by CUDA events with a cold L2
+(triton.testing.do_bench, the median); `compiler/tiles.toml` gets the fastest under this chip's name, and keeps what it
+has of other chips, classes and sizes.  Without a GPU it says so and exits with status 1.
+
+Non-goals: no search beyond the lists below, no tiles at run time: a program brings those of its plan's chip.
+"""
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import table
+from torch import Tensor
+
+TABLE = Path(__file__).parent.parent / "compiler" / "tiles.toml"
+HEAD = "# The tiles of kernels: by chip and class, and by the size of what a kernel works on.\n"
+DEVICE = "cuda"
+TOKENS = 8192
+ROPE_SEQ, ROPE_HEADS, ROPE_KV_HEADS = 8192, 32, 8
+
+Tiles = dict[str, dict[str, dict[str, Any]]]
+"""Of a chip: by class, and by size, the arguments of a tile."""
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """How a class is tuned.
+
+    call: what is timed, of a size and a tile.  vary: what a tile may be replaced by, given the size and the best one so
+    far, None at first; each is a round of its own.
+    """
+
+    sizes: Sequence[int]
+    call: Callable[[Any, int, Any], Call]
+    vary: Sequence[Callable[[Any, int, Any], Iterable[Any]]]
+
+
+def main() -> None:
+    """Tunes the classes named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help=f"of {', '.join(SUBJECTS)}; by default all")
+    names = parser.parse_args().classes or [*SUBJECTS]
+    if unknown := set(names) - set(SUBJECTS):
+        parser.error(f"no class of kernels that can be tuned: {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        sys.exit("error: tiles are measured on a GPU, and this machine has none")
+    from scalec.runtime import kernels  # needs triton
+
+    for name in names:
+        for size in SUBJECTS[name].sizes:
+            tile, rows = tuned(kernels, name, size)
+            table(f"{name}, {size}", ("tile", "ms"), [(str(each), f"{ms:.4f}") for each, ms in rows[:5]])
+            known = tomllib.loads(TABLE.read_text()) if TABLE.exists() else {}
+            for each in (name, *ALIKE.get(name, ())):
+                known.setdefault(chip(), {}).setdefault(each, {})[str(size)] = arguments(tile)
+            TABLE.write_text(written(known))
+
+
+def chip() -> str:
+    """The name of this GPU's kind, as nvcc has it."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def tuned(kernels: Any, name: str, size: int) -> tuple[Any, list[tuple[Any, float]]]:
+    """The fastest tile, and all of the last round with their times in ms, fastest first."""
+    subject, best, timed = SUBJECTS[name], None, list[tuple[Any, float]]()
+    for vary in subject.vary:
+        timed = [(tile, _time(partial(subject.call, kernels, size, tile))) for tile in vary(kernels, size, best)]
+        timed.sort(key=lambda pair: pair[1])
+        best = timed[0][0]
+    return best, timed
+
+
+def _time(made: Callable[[], Call]) -> float:
+    """The median of a call, in ms; infinite where the chip has too little for it."""
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench
+
+    try:
+        return float(do_bench(made(), return_mode="median"))
+    except OutOfResources:
+        return float("inf")
+
+
+def written(tables: Mapping[str, Tiles]) -> str:
+    """The table as TOML, sorted: by chip, class and size."""
+    parts = [HEAD]
+    for chip_name, tiles in sorted(tables.items(), key=lambda pair: int(pair[0].removeprefix("sm_"))):
+        for name, by_size in sorted(tiles.items()):
+            lines = [f"{size} = {_inline(tile)}\n" for size, tile in sorted(by_size.items(), key=lambda it: int(it[0]))]
+            parts.append(f"[{chip_name}.{name}]\n{''.join(lines)}")
+    return "\n".join(parts)
+
+
+def arguments(tile: Any) -> dict[str, Any]:
+    """What a tile is made of, without what is so by default."""
+    values = {field.name: (getattr(tile, field.name), field.default) for field in fields(tile)}
+    return {
+        name: arguments(value) if is_dataclass(value) else value
+        for name, (value, default) in values.items()
+        if value != default
+    }
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_inline(each)}' for key, each in value.items())} }}"
+    return str(value)
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+
+
+def _labels(classes: int) -> Tensor:
+    return torch.randint(classes, (TOKENS,), device=DEVICE)
+
+
+def _both(op: Callable[..., Any], operands: Sequence[Tensor], *rest: Any, **options: Any) -> Call:
+    """Forward, and backward of all results that have one."""
+
+    def call() -> object:
+        made = op(*operands, *rest, **options)
+        results = [it for it in (made if isinstance(made, tuple) else (made,)) if it.requires_grad]
+        return torch.autograd.grad(results, operands, [torch.ones_like(it) for it in results])
+
+    return call
+
+
+def _norm(name: str, terms: int, kernels: Any, size: int, tile: Any) -> Call:
+    x = [_randn(TOKENS, size) for _ in range(terms)]
+    return _both(getattr(kernels, name)({size: tile}), [*x, _randn(size)], eps=1e-5)
+
+
+def _rope(name: str, kernels: Any, size: int, tile: Any) -> Call:
+    heads = (ROPE_HEADS, ROPE_KV_HEADS)[: 2 if name == "RopePair" else 1]
+    angles = torch.randn(2, ROPE_SEQ, 1, 1, size, device=DEVICE, dtype=torch.bfloat16)
+    return _both(getattr(kernels, name)({size: tile}), [_randn(ROPE_SEQ, 1, each, size) for each in heads], angles)
+
+
+def _gate(name: str, kernels: Any, size: int, tile: Any) -> Call:
+    return _both(getattr(kernels, name)({size: tile}), [_randn(TOKENS, size) for _ in range(2)])
+
+
+def _loss(name: str, kernels: Any, size: int, tile: Any) -> Call:
+    return _both(getattr(kernels, name)({size: tile}), [_randn(TOKENS, size)], _labels(size))
+
+
+def _attention(kernels: Any, size: int, blocks: Any) -> Call:
+    shapes = [(2, TOKENS // 2, heads, size) for heads in (ROPE_HEADS, ROPE_KV_HEADS, ROPE_KV_HEADS)]
+    return _both(kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], 1)
+
+
+def _adamw(kernels: Any, size: int, tile: Any) -> Call:
+    from scalec.runtime.optimizers import Group, Part
+
+    p, g, m, v = (torch.rand(1, size, device=DEVICE) for _ in range(4))
+    part = Part(Group(weight_decay=0.1), p, g, {"exp_avg": m, "exp_avg_sq": v}, p.bfloat16())
+    one, zero = torch.ones((), device=DEVICE), torch.zeros((), device=DEVICE)
+    return lambda: kernels.AdamW(tile=tile).update(part, 1e-9, one, zero, one)
+
+
+WARPS = (1, 2, 4, 8, 16, 32)
+
+
+def _rows(kernels: Any, size: int, best: Any) -> Iterable[Any]:
+    """Whole rows, with 4 to 64 elements for each thread."""
+    width = 1 << (size - 1).bit_length()
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        for warps in WARPS:
+            if 4 <= rows * width / (32 * warps) <= 64:
+                yield kernels.Tile(rows=rows, warps=warps)
+
+
+def _programs(kernels: Any, size: int, best: Any) -> Iterable[Any]:
+    """One to eight programs for each multiprocessor."""
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    return [replace(best, programs=processors * each) for each in (1, 2, 4, 8)]
+
+
+def _columns(kernels: Any, size: int, best: Any) -> Iterable[Any]:
+    """Blocks of a row, with 4 to 32 elements for each thread."""
+    for columns in (256, 512, 1024, 2048, 4096, 8192):
+        for warps in WARPS:
+            if 4 <= columns / (32 * warps) <= 32:
+                yield kernels.Tile(rows=1, warps=warps, columns=columns)
+
+
+BLOCKS = [
+    (queries, keys, warps, stages)
+    for queries in (64, 128)
+    for keys in (32, 64, 128)
+    for warps in (4, 8)
+    for stages in (2, 3)
+]
+
+
+def _blocks(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
+    """One kernel's blocks, the other two's as they are; at first all alike, for the forward kernel."""
+    blocks = [kernels.Block(*each) for each in BLOCKS]
+    return [replace(best, **{part: each}) if best else kernels.Blocks(each, blocks[0], blocks[0]) for each in blocks]
+
+
+HIDDEN = (64, 128, 256, 1024, 2048, 4096, 8192, 16384)
+FFN = (1024, 4096, 8192, 14336, 28672)
+VOCABULARIES = (16032, 32064, 50304, 128256)
+HEADS = (64, 128, 256)
+
+SUBJECTS = {
+    "RMSNorm": Subject(HIDDEN, partial(_norm, "RMSNorm", 1), [_rows, _programs]),
+    "AddRMSNorm": Subject(HIDDEN, partial(_norm, "AddRMSNorm", 2), [_rows, _programs]),
+    "LayerNorm": Subject(HIDDEN, partial(_norm, "LayerNorm", 1), [_rows, _programs]),
+    "AddLayerNorm": Subject(HIDDEN, partial(_norm, "AddLayerNorm", 2), [_rows, _programs]),
+    "Rope": Subject(HEADS, partial(_rope, "Rope"), [_rows]),
+    "RopePair": Subject(HEADS, partial(_rope, "RopePair"), [_rows]),
+    "SiluMul": Subject(FFN, partial(_gate, "SiluMul"), [_columns]),
+    "GeluMul": Subject(FFN, partial(_gate, "GeluMul"), [_columns]),
+    "CrossEntropy": Subject(VOCABULARIES, partial(_loss, "CrossEntropy"), [_columns]),
+    "LogitParts": Subject(VOCABULARIES, partial(_loss, "LogitParts"), [_columns]),
+    "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
+    "AdamW": Subject((1 << 28,), _adamw, [_columns]),
+}
+ALIKE = {"CrossEntropy": ["LinearCrossEntropy"], "LogitParts": ["LinearParts"]}
+"""Classes that start the same kernels, on logits of the same size."""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Gradients of one element type added to sums of a wider one, in one pass.
+
+torch adds tensors of two element types one element at a time, without loads of 16 bytes; what it only casts, it does
+with them, so that no kernel is needed there.
+
+Non-goals: when a gradient is added, and to what (`gradient`).
+"""
+# pyright: basic
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import launching
+from .launching import Tile
+
+
+@triton.jit
+def _kernel(total, x, size, COLUMNS: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * COLUMNS
+    at = tl.arange(0, COLUMNS)
+    mask = at < size - start
+    total += start
+    x += start
+    added = tl.load(total + at, mask, other=0.0).to(tl.float32) + tl.load(x + at, mask, other=0.0).to(tl.float32)
+    tl.store(total + at, added.to(total.dtype.element_ty), mask)
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """total += x, of one shape, in float32 at least; torch does it where both have one element type or total has gaps.
+
+    Moves 10 bytes for each element of bfloat16 that is added to float32.
+    """
+
+    tile: Tile = Tile(rows=1, warps=4, columns=2048)
+
+    def __call__(self, total: Tensor, x: Tensor) -> None:
+        """In place."""
+        size = x.numel()
+        same = total.dtype == x.dtype or not total.is_contiguous()
+        if same or launching.tile_for(self, {size: self.tile}, size, total, x) is None:
+            total.add_(x)
+            return
+        grid = (launching.blocks(size, self.tile.columns),)
+        launching.launch(_kernel, grid, total, x.contiguous(), size, warps=self.tile.warps, COLUMNS=self.tile.columns)
