@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F

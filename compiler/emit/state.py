@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from ..ir import PRECISIONS, Bucket, Program
+from ..kernels import accumulates, optimizer_tile
 from ..layout import shard_axes
 from ..routes import Route, routes
 from ..settings import Flow, Group
@@ -63,7 +64,8 @@ def optimizer(program: Program) -> str:
     """The optimizer as a call."""
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)})"
+        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)}{tile})"
     return f"SGD(momentum={literal(settings.momentum)})"
 
 
@@ -75,4 +77,5 @@ def compute(program: Program) -> str:
 def dtypes(program: Program) -> str:
     """The element types of the working copy and of the masters, as arguments."""
     stored = program.params[0].type.dtype
-    return f"dtype={DTYPES[compute(program)]}, master={DTYPES[stored]}"
+    adds = ", accumulate=Accumulate()" if accumulates(program) else ""
+    return f"dtype={DTYPES[compute(program)]}, master={DTYPES[stored]}{adds}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ..ir import ITEM_BYTES, MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
+from ..ir import MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from .algebra import CONTRACT
 from .loss import SMOOTHING, wide
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes

@@ -13,7 +13,7 @@ from .classes import Class, Model, Place
 from .declarations import read_class
 from .forward import Forward
 from .held import read_staged_class
-from .kernels import CLASSES, kernels
+from .kernels import NAMES, kernels
 from .rows import constants, crossing
 from .settings import check_build, check_plan, model_class
 from .staged import StagedForward
@@ -42,7 +42,7 @@ SETTINGS = set("AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD St
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,
-    "scalec.runtime.kernels": CLASSES,
+    "scalec.runtime.kernels": NAMES,
     "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL)
     | {"recompute", "recomputed", "regather"}
     | STEPS

@@ -7,6 +7,7 @@ import ast
 from fnmatch import fnmatchcase
 
 from ...ir import Bucket, Op, Program, Type, base, walk
+from ...kernels import accumulates, optimizer_tile
 from ...layout import shard_axes
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
@@ -40,7 +41,8 @@ def check_build(
     _check_buckets(body[1], program, paths)
     demand_same(body[2], f"{optimizer} = {made}")
     (master,) = {p.type.dtype for p in program.params}
-    kept = f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"
+    adds = ", accumulate=Accumulate()" if accumulates(program) else ""
+    kept = f"dtype={DTYPES[dtype]}, master={DTYPES[master]}{adds}"
     demand_same(body[-1], f"return {model}, State({model}, mesh, {buckets}, {optimizer}, {kept})")
 
 
@@ -54,7 +56,8 @@ def _target(stmt: ast.stmt) -> str:
 def _optimizer(program: Program) -> str:
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        return f"AdamW(betas={tuple(settings.betas)!r}, eps={settings.eps!r})"
+        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        return f"AdamW(betas={tuple(settings.betas)!r}, eps={settings.eps!r}{tile})"
     return f"SGD(momentum={settings.momentum!r})"
 
 
