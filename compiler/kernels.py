@@ -163,5 +163,6 @@ def _nearest(tiles: dict[str, Tile], size: int) -> Tile:
 
 def _call(name: str, arguments: Tile) -> str:
     """A tile as a call."""
-    given = (f"{key}={_call(PARTS[name], v) if isinstance(v, dict) else v}" for key, v in arguments.items())
+    part = PARTS.get(name)
+    given = (f"{key}={_call(part, value) if part else value}" for key, value in arguments.items())
     return f"{name}({', '.join(given)})"

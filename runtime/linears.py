@@ -22,7 +22,9 @@ def linears(
     the gradient of x in place.
     """
     results = cast(tuple[Tensor, ...], cast(Any, _Linears).apply(apart, x, *weights))
-    return results if into is None else tuple(y.unflatten(-1, sizes) for y, sizes in zip(results, into, strict=True))
+    if into is None:
+        return results
+    return tuple(y.view(*y.shape[:-1], *sizes) for y, sizes in zip(results, into, strict=True))
 
 
 class _Linears(Function):

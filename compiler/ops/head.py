@@ -118,7 +118,7 @@ def _part_dx(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     _, _, x, weight, *_ = types
     logits = _logits(program, x, weight, op)
     single = Op(CONTRACT.name, (), (), (("over", (classes_of(op, weight),)),), span=op.span)
-    return CONTRACT.infer(program, (logits, weight), single)[:1]
+    return [*CONTRACT.infer(program, (logits, weight), single)]
 
 
 def _part_dw(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -126,7 +126,7 @@ def _part_dw(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     _, _, x, weight, *_ = types
     logits = _logits(program, x, weight, op)
     single = Op(CONTRACT.name, (), (), (("over", tokens_of(op, x)),), span=op.span)
-    return CONTRACT.infer(program, (logits, x), single)[:1]
+    return [*CONTRACT.infer(program, (logits, x), single)]
 
 
 def _part_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
