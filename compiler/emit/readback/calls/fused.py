@@ -51,11 +51,9 @@ def linears(e: Expressions, call: ast.Call) -> Seen:
     several = any(len(sizes) > 1 for sizes in into)
     demand(call, given.get("into") == (into if several else None), f"the weights have {into}")
     attrs: dict[str, Attr] = {"over": over.pop()}
-    match given.get("apart"):
-        case tuple() as apart:
-            attrs["apart"] = tuple(map(str, cast(tuple[object, ...], apart)))
-        case other:
-            demand(call, other is None, "`apart` is no tuple")
+    if apart := given.get("apart"):
+        demand(call, isinstance(apart, tuple), "`apart` is no tuple")
+        attrs["apart"] = tuple(map(str, cast(tuple[object, ...], apart)))
     results = e.take(call, "contracts", [x, *weights], attrs)
     for y, w in zip(results, weights, strict=True):
         dims = (*(dim for group in x.groups[:-1] for dim in group), *w.groups[0])
