@@ -7,15 +7,17 @@ Non-goals: time and memory; in which order a pipeline's rank does what its stage
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import chain, groupby
+from itertools import chain, groupby, starmap
 from math import prod
 from typing import Literal
 
 from attrs import evolve, frozen
 
+from .chunks import Chunk, chunks, needed
 from .ir import ITEM_BYTES, MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, base, types, walk
 from .placements import coercion_of, ends
-from .portions import of_rank, of_stage
+from .portions import of_rank, of_stage, with_chunks
+from .routes import chunk_moves
 from .schedules.actions import Work
 from .stages import crossing, has, stages
 
@@ -46,6 +48,7 @@ class Collective:
     line     the plan's line that asks for it, as `name.scale:7`
     rank     along the pipeline's axis, of the ranks that do it; None without a pipeline
     stage    which does it in each of its actions `where`; None at the scope of the step
+    chunk    the rank's stages whose part of the bucket it moves: before its row, or as soon as all of them have ended
     peer     the rank along the pipeline's axis at a message's other end
     among    the ranks of the axis that take part, if not all do
     """
@@ -68,6 +71,7 @@ class Collective:
     line: str
     rank: int | None = None
     stage: int | None = None
+    chunk: tuple[int, ...] = ()
     peer: int | None = None
     among: tuple[int, ...] = ()
 
@@ -115,14 +119,50 @@ def parameter_count(program: Program) -> int:
 
 
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
-    """What a rank of a pipeline does before its row, for each of its stages, and behind its row."""
-    account = _Account(of_rank(program, rank))
+    """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
+    account, moves = _Account(of_rank(program, rank)), _ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
+            yield from moves.gathers()
             yield from chain.from_iterable(_of_stage(program, pipeline, stage) for stage in has(pipeline, rank))
+            yield from moves.reductions()
         else:
-            found = account.within(evolve(program.region, body=tuple(body)), (), "step")
+            rest = tuple(stmt for stmt in body if stmt not in moves.ops)
+            found = account.within(evolve(program.region, body=rest), (), "step")
             yield from (evolve(each, rank=rank) for each in found if not each.among or rank in each.among)
+
+
+class _ChunkMoves:
+    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once."""
+
+    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
+        assert pipeline.schedule, "account: a pipeline without rows"
+        self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
+        self._chunks = chunks(program, rank)
+        self._bucket = _Account(program).bucket
+        self.ops = [op for op in chunk_moves(program) if coercion_of(op).collective]
+
+    def gathers(self) -> Iterator[Collective]:
+        """In the order in which stages begin; of those buckets together that the step gathers over the same axes."""
+        gathers = [op for op in self.ops if ends(op)[0].kind is Kind.SHARDED]
+        for _, run in groupby(gathers, key=lambda op: op.names("axes")):
+            pairs = ((chunk, op) for op in run for chunk in self._of(op))
+            yield from starmap(self._moved, sorted(pairs, key=lambda pair: pair[0].stages))
+
+    def reductions(self) -> Iterator[Collective]:
+        """In the order in which stages end."""
+        sums = [op for op in self.ops if ends(op)[0].kind is Kind.PARTIAL]
+        pairs = ((chunk, op) for op in sums for chunk in self._of(op))
+        yield from starmap(self._moved, sorted(pairs, key=lambda pair: needed(self._row, pair[0]).end))
+
+    def _of(self, op: Op) -> list[Chunk]:
+        return [chunk for chunk in self._chunks if chunk.bucket == self._bucket(op)]
+
+    def _moved(self, chunk: Chunk, op: Op) -> Collective:
+        (found,) = _Account(with_chunks(self._program, [chunk])).within(
+            evolve(self._program.region, body=(op,)), (), "step"
+        )
+        return evolve(found, rank=self._rank, chunk=chunk.stages)
 
 
 def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
@@ -210,7 +250,7 @@ class _Account:
         found: dict[str, list[Op]] = {str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"}
         for op in body:
             if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.PARTIAL:
-                found.get(self._bucket(op), []).append(op)
+                found.get(self.bucket(op), []).append(op)
         return found
 
     def _stands(self, stmt: Stmt) -> bool:
@@ -232,7 +272,7 @@ class _Account:
         every, among = int(str(dict(op.attrs).get("every", 1))), tuple(map(int, op.names("among")))
         return Collective(
             use=use,
-            bucket=self._bucket(op),
+            bucket=self.bucket(op),
             op=coercion_of(op).collective,
             maximum=ends(op)[0].kind is Kind.MAXIMUM,
             axes=axes,
@@ -256,15 +296,15 @@ class _Account:
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
     def _use(self, op: Op, where: Where) -> Use:
-        if self._bucket(op):
+        if self.bucket(op):
             return "parameters" if ends(op)[0].kind is Kind.SHARDED else "gradients"
         return "totals" if where == "step" else "activations"
 
     def _turns(self, op: Op) -> tuple[str, ...]:
         """The dims of the turns whose flat buffers a coercion takes as one stack."""
-        return self._types[op.inputs[0]].dims[:-1] if self._bucket(op) else ()
+        return self._types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
 
-    def _bucket(self, op: Op) -> str:
+    def bucket(self, op: Op) -> str:
         """Whose flat buffer a coercion takes, "" for none."""
         return self._flats.get("".join(self._types[op.inputs[0]].dims[-1:]), "")
 

@@ -36,13 +36,27 @@ class Route:
 
 
 def routes(program: Program) -> dict[str, Route]:
-    """The route of each bucket, by name."""
-    known = types(program)
+    """The route of each bucket, by name; sums over the stages of a pipeline are no part of it."""
+    known, stages = types(program), program.pipeline.axis if program.pipeline else ""
     found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
     for op, is_step in _placed(program.region, True):
-        if op.kind == "coerce" and known[op.inputs[0]].dims and known[op.inputs[0]].dims[-1] in found:
-            found[known[op.inputs[0]].dims[-1]].append((op, is_step))
+        dim = "".join(known[op.inputs[0]].dims[-1:]) if op.kind == "coerce" and stages not in op.names("axes") else ""
+        if dim in found:
+            found[dim].append((op, is_step))
     return {bucket.name: _route(bucket, found[bucket.dim]) for bucket in program.buckets}
+
+
+def chunk_moves(program: Program) -> list[Op]:
+    """The coercions of flat buffers that a rank of a pipeline does to each of its chunks; none without a pipeline.
+
+    Sums over stages are not among them, which come behind the rows.
+    """
+    pipeline, flats = program.pipeline, {bucket.dim for bucket in program.buckets}
+    if not pipeline:
+        return []
+    coercions = (stmt for stmt in program.region.body if isinstance(stmt, Op) and stmt.kind == "coerce")
+    moved = (op for op in coercions if flats & {*op.outputs[0].type.dims})
+    return [op for op in moved if pipeline.axis not in op.names("axes")]
 
 
 def _route(bucket: Bucket, ops: list[tuple[Op, bool]]) -> Route:

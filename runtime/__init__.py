@@ -9,6 +9,7 @@ Non-goals: nothing here knows plans' text, the IR or the compiler.
 
 from .again import recompute, recomputed
 from .buckets import Bucket
+from .chunks import reduce_each
 from .collectives import (
     all_gather,
     all_gather_,

@@ -5,11 +5,13 @@ that it comes in the order of the IR: gathers again, the turn's own backward, re
 Non-goals: what the step does with buckets (`step`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 
 from attrs import frozen
 
+from ..account import places
+from ..chunks import chunks
 from ..ir import Bucket, Op, Program, Stmt, walk
 from ..routes import Route, routes
 from .lines import Lines
@@ -89,12 +91,20 @@ def _elements(program: Program, bucket: Bucket) -> int:
 def gathered(program: Program, *of: Route) -> str:
     """The sizes of gathered buffers of a turn, all of one element type."""
     sizes = " + ".join(f"{_elements(program, route.bucket) * program.degree(route.gather):,}" for route in of)
-    (dtype,) = {dtype for route in of for dtype in _working(program, route.bucket)}
-    return f"{f'({sizes})' if len(of) > 1 else sizes} × {dtype}"
+    return f"{f'({sizes})' if len(of) > 1 else sizes} × {working(program, *of)}"
 
 
-def _working(program: Program, bucket: Bucket) -> Iterator[str]:
-    """The element types of a bucket's parameters as the model uses them."""
-    for op in walk(program.region.body):
-        if op.kind == "unpack" and op.get("bucket") == bucket.name:
-            yield from (value.type.dtype for value in op.outputs)
+def largest(program: Program, *of: Route) -> str:
+    """The most elements that any rank has of one chunk of each of these buckets."""
+    own = [chunk for rank in places(program) for chunk in chunks(program, rank)]
+    sizes = [max(chunk.size for chunk in own if chunk.bucket == route.bucket.name) for route in of]
+    text = " + ".join(f"{size:,}" for size in sizes)
+    return f"up to {f'({text})' if len(of) > 1 else text}"
+
+
+def working(program: Program, *of: Route) -> str:
+    """The element type of buckets' parameters as the model uses them, which is one."""
+    names = {route.bucket.name for route in of}
+    unpacks = (op for op in walk(program.region.body) if op.kind == "unpack" and op.get("bucket") in names)
+    (dtype,) = {value.type.dtype for op in unpacks for value in op.outputs}
+    return dtype

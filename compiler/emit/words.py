@@ -37,9 +37,9 @@ RUNTIME = tuple(
     State Stored Text Tokens all_gather all_gather_ all_gather_invariant all_reduce all_reduce_ all_to_all attention
     await_weights clip_scale concat count_valid cross_entropy dropout embedding exp fork free_weights gather_each
     gather_weights invariant layer_norm max_logit mean mean_square normal once once_replicated ones pad_shard
-    recompute recomputed reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
-    rope_table shard sigmoid softcap softmax_parts split split_embedding split_linear sum_squares take_shard tanh
-    token_loss train weight zeros
+    recompute recomputed reduce_each reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm
+    rms_scaled rope rope_table shard sigmoid softcap softmax_parts split split_embedding split_linear sum_squares
+    take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
