@@ -22,7 +22,7 @@ class Route:
     scatter  the axes over which its gradient is reduced and scattered at once
     add      the axes over which what is left is reduced
     sent     the element type of what is sent then
-    keeps_weights    whether parameters stay gathered for the step, rather than for one turn at a time
+    keeps_weights    whether parameters stay gathered for the step, rather than for one turn, or to the end of a stage
     keeps_gradients  whether gradients add up over microbatches before they are reduced, once in a step
     """
 
@@ -43,7 +43,7 @@ def routes(program: Program) -> dict[str, Route]:
         dim = "".join(known[op.inputs[0]].dims[-1:]) if op.kind == "coerce" and stages not in op.names("axes") else ""
         if dim in found:
             found[dim].append((op, is_step))
-    return {bucket.name: _route(bucket, found[bucket.dim]) for bucket in program.buckets}
+    return {bucket.name: _route(program, bucket, found[bucket.dim]) for bucket in program.buckets}
 
 
 def chunk_moves(program: Program) -> list[Op]:
@@ -59,7 +59,7 @@ def chunk_moves(program: Program) -> list[Op]:
     return [op for op in moved if pipeline.axis not in op.names("axes")]
 
 
-def _route(bucket: Bucket, ops: list[tuple[Op, bool]]) -> Route:
+def _route(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> Route:
     gathers = [(op, is_step) for op, is_step in ops if ends(op)[0].kind is Kind.SHARDED]
     scatters = [op for op, _ in ops if (ends(op)[0].kind, ends(op)[1].kind) == (Kind.PARTIAL, Kind.SHARDED)]
     adds = [op for op, _ in ops if (ends(op)[0].kind, ends(op)[1].kind) == (Kind.PARTIAL, Kind.INVARIANT)]
@@ -69,9 +69,14 @@ def _route(bucket: Bucket, ops: list[tuple[Op, bool]]) -> Route:
         scatter=scatters[0].names("axes") if scatters else (),
         add=adds[0].names("axes") if adds else (),
         sent=next((op.outputs[0].type.dtype for op in (*scatters, *adds)), bucket.type.dtype),
-        keeps_weights=all(is_step for _, is_step in gathers),
+        keeps_weights=all(is_step for _, is_step in gathers) and not (gathers and _frees(program, bucket)),
         keeps_gradients=all(is_step for op, is_step in ops if op in scatters or op in adds),
     )
+
+
+def _frees(program: Program, bucket: Bucket) -> bool:
+    """Whether stages of a pipeline, which gather once in a step, free their parameters when they end."""
+    return program.pipeline is not None and bool(program.state_of(bucket.params[0]).parameters)
 
 
 def _placed(region: Region, is_step: bool) -> Iterator[tuple[Op, bool]]:

@@ -82,7 +82,8 @@ def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
     """What a bucket must say of how it is kept: whatever is not so by itself."""
     _, forward, backward = blocks(program)
     keeps = {
-        "keeps_weights": not any(_is(op, "unpack", bucket) for op in walk(forward.body)),
+        "keeps_weights": not any(_is(op, "unpack", bucket) for op in walk(forward.body))
+        and not _frees(program, bucket),
         "keeps_gradients": not any(_is(op, "pack", bucket) for op in walk(backward.body)),
     }
     kept: dict[str, object] = {name: False for name, holds in keeps.items() if not holds}
@@ -92,7 +93,13 @@ def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
         among = pipeline.ranks_of(bucket.params[0])
         kept |= {"stages": pipeline.axis} | ({"among": among} if len(among) > 1 else {})
     ahead = program.flow.prefetch
-    return kept | ({"prefetch": ahead} if ahead != 1 and not keeps["keeps_weights"] else {})
+    return kept | ({"prefetch": ahead} if ahead != 1 and bucket.turns and not keeps["keeps_weights"] else {})
+
+
+def _frees(program: Program, bucket: Bucket) -> bool:
+    """Whether stages free the bucket's parameters when they end: where ranks are to share these out too."""
+    parameters = program.state_of(bucket.params[0]).parameters
+    return program.pipeline is not None and bool({*parameters} & {*shard_axes(program, bucket)})
 
 
 def _is(op: Op, kind: str, bucket: Bucket) -> bool:
