@@ -76,7 +76,7 @@ def _route(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> Rout
 
 def _frees(program: Program, bucket: Bucket) -> bool:
     """Whether stages of a pipeline, which gather once in a step, free their parameters when they end."""
-    return program.pipeline is not None and bool(program.state_of(bucket.params[0]).parameters)
+    return program.pipeline is not None and any(program.state_of(name).parameters for name in bucket.params[:1])
 
 
 def _placed(region: Region, is_step: bool) -> Iterator[tuple[Op, bool]]:

@@ -124,6 +124,7 @@ __all__ = [
     "pad_shard",
     "recompute",
     "recomputed",
+    "reduce_each",
     "reduce_gradients",
     "reduce_scatter",
     "reduce_scatter_",

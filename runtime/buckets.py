@@ -74,9 +74,11 @@ class Memory:
         dtype: torch.dtype,
         master: torch.dtype,
         slots: tuple[str, ...],
-        stages: tuple[int, ...] = (),
+        stages: tuple[int, ...],
+        reductions: Reductions,
     ) -> None:
         self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*turns]), stages
+        self.reductions = reductions
         axis = mesh.axis(*bucket.shards)
         layouts = [Layout(members, mesh, axis) for members in turns.values()]
         assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, "bucket: odd turns"
@@ -90,7 +92,6 @@ class Memory:
         self._master = zeros(layout.part, master) if dtype != master else self._part
         self._gradient = zeros(layout.size if bucket.keeps_gradients else layout.part, master)
         self._slots = {slot: zeros(layout.part, master) for slot in slots}
-        self.reductions = Reductions(mesh.device)
         indices = product(*map(range, self._shape))
         self.flats = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
         for one, next_ in pairwise(flat.working for flat in self.flats):
@@ -159,10 +160,10 @@ def memories(
     left, found = dict(specs), dict[str, list[Memory]]()
     for name, bucket in buckets.items():
         claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
-        found[name] = [
-            Memory(bucket, by_turns(own) if bucket.turns else {(): whole(own)}, mesh, dtype, master, slots, stages)
-            for stages, own in _chunks(bucket, claims, holders).items()
-        ]
+        reductions = Reductions(mesh.device)
+        for stages, own in _chunks(bucket, claims, holders).items():
+            turns = by_turns(own) if bucket.turns else {(): whole(own)}
+            found.setdefault(name, []).append(Memory(bucket, turns, mesh, dtype, master, slots, stages, reductions))
     assert not left, f"state: in no bucket: {', '.join(left)}"
     return found
 

@@ -95,7 +95,8 @@ class State:
     def gradients(self) -> dict[str, Any]:
         """Each bucket's flat gradient, by name: this rank's sum since the last update; of turns, its part, reduced.
 
-        Of a pipeline, this rank's part of each chunk, reduced but over stages: a list, or what several ranks have alike.
+        Of a pipeline a list, of this rank's part of each chunk; of what several ranks have, which is one, its part,
+        reduced but among these.
         """
         self._finish()
         assert all(flat.gradient.left == 0 for flat in self._flats()), "state: backward has not come by every turn"

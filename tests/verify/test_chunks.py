@@ -7,13 +7,12 @@ from functools import cache
 
 import pytest
 
-from scalec.compiler.chunks import chunks, needed
+from scalec.compiler.chunks import chunks
 from scalec.compiler.verify.audit import Bench, Fate
 from scalec.compiler.verify.field import Field
-from scalec.compiler.verify.moves import moves
 from scalec.compiler.verify.mutants import chunk_mutants
 from scalec.compiler.verify.mutants.chunks import AWAITED, BEGUN, CHUNKS, FREED
-from scalec.compiler.verify.proof import case_of, prove
+from scalec.compiler.verify.proof import case_of
 from scalec.compiler.verify.shapes import meshes
 from verify.piped import compiled, of_model
 
