@@ -198,7 +198,7 @@ class Scope:
         """`*gradients["…"]` of a bucket that may have several chunks, as if it had one."""
         inner = node.value if isinstance(node, ast.Starred) else node
         match inner:
-            case ast.Subscript(slice=ast.Constant(value=str(bucket))):
+            case ast.Subscript(slice=ast.Constant(value=str(bucket))) if bucket in self.state.gradients:
                 chunks = self.state.has_chunks(self.program.bucket(bucket))
                 demand(
                     node, isinstance(node, ast.Starred) == chunks, f"takes `{bucket}` {'whole' if chunks else 'apart'}"
