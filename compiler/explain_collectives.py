@@ -96,7 +96,10 @@ def _alike(program: Program, each: Collective) -> tuple[str, str, str, str]:
 
 
 def _where(program: Program, each: Collective) -> str:
-    """For instance `backward, last microbatch x 80 layers`."""
+    """For instance `backward, last microbatch x 80 layers`, or `behind stage 2`."""
+    if each.chunk:
+        stages = f"stage{'s' * (len(each.chunk) > 1)} {', '.join(map(str, each.chunk))}"
+        return f"{'before' if each.use == 'parameters' else 'behind'} {stages}"
     turns = (_turns(program, loop, each.last) for loop in each.loops)
     return ", ".join(filter(None, (each.where, " x ".join(turns))))
 
