@@ -5,7 +5,8 @@ Non-goals: the list itself (`account`), its figures (`traffic`), and JSON (`emit
 
 from collections.abc import Iterator, Sequence
 
-from .account import Collective, Use, collectives, places
+from .account import collectives, places
+from .collective import Collective, Use
 from .ir import MICROBATCHES, Program, base
 from .portions import of_rank
 from .summary import amount, axes_of, headline, launch, table

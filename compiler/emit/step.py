@@ -1,10 +1,10 @@
 """The lines of `train_step` and `eval_step`: what a step does around the model's forward and backward.
 
 Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`), and what buckets of turns
-do inside it (`turns`): here their gathers begin, and the reductions that backward began end.
+do inside it (`turns`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import evolve, frozen
 
@@ -13,10 +13,10 @@ from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ops.dropout import are_draws
 from ..placements import ends
 from ..portions import of_rank
-from ..routes import Route, chunk_moves, routes
-from .step_parts import Function, Ranks, Squares, lined
-from .turns import gathered, largest, working
-from .words import DTYPES, axes_word, call, identifier, literal
+from ..routes import chunk_moves
+from .flats import gather_each, reduce_each, runs
+from .step_parts import Function, Ranks, Squares
+from .words import DTYPES, axes_word, identifier, literal
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
@@ -59,7 +59,7 @@ class _Step:
         self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
         self._given = ["flats"] if any(bucket.turns for bucket in program.buckets) else []
         self._chunked = chunk_moves(program)
-        self._runs = {run[0].bucket.name: run for run in _runs(program)}  # by the first bucket's name
+        self._runs = {run[0].bucket.name: run for run in runs(program)}  # by the first bucket's name
 
     def coerce(self, op: Op) -> None:
         """The sum of a scalar stands inside another line, that of a bucket is a line."""
@@ -93,13 +93,7 @@ class _Step:
         if ends(op)[0].kind is not Kind.SHARDED or not run:
             return
         self._both_flats()
-        arguments = [self._group(op), *(f"flats[{literal(route.bucket.name)}]" for route in run)]
-        if self._chunked:
-            comment = f"S→R  {largest(self._program, *run)} × {working(self._program, *run)}, awaited by each stage"
-        else:
-            turns = " × ".join(f"{self._program.size(dim)}" for dim in bucket.turns)
-            comment = f"S→R  {turns} × {gathered(self._program, *run)}, awaited by each turn"
-        self._both(call("gather_each", arguments, 4, after=0), comment)
+        self._both(*gather_each(self._program, run, self._group(op)))
 
     def _both_flats(self) -> None:
         """The buffers of turns, which training is told the number of microbatches for, or of chunks."""
@@ -166,23 +160,10 @@ class _Step:
         """The rows of the pipeline's schedule, and how stages reduce the gradients of chunks where they end."""
         run, evaluate = ["model", "batch", self._seed, "mesh"], ["model", "batch", "mesh"]
         if self._chunked:
-            self.train.lines += ["reductions = [", *self._reductions(), "]"]
+            self.train.lines += ["reductions = [", *reduce_each(self._program, self._named), "]"]
             run, evaluate = [*run, "flats", "reductions"], [*evaluate, "flats"]
         self.train.add(f"loss = PIPELINE.run({', '.join(run)})", "forward, backward")
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", "forward")
-
-    def _reductions(self) -> Iterator[str]:
-        """Those of each bucket, in the order of the IR."""
-        of = routes(self._program)
-        for bucket in self._program.buckets:
-            over = {"scatter": of[bucket.name].scatter, "add": of[bucket.name].add}
-            if any(over.values()):
-                groups = (f"{word}={self._named(Ranks(axes))}" for word, axes in over.items() if axes)
-                sent = [f"dtype={DTYPES[of[bucket.name].sent]}"] * (of[bucket.name].sent != bucket.type.dtype)
-                line = call("reduce_each", [f"flats[{literal(bucket.name)}]", *groups, *sent], 8)
-                change = ", ".join(word for word, axes in zip(("P→S", "P→I"), over.values(), strict=True) if axes)
-                size = f"{largest(self._program, of[bucket.name])} × {of[bucket.name].sent}"
-                yield from lined(f"    {line},", f"{change}  {size}, behind each stage")
 
     def _loop(self, region: Region) -> None:
         names = [base(arg.value.name) for arg in region.args]
@@ -206,8 +187,8 @@ class _Step:
             return
         self._both(f"loss = {self.text[op.inputs[0]]} * share", "mean over the step's labels")
         self.text[op.outputs[0].name] = "loss"
-        complete = "  # complete: what backward began" if self._given or self._chunked else ""
-        self.train.lines.append(f"gradients = state.gradients(){complete}")
+        began = "stages" if self._chunked else "backward" if self._given else ""
+        self.train.lines.append(f"gradients = state.gradients(){f'  # complete: what {began} began' if began else ''}")
 
     def pack(self, op: Op) -> None:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""
@@ -267,25 +248,6 @@ class _Step:
     def _both(self, code: str, comment: str = "") -> None:
         for function in (self.train, self.evaluate):
             function.add(code, comment)
-
-
-def _runs(program: Program) -> list[list[Route]]:
-    """The buckets whose turns are all gathered at once, those together that follow each other and turn alike."""
-    of, flats = (
-        routes(program),
-        {bucket.dim: bucket.name for bucket in program.buckets if bucket.turns or program.pipeline},
-    )
-    runs: list[list[Route]] = []
-    for op in program.region.body:
-        if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
-            if not (name := flats.get("".join(op.outputs[0].type.dims[-1:]))):
-                continue
-            last, route = runs[-1][-1] if runs else None, of[name]
-            if last and (last.bucket.turns, last.gather) == (route.bucket.turns, route.gather):
-                runs[-1].append(route)
-            else:
-                runs.append([route])
-    return runs
 
 
 WRITERS: dict[str, Callable[[_Step, Op], None]] = {

@@ -10,8 +10,6 @@ from math import prod
 
 from attrs import frozen
 
-from ..account import places
-from ..chunks import chunks
 from ..ir import Bucket, Op, Program, Stmt, walk
 from ..routes import Route, routes
 from .lines import Lines
@@ -92,14 +90,6 @@ def gathered(program: Program, *of: Route) -> str:
     """The sizes of gathered buffers of a turn, all of one element type."""
     sizes = " + ".join(f"{_elements(program, route.bucket) * program.degree(route.gather):,}" for route in of)
     return f"{f'({sizes})' if len(of) > 1 else sizes} × {working(program, *of)}"
-
-
-def largest(program: Program, *of: Route) -> str:
-    """The most elements that any rank has of one chunk of each of these buckets."""
-    own = [chunk for rank in places(program) for chunk in chunks(program, rank)]
-    sizes = [max(chunk.size for chunk in own if chunk.bucket == route.bucket.name) for route in of]
-    text = " + ".join(f"{size:,}" for size in sizes)
-    return f"up to {f'({text})' if len(of) > 1 else text}"
 
 
 def working(program: Program, *of: Route) -> str:

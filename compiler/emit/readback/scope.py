@@ -6,33 +6,13 @@ Non-goals: statements (`step`), and which ops the state's own calls stand for (`
 
 import ast
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Placement, Program, Type, sharded, walk
+from .marks import FLATS, GRADIENTS, MESH, REDUCTIONS, WEIGHTS, Mark, Seen, Zero
 from .state import Reduction, Sent, State
 from .text import Names, Ops, axes_of, demand, demand_same, keywords, literal, same, terms, wrong
 from .values import Axes
-
-
-@frozen
-class Zero:
-    """`torch.zeros_like(…)`, to which a sum over microbatches is added."""
-
-    type: Type
-
-
-@frozen
-class Mark:
-    """The mesh, the flat gradients or parameters by bucket, those of turns or chunks by themselves, or reductions."""
-
-    of: str
-
-
-MESH, GRADIENTS, WEIGHTS = Mark("mesh"), Mark("gradients"), Mark("weights")
-FLATS, REDUCTIONS = Mark("flats"), Mark("reductions")
-
-Seen = str | Axes | Zero | Mark
-"""A value of the IR, or what is none."""
 
 
 @define

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from ...ir import INVARIANT, Op, Program, Region, Type, base, walk
 from ...leaves import leaves
 from ...placements import coercion_of, ends
-from .scope import FLATS, MESH, REDUCTIONS, Mark, Scope, Seen, Zero
+from .marks import FLATS, MESH, REDUCTIONS, Mark, Seen, Zero
+from .scope import Scope
 from .state import State
 from .text import Names, Ops, demand, demand_same, keywords, statements, targets, wrong
 from .values import blocks, needed
