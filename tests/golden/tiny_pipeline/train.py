@@ -205,7 +205,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
     ]
     loss = PIPELINE.run(model, batch, share, mesh, flats, reductions)  # forward, backward
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
-    gradients = state.gradients()  # complete: what backward began
+    gradients = state.gradients()  # complete: what stages began
     squares = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
     squares_2 = all_reduce_(sum_squares(*gradients["dp_tp"]), pp_dp)
     norm = (squares + squares_2).sqrt()
