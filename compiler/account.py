@@ -6,8 +6,8 @@ Non-goals: time and memory; in which order a pipeline's rank does what its stage
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import chain, groupby, starmap
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby
 from math import prod
 
 from attrs import evolve
@@ -82,23 +82,31 @@ class _ChunkMoves:
         """In the order in which stages begin; of those buckets together that the step gathers over the same axes."""
         gathers = [op for op in self.ops if ends(op)[0].kind is Kind.SHARDED]
         for _, run in groupby(gathers, key=lambda op: op.names("axes")):
-            pairs = ((chunk, op) for op in run for chunk in self._of(op))
-            yield from starmap(self._moved, sorted(pairs, key=lambda pair: pair[0].stages))
+            for chunk, op in sorted(self._pairs(run), key=_stages):
+                yield self._moved(chunk, op)
 
     def reductions(self) -> Iterator[Collective]:
         """In the order in which stages end."""
-        sums = [op for op in self.ops if ends(op)[0].kind is Kind.PARTIAL]
-        pairs = ((chunk, op) for op in sums for chunk in self._of(op))
-        yield from starmap(self._moved, sorted(pairs, key=lambda pair: needed(self._row, pair[0]).end))
+        sums = (op for op in self.ops if ends(op)[0].kind is Kind.PARTIAL)
+        for chunk, op in sorted(self._pairs(sums), key=self._end):
+            yield self._moved(chunk, op)
 
-    def _of(self, op: Op) -> list[Chunk]:
-        return [chunk for chunk in self._chunks if chunk.bucket == self._bucket(op)]
+    def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
+        """Each op with the chunks of its bucket."""
+        return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._bucket(op))
+
+    def _end(self, pair: tuple[Chunk, Op]) -> int:
+        return needed(self._row, pair[0]).end
 
     def _moved(self, chunk: Chunk, op: Op) -> Collective:
         (found,) = _Account(with_chunks(self._program, [chunk])).within(
             evolve(self._program.region, body=(op,)), (), "step"
         )
         return evolve(found, rank=self._rank, chunk=chunk.stages)
+
+
+def _stages(pair: tuple[Chunk, Op]) -> tuple[int, ...]:
+    return pair[0].stages
 
 
 def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:

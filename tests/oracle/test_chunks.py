@@ -41,8 +41,8 @@ def _step(module: ModuleType, start: Tensors, batch: harness.Inputs, without: st
 def _make_late(module: Any, link: Link) -> None:
     """What chunks gather and reduce is late."""
 
-    def reduced(flats: Sequence[Flat], **axes: Axis) -> Reduction:
-        return reduce_each(flats, **{word: link.late(axis) for word, axis in axes.items()})
+    def reduced(flats: Sequence[Flat], scatter: Axis | None = None, add: Axis | None = None) -> Reduction:
+        return reduce_each(flats, scatter=scatter and link.late(scatter), add=add and link.late(add))
 
     module.gather_each = lambda axis, *flats: gather_each(link.late(axis), *flats)
     module.reduce_each = reduced
