@@ -75,7 +75,7 @@ class _ChunkMoves:
         assert pipeline.schedule, "account: a pipeline without rows"
         self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
         self._chunks = chunks(program, rank)
-        self._bucket = _Account(program).bucket
+        self._account = _Account(program)
         self.ops = [op for op in chunk_moves(program) if coercion_of(op).collective]
 
     def gathers(self) -> Iterator[Collective]:
@@ -93,16 +93,19 @@ class _ChunkMoves:
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
         """Each op with the chunks of its bucket."""
-        return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._bucket(op))
+        return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
 
     def _end(self, pair: tuple[Chunk, Op]) -> int:
         return needed(self._row, pair[0]).end
 
     def _moved(self, chunk: Chunk, op: Op) -> Collective:
-        (found,) = _Account(with_chunks(self._program, [chunk])).within(
-            evolve(self._program.region, body=(op,)), (), "step"
+        own = with_chunks(self._program, [chunk])
+        return evolve(
+            self._account.collective(op, (), "step"),
+            shape=own.local_shape(self._account.types[op.inputs[0]]),
+            rank=self._rank,
+            chunk=chunk.stages,
         )
-        return evolve(found, rank=self._rank, chunk=chunk.stages)
 
 
 def _stages(pair: tuple[Chunk, Op]) -> tuple[int, ...]:
@@ -165,7 +168,7 @@ class _Account:
 
     def __init__(self, program: Program, first: Mapping[str, int] | None = None) -> None:
         self._program, self._first = program, first or {}
-        self._types = types(program)
+        self.types = types(program)
         self._loops = Names()
         self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
         self._begun = self._reductions()
@@ -184,9 +187,9 @@ class _Account:
             inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
             yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
         elif stmt.kind == "begin":
-            yield from (self._collective(op, loops, where, last=True) for op in self._begun[str(stmt.get("bucket"))])
+            yield from (self.collective(op, loops, where, last=True) for op in self._begun[str(stmt.get("bucket"))])
         else:
-            yield self._collective(stmt, loops, where)
+            yield self.collective(stmt, loops, where)
 
     def _reductions(self) -> dict[str, list[Op]]:
         """By bucket the coercions, at the scope of the step, of a gradient whose reduction begins in each turn."""
@@ -210,8 +213,9 @@ class _Account:
             return (), ()
         return turns, stmt.names("axes")
 
-    def _collective(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
-        axes, source, use = op.names("axes"), self._types[op.inputs[0]], self._use(op, where)
+    def collective(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
+        """An op's entry."""
+        axes, source, use = op.names("axes"), self.types[op.inputs[0]], self._use(op, where)
         turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
         every, among = int(str(dict(op.attrs).get("every", 1))), tuple(map(int, op.names("among")))
         return Collective(
@@ -246,11 +250,11 @@ class _Account:
 
     def _turns(self, op: Op) -> tuple[str, ...]:
         """The dims of the turns whose flat buffers a coercion takes as one stack."""
-        return self._types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
+        return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
 
     def bucket(self, op: Op) -> str:
         """Whose flat buffer a coercion takes, "" for none."""
-        return self._flats.get("".join(self._types[op.inputs[0]].dims[-1:]), "")
+        return self._flats.get("".join(self.types[op.inputs[0]].dims[-1:]), "")
 
 
 _BLOCKS: dict[str, Where] = {"forward": "forward", "backward": "backward"}

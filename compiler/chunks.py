@@ -43,7 +43,8 @@ def chunks(program: Program, rank: int) -> list[Chunk]:
     """Those of a rank along the pipeline's axis, by bucket and stages."""
     pipeline = program.pipeline
     assert pipeline, "chunks: no pipeline"
-    return [chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank)]
+    own = _Rank(program, pipeline, rank)
+    return [chunk for bucket in program.buckets for chunk in own.of_bucket(bucket)]
 
 
 def needed(row: Row, chunk: Chunk) -> Needed:
@@ -61,33 +62,38 @@ def is_together(pipeline: Pipeline, bucket: Bucket) -> bool:
     return len(pipeline.ranks_of(bucket.params[0])) > 1
 
 
-def _of_bucket(program: Program, pipeline: Pipeline, bucket: Bucket, rank: int) -> Iterator[Chunk]:
-    found: dict[tuple[int, ...], list[str]] = {}
-    for name in bucket.params:
-        for holders in _holders(program, pipeline, name, rank):
-            found.setdefault(holders, []).append(name)
-    if is_together(pipeline, bucket) and found:
-        own = tuple(sorted({stage for holders in found for stage in holders}))
-        found = {own: [name for name in bucket.params if any(name in names for names in found.values())]}
-    for holders, names in sorted(found.items()):
-        yield Chunk(bucket.name, holders, tuple(names), _size(program, pipeline, bucket, holders, tuple(names)))
+class _Rank:
+    """What a rank has."""
 
+    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
+        self._program, self._pipeline, self._own = program, pipeline, has(pipeline, rank)
+        self._turns = [stage.turns for stage in stages(program, pipeline)]
+        self._whole = dict(pipeline.held)
+        self._cut = {param.name: param.type.dims[:1] for param in program.params}
 
-def _holders(program: Program, pipeline: Pipeline, name: str, rank: int) -> list[tuple[int, ...]]:
-    """The stages of a rank that have a parameter together; each by itself has its turns of one that is cut."""
-    whole, own = dict(pipeline.held), has(pipeline, rank)
-    if name in whole:
-        holders = tuple(stage for stage in own if stage in whole[name])
-        return [holders] if holders else []
-    cut = pipeline.dims.index(next(param.type.dims[0] for param in program.params if param.name == name))
-    turns = stages(program, pipeline)
-    return [(stage,) for stage in own if turns[stage].turns[cut]]
+    def of_bucket(self, bucket: Bucket) -> Iterator[Chunk]:
+        """The chunks of a bucket."""
+        found: dict[tuple[int, ...], list[str]] = {}
+        for name in bucket.params:
+            for holders in self._holders(name):
+                found.setdefault(holders, []).append(name)
+        if is_together(self._pipeline, bucket) and found:
+            own = tuple(sorted({stage for holders in found for stage in holders}))
+            found = {own: [name for name in bucket.params if any(name in names for names in found.values())]}
+        for holders, names in sorted(found.items()):
+            yield Chunk(bucket.name, holders, tuple(names), self._size(bucket, holders, tuple(names)))
 
+    def _holders(self, name: str) -> list[tuple[int, ...]]:
+        """The stages that have a parameter together; each by itself has its turns of one that is cut."""
+        if name in self._whole:
+            holders = tuple(stage for stage in self._own if stage in self._whole[name])
+            return [holders] if holders else []
+        (dim,) = self._cut[name]
+        cut = self._pipeline.dims.index(dim)
+        return [(stage,) for stage in self._own if self._turns[stage][cut]]
 
-def _size(
-    program: Program, pipeline: Pipeline, bucket: Bucket, holders: tuple[int, ...], names: tuple[str, ...]
-) -> int:
-    """With the turns of the first of its stages: parameters that are cut are of one alone."""
-    turns = stages(program, pipeline)[holders[0]].turns
-    sized = program.sized(dict(zip(pipeline.dims, map(len, turns), strict=True)))
-    return layout(sized, names, program.degree(shard_axes(program, bucket))).size
+    def _size(self, bucket: Bucket, holders: tuple[int, ...], names: tuple[str, ...]) -> int:
+        """With the turns of the first of its stages: parameters that are cut are of one alone."""
+        turns = map(len, self._turns[holders[0]])
+        sized = self._program.sized(dict(zip(self._pipeline.dims, turns, strict=True)))
+        return layout(sized, names, self._program.degree(shard_axes(self._program, bucket))).size
