@@ -36,6 +36,7 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
     """What is in memory at the fullest moment: these add up."""
     buckets = it.buckets
     slots = ", ".join(dict.fromkeys(name for bucket in buckets for name, _ in bucket.slots))
+    parts = "turns" if it.rank is None else "stages"
     held = [
         ("parameters", "", sum(bucket.parameters for bucket in buckets)),
         ("masters", "", sum(bucket.masters for bucket in buckets)),
@@ -44,8 +45,8 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
         ("inputs", "of all microbatches", it.inputs),
         ("tables", "rotary positions", it.tables),
         ("kept for backward", "of one microbatch" if it.rank is None else "of microbatches under way", it.peak.kept),
-        ("gathered", "weights of turns, for a while", it.peak.weights),
-        ("summed", "gradients of turns, for a while", it.peak.gradients),
+        ("gathered", f"weights of {parts}, for a while", it.peak.weights),
+        ("summed", f"gradients of {parts}, for a while", it.peak.gradients),
         ("on its way", moment(it.peak), it.peak.other),
         ("together", "at the fullest moment", it.total),
     ]

@@ -9,7 +9,8 @@ from shlex import quote
 
 from attrs import frozen
 
-from .account import Collective, collectives, parameter_count, places
+from .account import collectives, parameter_count, places
+from .collective import Collective
 from .ir import Program
 
 

@@ -9,6 +9,7 @@ Non-goals: nothing here knows plans' text, the IR or the compiler.
 
 from .again import recompute, recomputed
 from .buckets import Bucket
+from .chunks import reduce_each
 from .collectives import (
     all_gather,
     all_gather_,
@@ -125,6 +126,7 @@ __all__ = [
     "pad_shard",
     "recompute",
     "recomputed",
+    "reduce_each",
     "reduce_gradients",
     "reduce_scatter",
     "reduce_scatter_",

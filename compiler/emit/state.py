@@ -37,7 +37,7 @@ def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
         "keeps_weights=False": not route.keeps_weights,
         f"stages={literal(stages)}": bool(stages),
         f"among={literal(among)}": len(among) > 1,
-        f"prefetch={prefetch}": not route.keeps_weights and prefetch != Flow().prefetch,
+        f"prefetch={prefetch}": bool(bucket.turns) and not route.keeps_weights and prefetch != Flow().prefetch,
     }
     return [option for option, said in options.items() if said]
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from ..ir import ITEM_BYTES, Enter, Pipeline, Program, Region, Value, types, walk
+from ..chunks import chunks, needed
+from ..ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Value, types, walk
 from ..ops.saved import Device
 from ..portions import of_stage
+from ..routes import routes
 from ..schedules.actions import Action, Work
 from ..stages import crossing, groups, stages
 from .kept import Keeper, Kept
@@ -99,6 +101,31 @@ def fullest(program: Program, rank: int, of: dict[int, Stage]) -> Moment:
     return max(_Row(program, rank, of).moments(), key=lambda it: it.bytes)
 
 
+class _Chunks:
+    """What a rank holds for a while of its chunks: weights that are freed, gradients that are sent as another type.
+
+    Of each bucket one such gradient is under way at most, and the last to the end of the row.
+    """
+
+    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
+        assert pipeline.schedule, "memory: no rows"
+        self._routes, row = routes(program), pipeline.schedule.rows[rank]
+        self._own = [(chunk, needed(row, chunk).end) for chunk in chunks(program, rank)]
+        unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
+        self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
+
+    def weights(self, at: int) -> int:
+        """Bytes that are there in a cell, all gathered at the step's start."""
+        freed = [chunk for chunk, end in self._own if at < end and not self._routes[chunk.bucket].keeps_weights]
+        return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
+
+    def gradients(self, at: int) -> int:
+        """Bytes of those that have ended before a cell."""
+        last = {chunk.bucket: chunk for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at}
+        sent = ((self._routes[name], chunk) for name, chunk in last.items())
+        return sum(chunk.size * ITEM_BYTES[it.sent] for it, chunk in sent if it.sent != it.bucket.type.dtype)
+
+
 class _Row:
     """A rank that does its row: what is kept of each stage and microbatch, and what is between actions."""
 
@@ -106,20 +133,23 @@ class _Row:
         assert program.pipeline, "memory: no pipeline"
         assert program.pipeline.schedule, "memory: no rows"
         self._homes, self._of, self._rank = program.pipeline.homes, of, rank
-        self._row = program.pipeline.schedule.rows[rank]
+        self._row, self._chunks = program.pipeline.schedule.rows[rank], _Chunks(program, program.pipeline, rank)
         self._size = sum(_bytes(program, value) for value in crossing(program, program.pipeline))
         self._kept: dict[tuple[int, int], int] = {}
         self._all_kept = 0
         self._between: set[tuple[str, int, int]] = set()  # what is handed from stage to stage, each of the same size
 
     def moments(self) -> Iterator[Moment]:
-        """While each action that computes runs."""
-        for action in self._row:
+        """While each action that computes runs, and when the last sums of gradients are waited for."""
+        for at, action in enumerate(self._row):
             if action.work.is_message:
                 self._move(action)
             else:
-                yield self._during(action)
+                yield evolve(
+                    self._during(action), weights=self._chunks.weights(at), gradients=self._chunks.gradients(at)
+                )
                 self._after(action)
+        yield Moment(None, "update", (), "", 0, 0, self._chunks.gradients(len(self._row)), 0)
 
     def _during(self, action: Action) -> Moment:
         """What the action does, beside all other microbatches."""

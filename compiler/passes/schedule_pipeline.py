@@ -101,6 +101,7 @@ class _Sums:
         self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
         ops = (stmt for stmt in program.region.body if isinstance(stmt, Op))
         self._passed_on = {name for op in ops if op.kind in CHAIN for name in op.inputs}
+        self._later: list[tuple[str, Op]] = []  # sums of gradients, behind all that stages do by themselves
         self._body: list[Stmt] = []
 
     def region(self) -> Region:
@@ -150,11 +151,15 @@ class _Sums:
         self._pending[value.name] = ranks
         self._body.append(evolve(op, outputs=(self._marked(value),)))
         if value.name not in self._passed_on:
-            self._reduce(value.name, op)
-            self._once[self._same[value.name]] = ranks
+            self._later.append((value.name, op))
 
     def _squares(self, op: Op) -> None:
         """Each rank's part; what several ranks hold is counted by the first."""
+        for name, at in self._later:
+            self._reduce(name, at)
+            self._once[self._same[name]] = self._pending[name]
+        self._later.clear()
+        op = evolve(op, inputs=tuple(self._same.get(name, name) for name in op.inputs))
         ranks = next((self._once[name] for name in op.inputs if name in self._once), ())
         once = (("once", tuple(map(str, ranks))),) if ranks else ()
         attrs: tuple[tuple[str, Attr], ...] = (("stages", self._pipeline.axis), *once)

@@ -37,7 +37,7 @@ STEPS = {
 }
 TURNS = {"Flat", "Flats", "await_weights", "free_weights", "gather_weights", "reduce_gradients"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
-STAGES = {"Carried", "Pipeline"}
+STAGES = {"Carried", "Pipeline", "reduce_each"}
 SETTINGS = set("AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
