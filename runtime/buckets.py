@@ -8,6 +8,7 @@ Non-goals: no choice of what goes together (the plan's), no communication.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 from typing import Any
