@@ -205,12 +205,12 @@ def _check_one_result(used: int, precision: Precision, device: str) -> None:
     qkv = [randn(20, 1, 2, 16, precision=precision, device=device, seed=i) for i in range(3)]
     options = (0, True, 0, None, 0.0, None, None, 0)
 
-    def doubled(*it: Tensor) -> Tensor:
-        part = attention.partial(*it, *options)
+    def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        part = attention.partial(q, k, v, *options)
         return merge(*part, *part, 0)[used].to(precision.dtype)
 
-    def formula(*it: Tensor) -> Tensor:
-        return attended(*it, *options)[used] + used * math.log(2) + 0 * it[2].sum()
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attended(q, k, v, *options)[used] + used * math.log(2) + 0 * v.sum()
 
     check_against(doubled, formula, qkv, precision)
 

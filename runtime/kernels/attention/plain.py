@@ -74,7 +74,7 @@ def _queries(x: Tensor, k: Tensor, how: Setting) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, how: Setting) -> Tensor:
-    scores = how.scale * torch.einsum("bhgqd,bhkd->bhgqk", _widened(q), _widened(k))
+    scores: Tensor = how.scale * torch.einsum("bhgqd,bhkd->bhgqk", _widened(q), _widened(k))
     return how.cap * torch.tanh(scores / how.cap) if how.cap else scores
 
 
