@@ -38,7 +38,7 @@ def forward_kernel(
     for PHASE in tl.static_range(3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3):
         start, stop = span(PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH)
         if DOCUMENTS:
-            start, stop = near(k_ids, k_ids_row, start, stop, own, COLUMNS)
+            start, stop = near(k_ids, k_ids_row, start, stop, own)
         for first in tl.range(start, stop, COLUMNS):
             columns = first + tl.arange(0, COLUMNS)
             k_tile = load_tile(k, first, k_row, keys, COLUMNS, D, DP, PHASE != 1)

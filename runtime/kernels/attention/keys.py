@@ -31,7 +31,7 @@ def keys_kernel(
     for PHASE in tl.static_range(3 if DOCUMENTS else (0 if FORTH >= 0 else 1), 4 if DOCUMENTS else 3):
         start, stop = span(PHASE, begin - shift, begin + COLUMNS - 1 - shift, queries, ROWS, FORTH, BACK)
         if DOCUMENTS:
-            start, stop = near(q_ids, q_ids_row, start, stop, own, ROWS)
+            start, stop = near(q_ids, q_ids_row, start, stop, own)
         steps = tl.maximum(tl.cdiv(stop - start, ROWS), 0)
         for step in tl.range(0, GROUP * steps):
             head, first = kv_head * GROUP + step // steps, start + step % steps * ROWS
