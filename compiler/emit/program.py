@@ -20,7 +20,7 @@ from .fields import fields
 from .kernels import kernel_lines
 from .modules import model_classes
 from .pipeline import pipeline_lines
-from .state import bucket_entries, dtypes, optimizer
+from .state import bucket_entries, optimizer, state
 from .step import step_lines
 from .user_ops import modules
 from .weights import weights_lines
@@ -49,7 +49,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         pipeline=pipeline_lines(program),
         buckets=bucket_entries(program, model.patterns),
         optimizer=optimizer(program),
-        dtypes=dtypes(program),
+        state=state(program),
         step=step_lines(program),
         plan=[*_plan(program, microbatches.args, types(program)), *weights_lines(program, model.patterns)],
     )

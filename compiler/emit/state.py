@@ -74,8 +74,11 @@ def compute(program: Program) -> str:
     return PRECISIONS[program.train.precision]
 
 
-def dtypes(program: Program) -> str:
-    """The element types of the working copy and of the masters, as arguments."""
+def state(program: Program) -> str:
+    """The state as a call: with the element types of the working copy and of the masters."""
     stored = program.params[0].type.dtype
-    adds = ", accumulate=Accumulate()" if accumulates(program) else ""
-    return f"dtype={DTYPES[compute(program)]}, master={DTYPES[stored]}{adds}"
+    arguments = ["model", "mesh", "buckets", "optimizer"]
+    arguments += [f"dtype={DTYPES[compute(program)]}", f"master={DTYPES[stored]}"]
+    arguments += ["accumulate=Accumulate()"] if accumulates(program) else []
+    arguments += ["holders=holders"] if program.pipeline else []
+    return call("State", arguments, indent=4, after=len("return model, ") + 1)
