@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..schedules.simulate import high_water
+from ..schedules.holding import high_water
 from ..summary import table
 from .formulas import expected
 from .picture import Picture, number, share

@@ -33,6 +33,7 @@ def searched(task: Task, below: float, width: int) -> Progress | None:
 def _next(progress: Progress) -> Iterator[Progress]:
     """What can become of an order with one cell more."""
     moves = [(move.end, rank, move) for rank in range(len(progress.free)) for move in progress.moves(rank)]
+    moves = [each for each in moves if progress.has_room(each[2])]
     moves.sort(key=lambda each: each[:2])
     tried: set[Move] = set()
     for end, rank, first in moves:
@@ -42,7 +43,7 @@ def _next(progress: Progress) -> Iterator[Progress]:
                 child = progress.copy()
                 child.do(rank, move)
                 yield child
-        if not progress.takes_memory(rank, first):
+        if not progress.filling.takes(first.stage, first.work):
             break
 
 
@@ -87,11 +88,11 @@ class Bound:
     def __call__(self, progress: Progress) -> float:
         """For one order."""
         least = 0.0
-        times, count = self.task.times, self.task.microbatches
-        for rank, stages in enumerate(self.task.stages_of):
+        times, count, filling = self.task.times, self.task.microbatches, progress.filling
+        for rank, stages in enumerate(self.task.places.stages_of):
             rest = free = progress.free[rank]
             for stage in stages:
-                forwards, backwards = count - progress.forwards[stage], count - progress.backwards[stage]
+                forwards, backwards = count - filling.forwards[stage], count - filling.backwards[stage]
                 forward, backward = forwards * times.forward[stage], backwards * times.input[stage]
                 rest += forward + backward + (backwards + len(progress.owed[stage])) * times.weight[stage]
                 if forwards:

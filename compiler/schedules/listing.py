@@ -4,72 +4,89 @@ Purpose: the best of all that is known: the schedules with names, rows made by r
 stages lie and what they cost (`passes.cut_stages`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from .actions import Action, Row, Schedule, Work
 from .beam import searched
 from .generate import SCHEDULES
+from .holding import Room, least
 from .impossible import Impossible
+from .messages import with_messages
 from .priorities import followed, rules
 from .progress import Task
-from .simulate import Keeps, high_water, simulate
+from .simulate import simulate
 from .timeline import Times
 
 EFFORT = 6_000  # cells that rules may write, and orders that the search may go on from: a few seconds
 
 
-def listed(
-    homes: tuple[int, ...], microbatches: int, times: Times, memory: tuple[float, ...], keeps: Keeps
-) -> Schedule:
-    """The fastest schedule found in which no rank holds more than its `memory`; the best there is in small cases.
+def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) -> Schedule:
+    """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
 
-    No slower than any schedule with a name that has these homes and keeps the bound.  `Impossible` if one microbatch
+    No slower than any schedule with a name that has these homes and keeps to `room`.  `Impossible` if one microbatch
     alone is too much for a rank.
     """
-    task = Task(homes, microbatches, times, memory, keeps)
+    task = Task(homes, microbatches, times, room)
     _demand_room(task)
     tries = EFFORT // (3 * len(homes) * microbatches)
-    named = (schedule for schedule in _named(task) if _keeps_bound(schedule, task))
-    ruled = (followed(rule, task).schedule() for rule in islice(rules(task), max(1, tries)))
-    timed = ((simulate(schedule, times).total, schedule.splits, schedule) for schedule in (*named, *ruled))
-    total, _, best = min(timed, key=lambda each: each[:2])
-    better = searched(task, total, tries) if tries else None
-    return _joined(better.schedule() if better else best, times)
+    ruled = [followed(rule, task).schedule() for rule in islice(rules(task), max(1, tries))]
+    best = _fastest([*_named(task), *ruled], task)
+    better = searched(task, simulate(best, times).total, tries) if tries else None
+    if better:
+        best = _fastest((better.schedule(), best), task)
+    return _joined(best, task)
 
 
 def _demand_room(task: Task) -> None:
-    for rank, stages in enumerate(task.stages_of):
-        least, most = sum(task.keeps.input[stage] for stage in stages), task.memory[rank]
-        if least > most:
+    for rank, most in enumerate(task.room.most):
+        if (needs := least(task.homes, rank, task.room.keeps)) > most:
             raise Impossible(
-                f"rank {rank} holds {least:g} for one microbatch before any backward, and may hold {most:g}",
+                f"rank {rank} holds {needs:g} for one microbatch before any backward, and may hold {most:g}",
                 "give it more memory, or fewer layers to its stages",
             )
 
 
 def _named(task: Task) -> Iterator[Schedule]:
-    ranks = len(task.memory)
     for maker in SCHEDULES.values():
         try:
-            schedule = maker(ranks, task.microbatches, len(task.homes) // ranks)
+            schedule = maker(task.ranks, task.microbatches, len(task.homes) // task.ranks)
         except Impossible:
             continue
         if schedule.homes == task.homes:
             yield schedule
 
 
-def _keeps_bound(schedule: Schedule, task: Task) -> bool:
-    return all(most <= bound for most, bound in zip(high_water(schedule, task.keeps), task.memory, strict=True))
+def _fastest(schedules: Iterable[Schedule], task: Task) -> Schedule:
+    """Of those that keep to their room the fastest, of several one that does not split backward."""
+    timed = [(simulate(schedule, task.times).total, schedule.splits, schedule) for schedule in schedules]
+    ordered = (schedule for _, _, schedule in sorted(timed, key=lambda each: each[:2]))
+    return next((schedule for schedule in ordered if _keeps_to(schedule, task)), _one_by_one(task))
 
 
-def _joined(schedule: Schedule, times: Times) -> Schedule:
+def _keeps_to(schedule: Schedule, task: Task) -> bool:
+    """Where messages take room, it depends on when they begin."""
+    return task.room.holds(with_messages(schedule, task.times) if task.room.keeps.handed else schedule)
+
+
+def _one_by_one(task: Task) -> Schedule:
+    """Each microbatch when the one before is done: what always has room."""
+    there, back = range(task.stages), reversed(range(task.stages))
+    order = [*((stage, Work.FORWARD) for stage in there), *((stage, Work.BACKWARD) for stage in back)]
+    rows = (
+        tuple(Action(s, work, m) for m in range(task.microbatches) for s, work in order if task.homes[s] == rank)
+        for rank in range(task.ranks)
+    )
+    return Schedule(task.homes, task.microbatches, tuple(rows))
+
+
+def _joined(schedule: Schedule, task: Task) -> Schedule:
     """The same with backward in one on the ranks where nobody waits for its first part alone."""
-    total = simulate(schedule, times).total
+    total = simulate(schedule, task.times).total
     for rank, row in enumerate(schedule.rows):
         rows = (*schedule.rows[:rank], _whole(row), *schedule.rows[rank + 1 :])
         joined = Schedule(schedule.homes, schedule.microbatches, rows)
-        if simulate(joined, times).total <= total:
+        if simulate(joined, task.times).total <= total and _keeps_to(joined, task):
             schedule = joined
     return schedule
 

@@ -26,12 +26,11 @@ class Rule:
 
     def best(self, rank: int, progress: Progress) -> Move | None:
         """What the rank does next; none if it must wait for others."""
-        return min(
-            (move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank, default=None
-        )
+        moves = sorted((move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank)
+        return next(filter(progress.has_room, moves), None)
 
     def _allows(self, move: Move, progress: Progress) -> bool:
-        ahead = progress.forwards[move.stage] - progress.backwards[move.stage]
+        ahead = progress.filling.forwards[move.stage] - progress.filling.backwards[move.stage]
         return move.work is not Work.FORWARD or ahead < self.ahead * (progress.task.stages - move.stage)
 
     def _rank(self, move: Move) -> tuple[float, float, int]:
@@ -50,11 +49,13 @@ def rules(task: Task) -> Iterator[Rule]:
 def followed(rule: Rule, task: Task) -> Progress:
     """The rows that a rule makes: of all ranks' next moves, always the one that begins first."""
     progress = Progress.begin(task)
-    best = {rank: rule.best(rank, progress) for rank in range(len(task.memory))}
+    best = {rank: rule.best(rank, progress) for rank in range(task.ranks)}
     while able := [(move.start, rank, move) for rank, move in best.items() if move]:
         _, rank, move = min(able, key=lambda each: each[:2])
+        if not progress.has_room(move):  # others have taken it
+            best[rank] = rule.best(rank, progress)
+            continue
         progress.do(rank, move)
-        for stage in (move.stage - 1, move.stage, move.stage + 1):
-            if 0 <= stage < task.stages:
-                best[task.homes[stage]] = rule.best(task.homes[stage], progress)
+        for near in task.near[rank]:
+            best[near] = rule.best(near, progress)
     return progress

@@ -12,7 +12,8 @@ from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.generate import SCHEDULES
 from scalec.compiler.schedules.impossible import Impossible
 from scalec.compiler.schedules.listing import listed
-from scalec.compiler.schedules.simulate import Keeps, high_water, simulate
+from scalec.compiler.schedules.holding import Keeps, Room, high_water
+from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 from scalec.compiler.schedules.waits import Value, made_by, needs
 
@@ -104,7 +105,7 @@ def within(schedule: Schedule, memory: tuple[float, ...], keeps: Keeps) -> bool:
 
 def made(homes: tuple[int, ...], count: int, times: Times, memory: tuple[float, ...], keeps: Keeps) -> float:
     """How long the schedule takes, which is right and keeps the bound."""
-    schedule = listed(homes, count, times, memory, keeps)
+    schedule = listed(homes, count, times, Room(memory, keeps))
     assert problems(schedule) == []
     assert within(schedule, memory, keeps)
     return simulate(schedule, times).total
@@ -161,17 +162,17 @@ def test_with_the_memory_of_1f1b_the_bubble_is_that_of_zero_bubble_h1(ranks: int
 
 def test_backward_is_split_only_where_somebody_waits_for_its_first_part() -> None:
     """Nobody waits for the first stage's, so no I there is followed by its own W."""
-    first, last = listed((0, 1), 4, Times.uniform(2), (2, 2), Keeps.uniform(2)).rows
+    first, last = listed((0, 1), 4, Times.uniform(2), Room.counted(2, 2, 2)).rows
     assert [(a, b) for a, b in pairwise(first) if (a.work, b.work) == (IN, W) and a.microbatch == b.microbatch] == []
     assert any(action.work is IN for action in last)
 
 
 def test_backward_in_one_is_what_memory_leaves_where_the_parts_hold_more() -> None:
     """As where a stage is recomputed: its forward keeps little, its first part all that its second needs."""
-    schedule = listed((0, 1), 2, Times.uniform(2), (2, 2), Keeps(input=(1, 1), weight=(5, 5)))
+    schedule = listed((0, 1), 2, Times.uniform(2), Room((2, 2), Keeps(input=(1, 1), weight=(5, 5))))
     assert {action.work for row in schedule.rows for action in row} == {F, B}
 
 
 def test_what_one_microbatch_needs_is_demanded() -> None:
     with pytest.raises(Impossible, match="rank 1 holds 5 for one microbatch before any backward, and may hold 4"):
-        listed((0, 1, 1), 2, Times.uniform(3), (9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0)))
+        listed((0, 1, 1), 2, Times.uniform(3), Room((9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0))))
