@@ -6,9 +6,10 @@ Non-goals: the list itself (`account`), its figures (`traffic`), and JSON (`emit
 from collections.abc import Iterator, Sequence
 
 from .account import Collective, Use, collectives, places
+from .amounts import amount
 from .ir import MICROBATCHES, Program, base
 from .portions import of_rank
-from .summary import amount, axes_of, headline, launch, table
+from .summary import axes_of, headline, launch, table
 from .traffic import crosses, sent, volumes, whole
 
 SHOWN = 8

@@ -31,9 +31,7 @@ def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     return SCHEDULES[order.kind].homes(ranks, order.chunks)
 
 
-def rows(
-    pipeline: Pipeline, ranks: int, microbatches: int, times: Times, room: Callable[[], Room]
-) -> Schedule:
+def rows(pipeline: Pipeline, ranks: int, microbatches: int, times: Times, room: Callable[[], Room]) -> Schedule:
     """The rows, without messages; `times` and `room` are for those made for them.  Raises Impossible."""
     order, placed = pipeline.settings.schedule, homes(pipeline, ranks)
     if (forwards := len(placed) * microbatches) > MOST:

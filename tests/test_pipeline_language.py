@@ -12,10 +12,10 @@ from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import read_ir
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.holding import high_water
 from scalec.compiler.schedules.messages import with_messages
 from scalec.compiler.schedules.resized import resized
 from scalec.compiler.schedules.rows import csv
-from scalec.compiler.schedules.holding import high_water
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 from scalec.compiler.source import Source, Span

@@ -6,14 +6,15 @@ from where its message begins.
 Non-goals: what an allocator loses.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
 from ..ir import ITEM_BYTES, Enter, Pipeline, Program, Region, Value, types, walk
 from ..ops.saved import Device
 from ..portions import of_stage
-from ..schedules.actions import Action, Work
+from ..schedules.actions import Schedule, Work
+from ..schedules.holding import Beside, Keeps, beside
 from ..stages import crossing, groups, stages
 from .kept import Keeper, Kept
 from .lifetimes import is_put_off, put_off
@@ -46,6 +47,18 @@ class Stage:
     def held(self) -> int:
         """Bytes from forward to backward."""
         return sum(it.total for it in self.kept) + self.entered
+
+    def during(self, work: Work) -> Moment:
+        """The moment when most is there while an action of the stage runs, but of other microbatches."""
+        match work:
+            case Work.FORWARD:
+                return self.forward
+            case Work.BACKWARD:
+                return self.backward
+            case Work.INPUT:
+                return self.input
+            case _:
+                return evolve(self.backward, kept=self.later, other=self.largest)
 
 
 def stages_of(program: Program) -> list[Stage]:
@@ -94,86 +107,27 @@ def _handed(repeats: list[Region], turns: tuple[range, ...], count: int) -> tupl
     return tuple(value.name for value in repeats[-1].results[:count])
 
 
-def fullest(program: Program, rank: int, of: dict[int, Stage]) -> Moment:
+def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
+    """What ranks hold of a microbatch in each stage, and of what stages hand to each other."""
+    assert program.pipeline, "memory: no pipeline"
+    handed = sum(_size(program, value) for value in crossing(program, program.pipeline))
+    return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), handed)
+
+
+def fullest(schedule: Schedule, rank: int, of: Sequence[Stage], keeps: Keeps) -> Moment:
     """The moment of a rank's row when most is in memory beside what always is."""
-    return max(_Row(program, rank, of).moments(), key=lambda it: it.bytes)
+    fullest: dict[tuple[int, Work], Beside] = {}
+    for it in beside(schedule, rank, keeps):
+        kind = it.action.stage, it.action.work
+        if kind not in fullest or keeps.of(it) > keeps.of(fullest[kind]):
+            fullest[kind] = it
+    moments = ((of[stage].during(work), it) for (stage, work), it in fullest.items())
+    return max((_at(own, it, keeps) for own, it in moments), key=lambda moment: moment.bytes)
 
 
-class _Row:
-    """A rank that does its row: what is kept of each stage and microbatch, and what is between actions."""
-
-    def __init__(self, program: Program, rank: int, of: dict[int, Stage]) -> None:
-        assert program.pipeline, "memory: no pipeline"
-        assert program.pipeline.schedule, "memory: no rows"
-        self._homes, self._of, self._rank = program.pipeline.homes, of, rank
-        self._row = program.pipeline.schedule.rows[rank]
-        self._size = sum(_bytes(program, value) for value in crossing(program, program.pipeline))
-        self._kept: dict[tuple[int, int], int] = {}
-        self._all_kept = 0
-        self._between: set[tuple[str, int, int]] = set()  # what is handed from stage to stage, each of the same size
-
-    def moments(self) -> Iterator[Moment]:
-        """While each action that computes runs."""
-        for action in self._row:
-            if action.work.is_message:
-                self._move(action)
-            else:
-                yield self._during(action)
-                self._after(action)
-
-    def _during(self, action: Action) -> Moment:
-        """What the action does, beside all other microbatches."""
-        stage, work = self._of[action.stage], action.work
-        at = (action.stage, action.microbatch)
-        others = self._all_kept - (0 if work is Work.WEIGHT else self._kept.get(at, 0))
-        taken = {Work.FORWARD: "x", Work.BACKWARD: "dy", Work.INPUT: "dy"}.get(work, "")
-        between = (len(self._between) - ((taken, *at) in self._between)) * self._size
-        match work:
-            case Work.FORWARD:
-                own = stage.forward
-            case Work.BACKWARD:
-                own = stage.backward
-            case Work.INPUT:
-                own = stage.input
-            case _:
-                own = evolve(stage.backward, kept=0, other=stage.largest)
-        return evolve(own, kept=own.kept + others, other=own.other + between)
-
-    def _after(self, action: Action) -> None:
-        stage, microbatch = at = action.stage, action.microbatch
-        match action.work:
-            case Work.FORWARD:
-                self._keep(at, self._of[stage].held)
-                self._hand("x", stage, stage + 1, microbatch)
-            case Work.WEIGHT:
-                self._keep(at, 0)
-            case work:
-                self._keep(at, self._of[stage].later if work is Work.INPUT else 0)
-                self._hand("dy", stage, stage - 1, microbatch)
-
-    def _keep(self, at: tuple[int, int], size: int) -> None:
-        """Keeps so much of a microbatch in a stage from now on."""
-        self._all_kept += size - self._kept.pop(at, 0)
-        if size:
-            self._kept[at] = size
-
-    def _hand(self, what: str, stage: int, to: int, microbatch: int) -> None:
-        """Takes what the stage is given, and leaves what it makes for another one, here or to be sent."""
-        self._between.discard((what, stage, microbatch))
-        if 0 <= to < len(self._homes):
-            here = self._homes[to] == self._rank
-            self._between.add((what, to, microbatch) if here else (f"{what} to send", stage, microbatch))
-
-    def _move(self, action: Action) -> None:
-        """Begins a message: of those that a stage sends one way, the one before is gone."""
-        stage, microbatch = action.stage, action.microbatch
-        what = "x" if action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD) else "dy"
-        if action.work in (Work.RECEIVE_FORWARD, Work.RECEIVE_BACKWARD):
-            self._between.add((what, stage, microbatch))
-        else:
-            self._between.remove((f"{what} to send", stage, microbatch))
-            self._between.add((f"{what} under way", stage, 0))
+def _at(own: Moment, it: Beside, keeps: Keeps) -> Moment:
+    return evolve(own, kept=own.kept + int(it.kept), other=own.other + int(it.handed * keeps.handed))
 
 
-def _bytes(program: Program, value: Value) -> int:
+def _size(program: Program, value: Value) -> int:
     return program.elements(value.type) * ITEM_BYTES[value.type.dtype]

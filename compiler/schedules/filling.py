@@ -145,7 +145,7 @@ class Filling:
     def _allows_backward(self, stage: int, work: Work) -> bool:
         """What is put off may hold more than the whole; and the stage before is given a gradient.
 
-        For its first gradient it has always room: so of all backwards that can be done the foremost has, and frees some.
+        For its first one it has always room: so of all backwards that can be done that of the foremost stage has.
         """
         places = self.places
         keeps, most = places.room.keeps, places.room.most

@@ -12,6 +12,19 @@ from .actions import Action, Schedule, Work
 
 
 @frozen
+class Beside:
+    """An action that computes, and what its rank holds meanwhile beside the action's own microbatch in its stage.
+
+    kept    of other microbatches, and of this one in other stages
+    handed  how many values that stages hand to each other, but for that which the action takes
+    """
+
+    action: Action
+    kept: float
+    handed: int
+
+
+@frozen
 class Keeps:
     """How much a rank holds for one microbatch of each stage; one unit for all."""
 
@@ -27,6 +40,10 @@ class Keeps:
     def uniform(cls, stages: int, input: float = 1, weight: float = 1) -> "Keeps":
         """The same for all stages; as it stands it counts microbatches."""
         return cls((input,) * stages, (weight,) * stages)
+
+    def of(self, it: Beside) -> float:
+        """How much it is that a rank holds beside an action."""
+        return it.kept + it.handed * self.handed
 
     def before(self, action: Action) -> float:
         """What is held of a microbatch in a stage before an action that computes."""
@@ -64,19 +81,6 @@ class Room:
     def holds(self, schedule: Schedule) -> bool:
         """Whether all ranks keep to it."""
         return all(held <= most for held, most in zip(high_water(schedule, self.keeps), self.most, strict=True))
-
-
-@frozen
-class Beside:
-    """An action that computes, and what its rank holds meanwhile beside the action's own microbatch in its stage.
-
-    kept    of other microbatches, and of this one in other stages
-    handed  how many values that stages hand to each other, but for that which the action takes
-    """
-
-    action: Action
-    kept: float
-    handed: int
 
 
 def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
@@ -122,10 +126,7 @@ def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, .
 
 def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
     return max(
-        (
-            it.kept + it.handed * keeps.handed + max(keeps.before(it.action), keeps.after(it.action))
-            for it in beside(schedule, rank, keeps)
-        ),
+        (keeps.of(it) + max(keeps.before(it.action), keeps.after(it.action)) for it in beside(schedule, rank, keeps)),
         default=0,
     )
 

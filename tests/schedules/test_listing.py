@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scalec.compiler.schedules.actions import Action, Schedule, Work
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.holding import Keeps, Room, high_water
 from scalec.compiler.schedules.impossible import Impossible
 from scalec.compiler.schedules.listing import listed
-from scalec.compiler.schedules.holding import Keeps, Room, high_water
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 from scalec.compiler.schedules.waits import Value, made_by, needs
