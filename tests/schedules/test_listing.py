@@ -1,5 +1,6 @@
 """Schedules made for times and memory: within the bound, no slower than those with names, the best in small cases."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 from scalec.compiler.schedules.actions import Action, Schedule, Work
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.generate import SCHEDULES
-from scalec.compiler.schedules.holding import Keeps, Room, high_water
+from scalec.compiler.schedules.holding import Keeps, Room, high_water, least
 from scalec.compiler.schedules.impossible import Impossible
 from scalec.compiler.schedules.listing import listed
+from scalec.compiler.schedules.messages import with_messages
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 from scalec.compiler.schedules.waits import Value, made_by, needs
+from schedules.made import durations
 
 F, B, IN, W = Work.FORWARD, Work.BACKWARD, Work.INPUT, Work.WEIGHT
 
@@ -176,3 +179,65 @@ def test_backward_in_one_is_what_memory_leaves_where_the_parts_hold_more() -> No
 def test_what_one_microbatch_needs_is_demanded() -> None:
     with pytest.raises(Impossible, match="rank 1 holds 5 for one microbatch before any backward, and may hold 4"):
         listed((0, 1, 1), 2, Times.uniform(3), Room((9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0))))
+
+
+@st.composite
+def rooms(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> Room:
+    """Bytes: what a microbatch needs on each rank, and some more; what stages hand on is a part of what they keep."""
+    handed = draw(st.integers(0, 20))
+    size = st.integers(handed, 100)
+    keeps = Keeps(tuple(draw(size) for _ in homes), tuple(draw(st.integers(0, 120)) for _ in homes), handed)
+    more = st.sampled_from((0, 1, 10, 50, 200, inf))
+    return Room(tuple(least(homes, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_bytes_are_never_exceeded_whatever_stages_keep_and_hand_on(data: st.DataObject) -> None:
+    """What rows hold is counted here with their messages, as `simulate` has them in time."""
+    ranks = data.draw(st.integers(1, 4))
+    homes = tuple(data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=7)))
+    times, room = data.draw(durations(len(homes))), data.draw(rooms(ranks, homes))
+    schedule = with_messages(listed(homes, data.draw(st.integers(1, 6)), times, room), times)
+    assert problems(schedule) == []
+    assert all(held <= most for held, most in zip(measured_bytes(schedule, room.keeps), room.most, strict=True))
+
+
+def measured_bytes(schedule: Schedule, keeps: Keeps) -> list[float]:
+    """The most that each rank holds while it computes, counted anew for each action from all cells before it."""
+    return [
+        max(
+            (_held(row[:at], it, keeps, schedule.stages) for at, it in enumerate(row) if not it.work.is_message),
+            default=0,
+        )
+        for row in schedule.rows
+    ]
+
+
+def _held(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> float:
+    """Each stage and microbatch by what was done of it last, and values that came or were made and are not taken."""
+    found: dict[tuple[int, int], float] = {}
+    values: set[tuple[str, int, int]] = set()
+    for it in (*done, now):
+        s, m = it.stage, it.microbatch
+        before = found.get((s, m), 0)
+        match it.work:
+            case Work.FORWARD:
+                found[s, m] = keeps.input[s]
+                values -= {("x", s, m)}
+                values |= {("x", s + 1, m)} if s + 1 < stages and it is not now else set()
+            case Work.INPUT | Work.BACKWARD:
+                found[s, m] = keeps.weight[s] if it.work is Work.INPUT else 0
+                values -= {("dy", s, m)}
+                values |= {("dy", s - 1, m)} if s and it is not now else set()
+            case Work.WEIGHT:
+                found[s, m] = 0
+            case Work.RECEIVE_FORWARD | Work.RECEIVE_BACKWARD:
+                values |= {("x" if it.work is Work.RECEIVE_FORWARD else "dy", s, m)}
+            case _:
+                what, to = ("x", s + 1) if it.work is Work.SEND_FORWARD else ("dy", s - 1)
+                values = {each for each in values if each[:2] != (f"sent {what}", s)} - {(what, to, m)}
+                values |= {(f"sent {what}", s, m)}
+        if it is now:
+            found[s, m] = max(before, found[s, m])
+    return sum(found.values()) + len(values) * keeps.handed
