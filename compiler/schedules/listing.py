@@ -6,6 +6,9 @@ stages lie and what they cost (`passes.cut_stages`).
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from math import inf
+
+from attrs import evolve
 
 from .actions import Action, Row, Schedule, Work
 from .beam import searched
@@ -35,7 +38,7 @@ def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) 
     better = searched(task, simulate(best, times).total, tries) if tries else None
     if better:
         best = _fastest((better.schedule(), best), task)
-    return _joined(best, task)
+    return _joined(best, times)
 
 
 def _demand_room(task: Task) -> None:
@@ -59,7 +62,8 @@ def _named(task: Task) -> Iterator[Schedule]:
 
 def _fastest(schedules: Iterable[Schedule], task: Task) -> Schedule:
     """Of those that keep to their room the fastest, of several one that does not split backward."""
-    timed = [(simulate(schedule, task.times).total, schedule.splits, schedule) for schedule in schedules]
+    times, kept = task.times, evolve(task.room, keeps=evolve(task.room.keeps, handed=0))
+    timed = [(simulate(it, times).total, it.splits, it) for it in schedules if kept.holds(it)]
     ordered = (schedule for _, _, schedule in sorted(timed, key=lambda each: each[:2]))
     return next((schedule for schedule in ordered if _keeps_to(schedule, task)), _one_by_one(task))
 
@@ -80,24 +84,27 @@ def _one_by_one(task: Task) -> Schedule:
     return Schedule(task.homes, task.microbatches, tuple(rows))
 
 
-def _joined(schedule: Schedule, task: Task) -> Schedule:
-    """The same with backward in one on the ranks where nobody waits for its first part alone."""
-    total = simulate(schedule, task.times).total
-    for rank, row in enumerate(schedule.rows):
-        rows = (*schedule.rows[:rank], _whole(row), *schedule.rows[rank + 1 :])
-        joined = Schedule(schedule.homes, schedule.microbatches, rows)
-        if simulate(joined, task.times).total <= total and _keeps_to(joined, task):
-            schedule = joined
-    return schedule
+def _joined(schedule: Schedule, times: Times) -> Schedule:
+    """The same with backward in one wherever nobody waits for its first part alone: nothing begins later."""
+    timeline = simulate(schedule, times)
+    backwards = (slot for row in timeline.slots for slot in row if slot.action.work in (Work.INPUT, Work.BACKWARD))
+    begins = {(slot.action.stage, slot.action.microbatch): slot.start for slot in backwards}
 
+    def needed(action: Action) -> float:
+        """When the stage before begins with what an action's stage makes for it; a message must arrive till then."""
+        before = max(action.stage - 1, 0)
+        late = times.send if schedule.homes[before] != schedule.homes[action.stage] else 0
+        return begins[before, action.microbatch] - late if action.stage else inf
 
-def _whole(row: Row) -> Row:
-    """The row with one B for each I that its W follows."""
-    cells: list[Action] = []
-    for action in row:
-        before = Action(action.stage, Work.INPUT, action.microbatch)
-        if action.work is Work.WEIGHT and cells[-1:] == [before]:
-            cells[-1] = Action(action.stage, Work.BACKWARD, action.microbatch)
-        else:
-            cells.append(action)
-    return tuple(cells)
+    rows: list[Row] = []
+    for row in timeline.slots:
+        cells: list[Action] = []
+        for slot in row:
+            action = slot.action
+            first = Action(action.stage, Work.INPUT, action.microbatch)
+            if action.work is Work.WEIGHT and cells[-1:] == [first] and slot.end <= needed(action):
+                cells[-1] = Action(action.stage, Work.BACKWARD, action.microbatch)
+            else:
+                cells.append(action)
+        rows.append(tuple(cells))
+    return Schedule(schedule.homes, schedule.microbatches, tuple(rows))

@@ -34,7 +34,7 @@ class Rule:
         return move.work is not Work.FORWARD or ahead < self.ahead * (progress.task.stages - move.stage)
 
     def _rank(self, move: Move) -> tuple[float, float, int]:
-        handicap = {Work.FORWARD: self.forward, Work.WEIGHT: self.weight}.get(move.work, 0.0)
+        handicap = self.forward if move.work is Work.FORWARD else self.weight if move.work is Work.WEIGHT else 0.0
         return move.start + handicap, handicap, -move.stage
 
 
@@ -56,6 +56,6 @@ def followed(rule: Rule, task: Task) -> Progress:
             best[rank] = rule.best(rank, progress)
             continue
         progress.do(rank, move)
-        for near in task.near[rank]:
-            best[near] = rule.best(near, progress)
+        for other in task.touched(move.stage, move.work):
+            best[other] = rule.best(other, progress)
     return progress

@@ -43,12 +43,23 @@ class Task:
         """Where stages are."""
         return Places(self.homes, self.room)
 
+    def touched(self, stage: int, work: Work) -> set[int]:
+        """The ranks that have other moves after this one: its own, that which is given something, and, where a rank's
+        room is for what others give it too, those that give it something."""
+        homes = self.homes
+        if self.room.keeps.handed:
+            return self._near[homes[stage]]
+        to = stage + (work is Work.FORWARD) - (work in (Work.INPUT, Work.BACKWARD))
+        return {homes[stage], homes[min(max(to, 0), self.stages - 1)]}
+
     @cached_property
-    def near(self) -> tuple[tuple[int, ...], ...]:
+    def _near(self) -> tuple[set[int], ...]:
         """For each rank those, it too, to which its stages hand something, and from which they are handed it."""
-        pairs = {(one, other) for one, other in pairwise(self.homes)}
-        both = pairs | {(other, one) for one, other in pairs} | {(rank, rank) for rank in range(self.ranks)}
-        return tuple(tuple(sorted(other for one, other in both if one == rank)) for rank in range(self.ranks))
+        near = tuple({rank} for rank in range(self.ranks))
+        for one, other in pairwise(self.homes):
+            near[one].add(other)
+            near[other].add(one)
+        return near
 
     def delay(self, stage: int, other: int) -> float:
         """How long a message takes from one stage to another."""
