@@ -21,7 +21,8 @@ from .progress import Task
 from .simulate import simulate
 from .timeline import Times
 
-EFFORT = 6_000  # cells that rules may write, and orders that the search may go on from: a few seconds
+RULED = 200_000  # cells that rules may write: a few seconds
+SEARCHED = 6_000  # orders that the search may go on from
 
 
 def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) -> Schedule:
@@ -32,11 +33,11 @@ def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) 
     """
     task = Task(homes, microbatches, times, room)
     _demand_room(task)
-    tries = EFFORT // (3 * len(homes) * microbatches)
-    ruled = [followed(rule, task).schedule() for rule in islice(rules(task), max(1, tries))]
+    cells = 3 * len(homes) * microbatches
+    ruled = [followed(rule, task).schedule() for rule in islice(rules(task), max(2, RULED // cells))]
     best = _fastest([*_named(task), *ruled], task)
-    better = searched(task, simulate(best, times).total, tries) if tries else None
-    if better:
+    width = SEARCHED // cells
+    if width and (better := searched(task, simulate(best, times).total, width)):
         best = _fastest((better.schedule(), best), task)
     return _joined(best, times)
 

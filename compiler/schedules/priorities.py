@@ -39,11 +39,15 @@ class Rule:
 
 
 def rules(task: Task) -> Iterator[Rule]:
-    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last."""
+    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last.
+
+    Of little memory the first of a rank's stages would take all: less far ahead, it leaves some to the others.
+    """
     times, stages = task.times, task.stages
     weight, forward = sum(times.weight) / stages, sum(times.forward) / stages
-    for ahead, lag, patience in product((1, 2, inf), (forward, 1e-9 * forward, -forward), (weight, inf, 1e-9 * weight)):
-        yield Rule(lag, patience, ahead)
+    ahead = dict.fromkeys((1, task.ranks / stages, 2, inf))
+    for lag, patience in product((-forward, 1e-9 * forward, forward), (1e-9 * weight, weight, inf)):
+        yield from (Rule(lag, patience, each) for each in ahead)
 
 
 def followed(rule: Rule, task: Task) -> Progress:
