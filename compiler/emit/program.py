@@ -161,13 +161,13 @@ def _vocabulary(program: Program, types: dict[str, Type]) -> int:
 
 def _with_imports(body: str) -> str:
     """The text with the names that it calls or annotates with imported."""
-    code = re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2])
-    functional = [name for name in FUNCTIONAL if _names(name, code)]
+    used = _names(re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2]))
+    functional = [name for name in FUNCTIONAL if name in used]
     line = f"from torch.nn.functional import {', '.join(functional)}\n" if functional else ""
-    runtime = "".join(f"        {name},\n" for name in RUNTIME if _names(name, code))
+    runtime = "".join(f"        {name},\n" for name in RUNTIME if name in used)
     return body.replace("@FUNCTIONAL@\n", line).replace("@IMPORTS@\n", runtime)
 
 
-def _names(name: str, code: str) -> bool:
-    """Whether `code` uses `name`, other than as the keyword of an argument."""
-    return re.search(rf"(?<![\w.]){name}\b(?!\s*=[^=])", code) is not None
+def _names(code: str) -> set[str]:
+    """The names that `code` uses, other than as the keyword of an argument."""
+    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))

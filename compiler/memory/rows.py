@@ -62,9 +62,19 @@ class Stage:
 
 
 def stages_of(program: Program) -> list[Stage]:
-    """All stages of a pipeline, each by itself."""
+    """All stages of a pipeline, each by itself; those that do the same are one."""
     assert program.pipeline, "memory: no pipeline"
-    return [_stage(program, program.pipeline, number) for number in range(len(program.pipeline.homes))]
+    cuts, last = stages(program, program.pipeline), len(program.pipeline.homes) - 1
+    every = max(program.train.recompute.number, 1)
+    found: dict[object, Stage] = {}
+    kinds = [
+        (cut.groups, number == 0, number == last, *((len(turns), turns.start % every) for turns in cut.turns))
+        for number, cut in enumerate(cuts)
+    ]
+    for number, kind in enumerate(kinds):
+        if kind not in found:
+            found[kind] = _stage(program, program.pipeline, number)
+    return [found[kind] for kind in kinds]
 
 
 def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:

@@ -22,7 +22,7 @@ def optimum(homes: tuple[int, ...], microbatches: int, times: Times, room: Room)
     assert all(later <= first for later, first in zip(room.keeps.weight, room.keeps.input, strict=True))
     model = cp_model.CpModel()
     takes = {"F": times.forward, "I": times.input, "W": times.weight}
-    horizon = int(microbatches * sum(map(sum, takes.values())) + 2 * len(homes) * times.send)
+    horizon = int(microbatches * (sum(map(sum, takes.values())) + 2 * len(homes) * times.send))
     stages, last = range(len(homes)), len(homes) - 1
     start = {
         (work, s, m): model.new_int_var(0, horizon, f"{work}{s},{m}")
