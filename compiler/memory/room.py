@@ -4,7 +4,6 @@ Purpose: what the account says of ranks before there are rows, so that rows can 
 Non-goals: the rows (`schedules.listing`), and what they hold in the end (`rows`).
 """
 
-
 from ..amounts import amount
 from ..ir import Program
 from ..schedules.actions import Work

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import inf
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from .actions import Action, Row, Schedule, Work
 from .beam import searched
@@ -17,7 +17,7 @@ from .holding import Room, least
 from .impossible import Impossible
 from .messages import with_messages
 from .priorities import followed, rules
-from .progress import Task
+from .progress import Progress, Task
 from .simulate import simulate
 from .timeline import Times
 
@@ -34,12 +34,25 @@ def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) 
     task = Task(homes, microbatches, times, room)
     _demand_room(task)
     cells = 3 * len(homes) * microbatches
-    ruled = [followed(rule, task).schedule() for rule in islice(rules(task), max(2, RULED // cells))]
-    best = _fastest([*_named(task), *ruled], task)
+    made = [followed(rule, task) for rule in islice(rules(task), max(2, RULED // cells))]
+    best = _first([*_named(task), *map(_Found.of, made)], task)
     width = SEARCHED // cells
-    if width and (better := searched(task, simulate(best, times).total, width)):
-        best = _fastest((better.schedule(), best), task)
-    return _joined(best, times)
+    if width and (better := searched(task, best.total, width)):
+        best = _first([_Found.of(better), best], task)
+    return _joined(best.schedule, times) if best.schedule.splits else best.schedule
+
+
+@frozen
+class _Found:
+    """A schedule, and how long it takes."""
+
+    total: float
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, made: Progress) -> "_Found":
+        """One that was made cell by cell."""
+        return cls(max(made.free), made.schedule())
 
 
 def _demand_room(task: Task) -> None:
@@ -51,30 +64,30 @@ def _demand_room(task: Task) -> None:
             )
 
 
-def _named(task: Task) -> Iterator[Schedule]:
+def _named(task: Task) -> Iterator[_Found]:
+    """Those with names that have these homes, and room for what is kept."""
+    kept = evolve(task.room, keeps=evolve(task.room.keeps, handed=0))
     for maker in SCHEDULES.values():
         try:
             schedule = maker(task.ranks, task.microbatches, len(task.homes) // task.ranks)
         except Impossible:
             continue
-        if schedule.homes == task.homes:
-            yield schedule
+        if schedule.homes == task.homes and kept.holds(schedule):
+            yield _Found(simulate(schedule, task.times).total, schedule)
 
 
-def _fastest(schedules: Iterable[Schedule], task: Task) -> Schedule:
-    """Of those that keep to their room the fastest, of several one that does not split backward."""
-    times, kept = task.times, evolve(task.room, keeps=evolve(task.room.keeps, handed=0))
-    timed = [(simulate(it, times).total, it.splits, it) for it in schedules if kept.holds(it)]
-    ordered = (schedule for _, _, schedule in sorted(timed, key=lambda each: each[:2]))
-    return next((schedule for schedule in ordered if _keeps_to(schedule, task)), _one_by_one(task))
+def _first(found: Iterable[_Found], task: Task) -> _Found:
+    """The fastest, of several one that does not split backward, and that has room for messages too.
+
+    How much these take depends on when they begin, which nobody puts off for want of room.
+    """
+    ordered = sorted(found, key=lambda it: (it.total, it.schedule.splits))
+    if not task.room.keeps.handed:
+        return ordered[0]
+    return next((it for it in ordered if task.room.holds(with_messages(it.schedule, task.times))), _one_by_one(task))
 
 
-def _keeps_to(schedule: Schedule, task: Task) -> bool:
-    """Where messages take room, it depends on when they begin."""
-    return task.room.holds(with_messages(schedule, task.times) if task.room.keeps.handed else schedule)
-
-
-def _one_by_one(task: Task) -> Schedule:
+def _one_by_one(task: Task) -> _Found:
     """Each microbatch when the one before is done: what always has room."""
     there, back = range(task.stages), reversed(range(task.stages))
     order = [*((stage, Work.FORWARD) for stage in there), *((stage, Work.BACKWARD) for stage in back)]
@@ -82,7 +95,8 @@ def _one_by_one(task: Task) -> Schedule:
         tuple(Action(s, work, m) for m in range(task.microbatches) for s, work in order if task.homes[s] == rank)
         for rank in range(task.ranks)
     )
-    return Schedule(task.homes, task.microbatches, tuple(rows))
+    schedule = Schedule(task.homes, task.microbatches, tuple(rows))
+    return _Found(simulate(schedule, task.times).total, schedule)
 
 
 def _joined(schedule: Schedule, times: Times) -> Schedule:

@@ -39,7 +39,9 @@ def optimum(homes: tuple[int, ...], microbatches: int, times: Times, room: Room)
         model.add(start["F", 0, m] <= start["F", 0, after])
     for rank, most in enumerate(room.most):
         own = [key for key in start if homes[key[1]] == rank]
-        model.add_no_overlap([model.new_fixed_size_interval_var(start[key], int(takes[key[0]][key[1]]), "") for key in own])
+        model.add_no_overlap(
+            [model.new_fixed_size_interval_var(start[key], int(takes[key[0]][key[1]]), "") for key in own]
+        )
         spans = [
             (begin, until, size)
             for s, m in product((s for s in stages if homes[s] == rank), range(microbatches))
