@@ -8,22 +8,22 @@ best order what that rank does next begins before that end.  What takes memory m
 may need it more; then the same holds of the rest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
 
 from .progress import Move, Progress, Task
 
 
-def searched(task: Task, below: float, width: int) -> Progress | None:
-    """The best order found that takes less than `below`, with `width` orders on each level; none if none was found."""
+def searched(task: Task, below: float, width: int, fits: Callable[[Progress], bool]) -> Progress | None:
+    """The best order found that `fits` and takes less than `below`, with `width` orders on each level; else none."""
     bound = Bound.of(task)
     best: Progress | None = None
     level = [Progress.begin(task)]
     while level:
         children = [child for progress in level for child in _next(progress)]
         for child in children:
-            if child.is_done and max(child.free) < below:
+            if child.is_done and max(child.free) < below and fits(child):
                 best, below = child, max(child.free)
         costs = sorted((bound(child), sum(child.free), at) for at, child in enumerate(children) if not child.is_done)
         level = _undominated((children[at] for cost, _, at in costs if cost < below), width)

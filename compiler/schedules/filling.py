@@ -81,19 +81,13 @@ class Filling:
                     self.held[homes[stage - 1]] += keeps.handed
 
     def takes(self, stage: int, work: Work) -> bool:
-        """Whether work takes of room that is bound: then what it leaves to others may matter."""
-        if not self.places.is_bound[stage]:
-            return False
+        """Whether work takes of room that is bound: then what it leaves to others may matter.
+
+        A gradient that is handed on is not counted: what it goes with frees more.
+        """
         keeps = self.places.room.keeps
-        match work:
-            case Work.FORWARD:
-                return True
-            case Work.INPUT if keeps.weight[stage] > keeps.input[stage]:
-                return True
-            case Work.WEIGHT:
-                return False
-            case _:
-                return stage > 0 and keeps.handed > 0
+        raises = work is Work.INPUT and keeps.weight[stage] > keeps.input[stage]
+        return self.places.is_bound[stage] and (raises or work is Work.FORWARD)
 
     def allows(self, stage: int, work: Work) -> bool:
         """Whether work has room, and what must follow it still has."""

@@ -37,8 +37,8 @@ def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) 
     made = [followed(rule, task) for rule in islice(rules(task), max(2, RULED // cells))]
     best = _first([*_named(task), *map(_Found.of, made)], task)
     width = SEARCHED // cells
-    if width and (better := searched(task, best.total, width)):
-        best = _first([_Found.of(better), best], task)
+    if width and (better := searched(task, best.total, width, lambda it: _fits(it.schedule(), task))):
+        best = _Found.of(better)
     return _joined(best.schedule, times) if best.schedule.splits else best.schedule
 
 
@@ -77,14 +77,14 @@ def _named(task: Task) -> Iterator[_Found]:
 
 
 def _first(found: Iterable[_Found], task: Task) -> _Found:
-    """The fastest, of several one that does not split backward, and that has room for messages too.
-
-    How much these take depends on when they begin, which nobody puts off for want of room.
-    """
+    """The fastest that fits, of several one that does not split backward."""
     ordered = sorted(found, key=lambda it: (it.total, it.schedule.splits))
-    if not task.room.keeps.handed:
-        return ordered[0]
-    return next((it for it in ordered if task.room.holds(with_messages(it.schedule, task.times))), _one_by_one(task))
+    return next((it for it in ordered if _fits(it.schedule, task)), _one_by_one(task))
+
+
+def _fits(schedule: Schedule, task: Task) -> bool:
+    """Whether messages have room too, which depends on when they begin: nobody puts them off for want of it."""
+    return not task.room.keeps.handed or task.room.holds(with_messages(schedule, task.times))
 
 
 def _one_by_one(task: Task) -> _Found:
