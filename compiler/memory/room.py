@@ -50,7 +50,7 @@ def _demand(it: Account, passing: int, least: int, most: int) -> None:
         return
     sizes = {"of state and inputs": it.always}
     if needs > update:
-        sizes |= {"of one microbatch": least, "on their way": passing}
+        sizes |= {"of one microbatch": least, "while it is done": passing}
     else:
         sizes |= {"of the update": it.peak.bytes}
     said = " + ".join(f"{amount(size)} {what}" for what, size in sizes.items() if size)

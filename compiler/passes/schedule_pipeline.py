@@ -41,11 +41,12 @@ from ..stages import forward, groups
 
 def schedule_pipeline(program: Program) -> Program:
     """The program with its pipeline's schedule.  Raises PlanError."""
-    if not program.pipeline:
+    pipeline = program.pipeline
+    if not pipeline:
         return program
-    _demand_alike(program, program.pipeline)
-    program = evolve(program, region=_Sums(program, program.pipeline).region())
-    return evolve(program, pipeline=evolve(program.pipeline, schedule=_schedule(program, program.pipeline)))
+    _demand_alike(program, pipeline)
+    program = evolve(program, region=_Sums(program, pipeline).region())
+    return evolve(program, pipeline=evolve(pipeline, schedule=_schedule(program, pipeline)))
 
 
 def _demand_alike(program: Program, pipeline: Pipeline) -> None:
