@@ -311,8 +311,8 @@ def test_the_arithmetic_of_too_few_bytes() -> None:
     """What the message adds up is what the account says of a rank that does one microbatch."""
     (found,) = told({"1f1b": "auto(memory=8KiB)"})
     parts = re.fullmatch(
-        r"rank 0 needs (.*) KiB of state and inputs \+ (.*) KiB of one microbatch \+ (.*) KiB while it is done = (.*) KiB, "
-        r"and may hold 8.0 KiB",
+        r"rank 0 needs (.*) KiB of state and inputs \+ (.*) KiB of one microbatch \+ (.*) KiB while it is done "
+        r"= (.*) KiB, and may hold 8.0 KiB",
         found.message,
     )
     assert parts, found.message
