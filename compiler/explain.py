@@ -5,10 +5,11 @@ Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 
 from collections.abc import Iterator
 
+from .amounts import amount
 from .gpus import GPUS
 from .ir import Program
 from .memory import Account, Kept, Moment, account, capacity, place
-from .summary import amount, headline, table
+from .summary import headline, table
 
 SHOWN = 12
 """How many rows of what forward keeps are shown; the smaller ones are added up."""

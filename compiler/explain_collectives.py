@@ -6,10 +6,11 @@ Non-goals: the list itself (`account`), its figures (`traffic`), and JSON (`emit
 from collections.abc import Iterator, Sequence
 
 from .account import collectives, places
+from .amounts import amount
 from .collective import Collective, Use
 from .ir import MICROBATCHES, Program, base
 from .portions import of_rank
-from .summary import amount, axes_of, headline, launch, table
+from .summary import axes_of, headline, launch, table
 from .traffic import crosses, sent, volumes, whole
 
 SHOWN = 8

@@ -169,22 +169,20 @@ def _with_imports(body: str, made: Sequence[Used]) -> str:
 
     What kernels and the runtime both have is the kernels' in a program that has any.
     """
-    code = re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2])
-    own = [name for name in KERNEL_NAMES if made and _names(name, code)]
-    rest = {*RUNTIME} - {*own} - {each.function for each in made}
-    runtime = [name for name in RUNTIME if name in rest and _names(name, code)]
-    functional = [name for name in FUNCTIONAL if _names(name, code)]
+    used = _names(re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2]))
+    own = [name for name in KERNEL_NAMES if made and name in used]
+    rest = used - {*own} - {each.function for each in made}
+    functional = [name for name in FUNCTIONAL if name in used]
     line = f"from torch.nn.functional import {', '.join(functional)}\n" if functional else ""
-    body = body.replace("@FUNCTIONAL@\n", line).replace("@IMPORTS@\n", _listed(runtime))
-    return body.replace(
-        "@KERNELS@\n", f"    from scalec.runtime.kernels import (\n{_listed(own)}    )\n" if own else ""
-    )
+    kernels = f"    from scalec.runtime.kernels import (\n{_listed(own)}    )\n" if own else ""
+    body = body.replace("@FUNCTIONAL@\n", line).replace("@KERNELS@\n", kernels)
+    return body.replace("@IMPORTS@\n", _listed([name for name in RUNTIME if name in rest]))
 
 
 def _listed(names: Sequence[str]) -> str:
     return "".join(f"        {name},\n" for name in names)
 
 
-def _names(name: str, code: str) -> bool:
-    """Whether `code` uses `name`, other than as the keyword of an argument."""
-    return re.search(rf"(?<![\w.]){name}\b(?!\s*=[^=])", code) is not None
+def _names(code: str) -> set[str]:
+    """The names that `code` uses, other than as the keyword of an argument."""
+    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))
