@@ -16,7 +16,7 @@ from ..schedules.actions import Action, Schedule, Work
 from ..schedules.rendezvous import SENDS
 from ..schedules.waits import Cell
 from .cut import shares
-from .machine import Env, Machine
+from .machine import Env, Machine, differing
 from .staged import Staged, Sums, result
 from .world import World
 
@@ -32,8 +32,18 @@ class RowsError(Exception):
     """Rows that cannot be done; says on which rank, in which cell, and why."""
 
 
-def run_rows(machine: Machine, region: Region, outer: Env, freed: Cell | None = None) -> Env:
-    """The results of the microbatches `region`.  What the cell `freed` would take is gone before.  Raises RowsError."""
+class LossError(RowsError):
+    """Rows of evaluation that make another loss than the step."""
+
+
+def run_rows(
+    machine: Machine, region: Region, outer: Env, freed: Cell | None = None, evaluation: Schedule | None = None
+) -> Env:
+    """The results of the microbatches `region`.  Raises RowsError.
+
+    Evaluation is done too, as `evaluation` has it, or the forwards of the rows; its loss must be that of the step.
+    What the cell `freed` would take is gone before.
+    """
     pipeline = machine.program.pipeline
     assert pipeline, "verify: no pipeline"
     assert pipeline.schedule, "verify: no rows"
@@ -48,12 +58,29 @@ def run_rows(machine: Machine, region: Region, outer: Env, freed: Cell | None = 
     rows = _Rows(machine, pipeline.schedule, stages, freed)
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
-    return {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
+    results = {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
+    forwards = _Rows(machine, evaluation or pipeline.schedule.forwards, stages)
+    _evaluate(forwards, region, results)
+    return results
+
+
+def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
+    """Does the rows of evaluation.  Raises RowsError where what they make is not in the results of the step."""
+    try:
+        forwards.run()
+    except RowsError as error:
+        raise RowsError(f"in evaluation, {error}") from None
+    stages, numbers = forwards.stages, forwards.machine.numbers
+    for end, value in zip(region.yields, region.results, strict=True):
+        if end.name in stages[-1].share.forward.made:
+            loss = result(stages, forwards.sums, end, value.type)
+            if differing(numbers, loss, results[value.name]):
+                raise LossError("in evaluation, the loss is not that of the step")
 
 
 class _Rows:
-    def __init__(self, machine: Machine, schedule: Schedule, stages: list[Staged], freed: Cell | None) -> None:
-        self._machine, self._schedule, self._stages, self._freed = machine, schedule, stages, freed
+    def __init__(self, machine: Machine, schedule: Schedule, stages: list[Staged], freed: Cell | None = None) -> None:
+        self.machine, self._schedule, self.stages, self._freed = machine, schedule, stages, freed
         self._slots: list[dict[Slot, Env]] = [{} for _ in schedule.rows]
         self._sent = defaultdict[tuple[int, int], deque[Env]](deque)
         self._awaited = defaultdict[tuple[int, int], deque[Slot]](deque)
@@ -122,7 +149,7 @@ class _Rows:
             case Work.FORWARD:
                 return [(ENTERING, stage, microbatch)] if stage else []
             case Work.BACKWARD | Work.INPUT:
-                last = stage + 1 == len(self._stages)
+                last = stage + 1 == len(self.stages)
                 return [(KEPT, stage, microbatch), *([] if last else [(RETURNING, stage, microbatch)])]
             case Work.WEIGHT:
                 return [(LEFT, stage, microbatch)]
@@ -137,14 +164,14 @@ class _Rows:
 
     def _compute(self, action: Action, taken: list[Env]) -> None:
         rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch
-        staged, ahead = self._stages[stage], work is Work.FORWARD
+        staged, ahead = self.stages[stage], work is Work.FORWARD
         part = staged.parts[work]
         begin = staged.given(microbatch) if ahead else taken.pop(0)
         entering = taken[0].values() if taken else ()
         try:
             env = staged.run(part, begin, entering, microbatch)
         except KeyError as error:
-            if error.args[0] not in self._machine.types:
+            if error.args[0] not in self.machine.types:
                 raise
             raise self._error(f"`{error.args[0]}` is not there") from None
         if part.gives:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from ...ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
+from ...schedules.actions import Schedule
 from ...schedules.waits import Cell
 from ...source import Span
 
@@ -18,7 +19,7 @@ from ...source import Span
 class Mutant:
     """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan line.
 
-    Or it is right, but what the cell `freed` of its rows takes is gone before.
+    Or it is right, but what the cell `freed` of its rows takes is gone before, or evaluation has other rows.
     """
 
     family: str
@@ -26,6 +27,7 @@ class Mutant:
     line: str
     program: Program
     freed: Cell | None = None
+    evaluation: Schedule | None = None
 
 
 Edit: TypeAlias = Callable[[Program], Iterator[tuple[str, Span, Program]]]

@@ -150,6 +150,7 @@ FAMILIES = {
     "message of another microbatch": _others_message,
 }
 FREED = "freed one action early"
+EVALUATED = "another order in evaluation"
 
 
 def row_mutants(program: Program) -> Iterator[Mutant]:
@@ -161,6 +162,8 @@ def row_mutants(program: Program) -> Iterator[Mutant]:
     for family, wrong in FAMILIES.items():
         for what, rows in wrong(schedule):
             yield Mutant(family, what, line, evolve(program, pipeline=evolve(pipeline, schedule=rows)))
+        for what, rows in wrong(schedule.forwards):
+            yield Mutant(EVALUATED, f"{what} in evaluation", line, program, evaluation=rows)
     for rank, at, action in schedule.cells():
         if _frees(action):
             what = f"what `{action}` of rank {rank} takes freed before it"
