@@ -73,8 +73,8 @@ class Schedule:
         """What evaluation does of it: forwards and their messages, in the same order.
 
         If ranks do not wait for each other in the whole, they do not in this: of the messages here that were never
-        matched, take the one that is matched first in the whole.  All that its two ranks do before they post it here they
-        do before it there too, so it is done; both post it, and it is matched.
+        matched, take the one that is matched first in the whole.  All that its two ranks do here before they post it
+        they do before it there too, so it is done; both post it, and it is matched.
         """
         rows = (tuple(action for action in row if action.work in _FORWARDS) for row in self.rows)
         return evolve(self, rows=tuple(rows))
