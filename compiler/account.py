@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from .ir import ITEM_BYTES, MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, base, types, walk
+from .ir import ITEM_BYTES, MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, Type, base, types, walk
 from .placements import coercion_of, ends
 from .portions import of_rank, of_stage
 from .schedules.actions import Work
@@ -89,7 +89,7 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     """
     assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
     if not program.pipeline:
-        return tuple(_Account(program).within(program.region, (), "step"))
+        return tuple(_Account(program, types(program)).within(program.region, (), "step"))
     return tuple(_of_rank(program, program.pipeline, rank))
 
 
@@ -116,7 +116,7 @@ def parameter_count(program: Program) -> int:
 
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
     """What a rank of a pipeline does before its row, for each of its stages, and behind its row."""
-    account = _Account(of_rank(program, rank))
+    account = _Account(of_rank(program, rank), types(program))
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
             yield from chain.from_iterable(_of_stage(program, pipeline, stage) for stage in has(pipeline, rank))
@@ -130,7 +130,7 @@ def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     first = [turns.start for turns in stages(program, pipeline)[stage].turns]
     own = of_stage(program, stage)
     (region,) = (stmt for stmt in own.region.body if isinstance(stmt, Region))
-    account = _Account(own, dict(zip(pipeline.dims, first, strict=True)))
+    account = _Account(own, types(program), dict(zip(pipeline.dims, first, strict=True)))
     found = account.within(region, (region.dim,), "step")
     yield from (evolve(each, rank=pipeline.homes[stage], stage=stage) for each in found)
     yield from _messages(program, pipeline, stage)
@@ -177,11 +177,10 @@ _MESSAGES: dict[Work, tuple[str, Where, int]] = {
 
 
 class _Account:
-    """Of a program, or of a stage of it, whose turns of repeats begin with the `first`."""
+    """Of a program, or of a stage of it, which may receive others' values, and whose turns begin with the `first`."""
 
-    def __init__(self, program: Program, first: Mapping[str, int] | None = None) -> None:
-        self._program, self._first = program, first or {}
-        self._types = types(program)
+    def __init__(self, program: Program, types: Mapping[str, Type], first: Mapping[str, int] | None = None) -> None:
+        self._program, self._types, self._first = program, types, first or {}
         self._loops = Names()
         self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
         self._begun = self._reductions()

@@ -40,8 +40,9 @@ def routes(program: Program) -> dict[str, Route]:
     known = types(program)
     found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
     for op, is_step in _placed(program.region, True):
-        if op.kind == "coerce" and known[op.inputs[0]].dims and known[op.inputs[0]].dims[-1] in found:
-            found[known[op.inputs[0]].dims[-1]].append((op, is_step))
+        type = known.get(op.inputs[0]) if op.kind == "coerce" else None  # of what a stage receives nothing is known
+        if type and type.dims and type.dims[-1] in found:
+            found[type.dims[-1]].append((op, is_step))
     return {bucket.name: _route(bucket, found[bucket.dim]) for bucket in program.buckets}
 
 

@@ -16,7 +16,7 @@ from ..portions import of_rank
 from ..routes import Route, routes
 from .step_parts import Function, Ranks, Squares
 from .turns import gathered
-from .words import DTYPES, axes_word, call, identifier, literal
+from .words import DTYPES, axes_word, call, identifier, literal, place
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
@@ -160,8 +160,10 @@ class _Step:
 
     def _rows(self) -> None:
         """The rows of the pipeline's schedule."""
-        self.train.add(f"loss = PIPELINE.run(model, batch, {self._seed}, mesh)", "forward, backward")
-        self.evaluate.add("loss = PIPELINE.evaluate(model, batch, mesh)", "forward")
+        assert self._program.pipeline, "emit: no pipeline"
+        line = place(self._program.axis(self._program.pipeline.axis).span)
+        self.train.add(f"loss = PIPELINE.run(model, batch, {self._seed}, mesh)", f"forward, backward  {line}")
+        self.evaluate.add("loss = PIPELINE.evaluate(model, batch, mesh)", f"forward  {line}")
 
     def _loop(self, region: Region) -> None:
         names = [base(arg.value.name) for arg in region.args]

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +21,11 @@ from scalec.compiler.schedules.simulate import Keeps, high_water
 from scalec.runtime import Axis, Carried, Mesh, Pipeline, messages
 from scalec.runtime.messages import Exchange, Slot, received, sent
 from scalec.runtime.record import Recorder
+from scalec.runtime.sanitize import Sanitizer
 from staged import CARRIED, ROWS, SEQ, SHARE, WIDTH, Model, data, pipeline, schedules, whole
 
 MICROBATCHES = range(1, 6)
+CPU = torch.device("cpu")
 Result = tuple[list[Tensor], list[Tensor], dict[str, Tensor], bool]
 
 
@@ -34,6 +36,13 @@ class LateMesh(Mesh):
 
     def messages(self, name: str) -> Axis:
         return self.link.late(super().messages(name))
+
+
+class WatchedMesh(Mesh):
+    """Its messages are compared with what was sent."""
+
+    def __init__(self, axes: Mapping[str, int]) -> None:
+        super().__init__(axes, watch=Sanitizer(CPU))
 
 
 def _steps(mesh: Mesh, schedule: Schedule) -> Result:
@@ -66,7 +75,7 @@ def _check(schedule: Schedule, ranks: Sequence[Result]) -> None:
     assert all(waited for *_, waited in ranks)
 
 
-@pytest.mark.parametrize("kind", [Mesh, LateMesh])
+@pytest.mark.parametrize("kind", [Mesh, LateMesh, WatchedMesh])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_schedule_gives_the_single_process_loss_and_gradients(ranks: int, kind: type[Mesh]) -> None:
     every = [schedule for _, schedule in schedules(ranks, MICROBATCHES)]
@@ -181,7 +190,7 @@ def _two_at_once() -> list[float]:
         Exchange(axis, [sent(slot, axis, 1, under_way) for slot in slots], device).begin(None)
         under_way.take()
     else:
-        one = [Carried((1,), torch.float32)]
+        one = [Carried("x", (1,), torch.float32)]
         Exchange(axis, [received(slot, axis, 0, one, device) for slot in slots], device).begin(None)
     values = [slot.take() for slot in slots]
     assert not link.under_way

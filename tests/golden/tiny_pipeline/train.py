@@ -146,7 +146,7 @@ class Llama(nn.Module):
 PIPELINE = Pipeline(
     "pp",
     homes=(0, 1, 0, 1),
-    carried=(Carried((64, 4, 64), torch.float32),),
+    carried=(Carried("x", (64, 4, 64), torch.float32),),
     rows=(
         "0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 0F2 0SEND_F2 2RECV_B0 2B0 2SEND_B0 "
         "2RECV_B1 0F3 0SEND_F3 2B1 2SEND_B1 2RECV_F2 0RECV_B0 2F2 2SEND_F2 0B0 2RECV_F3 0RECV_B1 2F3 2SEND_F3 0B1 "
@@ -200,7 +200,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
     weights = state.weights()
     all_gather_(weights["dp_tp"], dp)  # S→R  up to 320 × f32
     all_gather_(weights["dp_split_tp"], dp)  # S→R  57,600 × f32
-    loss = PIPELINE.run(model, batch, share, mesh)  # forward, backward
+    loss = PIPELINE.run(model, batch, share, mesh)  # forward, backward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     gradients = state.gradients()
     gradients["dp_split_tp"] = reduce_scatter_(gradients["dp_split_tp"], dp)  # P→S  28,800 × f32
@@ -224,7 +224,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     weights = state.weights()
     all_gather_(weights["dp_tp"], dp)  # S→R  up to 320 × f32
     all_gather_(weights["dp_split_tp"], dp)  # S→R  57,600 × f32
-    loss = PIPELINE.evaluate(model, batch, mesh)  # forward
+    loss = PIPELINE.evaluate(model, batch, mesh)  # forward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)
 
