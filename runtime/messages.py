@@ -70,7 +70,11 @@ class Message:
 
 
 def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
-    """Sends what is in the slot.  `under_way` is that of all messages of its kind."""
+    """Sends what is in the slot.  `under_way` is that of all messages of its kind.
+
+    A value that a stage makes as a view that is not contiguous is copied here.  Gradients never are: autograd lays out
+    a leaf's as the leaf, which was received.
+    """
 
     def ready() -> Values:
         under_way.take()

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from ranks import run_ranks
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.simulate import Keeps, high_water
 from scalec.runtime import Axis, Carried, Mesh, Pipeline, messages
+from scalec.runtime.cells import LastCell, Pass
 from scalec.runtime.messages import Exchange, Slot, received, sent
 from scalec.runtime.record import Recorder
 from scalec.runtime.sanitize import Sanitizer
@@ -97,6 +98,29 @@ def test_evaluation_makes_no_graph() -> None:
     model = Model([0], 1, begins=lambda _: graphs.append(torch.is_grad_enabled()))
     Pipeline("pp", (0,), CARRIED, ("0F0 0B0",)).evaluate(model, data(0, 1), Mesh({"pp": 1}))
     assert graphs == [False]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "expanded": lambda x: x.sum(),
+    "transposed": lambda x: (x.t() @ torch.ones(3, 2)).sum(),
+    "of a slice": lambda x: x[:, 1:].square().sum(),
+    "unused": lambda x: torch.ones((), requires_grad=True) * 2,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_lie_as_what_was_received(layout: str) -> None:
+    """However backward makes them, autograd gives a leaf's gradient the leaf's layout: they are sent without a copy."""
+    model: Any = lambda _stage, x: LAYOUTS[layout](x)  # noqa: E731
+    x, dx = Slot(), Slot()
+    x.put((torch.ones(3, 4),))
+    cell = LastCell(1, 0, [Carried("x", (3, 4), torch.float32)], None, x, Slot(), Slot(), dx)
+    now = Pass(model, [()], share=torch.ones(()), loss=torch.zeros(()))
+    cell.forward(now)
+    cell.backward(now)
+    (gradient,) = dx.take()
+    assert gradient.is_contiguous()
+    assert gradient.untyped_storage().nbytes() == 3 * 4 * 4
 
 
 def _unwaited(every: Sequence[Schedule], ends: bool) -> bool:
