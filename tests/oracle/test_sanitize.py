@@ -253,8 +253,8 @@ def _in_messages(sender: int) -> Fault:
     def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
         begin = Message.begin
 
-        def other(message: Message, memory: Any) -> Any:
-            return begin(message, tuple(x + 1 for x in memory) if message.call.__name__ == "send" else memory)
+        def other(self: Message, memory: Any) -> Any:
+            return begin(self, tuple(x + 1 for x in memory) if self.call.__name__ == "send" else memory)
 
         if step == 2 and dist.get_rank() == sender:
             Message.begin = other
