@@ -59,7 +59,7 @@ def run_rows(
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
     results = {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
-    forwards = _Rows(machine, evaluation or pipeline.schedule.forwards, stages)
+    forwards = _Rows(machine, evaluation or pipeline.schedule.forwards, stages, keeps=False)
     _evaluate(forwards, region, results)
     return results
 
@@ -79,7 +79,15 @@ def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
 
 
 class _Rows:
-    def __init__(self, machine: Machine, schedule: Schedule, stages: list[Staged], freed: Cell | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        schedule: Schedule,
+        stages: list[Staged],
+        freed: Cell | None = None,
+        keeps: bool = True,
+    ) -> None:
+        self._kept = {Work.FORWARD: KEPT, Work.INPUT: LEFT} if keeps else {}
         self.machine, self._schedule, self.stages, self._freed = machine, schedule, stages, freed
         self._slots: list[dict[Slot, Env]] = [{} for _ in schedule.rows]
         self._sent = defaultdict[tuple[int, int], deque[Env]](deque)
@@ -99,6 +107,9 @@ class _Rows:
         for (source, target), values in self._sent.items():
             if values:
                 raise RowsError(f"rank {source} sends rank {target} what that does not receive")
+        for (source, target), slots in self._awaited.items():
+            if slots:
+                raise RowsError(f"rank {target} receives from rank {source} what that does not send")
 
     def _advances(self, rank: int, at: list[int]) -> bool:
         """Does what can be done of a row, and says whether that is anything."""
@@ -177,7 +188,7 @@ class _Rows:
         if part.gives:
             to = (ENTERING, stage + 1, microbatch) if ahead else (RETURNING, stage - 1, microbatch)
             self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.gives)})
-        if kept := {Work.FORWARD: KEPT, Work.INPUT: LEFT}.get(work):
+        if kept := self._kept.get(work):
             self._put(rank, (kept, stage, microbatch), env)
         self._add(stage, microbatch, staged.sums(part, env))
 

@@ -266,6 +266,8 @@ EVALUATIONS = {
     "`0F0` and `0SEND_F0` of rank 0 exchanged in evaluation": Fate.SHAPES,
     "`1F2` of rank 1 left out in evaluation": Fate.VALUES,
     "`0SEND_F0` not received in evaluation": Fate.SHAPES,
+    "`0RECV_B1` done too in evaluation": Fate.SHAPES,
+    "`1I2` done too in evaluation": Fate.SHAPES,
     "`0SEND_F0` of rank 0 behind `0SEND_F1` in evaluation": Fate.VALUES,
 }
 
