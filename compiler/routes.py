@@ -40,9 +40,9 @@ def routes(program: Program) -> dict[str, Route]:
     known, stages = types(program), program.pipeline.axis if program.pipeline else ""
     found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
     for op, is_step in _placed(program.region, True):
-        dim = "".join(known[op.inputs[0]].dims[-1:]) if op.kind == "coerce" and stages not in op.names("axes") else ""
-        if dim in found:
-            found[dim].append((op, is_step))
+        type = known.get(op.inputs[0]) if op.kind == "coerce" else None  # of what a stage receives nothing is known
+        if type and type.dims and type.dims[-1] in found and stages not in op.names("axes"):
+            found[type.dims[-1]].append((op, is_step))
     return {bucket.name: _route(program, bucket, found[bucket.dim]) for bucket in program.buckets}
 
 

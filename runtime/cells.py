@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .chunks import Chunks
 from .deferred import Part, set_apart
+from .mesh import Watch
 from .messages import Carried, Slot, Values
 
 _backward: Callable[..., None] = cast(Any, torch.autograd).backward
@@ -37,9 +38,17 @@ class Cell:
     """
 
     def __init__(
-        self, stage: int, microbatch: int, carried: Sequence[Carried], x: Slot, y: Slot, dy: Slot, dx: Slot
+        self,
+        stage: int,
+        microbatch: int,
+        carried: Sequence[Carried],
+        watch: Watch | None,
+        x: Slot,
+        y: Slot,
+        dy: Slot,
+        dx: Slot,
     ) -> None:
-        self._stage, self._microbatch = stage, microbatch
+        self._stage, self._microbatch, self._watch = stage, microbatch, watch
         self._x, self._y, self._dy, self._dx = x, y, dy, dx
         self._wanted = [each.gradient for each in carried]
         self._entered: Values = ()
@@ -52,6 +61,8 @@ class Cell:
         for x, wanted in zip(xs, self._wanted, strict=False):  # nothing enters the first stage
             x.requires_grad_(wanted)
         x = xs if len(xs) > 1 else xs[0] if xs else None
+        if self._watch is not None:
+            self._watch.microbatch(self._microbatch)
         y: Tensor | Values = now.model(self._stage, x, *now.inputs[self._microbatch])
         ys = (y,) if isinstance(y, Tensor) else y
         if torch.is_grad_enabled():

@@ -27,8 +27,9 @@ from .chunks import Chunks, Reduction
 from .claims import Holders
 from .data import Batch
 from .flows import NOTHING, Flats
-from .mesh import Axis, Mesh
+from .mesh import Axis, Crossing, Mesh
 from .messages import Carried, Exchange, Message, Slot, received, sent
+from .watched import watched_receive, watched_send
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
 _FORWARD = {"F", "SEND_F", "RECV_F"}
@@ -182,7 +183,8 @@ class _Row:
         here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
         kind = LastCell if after[0] == len(self._homes) else Cell
         entering, returning = self._entering, self._returning
-        return kind(*here, self._carried, x=entering[here], y=entering[after], dy=returning[after], dx=returning[here])
+        slots = {"x": entering[here], "y": entering[after], "dy": returning[after], "dx": returning[here]}
+        return kind(*here, self._carried, self._axis.watch, **slots)
 
     def _calls(self, actions: Sequence[_Action]) -> tuple[_Call, ...]:
         calls: list[_Call] = []
@@ -205,7 +207,15 @@ class _Row:
         ahead = sends == values  # the other end is the stage after
         slot = (self._entering if values else self._returning)[action.stage + ahead, action.microbatch]
         peer = self._homes[action.stage + (1 if ahead else -1)]
+        watch = self._axis.watch
         if sends:
-            return sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
-        carried = [each for each in self._carried if values or each.gradient]
-        return received(slot, self._axis, peer, carried, self._device)
+            message = sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
+            return message if watch is None else watched_send(message, watch)
+        moved = [each for each in self._carried if values or each.gradient]
+        message = received(slot, self._axis, peer, moved, self._device)
+        if watch is None:
+            return message
+        source, target = (self._axis.ranks()[rank] for rank in (peer, self._axis.rank))
+        names = tuple(each.name for each in moved)
+        of = Crossing(names, not values, action.stage, action.microbatch, source, target)
+        return watched_receive(message, watch, of, self._device)

@@ -90,12 +90,12 @@ def explain(options: Namespace) -> None:
 
 def load(path: Path, stage: str | None = None) -> Plan:
     """A plan or IR text, and its program after the pass `stage`, by default the last."""
-    from ..limits import load
+    from ..limits import MAX_WRITTEN_BYTES, load
     from ..passes import STAGES, lower, resolve
     from ..reader import is_ir
 
-    source = load(path)
-    model = read(source) if is_ir(source.text) else resolve(source)
+    source = load(path, most=MAX_WRITTEN_BYTES)
+    model = read(source) if is_ir(source.text) else resolve(load(path))
     return Plan(source, model, lower(model, stage or STAGES[-1], _dump()))
 
 

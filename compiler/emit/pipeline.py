@@ -7,7 +7,7 @@ import textwrap
 
 from attrs import frozen
 
-from ..ir import Program, Value
+from ..ir import Program, Value, base
 from ..stages import crossing, stages
 from .words import DTYPES, WIDTH, call, literal
 
@@ -53,7 +53,7 @@ def _range(turns: range) -> str:
 def _carried(value: Value, program: Program) -> str:
     shape = literal(program.local_shape(value.type))
     constant = "" if value.type.differentiable else ", gradient=False"
-    return f"Carried({shape}, {DTYPES[value.type.dtype]}{constant})"
+    return f"Carried({literal(base(value.name))}, {shape}, {DTYPES[value.type.dtype]}{constant})"
 
 
 def _row(text: str) -> list[str]:

@@ -23,7 +23,7 @@ from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.halves import halves
 from scalec.compiler.verify.holders import held, known, settled
 from scalec.compiler.verify.mutants import Mutant, row_mutants
-from scalec.compiler.verify.mutants.rows import FAMILIES, FREED
+from scalec.compiler.verify.mutants.rows import EVALUATED, FAMILIES, FREED
 from scalec.compiler.verify.proof import BOUND, Case, case_of, prove, unequal
 from scalec.compiler.verify.recut import shared
 from scalec.compiler.verify.shapes import meshes
@@ -248,7 +248,7 @@ def test_every_mutant_of_rows_is_killed(schedule: str, mesh: int) -> None:
     on = bench(schedule, mesh)
     made = [*row_mutants(on.case.program)]
     assert [mutant.what for mutant in made if not on.wrong(mutant)] == []
-    assert {mutant.family for mutant in made} == {*FAMILIES, FREED}
+    assert {mutant.family for mutant in made} == {*FAMILIES, EVALUATED, FREED}
 
 
 EXPECTED = {
@@ -262,6 +262,14 @@ EXPECTED = {
     "message of another microbatch": ("`0SEND_F0` of rank 0 behind `0SEND_F1`", Fate.VALUES),
     FREED: ("what `0I0` of rank 0 takes freed before it", Fate.SHAPES),
 }
+EVALUATIONS = {
+    "`0F0` and `0SEND_F0` of rank 0 exchanged in evaluation": Fate.SHAPES,
+    "`1F2` of rank 1 left out in evaluation": Fate.VALUES,
+    "`0SEND_F0` not received in evaluation": Fate.SHAPES,
+    "`0RECV_B1` done too in evaluation": Fate.SHAPES,
+    "`1I2` done too in evaluation": Fate.SHAPES,
+    "`0SEND_F0` of rank 0 behind `0SEND_F1` in evaluation": Fate.VALUES,
+}
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, FREED])
@@ -270,6 +278,12 @@ def test_each_family_has_the_mutant_that_is_expected_of_it(family: str) -> None:
     on = bench("zb_h1", 0)
     (mutant,) = [each for each in row_mutants(on.case.program) if each.what == what]
     assert (mutant.family, on.wrong(mutant)) == (family, fate)
+
+
+def test_mistakes_in_evaluation_alone_are_found() -> None:
+    on = bench("zb_h1", 0)
+    made = {mutant.what: mutant for mutant in row_mutants(on.case.program) if mutant.family == EVALUATED}
+    assert {what: on.wrong(made[what]) for what in EVALUATIONS} == EVALUATIONS
 
 
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
@@ -300,9 +314,13 @@ def neighbours(schedule: Schedule) -> list[Schedule]:
 def test_the_audit_of_a_program_with_stages() -> None:
     found = audit(*compiled(few("1f1b", 3)))
     assert [v.mutant.what for v in found.of(Fate.EQUIVALENT, Fate.MISSED)] == []
-    assert {"copies of several stages counted twice", "summed over stages without a copy", *FAMILIES, FREED} <= {
-        v.mutant.family for v in found.verdicts
-    }
+    assert {
+        "copies of several stages counted twice",
+        "summed over stages without a copy",
+        *FAMILIES,
+        EVALUATED,
+        FREED,
+    } <= {v.mutant.family for v in found.verdicts}
     what = {v.mutant.what: v.fate for v in found.verdicts}
     assert what["all_reduce of loss.1 over pp x dp done over dp instead"] is Fate.VALUES
 
