@@ -35,7 +35,7 @@ class Pipeline:
     """A model in stages, over the ranks of an axis.
 
     homes    the rank of each stage
-    carried  what a stage makes for the next, at every cut
+    carried  what a stage makes for the next, in this order at every cut
     rows     of each rank
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
@@ -113,7 +113,9 @@ class _Row:
     def __init__(
         self, row: str, homes: Sequence[int], carried: Sequence[Carried], axis: Axis, device: torch.device
     ) -> None:
-        self._homes, self._carried, self._axis, self._device = homes, carried, axis, device
+        self._homes, self._axis, self._device = homes, axis, device
+        cuts = [[each for each in carried if each.at(cut)] for cut in range(len(homes) - 1)]
+        self._crossing = [[], *cuts, []]  # by the stage that it enters; nothing enters the first, or leaves the last
         # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of this rank too, it
         # has the same slots, and values are handed over.
         self._entering = defaultdict[tuple[int, int], Slot](Slot)
@@ -138,7 +140,8 @@ class _Row:
         here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
         kind = LastCell if after[0] == len(self._homes) else Cell
         entering, returning = self._entering, self._returning
-        return kind(*here, self._carried, x=entering[here], y=entering[after], dy=returning[after], dx=returning[here])
+        crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
+        return kind(*here, *crossing, x=entering[here], y=entering[after], dy=returning[after], dx=returning[here])
 
     def _calls(self, actions: Sequence[_Action]) -> tuple[_Call, ...]:
         calls: list[_Call] = []
@@ -161,5 +164,5 @@ class _Row:
         peer = self._homes[action.stage + (1 if ahead else -1)]
         if sends:
             return sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
-        carried = [each for each in self._carried if values or each.gradient]
+        carried = [each for each in self._crossing[action.stage + ahead] if values or each.gradient]
         return received(slot, self._axis, peer, carried, self._device)

@@ -14,6 +14,7 @@ from ..ir import ITEM_BYTES, Enter, Pipeline, Program, Region, Value, types, wal
 from ..ops.saved import Device
 from ..portions import of_stage
 from ..schedules.actions import Action, Work
+from ..stages import Stage as Cuts
 from ..stages import crossing, groups, stages
 from .kept import Keeper, Kept
 from .lifetimes import is_put_off, put_off
@@ -77,21 +78,34 @@ def device_of(program: Program) -> Device:
 
 def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
     """What enters a stage, from before and from behind, as its statements call it; and where its turns begin."""
-    own, count = stages(program, pipeline)[number].turns, len(crossing(program, pipeline))
+    all_ = stages(program, pipeline)
     (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward, backward = (groups(pipeline, block.body)[1] for block in region.body if isinstance(block, Region))
-    enters = _handed(forward, own, count) if number else ()
-    returns = _handed(backward, own[::-1], count) if number < len(pipeline.homes) - 1 else ()
-    first = dict(zip(pipeline.dims, (turns.start for turns in own), strict=True))
+    enters = _entering(all_[number], forward) if number else ()
+    returns = _returning(all_[number + 1], forward, backward) if number < len(all_) - 1 else ()
+    first = dict(zip(pipeline.dims, (turns.start for turns in all_[number].turns), strict=True))
     return Cut(enters, returns, first, types(program))
 
 
-def _handed(repeats: list[Region], turns: tuple[range, ...], count: int) -> tuple[str, ...]:
-    """What the first repeat of which a stage has turns takes; if it has none, what the last one makes."""
-    for repeat, own in zip(repeats, turns, strict=True):
-        if own:
-            return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)[:count]
-    return tuple(value.name for value in repeats[-1].results[:count])
+def _entering(stage: Cuts, forward: list[Region]) -> tuple[str, ...]:
+    """What the repeat takes in which a stage begins; if it has no turns, what that makes."""
+    repeat = forward[stage.begins]
+    return _taken(repeat) if stage.turns[stage.begins] else _made(repeat, len(_taken(repeat)))
+
+
+def _returning(behind: Cuts, forward: list[Region], backward: list[Region]) -> tuple[str, ...]:
+    """The gradients that the stage `behind` hands back, of what enters it."""
+    repeat, back = forward[behind.begins], backward[::-1][behind.begins]
+    turns, count = behind.turns[behind.begins], len(_taken(repeat))
+    return _made(back, count) if turns and turns.start == 0 else _taken(back)[:count]
+
+
+def _taken(repeat: Region) -> tuple[str, ...]:
+    return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)
+
+
+def _made(repeat: Region, count: int) -> tuple[str, ...]:
+    return tuple(value.name for value in repeat.results[:count])
 
 
 def fullest(program: Program, rank: int, of: dict[int, Stage]) -> Moment:
@@ -107,10 +121,11 @@ class _Row:
         assert program.pipeline.schedule, "memory: no rows"
         self._homes, self._of, self._rank = program.pipeline.homes, of, rank
         self._row = program.pipeline.schedule.rows[rank]
-        self._size = sum(_bytes(program, value) for value in crossing(program, program.pipeline))
+        cuts = crossing(program, program.pipeline)
+        self._sizes = [sum(_bytes(program, value) for value in values) for values in cuts]
         self._kept: dict[tuple[int, int], int] = {}
         self._all_kept = 0
-        self._between: set[tuple[str, int, int]] = set()  # what is handed from stage to stage, each of the same size
+        self._between: dict[tuple[str, int, int], int] = {}  # bytes of what is handed from stage to stage
 
     def moments(self) -> Iterator[Moment]:
         """While each action that computes runs."""
@@ -127,7 +142,7 @@ class _Row:
         at = (action.stage, action.microbatch)
         others = self._all_kept - (0 if work is Work.WEIGHT else self._kept.get(at, 0))
         taken = {Work.FORWARD: "x", Work.BACKWARD: "dy", Work.INPUT: "dy"}.get(work, "")
-        between = (len(self._between) - ((taken, *at) in self._between)) * self._size
+        between = sum(self._between.values()) - self._between.get((taken, *at), 0)
         match work:
             case Work.FORWARD:
                 own = stage.forward
@@ -159,20 +174,20 @@ class _Row:
 
     def _hand(self, what: str, stage: int, to: int, microbatch: int) -> None:
         """Takes what the stage is given, and leaves what it makes for another one, here or to be sent."""
-        self._between.discard((what, stage, microbatch))
+        self._between.pop((what, stage, microbatch), None)
         if 0 <= to < len(self._homes):
             here = self._homes[to] == self._rank
-            self._between.add((what, to, microbatch) if here else (f"{what} to send", stage, microbatch))
+            key = (what, to, microbatch) if here else (f"{what} to send", stage, microbatch)
+            self._between[key] = self._sizes[min(stage, to)]
 
     def _move(self, action: Action) -> None:
         """Begins a message: of those that a stage sends one way, the one before is gone."""
         stage, microbatch = action.stage, action.microbatch
         what = "x" if action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD) else "dy"
         if action.work in (Work.RECEIVE_FORWARD, Work.RECEIVE_BACKWARD):
-            self._between.add((what, stage, microbatch))
+            self._between[what, stage, microbatch] = self._sizes[stage - (what == "x")]
         else:
-            self._between.remove((f"{what} to send", stage, microbatch))
-            self._between.add((f"{what} under way", stage, 0))
+            self._between[f"{what} under way", stage, 0] = self._between.pop((f"{what} to send", stage, microbatch))
 
 
 def _bytes(program: Program, value: Value) -> int:

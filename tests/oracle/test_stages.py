@@ -27,6 +27,10 @@ BLOCKS = f"repeat blocks {{ {MIXED} }}"
 LAYERS = f"repeat layers {{ {MIXED_AGAIN} }}"
 LAYERS_OF_S = "repeat layers { s = s + silu(s @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden] }"
 DROPPED = "x = dropout(x, 0.2)"
+NARROWED = "y = x @ p[hidden -> narrow]"
+LAYERS_OF_Y = "repeat layers { y = y + tanh(y @ w_up[narrow -> ffn]) @ w_down[ffn -> narrow] }"
+REST_OF_Z = "repeat rest { z = z + silu(z * g[hidden]) }"
+LOSS_OF_Y = "loss = cross_entropy(y @ head[narrow -> vocab], labels)"
 LOSS = "loss = cross_entropy(x @ head[hidden -> vocab], labels)"
 TIED = "loss = cross_entropy(x @ wte, labels)"
 
@@ -48,6 +52,15 @@ MODELS = {
     f" repeat blocks {{ {MIXED} {DROPPED} }} {LOSS}",
     "names": f"{START} stage = silu(x) i = tanh(x) carried = i * x repeat blocks {{ {MIXED} x = x + i }}"
     f" x = x + i + stage + carried {LOSS}",
+    "another width": f"{START} {BLOCKS} {NARROWED} {LAYERS_OF_Y} {LOSS_OF_Y}",
+    "fewer later": f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} x = x + s {LAYERS} {TIED}",
+    "more later": f"{START} {BLOCKS} s = tanh(x) repeat layers {{ {MIXED_AGAIN} x = x + s }} x = x * s {TIED}",
+    "others later": f"{START} s = silu(x) {BLOCKS} {NARROWED} z = x * s"
+    f" repeat layers {{ y = y + tanh((y @ w_up[narrow -> ffn]) + (z @ w_in2[hidden -> ffn])) @ w_down[ffn -> narrow] }}"
+    f" {LOSS_OF_Y}",
+    "three": f"{START} s = tanh(x) {BLOCKS} {NARROWED} repeat layers {{ y = silu(y) }} z = s * (y @ q[narrow -> hidden])"
+    f" {REST_OF_Z} x = z {TIED}",
+    "read by turns alone": f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} {LOSS}",
 }
 CASES = {
     # model: dims that are cut, schedules and stages, options
@@ -65,13 +78,19 @@ CASES = {
     "dropped": ("blocks, layers", "interleaved_1f1b(chunks=2)", "recompute = full"),
     "dropped, one whole": ("blocks", "1f1b", ""),
     "names": ("blocks", "1f1b", ""),
+    "another width": ("blocks, layers", "interleaved_1f1b(chunks=2)", "recompute = full"),
+    "fewer later": ("blocks, layers", "interleaved_1f1b(chunks=2)  stages = [1, 1, 2, 2]", ""),
+    "more later": ("blocks, layers", "zbv  stages = [1, 2, 2, 1]", "recompute = every(2, layers)"),
+    "others later": ("blocks, layers", "interleaved_zero_bubble(chunks=2)  stages = [1, 3, 1, 1]", ""),
+    "three": ("blocks, layers, rest", "breadth_first(chunks=3)", ""),
+    "read by turns alone": ("blocks", "interleaved_1f1b(chunks=2)  stages = [1, 2, 1, 0]", ""),
 }
 WHOLE, STAGED = Case(microbatches=4), Case(pp=2, microbatches=4)
 
 
 def _plan(model: str, cut: str = "", schedule: str = "", options: str = "") -> str:
     return f"""model parts(tokens[batch, seq], labels[batch, seq]) {{
-  dims {{ vocab = 32  hidden = 8  ffn = 12  blocks = 4  layers = 2 }}  init ~ normal(0.02)
+  dims {{ vocab = 32  hidden = 8  ffn = 12  narrow = 6  blocks = 4  layers = 2  rest = 3 }}  init ~ normal(0.02)
   {model}
 }}
 mesh  {{ {"pp = 2" if cut else ""} }}

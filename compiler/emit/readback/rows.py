@@ -20,10 +20,11 @@ def constants(program: Program) -> dict[str, ast.expr]:
     return {name: ast.parse(text, mode="eval").body for name, text in texts.items()}
 
 
-def crossing(program: Program, pipeline: Pipeline) -> list[Type]:
-    """What crosses from stage to stage: what the repeats that are cut carry."""
-    first, *_ = groups(pipeline, blocks(program)[1].body)[1]
-    return [arg.value.type for arg in first.args if arg.enter is Enter.CARRY]
+def crossing(program: Program, pipeline: Pipeline) -> list[list[Type]]:
+    """What crosses each cut: what the repeat carries in which the stage behind it begins."""
+    _, repeats = groups(pipeline, blocks(program)[1].body)
+    begun = [repeats[stage.begins] for stage in stages(program, pipeline)[1:]]
+    return [[arg.value.type for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in begun]
 
 
 def _turns(program: Program, pipeline: Pipeline) -> str:
@@ -35,11 +36,24 @@ def _turns(program: Program, pipeline: Pipeline) -> str:
 
 def _pipeline(program: Program, pipeline: Pipeline) -> str:
     assert pipeline.schedule, "emit: no schedule"
-    carried = (_carried(program, type) for type in crossing(program, pipeline))
+    carried = _carried(program, crossing(program, pipeline))
     rows = tuple(" ".join(map(str, row)) for row in pipeline.schedule.rows)
     return f"Pipeline({pipeline.axis!r}, homes={pipeline.homes!r}, carried=({', '.join(carried)},), rows={rows!r})"
 
 
-def _carried(program: Program, type: Type) -> str:
+def _carried(program: Program, cuts: list[list[Type]]) -> list[str]:
+    """The values of all cuts by their place in the order, each with the cuts one behind the other that are alike."""
+    found: dict[tuple[int, int], tuple[str, int]] = {}  # by place and first cut; behind the last one
+    for cut, types in enumerate(cuts):
+        for place, text in enumerate(_value(program, type) for type in types):
+            known = [key for key, it in found.items() if key[0] == place and it == (text, cut)]
+            found[known[0] if known else (place, cut)] = text, cut + 1
+    some = {
+        (at, end): "" if end - at == len(cuts) else f", cuts=range({at}, {end})" for (_, at), (_, end) in found.items()
+    }
+    return [f"Carried({text}{some[at, end]})" for (_, at), (text, end) in sorted(found.items())]
+
+
+def _value(program: Program, type: Type) -> str:
     constant = "" if type.differentiable else ", gradient=False"
-    return f"Carried({program.local_shape(type)!r}, {DTYPES[type.dtype]}{constant})"
+    return f"{program.local_shape(type)!r}, {DTYPES[type.dtype]}{constant}"
