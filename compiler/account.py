@@ -130,7 +130,7 @@ def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     first = [turns.start for turns in stages(program, pipeline)[stage].turns]
     own = of_stage(program, stage)
     (region,) = (stmt for stmt in own.region.body if isinstance(stmt, Region))
-    account = _Account(own, dict(zip(pipeline.dims, first, strict=True)))
+    account = _Account(own, program, dict(zip(pipeline.dims, first, strict=True)))
     found = account.within(region, (region.dim,), "step")
     yield from (evolve(each, rank=pipeline.homes[stage], stage=stage) for each in found)
     yield from _messages(program, pipeline, stage)
@@ -177,11 +177,13 @@ _MESSAGES: dict[Work, tuple[str, Where, int]] = {
 
 
 class _Account:
-    """Of a program, or of a stage of it, whose turns of repeats begin with the `first`."""
+    """Of a program, or of a stage of it, whose turns of repeats begin with the `first`, and which may be given values
+    of the `whole` program.
+    """
 
-    def __init__(self, program: Program, first: Mapping[str, int] | None = None) -> None:
+    def __init__(self, program: Program, whole: Program | None = None, first: Mapping[str, int] | None = None) -> None:
         self._program, self._first = program, first or {}
-        self._types = types(program)
+        self._types = types(whole or program)
         self._loops = Names()
         self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
         self._begun = self._reductions()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from .ir import Bucket, Kind, Op, Program, Region, types
+from .ir import Bucket, Kind, Op, Program, Region
 from .placements import ends
 
 Axes = tuple[str, ...]
@@ -37,11 +37,11 @@ class Route:
 
 def routes(program: Program) -> dict[str, Route]:
     """The route of each bucket, by name."""
-    known = types(program)
     found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
     for op, is_step in _placed(program.region, True):
-        if op.kind == "coerce" and known[op.inputs[0]].dims and known[op.inputs[0]].dims[-1] in found:
-            found[known[op.inputs[0]].dims[-1]].append((op, is_step))
+        flat = op.outputs[0].type.dims[-1:] if op.kind == "coerce" else ()
+        if flat and flat[0] in found:
+            found[flat[0]].append((op, is_step))
     return {bucket.name: _route(bucket, found[bucket.dim]) for bucket in program.buckets}
 
 

@@ -4,7 +4,7 @@ Non-goals: the model's stages (`bodies`), and the call that runs the rows (`step
 """
 
 import textwrap
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 from attrs import frozen
 
@@ -52,17 +52,15 @@ def _range(turns: range) -> str:
 
 
 def _carried(program: Program, pipeline: Pipeline) -> str:
-    """What crosses, in its order; what is not the same at all cuts says at which ones it is."""
+    """What crosses, in its order; where that is not the same at all cuts, at which ones it is."""
     cuts = [[_type(value.type, program) for value in values] for values in crossing(program, pipeline)]
     entries: list[str] = []
-    for of_cuts in zip_longest(*cuts):  # the first value of each cut, then the second
-        begin = 0
-        for type, same in groupby(of_cuts):
-            end = begin + len([*same])
-            if type:
-                some = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
-                entries.append(f"Carried({type}{some})")
-            begin = end
+    begin = 0
+    for types, same in groupby(cuts):
+        end = begin + len([*same])
+        some = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
+        entries += [f"Carried({type}{some})" for type in types]
+        begin = end
     return call("carried=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
 
 

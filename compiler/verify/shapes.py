@@ -39,8 +39,8 @@ def meshes(program: Program) -> list[Sizes]:
 
 
 def _with_holders(program: Program, axes: Sizes) -> Sizes:
-    """With more ranks of a pipeline, where so few do not share parameters as the plan's ranks do, or three and more have
-    no cuts that are crossed by all that crosses the plan's.
+    """With more ranks of a pipeline, where so few do not share parameters as the plan's ranks do, or, if they are more
+    than two, do not hand on all that crosses the plan's cuts.
     """
     pipeline = program.pipeline
     if not pipeline:

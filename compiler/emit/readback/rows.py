@@ -42,16 +42,14 @@ def _pipeline(program: Program, pipeline: Pipeline) -> str:
 
 
 def _carried(program: Program, cuts: list[list[Type]]) -> list[str]:
-    """The values of all cuts by their place in the order, each with the cuts one behind the other that are alike."""
-    found: dict[tuple[int, int], tuple[str, int]] = {}  # by place and first cut; behind the last one
-    for cut, types in enumerate(cuts):
-        for place, text in enumerate(_value(program, type) for type in types):
-            known = [key for key, it in found.items() if key[0] == place and it == (text, cut)]
-            found[known[0] if known else (place, cut)] = text, cut + 1
-    some = {
-        (at, end): "" if end - at == len(cuts) else f", cuts=range({at}, {end})" for (_, at), (_, end) in found.items()
-    }
-    return [f"Carried({text}{some[at, end]})" for (_, at), (text, end) in sorted(found.items())]
+    """The values of cuts one behind the other where the same crosses, each with these cuts if they are not all."""
+    texts = [[_value(program, type) for type in types] for types in cuts]
+    begins = [cut for cut in range(len(texts)) if not cut or texts[cut] != texts[cut - 1]]
+    if begins == [0]:
+        return [f"Carried({text})" for text in texts[0]]
+    ends = [*begins[1:], len(texts)]
+    spans = zip(begins, ends, strict=True)
+    return [f"Carried({text}, cuts=range({begin}, {end}))" for begin, end in spans for text in texts[begin]]
 
 
 def _value(program: Program, type: Type) -> str:
