@@ -112,6 +112,7 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("x = embedding", "x = embeding", "E0605", "embeding"),
     ("norm1[hidden], 1e-5", "norm1[hidden]", "E0606", "rmsnorm(x, norm1[hidden])"),
     ("embedding(tokens", "embedding(labels", "E0607", "labels"),
+    ("    x = x + attention", "    tokens = labels\n    x = x + attention", "E0607", "tokens"),
     ("mask=causal", "mask=casual", "E0608", "casual"),
     ("vocab, heads, kv_heads, ffn", "vocab, heads, ffn", "E0609", ""),
 ]
