@@ -146,13 +146,15 @@ class Walk:
         left = sum(put_off(self._storages, [region]).values())
         for on in self._passing.backward(region):
             self._live = dict(before)
-            self._enter(region, turn, gone, on)
+            is_forwards_first = 0 < on == turns - 1  # whose input is what the repeat was handed
+            self._enter(region, turn, [key for key in gone if is_forwards_first or key not in self._kept], on)
             if self._splits:  # turns that are done leave what others may keep more than
                 self._live[_others(region)] = max(self._live[_others(region)], left - left // turns)
             self._live |= self._last_turn(mirror, turn) if mirror else {}
             self._backward(region.body, mirror.body if mirror else (), region)
             self._free(bound(self._live, mirror) if mirror else ())
             self._leave(region)
+        self._free(gone)
         if self._splits:
             self._live[f"left by {region.dim}"] = left
 

@@ -40,7 +40,7 @@ def test_the_account_is_what_ranks_hold(name: str, tmp_path: Path) -> None:
 
 
 SHAPES = {
-    "many logits": ("1f1b", 1024, 192, 8),
+    "many logits": ("1f1b", 1024, 192, 4),
     "wide layers": ("1f1b", 64, 768, 4),
     "interleaved": ("interleaved_1f1b(chunks=2)", 256, 256, 6),
     "all forwards first": ("gpipe", 256, 256, 4),

@@ -54,7 +54,7 @@ def resolve(source: Source) -> Program:
         claims_of_parts(claims, divided.dims),
         (),
         Region("model", (), span=document.model.span),
-        train_of_parts(train, divided.copies),
+        train_of_parts(train, divided.copies, divided.dims),
         cluster,
         state=state_of_parts(state_axes(sections["state"], claims, sizes), divided.copies),
         flow=flow(sections["state"]),
