@@ -36,7 +36,7 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
 
 
 def _one_turn_again(program: Program) -> Iterator[Diagnostic]:
-    """Of every n turns the first is done again, where there are fewer than n; of two, a part of a repeat may have one."""
+    """Of every n turns the first is done again, where there are fewer than n; of 2, a part of a repeat may have one."""
     again = program.train.recompute
     for name in again.names if again.word == "every" and again.number > 2 else ():
         if (turns := program.size(name)) < again.number:
