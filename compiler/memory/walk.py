@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ..ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base, walk
+from ..ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
 from ..ops import OPS
 from ..ops.saved import Device, Local
 from .kept import Keeper, Kept, Turn, bound
-from .lifetimes import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums
+from .lifetimes import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums, unkept
 from .passing import Passing
 from .storages import Storages, carried
 
@@ -112,7 +112,7 @@ class Walk:
     def _backward(self, body: Sequence[Stmt], forward: Sequence[Stmt], region: Region | None = None) -> None:
         """Walks a body that is the backward of the body `forward`."""
         args, ends = self._handed(region)
-        last = last_reads(body, self._storages, args) | self._unkept(body, forward)
+        last = last_reads(body, self._storages, args) | unkept(body, forward, self._storages, self._keeper)
         found = sums(body, self._storages, last)
         self._into |= found.into
         ends = {self._root(end) for end in ends} if region else {*self._roots(self._given)}
@@ -135,19 +135,6 @@ class Walk:
             if isinstance(stmt, Op) and (widened := self._widened(stmt)):
                 self._look(stmt, widened)
             self._free(v.name for v in results(stmt) if v.name in self._summed or v.name in found.added)
-
-    def _unkept(self, body: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
-        """Of what is made again and kept by no op, where it is read for the last time by what is made of it again.
-
-        Backward's own ops read it in the IR; autograd has a copy of it in another element type.
-        """
-        kept = {self._storages.root(name) for op in walk(tuple(forward)) for name in self._keeper.values(op)}
-        found: dict[str, int] = {}
-        for i, stmt in enumerate(body):
-            if isinstance(stmt, Op) and stmt.outputs and stmt.outputs[0].name in self._storages.again:
-                roots = [*map(self._storages.root, (*stmt.inputs, *(value.name for value in stmt.outputs)))]
-                found |= {root: i for root in roots if root in self._storages.again}
-        return {root: i for root, i in found.items() if self._storages.origin(root) not in kept}
 
     def _backward_turn(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
         """The first turn of a repeat's backward, that of forward's last turn, or those of which one is fullest."""
