@@ -128,9 +128,9 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     assert pipeline.schedule, "account: a pipeline without rows"
     rank, axis = pipeline.homes[stage], pipeline.axis
     works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
-    crosses = crossing(program, pipeline)
+    behind_stage = crossing(program, pipeline)
     for work, (op, where, ahead) in _MESSAGES.items():
-        for value in crosses if works[work] else ():
+        for value in behind_stage[min(stage, stage + ahead)] if works[work] else ():
             yield Collective(
                 use="stages",
                 bucket="",

@@ -41,7 +41,8 @@ class Cell:
         self,
         stage: int,
         microbatch: int,
-        carried: Sequence[Carried],
+        enters: Sequence[Carried],
+        leaves: Sequence[Carried],
         watch: Watch | None,
         x: Slot,
         y: Slot,
@@ -50,7 +51,7 @@ class Cell:
     ) -> None:
         self._stage, self._microbatch, self._watch = stage, microbatch, watch
         self._x, self._y, self._dy, self._dx = x, y, dy, dx
-        self._wanted = [each.gradient for each in carried]
+        self._enters, self._leaves = enters, leaves
         self._entered: Values = ()
         self._graph: Sequence[GradientEdge] = ()
         self._parts: list[Part] = []
@@ -58,8 +59,8 @@ class Cell:
     def forward(self, now: Pass) -> None:
         """F."""
         xs = self._x.take()
-        for x, wanted in zip(xs, self._wanted, strict=False):  # nothing enters the first stage
-            x.requires_grad_(wanted)
+        for x, each in zip(xs, self._enters, strict=True):
+            x.requires_grad_(each.gradient)
         x = xs if len(xs) > 1 else xs[0] if xs else None
         if self._watch is not None:
             self._watch.microbatch(self._microbatch)
@@ -70,7 +71,7 @@ class Cell:
         self._leave(now, ys)
 
     def _edges(self, ys: Values) -> Sequence[GradientEdge]:
-        return [get_gradient_edge(y) for y, wanted in zip(ys, self._wanted, strict=True) if wanted]
+        return [get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient]
 
     def _leave(self, now: Pass, ys: Values) -> None:
         self._y.put(tuple(y.detach() for y in ys))

@@ -21,12 +21,21 @@ Values = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A value that crosses from stage to stage, as one rank has it, and whether its gradient comes back."""
+    """A value that crosses from stage to stage, as one rank has it.
+
+    gradient  whether its gradient comes back
+    cuts      those that it crosses, the one behind the first stage being 0; all, if that is not said
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     gradient: bool = True
+    cuts: range | None = None
+
+    def at(self, cut: int) -> bool:
+        """Whether it crosses this one."""
+        return self.cuts is None or cut in self.cuts
 
 
 class Slot:

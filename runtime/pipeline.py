@@ -41,7 +41,7 @@ class Pipeline:
     """A model in stages, over the ranks of an axis.
 
     homes    the rank of each stage
-    carried  what a stage makes for the next, at every cut
+    carried  what a stage makes for the next, in this order at every cut
     rows     of each rank
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
@@ -158,7 +158,9 @@ class _Row:
     def __init__(
         self, row: str, homes: Sequence[int], carried: Sequence[Carried], axis: Axis, device: torch.device
     ) -> None:
-        self._homes, self._carried, self._axis, self._device = homes, carried, axis, device
+        self._homes, self._axis, self._device = homes, axis, device
+        cuts = [[each for each in carried if each.at(cut)] for cut in range(len(homes) - 1)]
+        self._crossing = [[], *cuts, []]  # by the stage that it enters; nothing enters the first, or leaves the last
         # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of this rank too, it
         # has the same slots, and values are handed over.
         self._entering = defaultdict[tuple[int, int], Slot](Slot)
@@ -184,7 +186,8 @@ class _Row:
         kind = LastCell if after[0] == len(self._homes) else Cell
         entering, returning = self._entering, self._returning
         slots = {"x": entering[here], "y": entering[after], "dy": returning[after], "dx": returning[here]}
-        return kind(*here, self._carried, self._axis.watch, **slots)
+        crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
+        return kind(*here, *crossing, self._axis.watch, **slots)
 
     def _calls(self, actions: Sequence[_Action]) -> tuple[_Call, ...]:
         calls: list[_Call] = []
@@ -211,7 +214,7 @@ class _Row:
         if sends:
             message = sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
             return message if watch is None else watched_send(message, watch)
-        moved = [each for each in self._carried if values or each.gradient]
+        moved = [each for each in self._crossing[action.stage + ahead] if values or each.gradient]
         message = received(slot, self._axis, peer, moved, self._device)
         if watch is None:
             return message

@@ -16,6 +16,7 @@ from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.ir import Op, Pipeline, Program, Region, Stmt, walk
 from scalec.compiler.schedules.actions import Action, Schedule
 from scalec.compiler.schedules.check import problems
+from scalec.compiler.stages import crossing
 from scalec.compiler.verify import verify
 from scalec.compiler.verify.audit import Bench, Fate, audit
 from scalec.compiler.verify.cut import shares
@@ -25,10 +26,11 @@ from scalec.compiler.verify.holders import held, known, settled
 from scalec.compiler.verify.mutants import Mutant, row_mutants
 from scalec.compiler.verify.mutants.rows import EVALUATED, FAMILIES, FREED
 from scalec.compiler.verify.proof import BOUND, Case, case_of, prove, unequal
-from scalec.compiler.verify.recut import shared
+from scalec.compiler.verify.recut import covers, shared
 from scalec.compiler.verify.shapes import meshes
 from scalec.compiler.verify.tensors import Tensor
 from scalec.compiler.verify.world import World
+from unlike import CHUNKS, unlike
 from verify.piped import compiled, of_model, piped
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "interleaved_zero_bubble", "zbv")
@@ -153,6 +155,21 @@ def test_copies_are_shared_among_as_many_kinds_of_ranks() -> None:
     assert shared(pipeline_of(program)) == {"wte": "wte", "w": "w"}
     assert [mesh["pp"] for mesh in meshes(program)] == [3, 3]
     prove(program, model)
+
+
+def test_small_pipelines_are_cut_where_other_values_cross() -> None:
+    """What crosses the plan's cuts crosses all those of the second mesh; on the first there may be too few cuts."""
+    text = unlike("1f1b  stages = [1, 1, 2, 2, 1]").replace("pp = 2", "pp = 5")
+    program, _ = compiled(text)
+    found = [small(text, mesh).program for mesh in (0, 1)]
+    assert [pipeline_of(each).turns for each in found] == [(3, 3), (1, 1, 2, 3)]
+    assert [[len(values) for values in crossing(each, pipeline_of(each))] for each in found] == [[1], [2, 1, 1]]
+    assert (covers(program, found[0]), covers(program, found[1])) == (False, True)
+
+
+@pytest.mark.parametrize("schedule", [CHUNKS, "zb_h1", "zbv"])
+def test_what_crosses_differs_from_cut_to_cut(schedule: str) -> None:
+    prove(*compiled(unlike(schedule)))
 
 
 @pytest.mark.parametrize("what", ["held", "rows", "homes"])
