@@ -147,7 +147,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit import emit
     from ..emit.output import OutputError, write
     from ..emit.user_ops import copies
-    from ..summary import communication, headline
+    from ..summary import communication, headline, kernels
 
     _warn(plan.program)
     proof = None
@@ -163,5 +163,6 @@ def _write(plan: Plan, options: Namespace) -> Path:
         raise UsageError(str(error)) from error
     wrote = " and ".join(str(folder / name) for name in files)
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
-    print(f"{headline(plan.program)}\n\n{communication(plan.program)}\n\n{shown}\nwrote {wrote}")
+    parts = [headline(plan.program), communication(plan.program), kernels(plan.program), f"{shown}\nwrote {wrote}"]
+    print("\n\n".join(filter(None, parts)))
     return folder / "train.py"
