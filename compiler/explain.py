@@ -5,8 +5,8 @@ Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 
 from collections.abc import Iterator
 
-from .ir import Program
 from .gpus import GPUS
+from .ir import Program
 from .memory import Account, Kept, Moment, account, capacity, place
 from .summary import amount, headline, table
 

@@ -137,8 +137,21 @@ def _pairs(it: Local) -> int:
 
 
 def _turning(it: Local) -> int:
-    """Two products that go into the result."""
-    return 2 * it.bytes()
+    """Two products that go into the result; a kernel has them in registers, and its twin in float32 at least."""
+    return 0 if it.launched else _turned(it, 0) - it.bytes() if it.kernels else 2 * it.bytes()
+
+
+def _turning_both(it: Local) -> int:
+    """The second after the first."""
+    of_q, of_k = (0, 0) if it.launched else (_turned(it, 0), _turned(it, 1))
+    return max(of_q, it.bytes(0) + of_k, it.bytes(0) + it.bytes(1)) - it.bytes(0) - it.bytes(1)
+
+
+def _turned(it: Local, operand: int) -> int:
+    """Two products and their sum."""
+    size = it.program.size(it.types[operand].dims[-1])
+    turned = round(float(str(dict(it.op.attrs).get("dims", size))))
+    return max(3 * it.widened(operand) * turned // size, it.bytes(operand))
 
 
 ROPE = OpDef(
@@ -195,6 +208,7 @@ ROPE_PAIR = OpDef(
     typing=_each_rotated,
     adjoint=_both_adjoint,
     function="rope_pair",
+    scratch=_turning_both,
 )
 ROPE_PAIR_DX = evolve(ROPE_PAIR, name="rope_pair_dx", doc="The rotations back.", adjoint=None, function="")
 

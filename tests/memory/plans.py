@@ -44,6 +44,16 @@ CASES = {
     "shared weights, gathered again": replace(SP, state="zero 3 over dp", gathered="regather"),
     "shared gradients, ops again": replace(SP, state="zero 2 over dp", recompute="selective(attention, rmsnorm, silu)"),
     "layers again": replace(SP, recompute="full"),
+    "fused, one rank": replace(ONE, kernels="triton"),
+    "fused, tied": replace(SP, vocab=False, model="tied", kernels="triton", optimizer="adamw"),
+    "fused, every op": replace(ONE, model="every", kv=4, kernels="triton"),
+    "fused, z-loss": replace(ONE, padded=True, smoothing=0.1, z=0.01, kernels="triton"),
+    "fused, sequence": replace(SP, padded=True, smoothing=0.1, z=0.01, kernels="triton", state="bucket = 1KiB"),
+    "fused, shared weights": replace(SP, state="zero 3 over dp", kernels="triton"),
+    "fused, layers again": replace(SP, recompute="full", kernels="triton"),
+    "fused, ops again": replace(
+        SP, vocab=False, recompute="selective(attention, rmsnorm, silu, cross_entropy)", kernels="triton"
+    ),
     "ops again": replace(SP, recompute="selective(attention, rmsnorm, silu)"),
     "ops and gathers again": replace(SP, recompute="selective(rmsnorm, silu)", gathered="regather"),
 }

@@ -10,9 +10,9 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.emit import emit
 from scalec.compiler.explain import memory
+from scalec.compiler.gpus import GPUS
 from scalec.compiler.ir import Op, Program, Region
 from scalec.compiler.limits import load
-from scalec.compiler.gpus import GPUS
 from scalec.compiler.memory import Account, account, capacity, too_large
 from scalec.compiler.memory.passing import Passing
 from scalec.compiler.memory.storages import Storages
