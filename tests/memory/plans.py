@@ -106,6 +106,10 @@ def texts() -> Iterator[tuple[str, str]]:
     for i, model in enumerate(MODELS):
         case = replace(SP if i % 2 else ONE, precision="bf16" if i % 3 else "fp32", kv=2 if model.grouped else 4)
         yield f"{model.file}, {case}", of_model(model, case)
+    for name in ("gemma2", "gpt2", "gptj"):
+        model = next(model for model in MODELS if model.file == name)
+        case = replace(SP if name == "gpt2" else ONE, precision="bf16", kv=2 if model.grouped else 4, kernels="triton")
+        yield f"{name}, fused", of_model(model, case)
     for stage in (2, 3):
         case = replace(SP, precision="bf16", recompute="none" if stage == 2 else "full")
         yield f"nested, zero {stage}", f"{NESTED}state {{ zero {stage} over dp }}\n{train_text(case)}"
