@@ -6,80 +6,20 @@ Non-goals: time and memory; in which order a pipeline's rank does what its stage
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, groupby
 from math import prod
-from typing import Literal
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from .ir import ITEM_BYTES, MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, base, types, walk
+from .chunks import Chunk, chunks, needed
+from .collective import Collective, Use, Where
+from .ir import MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, base, types, walk
 from .placements import coercion_of, ends
-from .portions import of_rank, of_stage
+from .portions import of_rank, of_stage, with_chunks
+from .routes import chunk_moves
 from .schedules.actions import Work
 from .stages import crossing, has, stages
-
-Where = Literal["forward", "backward", "step"]
-Use = Literal["parameters", "gradients", "activations", "stages", "totals"]
-
-
-@frozen
-class Collective:
-    """A collective of the step as one rank sees it; it is done `count` times in a step, once for each turn of `loops`.
-
-    It stands where it begins, which may be before the place where its result is awaited.  A message is one too, of two
-    ranks, of which one sends and one receives.
-
-    use      what it is for; `totals` are the count of labels, the loss and the norm, `stages` what crosses their cuts
-    bucket   whose flat buffer it moves; "" for none
-    op       all_reduce, all_gather, reduce_scatter or all_to_all; send or receive
-    maximum  whether an all_reduce takes the maximum, not the sum
-    axes     the mesh axes of the group of `ranks` ranks
-    shape    of the local tensor that goes in
-    loops    the loops around it, outermost first, by their dims: `layers` is the step's first loop over layers,
-             `layers.1` its second, so that the whole sequence of calls can be written out from the list
-    last     whether it is done in the last microbatch alone
-    ahead    how many turns ahead it begins, of all loops but that over microbatches: 1 + ahead of them in the first
-             turn, then one in each turn, until all have begun
-    every    of how many turns of its innermost loop, counted from forward's first, it is done in the first alone
-    value    the name of what comes out
-    line     the plan's line that asks for it, as `name.scale:7`
-    rank     along the pipeline's axis, of the ranks that do it; None without a pipeline
-    stage    which does it in each of its actions `where`; None at the scope of the step
-    peer     the rank along the pipeline's axis at a message's other end
-    among    the ranks of the axis that take part, if not all do
-    """
-
-    use: Use
-    bucket: str
-    op: str
-    maximum: bool
-    axes: tuple[str, ...]
-    ranks: int
-    dtype: str
-    shape: tuple[int, ...]
-    loops: tuple[str, ...]
-    last: bool
-    ahead: int
-    every: int
-    count: int
-    where: Where
-    value: str
-    line: str
-    rank: int | None = None
-    stage: int | None = None
-    peer: int | None = None
-    among: tuple[int, ...] = ()
-
-    @property
-    def elements(self) -> int:
-        """The number of elements that go in."""
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """The size in bytes of what goes in."""
-        return self.elements * ITEM_BYTES[self.dtype]
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
@@ -115,14 +55,61 @@ def parameter_count(program: Program) -> int:
 
 
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
-    """What a rank of a pipeline does before its row, for each of its stages, and behind its row."""
-    account = _Account(of_rank(program, rank))
+    """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
+    account, moves = _Account(of_rank(program, rank)), _ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
+            yield from moves.gathers()
             yield from chain.from_iterable(_of_stage(program, pipeline, stage) for stage in has(pipeline, rank))
+            yield from moves.reductions()
         else:
-            found = account.within(evolve(program.region, body=tuple(body)), (), "step")
+            rest = tuple(stmt for stmt in body if stmt not in moves.ops)
+            found = account.within(evolve(program.region, body=rest), (), "step")
             yield from (evolve(each, rank=rank) for each in found if not each.among or rank in each.among)
+
+
+class _ChunkMoves:
+    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once."""
+
+    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
+        assert pipeline.schedule, "account: a pipeline without rows"
+        self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
+        self._chunks = chunks(program, rank)
+        self._account = _Account(program)
+        self.ops = [op for op in chunk_moves(program) if coercion_of(op).collective]
+
+    def gathers(self) -> Iterator[Collective]:
+        """In the order in which stages begin; of those buckets together that the step gathers over the same axes."""
+        gathers = [op for op in self.ops if ends(op)[0].kind is Kind.SHARDED]
+        for _, run in groupby(gathers, key=lambda op: op.names("axes")):
+            for chunk, op in sorted(self._pairs(run), key=_stages):
+                yield self._moved(chunk, op)
+
+    def reductions(self) -> Iterator[Collective]:
+        """In the order in which stages end."""
+        sums = (op for op in self.ops if ends(op)[0].kind is Kind.PARTIAL)
+        for chunk, op in sorted(self._pairs(sums), key=self._end):
+            yield self._moved(chunk, op)
+
+    def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
+        """Each op with the chunks of its bucket."""
+        return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
+
+    def _end(self, pair: tuple[Chunk, Op]) -> int:
+        return needed(self._row, pair[0]).end
+
+    def _moved(self, chunk: Chunk, op: Op) -> Collective:
+        own = with_chunks(self._program, [chunk])
+        return evolve(
+            self._account.collective(op, (), "step"),
+            shape=own.local_shape(self._account.types[op.inputs[0]]),
+            rank=self._rank,
+            chunk=chunk.stages,
+        )
+
+
+def _stages(pair: tuple[Chunk, Op]) -> tuple[int, ...]:
+    return pair[0].stages
 
 
 def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
@@ -181,7 +168,7 @@ class _Account:
 
     def __init__(self, program: Program, first: Mapping[str, int] | None = None) -> None:
         self._program, self._first = program, first or {}
-        self._types = types(program)
+        self.types = types(program)
         self._loops = Names()
         self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
         self._begun = self._reductions()
@@ -200,9 +187,9 @@ class _Account:
             inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
             yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
         elif stmt.kind == "begin":
-            yield from (self._collective(op, loops, where, last=True) for op in self._begun[str(stmt.get("bucket"))])
+            yield from (self.collective(op, loops, where, last=True) for op in self._begun[str(stmt.get("bucket"))])
         else:
-            yield self._collective(stmt, loops, where)
+            yield self.collective(stmt, loops, where)
 
     def _reductions(self) -> dict[str, list[Op]]:
         """By bucket the coercions, at the scope of the step, of a gradient whose reduction begins in each turn."""
@@ -210,7 +197,7 @@ class _Account:
         found: dict[str, list[Op]] = {str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"}
         for op in body:
             if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.PARTIAL:
-                found.get(self._bucket(op), []).append(op)
+                found.get(self.bucket(op), []).append(op)
         return found
 
     def _stands(self, stmt: Stmt) -> bool:
@@ -226,13 +213,14 @@ class _Account:
             return (), ()
         return turns, stmt.names("axes")
 
-    def _collective(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
-        axes, source, use = op.names("axes"), self._types[op.inputs[0]], self._use(op, where)
+    def collective(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
+        """An op's entry."""
+        axes, source, use = op.names("axes"), self.types[op.inputs[0]], self._use(op, where)
         turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
         every, among = int(str(dict(op.attrs).get("every", 1))), tuple(map(int, op.names("among")))
         return Collective(
             use=use,
-            bucket=self._bucket(op),
+            bucket=self.bucket(op),
             op=coercion_of(op).collective,
             maximum=ends(op)[0].kind is Kind.MAXIMUM,
             axes=axes,
@@ -256,17 +244,17 @@ class _Account:
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
     def _use(self, op: Op, where: Where) -> Use:
-        if self._bucket(op):
+        if self.bucket(op):
             return "parameters" if ends(op)[0].kind is Kind.SHARDED else "gradients"
         return "totals" if where == "step" else "activations"
 
     def _turns(self, op: Op) -> tuple[str, ...]:
         """The dims of the turns whose flat buffers a coercion takes as one stack."""
-        return self._types[op.inputs[0]].dims[:-1] if self._bucket(op) else ()
+        return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
 
-    def _bucket(self, op: Op) -> str:
+    def bucket(self, op: Op) -> str:
         """Whose flat buffer a coercion takes, "" for none."""
-        return self._flats.get("".join(self._types[op.inputs[0]].dims[-1:]), "")
+        return self._flats.get("".join(self.types[op.inputs[0]].dims[-1:]), "")
 
 
 _BLOCKS: dict[str, Where] = {"forward": "forward", "backward": "backward"}

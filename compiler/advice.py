@@ -7,13 +7,34 @@ Non-goals: mistakes (`passes`), and what does not fit a GPU (`memory.capacity`).
 from collections.abc import Iterator
 
 from .diagnostics import Diagnostic, Note
-from .ir import Program, walk
+from .ir import STATES, Program, walk
 from .ops import OPS
 
 
 def advice(program: Program) -> Iterator[Diagnostic]:
     """The warnings for a program."""
     yield from _answers_in_sight(program)
+    yield from _reduced_once(program)
+
+
+def _reduced_once(program: Program) -> Iterator[Diagnostic]:
+    """Gradients that each microbatch is to reduce, where stages reduce theirs when they end."""
+    pipeline, state = program.pipeline, next((state for state in program.state if state.gradients), None)
+    if pipeline and state:
+        kinds = ", ".join(kind for kind in STATES if kind != "gradients" and getattr(state, kind))
+        yield Diagnostic(
+            "W0902",
+            "stages of a pipeline keep whole gradients, and reduce them once a step",
+            pipeline.settings.spans.get("schedule", program.region.span),
+            "not in each microbatch",
+            (
+                Note(
+                    None,
+                    f"weights are gathered once a step too{', and freed when a stage ends' * bool(state.parameters)}",
+                ),
+            ),
+            f"write `{kinds} over {', '.join(state.gradients)}`, which is what is done",
+        )
 
 
 def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:

@@ -5,10 +5,11 @@ Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 
 from collections.abc import Iterator
 
+from .amounts import amount
 from .gpus import GPUS
 from .ir import Program
 from .memory import Account, Kept, Moment, account, capacity, place
-from .summary import amount, headline, table
+from .summary import headline, table
 
 SHOWN = 12
 """How many rows of what forward keeps are shown; the smaller ones are added up."""
@@ -36,6 +37,7 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
     """What is in memory at the fullest moment: these add up."""
     buckets = it.buckets
     slots = ", ".join(dict.fromkeys(name for bucket in buckets for name, _ in bucket.slots))
+    parts = "turns" if it.rank is None else "stages"
     held = [
         ("parameters", "", sum(bucket.parameters for bucket in buckets)),
         ("masters", "", sum(bucket.masters for bucket in buckets)),
@@ -44,8 +46,8 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
         ("inputs", "of all microbatches", it.inputs),
         ("tables", "rotary positions", it.tables),
         ("kept for backward", "of one microbatch" if it.rank is None else "of microbatches under way", it.peak.kept),
-        ("gathered", "weights of turns, for a while", it.peak.weights),
-        ("summed", "gradients of turns, for a while", it.peak.gradients),
+        ("gathered", f"weights of {parts}, for a while", it.peak.weights),
+        ("summed", f"gradients of {parts}, for a while", it.peak.gradients),
         ("on its way", moment(it.peak), it.peak.other),
         ("together", "at the fullest moment", it.total),
     ]

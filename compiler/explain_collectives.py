@@ -5,10 +5,12 @@ Non-goals: the list itself (`account`), its figures (`traffic`), and JSON (`emit
 
 from collections.abc import Iterator, Sequence
 
-from .account import Collective, Use, collectives, places
+from .account import collectives, places
+from .amounts import amount
+from .collective import Collective, Use
 from .ir import MICROBATCHES, Program, base
 from .portions import of_rank
-from .summary import amount, axes_of, headline, launch, table
+from .summary import axes_of, headline, launch, table
 from .traffic import crosses, sent, volumes, whole
 
 SHOWN = 8
@@ -96,7 +98,10 @@ def _alike(program: Program, each: Collective) -> tuple[str, str, str, str]:
 
 
 def _where(program: Program, each: Collective) -> str:
-    """For instance `backward, last microbatch x 80 layers`."""
+    """For instance `backward, last microbatch x 80 layers`, or `behind stage 2`."""
+    if each.chunk:
+        stages = f"stage{'s' * (len(each.chunk) > 1)} {', '.join(map(str, each.chunk))}"
+        return f"{'before' if each.use == 'parameters' else 'behind'} {stages}"
     turns = (_turns(program, loop, each.last) for loop in each.loops)
     return ", ".join(filter(None, (each.where, " x ".join(turns))))
 

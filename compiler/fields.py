@@ -154,6 +154,7 @@ class Bound:
     holds: Callable[[float], bool]
 
 
+SOMETHING = Bound("at least 1", lambda number: number >= 1)
 POSITIVE = Bound("above 0", lambda number: number > 0)
 NOT_NEGATIVE = Bound("at least 0", lambda number: number >= 0)
 INT64 = Bound("below 2^63", lambda number: number < 2**63)
@@ -235,18 +236,46 @@ def size(doc: str) -> Metadata:
 
     def read(setting: syntax.Setting) -> int:
         match setting.value:
-            case syntax.Number(value=int() as value, unit=unit) if value > 0 and unit in UNITS:
-                _within(INT64, value * UNITS[unit], setting, setting.value)
-                return value * UNITS[unit]
+            case syntax.Number(value=int(), unit=unit) as number if number.value > 0 and unit in UNITS:
+                return _bytes(setting, number)
             case other:
                 help = f"a size is a whole number above 0 and one of {listing(UNITS)}"
                 raise unfit(setting, other, "a size, as in `25MiB`", help)
 
-    def show(bytes: int) -> str:
-        unit = next(unit for unit, size in UNITS.items() if bytes % size == 0)
-        return f"{bytes // UNITS[unit]}{unit}"
+    return {WHAT: Value(doc, read, _sized)}
 
-    return {WHAT: Value(doc, read, show)}
+
+@frozen
+class Size:
+    """A number of bytes where a number without unit counts something else."""
+
+    bytes: int
+
+
+def count_or_size(doc: str) -> Metadata:
+    """An integer, at least 1, or a number of bytes."""
+
+    def read(setting: syntax.Setting) -> int | Size:
+        match setting.value:
+            case syntax.Number(value=int(), unit=unit) as number if number.value > 0 and unit in UNITS:
+                return Size(_bytes(setting, number))
+            case other:
+                what = "an integer or a size, as in `40GiB`"
+                number = _within(INT64, _number(setting, other, what), setting, other)
+                if isinstance(number, float):
+                    raise unfit(setting, other, what)
+                return int(_within(SOMETHING, number, setting, other))
+
+    return {WHAT: Value(doc, read, lambda it: _sized(it.bytes) if isinstance(it, Size) else str(it))}
+
+
+def _bytes(setting: syntax.Setting, number: syntax.Number) -> int:
+    return int(_within(INT64, number.value * UNITS[number.unit], setting, number))
+
+
+def _sized(bytes: int) -> str:
+    unit = next(unit for unit, size in UNITS.items() if bytes % size == 0)
+    return f"{bytes // UNITS[unit]}{unit}"
 
 
 def token(doc: str) -> Metadata:

@@ -5,7 +5,7 @@ Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placem
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import PurePath
@@ -345,6 +345,13 @@ class Program:
     def valid(self, dim: str) -> int:
         """The global size of `dim` without padding."""
         return next(d.valid for d in self.dims if d.name == dim)
+
+    def sized(self, sizes: Mapping[str, int]) -> "Program":
+        """The program with other sizes of some dims."""
+        dims = (
+            evolve(dim, size=sizes[dim.name], valid=sizes[dim.name]) if dim.name in sizes else dim for dim in self.dims
+        )
+        return evolve(self, dims=tuple(dims))
 
     def axis(self, name: str) -> Axis:
         """The axis `name`."""

@@ -7,11 +7,13 @@ class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kern
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
 from .gpus import gpu
 from .ir import Op, Program, Type, types, walk
+from .leaves import leaves
 from .ops import OPS
 from .ops.head import few_columns, few_tokens
 from .settings import TRITON
@@ -19,8 +21,11 @@ from .settings import TRITON
 Size = Callable[[Program, Sequence[Type], Op], int]
 """By what the tiles of an op are chosen, from its operands."""
 
-Tiles = dict[str, dict[str, dict[str, int]]]
-"""Of a chip: by class, and by size, the arguments of `Tile`."""
+Tile = dict[str, Any]
+"""The arguments of a tile, some of which may be tiles themselves."""
+
+Tiles = dict[str, dict[str, Tile]]
+"""Of a chip: by class, and by size."""
 
 
 def _of_weight(program: Program, operands: Sequence[Type], op: Op) -> int:
@@ -43,16 +48,19 @@ class Kernel:
     """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
+    tile   the class of its tiles; only those of `Tile` serve sizes other than their own
     """
 
     name: str
     size: Size
     chunk: Callable[[int], int] | None = None
+    tile: str = "Tile"
 
 
 KERNELS = {
     "add_layernorm": Kernel("AddLayerNorm", _of_weight),
     "add_rmsnorm": Kernel("AddRMSNorm", _of_weight),
+    "attention": Kernel("Attention", _last, tile="Blocks"),
     "cross_entropy": Kernel("CrossEntropy", _last),
     "gelu_mul": Kernel("GeluMul", _last),
     "layernorm": Kernel("LayerNorm", _of_weight),
@@ -65,8 +73,14 @@ KERNELS = {
 }
 """By the kind of op."""
 
-PLAIN = ("rejoined",)
-"""Functions of `scalec.runtime.kernels` that need no tiles."""
+PARTS = {"Blocks": "Block"}
+"""The classes of what a tile consists of."""
+
+OPTIMIZERS = {"adamw": "AdamW"}
+"""The kernels of optimizers, by what plans call them."""
+
+OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values(), "rejoined")
+"""What else a program may import of `scalec.runtime.kernels`."""
 
 CHIPS = {100: "sm_100", 90: "sm_90", 80: "sm_80"}
 """Those with tiles of their own, newest first; a GPU has those of the newest that is no newer than it."""
@@ -77,11 +91,11 @@ USUAL = "sm_90"
 
 @frozen
 class Used:
-    """A function of a program that is a kernel: its class, and the tiles for the sizes that the program has."""
+    """A function of a program that is a kernel: its class, and the tiles, as calls, for the program's sizes."""
 
     function: str
     name: str
-    tiles: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
+    tiles: tuple[tuple[int, str], ...]
     chunk: int | None = None
 
 
@@ -100,19 +114,46 @@ def kernels_of(program: Program) -> list[Used]:
         if op.kind in KERNELS:
             operands = [known[name] for name in op.inputs]
             sizes.setdefault(op.kind, set()).add(KERNELS[op.kind].size(program, operands, op))
-    tiles: Tiles = tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())[chip(program)]
+    tiles = _tiles(program)
     used = (_used(kind, sorted(found), tiles) for kind, found in sizes.items())
     return sorted(used, key=lambda each: each.function)
 
 
-def _used(kind: str, sizes: list[int], tiles: Tiles) -> Used:
+def optimizer_tile(program: Program) -> str:
+    """The tile of the optimizer's kernel, as a call; "" where it is torch's."""
+    name = OPTIMIZERS.get(program.train.optimizer.kind)
+    if program.train.kernels != TRITON or not name:
+        return ""
+    (tile,) = _tiles(program)[name].values()
+    return _call("Tile", tile)
+
+
+def accumulates(program: Program) -> bool:
+    """Whether gradients are added up by a kernel: narrow ones to wide ones."""
+    made = {types(program)[name].dtype for name in leaves(program)}
+    return program.train.kernels == TRITON and len(made) > 1
+
+
+def _tiles(program: Program) -> Tiles:
+    return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())[chip(program)]
+
+
+def _used(kind: str, sizes: Sequence[int], tiles: Tiles) -> Used:
     kernel = KERNELS[kind]
-    chosen = tuple((size, _tile(tiles[kernel.name], size)) for size in sizes)
-    return Used(OPS[kind].function, kernel.name, chosen, kernel.chunk and kernel.chunk(sizes[-1]))
+    own = tiles.get(kernel.name, {})
+    chosen = ((size, _nearest(own, size) if kernel.tile == "Tile" else own.get(str(size))) for size in sizes)
+    calls = tuple((size, _call(kernel.tile, tile)) for size, tile in chosen if tile)
+    return Used(OPS[kind].function, kernel.name, calls, kernel.chunk and kernel.chunk(sizes[-1]))
 
 
-def _tile(tiles: dict[str, dict[str, int]], size: int) -> tuple[tuple[str, int], ...]:
+def _nearest(tiles: dict[str, Tile], size: int) -> Tile:
     """The tile of this size, or of the next larger one of which there is one, or of the largest."""
     known = sorted(map(int, tiles))
-    nearest = next((each for each in known if each >= size), known[-1])
-    return tuple(tiles[str(nearest)].items())
+    return tiles[str(next((each for each in known if each >= size), known[-1]))]
+
+
+def _call(name: str, arguments: Tile) -> str:
+    """A tile as a call."""
+    part = PARTS.get(name)
+    given = (f"{key}={_call(part, value) if part else value}" for key, value in arguments.items())
+    return f"{name}({', '.join(given)})"

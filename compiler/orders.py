@@ -4,15 +4,15 @@ Purpose: homes and rows of `Pipeline.settings`, for the plan's sizes and for oth
 (`schedules.messages`), whether rows are right (`schedules.check`).
 """
 
-from math import inf
+from collections.abc import Callable
 
 from .cost import Cost, cost
 from .ir import Pipeline, Program, types
 from .schedules.actions import Schedule
 from .schedules.generate import SCHEDULES, looped
+from .schedules.holding import Room
 from .schedules.impossible import Impossible
 from .schedules.listing import listed
-from .schedules.simulate import Keeps
 from .schedules.timeline import Times
 from .settings import AUTO
 from .stages import forward, groups, stages
@@ -31,8 +31,8 @@ def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     return SCHEDULES[order.kind].homes(ranks, order.chunks)
 
 
-def rows(pipeline: Pipeline, ranks: int, microbatches: int, times: Times) -> Schedule:
-    """The rows, without messages; `times` are for those made for them.  Raises Impossible."""
+def rows(pipeline: Pipeline, ranks: int, microbatches: int, times: Times, room: Callable[[], Room]) -> Schedule:
+    """The rows, without messages; `times` and `room` are for those made for them.  Raises Impossible."""
     order, placed = pipeline.settings.schedule, homes(pipeline, ranks)
     if (forwards := len(placed) * microbatches) > MOST:
         raise Impossible(
@@ -42,8 +42,7 @@ def rows(pipeline: Pipeline, ranks: int, microbatches: int, times: Times) -> Sch
     if pipeline.given:
         return pipeline.given
     if order.kind == AUTO:
-        memory = inf if order.memory is None else order.memory
-        return listed(placed, microbatches, times, (memory,) * ranks, Keeps.uniform(len(placed)))
+        return listed(placed, microbatches, times, room())
     return SCHEDULES[order.kind](ranks, microbatches, order.chunks)
 
 

@@ -5,12 +5,13 @@ These programs have a rank's sizes, and need not be legal: what a stage receives
 Non-goals: when stages work (`schedules`), what a stage means (`verify.cut`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from attrs import evolve
 
+from .chunks import Chunk, chunks
 from .ir import Bucket, Pipeline, Program, Region
-from .layout import layout, shard_axes
+from .layout import shard_axes
 from .stages import has, share, stages
 
 
@@ -18,12 +19,19 @@ def of_rank(program: Program, rank: int) -> Program:
     """The program with the parameters of the stages of a rank along the pipeline's axis, and its sizes."""
     pipeline = _pipeline(program)
     turns = [sum(map(len, each)) for each in zip(*(_turns(program, k) for k in has(pipeline, rank)), strict=True)]
-    sized = _sized(program, dict(zip(pipeline.dims, turns, strict=True)))
+    sized = program.sized(dict(zip(pipeline.dims, turns, strict=True)))
     held = {p.name for p in sized.params if _holds(sized, pipeline, p.name, rank)}
     buckets = [evolve(b, params=tuple(name for name in b.params if name in held)) for b in program.buckets]
-    flats = {b.dim: _flat(sized, b, whole) for b, whole in zip(buckets, program.buckets, strict=True)}
     params = tuple(param for param in program.params if param.name in held)
-    return evolve(_sized(sized, flats), params=params, buckets=tuple(buckets))
+    return evolve(with_chunks(sized, chunks(program, rank)), params=params, buckets=tuple(buckets))
+
+
+def with_chunks(program: Program, own: Iterable[Chunk]) -> Program:
+    """The program whose flat buffers are these chunks, side by side."""
+    sizes = {bucket.name: 0 for bucket in program.buckets}
+    for chunk in own:
+        sizes[chunk.bucket] += chunk.size
+    return program.sized({b.dim: sizes[b.name] * _split(program, b) for b in program.buckets})
 
 
 def of_stage(program: Program, stage: int) -> Program:
@@ -38,7 +46,7 @@ def of_stage(program: Program, stage: int) -> Program:
 
     body = tuple(own(stmt) if isinstance(stmt, Region) else stmt for stmt in program.region.body)
     turns = dict(zip(pipeline.dims, map(len, _turns(program, stage)), strict=True))
-    return evolve(_sized(program, turns), region=evolve(program.region, body=body))
+    return evolve(program.sized(turns), region=evolve(program.region, body=body))
 
 
 def _pipeline(program: Program) -> Pipeline:
@@ -50,13 +58,6 @@ def _turns(program: Program, stage: int) -> tuple[range, ...]:
     return stages(program, _pipeline(program))[stage].turns
 
 
-def _sized(program: Program, sizes: Mapping[str, int]) -> Program:
-    dims = (
-        evolve(dim, size=sizes[dim.name], valid=sizes[dim.name]) if dim.name in sizes else dim for dim in program.dims
-    )
-    return evolve(program, dims=tuple(dims))
-
-
 def _holds(sized: Program, pipeline: Pipeline, param: str, rank: int) -> bool:
     """Whether a rank has any of a parameter."""
     if param in dict(pipeline.held):
@@ -65,8 +66,7 @@ def _holds(sized: Program, pipeline: Pipeline, param: str, rank: int) -> bool:
     return sized.elements(type) > 0
 
 
-def _flat(sized: Program, own: Bucket, whole: Bucket) -> int:
-    """The size of a rank's flat dim, as `passes.fuse_buckets` has it of all parameters."""
-    shards = shard_axes(sized, whole)
-    apart = sized.degree(tuple(axis for axis in whole.type.axes_of(whole.dim) if axis not in shards))
-    return layout(sized, own.params, sized.degree(shards)).size * apart if own.params else 0
+def _split(program: Program, bucket: Bucket) -> int:
+    """By how many ranks a bucket's parameters are split themselves, whose parts its flat dim has all."""
+    shards = shard_axes(program, bucket)
+    return program.degree(tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in shards))

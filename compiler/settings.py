@@ -15,9 +15,11 @@ from .fields import (
     SOME,
     Selection,
     Settings,
+    Size,
     call,
     choice,
     count,
+    count_or_size,
     counts,
     first,
     heading,
@@ -53,6 +55,7 @@ __all__ = [
     "Schedule",
     "Selection",
     "Settings",
+    "Size",
     "StateGroup",
     "Train",
     "read",
@@ -180,9 +183,11 @@ class Order(Settings):
     chunks: int | None = field(
         default=None, metadata=count("stages of each rank; unset, what the schedule is known for", at_least=1)
     )
-    memory: int | None = field(
+    memory: int | Size | None = field(
         default=None,
-        metadata=only(AUTO, count("the most forwards that wait for backward on a rank; unset, any", at_least=1)),
+        metadata=only(
+            AUTO, count_or_size("the most that a rank holds: forwards that wait for backward, or all bytes; unset, any")
+        ),
     )
 
 

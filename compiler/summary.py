@@ -9,7 +9,9 @@ from shlex import quote
 
 from attrs import frozen
 
-from .account import Collective, collectives, parameter_count, places
+from .account import collectives, parameter_count, places
+from .amounts import amount
+from .collective import Collective
 from .ir import Program
 
 
@@ -119,14 +121,3 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
         yield "  ".join(cells)
-
-
-def amount(size: int) -> str:
-    """A number of bytes, for instance `1.5 MiB`."""
-    if size < 1024:
-        return f"{size} B"
-    units = ["KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024**2 and len(units) > 1:
-        size //= 1024
-        units.pop(0)
-    return f"{size / 1024:,.1f} {units[0]}"

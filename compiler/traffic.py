@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from .account import Collective
+from .collective import Collective
 from .ir import ITEM_BYTES, Bucket, Program
 
 HALVES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}

@@ -1,14 +1,15 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
-Modules in reading order: mesh, collectives, counters, dropout, functional, linears; parameters, optimizers, boxes, layout,
-working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred, messages, cells,
-pipeline; disk, payload, index, saved, together, checkpoint; export, launch, ending, log, loop.
+Modules in reading order: mesh, collectives, counters, dropout, functional, linears; parameters, optimizers, boxes,
+layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred, messages,
+cells, pipeline; disk, payload, index, saved, together, checkpoint; export, launch, ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
 
 from .again import recompute, recomputed
 from .buckets import Bucket
+from .chunks import reduce_each
 from .collectives import (
     all_gather,
     all_gather_,
@@ -125,6 +126,7 @@ __all__ = [
     "pad_shard",
     "recompute",
     "recomputed",
+    "reduce_each",
     "reduce_gradients",
     "reduce_scatter",
     "reduce_scatter_",

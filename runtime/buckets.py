@@ -1,14 +1,14 @@
 """Buckets: what a program says of parameters that go together, and their memory.
 
 What the turns of a repeat have of a kind lies in one tensor, turn after turn: a step zeroes, scales and updates all
-turns at once, while each turn's weights are gathered, and its gradients reduced, by themselves (`flows`).
+turns at once, while each turn's weights are gathered, and its gradients reduced, by themselves (`flows`).  So are those
+of each chunk of a pipeline, which has memory of its own (`chunks`).
 
 Non-goals: no choice of what goes together (the plan's), no communication.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import pairwise, product
 from math import prod
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .claims import Claims, Holders, Turn, by_stages, by_turns, claimed, whole
 from .flat import Flat
 from .gradient import Accumulate, Gradient, Reductions
 from .layout import Layout, Members
@@ -23,9 +24,6 @@ from .mesh import Mesh
 from .optimizers import Group, Part
 from .parameters import Spec
 from .working import Working
-
-Turn = tuple[str, ...]
-"""A turn of nested repeats, outermost first: what stands for the `*` of patterns."""
 
 
 class Bucket:
@@ -35,8 +33,8 @@ class Bucket:
     keep gradients, or weights, keeps only its part of them, and the whole of a turn while it is at work on it; weights
     are gathered `prefetch` turns ahead.
 
-    Each rank along the axis `stages` has the parameters of its own stages alone, which may be none; those that several
-    ranks use are held alike by the ranks `among` all.
+    Each rank along the axis `stages` has the parameters of its own stages alone, which may be none: a chunk of those of
+    each stage, moved by itself.  Those that several ranks use are held alike by the ranks `among` all, as one chunk.
     """
 
     def __init__(
@@ -50,26 +48,49 @@ class Bucket:
         stages: str = "",
         among: tuple[int, ...] = (),
     ) -> None:
-        assert turns or (keeps_gradients and keeps_weights), "bucket: only turns are shared out while they are used"
+        assert turns or stages or (keeps_gradients and keeps_weights), (
+            "bucket: as a whole it is not shared out while it is used"
+        )
         self.groups, self.turns, self.shards = groups, turns, shards
         self.keeps_gradients, self.keeps_weights, self.prefetch = keeps_gradients, keeps_weights, prefetch
         self.stages, self.among = stages, among
 
+    @property
+    def moves(self) -> bool:
+        """Whether what it has is moved in parts, of turns or of chunks."""
+        return self.turns or bool(self.stages)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What there is of each element: in which types the model computes and masters are kept, and an optimizer's slots.
+
+    accumulate  how gradients of the one type are added to sums of the other
+    """
+
+    dtype: torch.dtype
+    master: torch.dtype
+    slots: tuple[str, ...]
+    accumulate: Accumulate
+
 
 class Memory:
-    """A bucket's memory: a `Flat` for each turn, in the turns' `shape`, or a single one; of which each is a part."""
+    """A bucket's memory: a `Flat` for each turn, in the turns' `shape`, or a single one; of which each is a part.
+
+    Of a pipeline it is that of one chunk, of `stages`.
+    """
 
     def __init__(
         self,
         bucket: Bucket,
         turns: Mapping[Turn, Members],
         mesh: Mesh,
-        dtype: torch.dtype,
-        master: torch.dtype,
-        slots: tuple[str, ...],
-        accumulate: Accumulate,
+        elements: Elements,
+        stages: tuple[int, ...],
+        reductions: Reductions,
     ) -> None:
-        self.bucket, self._mesh, self._shape = bucket, mesh, _shape([*turns])
+        self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*turns]), stages
+        self.reductions = reductions
         axis = mesh.axis(*bucket.shards)
         layouts = [Layout(members, mesh, axis) for members in turns.values()]
         assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, "bucket: odd turns"
@@ -78,12 +99,13 @@ class Memory:
         def zeros(length: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*self._shape, length, dtype=dtype, device=mesh.device)
 
+        dtype, master = elements.dtype, elements.master
         self._whole = zeros(layout.size, dtype) if bucket.keeps_weights or axis.size == 1 else None
         self._part = zeros(layout.part, dtype) if self._whole is None else self._whole[..., layout.own]
         self._master = zeros(layout.part, master) if dtype != master else self._part
         self._gradient = zeros(layout.size if bucket.keeps_gradients else layout.part, master)
-        self._slots = {slot: zeros(layout.part, master) for slot in slots}
-        self.reductions, self._accumulate = Reductions(mesh.device), accumulate
+        self._slots = {slot: zeros(layout.part, master) for slot in elements.slots}
+        self._accumulate = elements.accumulate
         indices = product(*map(range, self._shape))
         self.flats = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
         for one, next_ in pairwise(flat.working for flat in self.flats):
@@ -97,7 +119,12 @@ class Memory:
         gradient = Gradient(self._gradient[index], layout, by_parts, self.reductions, self._accumulate)
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
         apart = {*self.bucket.shards, *filter(None, [self.bucket.stages])}
-        return Flat(layout, self._mesh, apart, working, gradient, self._master[index], slots)
+        return Flat(index or self._stages, layout, self._mesh, apart, working, gradient, self._master[index], slots)
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether its bucket may have others, of other stages."""
+        return bool(self.bucket.stages) and not self.bucket.among
 
     def nested(self) -> list[Any]:
         """The flats as a program runs over them: lists in lists, those of the outermost repeat outside."""
@@ -107,8 +134,8 @@ class Memory:
         return nested
 
     def gradient(self) -> Tensor:
-        """The gradient of record, [turns, …], of this rank's part; of a bucket without turns, of the whole."""
-        return self._gradient if not self.bucket.turns else self._own_gradient()
+        """The gradient of record, [turns, …], of this rank's part; of what the step itself reduces, of the whole."""
+        return self._own_gradient() if self.bucket.moves else self._gradient
 
     def _own_gradient(self) -> Tensor:
         return self._gradient[..., self._layout.own] if self.bucket.keeps_gradients else self._gradient
@@ -140,56 +167,27 @@ def _of_turns(flat: Tensor, kept: slice) -> Tensor:
     return flat.view(-1, flat.shape[-1])[:, kept]
 
 
-def members(specs: Mapping[str, Spec], buckets: Mapping[str, Bucket]) -> dict[str, dict[Turn, Members]]:
-    """Each bucket's groups with their parameters, by turns; asserts that these share out all parameters."""
-    left = dict(specs)
-    found: dict[str, dict[Turn, Members]] = {}
+def memories(
+    specs: Mapping[str, Spec],
+    buckets: Mapping[str, Bucket],
+    holders: Holders,
+    mesh: Mesh,
+    elements: Elements,
+) -> dict[str, list[Memory]]:
+    """Each bucket's memory, or of a pipeline its chunks'; asserts that buckets share out all parameters."""
+    left, found = dict(specs), dict[str, list[Memory]]()
     for name, bucket in buckets.items():
-        claims = [(group, _claim(group, left, bool(bucket.stages))) for group in bucket.groups]
-        found[name] = _by_turns(claims) if bucket.turns else {(): [(g, _specs(claimed)) for g, claimed in claims]}
+        claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
+        reductions = Reductions(mesh.device)
+        for stages, own in _chunks(bucket, claims, holders).items():
+            turns = by_turns(own) if bucket.turns else {(): whole(own)}
+            found.setdefault(name, []).append(Memory(bucket, turns, mesh, elements, stages, reductions))
     assert not left, f"state: in no bucket: {', '.join(left)}"
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Claimed:
-    """A parameter that a pattern matches, and what the pattern's `*` stand for."""
-
-    name: str
-    spec: Spec
-    turn: Turn
-
-
-def _claim(group: Group, left: dict[str, Spec], partial: bool) -> list[_Claimed]:
-    """Takes out of `left` what a group's patterns match; asserts that each does, but where a model is `partial`."""
-    claimed: list[_Claimed] = []
-    for pattern in group.patterns:
-        names = [name for name in left if _matches(name, pattern)]
-        assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
-        claimed += [_Claimed(name, left.pop(name), _turn(name, pattern)) for name in names]
-    return claimed
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether each dotted part matches: `layers.*.wq` stands for `layers.3.wq` but not for `layers.3.attention.wq`."""
-    parts, patterns = name.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
-
-
-def _turn(name: str, pattern: str) -> Turn:
-    return tuple(part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*")
-
-
-def _by_turns(claims: list[tuple[Group, list[_Claimed]]]) -> dict[Turn, Members]:
-    turns = dict.fromkeys(each.turn for _, claimed in claims for each in claimed)
-    return {
-        turn: [(group, _specs([each for each in claimed if each.turn == turn])) for group, claimed in claims]
-        for turn in turns
-    }
-
-
-def _specs(claimed: list[_Claimed]) -> dict[str, Spec]:
-    return {each.name: each.spec for each in claimed}
+def _chunks(bucket: Bucket, claims: Claims, holders: Holders) -> dict[tuple[int, ...], Claims]:
+    return by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
 
 
 def _shape(turns: list[Turn]) -> tuple[int, ...]:

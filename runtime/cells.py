@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from .chunks import Chunks
 from .deferred import Part, set_apart
 from .messages import Carried, Slot, Values
 
@@ -19,12 +20,13 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """What the actions of a step share: `share` is the gradient of the loss, which is added up."""
+    """What the actions of a step share: `share` is the gradient of the loss, which is added up; `chunks` what moves."""
 
     model: nn.Module
     inputs: Sequence[tuple[Any, ...]]
     share: Tensor
     loss: Tensor
+    chunks: Chunks
 
 
 class Cell:

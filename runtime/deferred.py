@@ -74,7 +74,7 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
-        of_weight = _now_or_later(ctx.weight, partial(_linear_gradient, gradient, x))
+        of_weight = now_or_later(ctx.weight, partial(_linear_gradient, gradient, x))
         return gradient @ weight if ctx.needs_input_grad[0] else None, of_weight
 
 
@@ -89,15 +89,15 @@ class _Rows(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (tokens,) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
         size = ctx.table.shape[0]
-        return None, _now_or_later(ctx.table, partial(_embedding_backward, gradient, tokens, size, -1, False))
+        return None, now_or_later(ctx.table, partial(_embedding_backward, gradient, tokens, size, -1, False))
 
 
 def _linear_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.flatten(0, -2).mT @ x.flatten(0, -2)
 
 
-def _now_or_later(weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | None:
-    """A weight's gradient; nothing within `set_apart`."""
+def now_or_later(weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | None:
+    """A weight's gradient; None where it is put off."""
     return None if put_off(weight, gradient) else gradient()
 
 

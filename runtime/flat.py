@@ -31,13 +31,15 @@ class Record:
 
 
 class Flat:
-    """One turn of a bucket, or the whole of one without; ranks along the axes `apart` hold other parts or parameters.
+    """One turn of a bucket, a chunk, or the whole of one; ranks along the axes `apart` hold other parts or parameters.
 
+    `place` is the turn's index in each repeat, or the stages that a chunk is of; in its order buffers are gathered.
     The optimizer updates `master`, of the part: `working`'s own, or a copy in another dtype.
     """
 
     def __init__(
         self,
+        place: tuple[int, ...],
         layout: Layout,
         mesh: Mesh,
         apart: Collection[str],
@@ -46,7 +48,7 @@ class Flat:
         master: Tensor,
         slots: Mapping[str, Tensor],
     ) -> None:
-        self.layout, self.mesh, self.apart = layout, mesh, {*apart}
+        self.place, self.layout, self.mesh, self.apart = place, layout, mesh, {*apart}
         self.working, self.gradient, self.master, self.slots = working, gradient, master, slots
         self.is_mixed = master.dtype != working.whole.dtype
         self.parameters = dict(self._parameters())

@@ -5,10 +5,10 @@ forward has left it, and autograd runs what was made last first.  So `free_weigh
 backward, `gather_weights` and `reduce_gradients` after all of it (FSDP, arXiv:2304.11277).  What is done, and in which
 order, follows from the program alone, and so is the same on all ranks.
 
-Non-goals: buckets without turns, which the step moves in sight (`collectives`).
+Non-goals: buckets without turns, which the step moves in sight (`collectives`); stages of a pipeline (`chunks`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,12 @@ from .mesh import Axis, End
 from .working import Working
 
 Flats = Mapping[str, Any]
-"""The turns of each bucket that has them, for these functions: a list, or lists in a list where repeats are nested."""
+"""The turns of each bucket that has them, for these functions: a list, or lists in a list where repeats are nested.
+
+Of a pipeline, the chunks of each bucket: a list.
+"""
+
+NOTHING: Flats = {}
 
 
 def reduce_gradients(
@@ -58,21 +63,24 @@ def await_weights(x: Tensor, own: Flat) -> Tensor:
 
 
 def gather_each(axis: Axis, *flats: list[Any]) -> None:
-    """Begins to gather the weights of every turn of buckets, turn by turn, each for its `await_weights`."""
+    """Begins to gather the weights of every turn of buckets, turn by turn, each for its `await_weights`.
+
+    Those of a pipeline's chunks, stage by stage, each for the first forward of its stage.
+    """
     if axis.size == 1:
         return
-    line = _line(axis)
-    for turn in zip(*map(_in_order, flats), strict=True):
-        for own in turn:
-            own.working.begin(axis, line, "result")
+    line = line_of(axis)
+    for own in sorted((own for each in flats for own in in_order(each)), key=lambda own: own.place):
+        own.working.begin(axis, line, "result")
 
 
-def _in_order(flats: list[Any]) -> Iterator[Flat]:
+def in_order(flats: Iterable[Any]) -> Iterator[Flat]:
+    """The buffers of a bucket, however nested."""
     for each in flats:
         if isinstance(each, Flat):
             yield each
         else:
-            yield from _in_order(each)
+            yield from in_order(each)
 
 
 class _ReduceGradients(Function):
@@ -81,7 +89,7 @@ class _ReduceGradients(Function):
         ctx: Any, x: Tensor, own: Flat, scatter: Axis | None, add: Axis | None, dtype: torch.dtype | None
     ) -> Tensor:
         ctx.of, ctx.how = own.gradient, (scatter, add, dtype)
-        ctx.line = _line(add)
+        ctx.line = line_of(add)
         return x
 
     @staticmethod
@@ -96,7 +104,7 @@ class _GatherWeights(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Working, axis: Axis) -> Tensor:
         ctx.own = own
-        _gathered(own, axis, _line(axis), "result")
+        _gathered(own, axis, line_of(axis), "result")
         return x
 
     @staticmethod
@@ -108,7 +116,7 @@ class _GatherWeights(Function):
 class _FreeWeights(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Working, axis: Axis) -> Tensor:
-        ctx.own, ctx.axis, ctx.line = own, axis, _line(axis)
+        ctx.own, ctx.axis, ctx.line = own, axis, line_of(axis)
         own.free()
         return x
 
@@ -131,6 +139,6 @@ def _apply(function: type[Function], x: Tensor, *args: Any) -> Tensor:
     return cast(Tensor, parent.apply(x, *args))
 
 
-def _line(axis: Axis | None) -> Any:
+def line_of(axis: Axis | None) -> Any:
     """The line of the program, in a sanitized run."""
     return axis.watch.here() if axis is not None and axis.watch is not None else None

@@ -1,16 +1,15 @@
-"""Several products of one value as one, of weights that lie one behind the other in memory.
-
-Non-goals: products whose weights' gradients a schedule sets apart (`deferred`).
-"""
+"""Several products of one value as one, of weights that lie one behind the other in memory."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
+
+from .deferred import now_or_later
 
 
 def linears(
@@ -23,13 +22,16 @@ def linears(
     the gradient of x in place.
     """
     results = cast(tuple[Tensor, ...], cast(Any, _Linears).apply(apart, x, *weights))
-    return results if into is None else tuple(y.unflatten(-1, sizes) for y, sizes in zip(results, into, strict=True))
+    if into is None:
+        return results
+    return tuple(y.view(*y.shape[:-1], *sizes) for y, sizes in zip(results, into, strict=True))
 
 
 class _Linears(Function):
     @staticmethod
     def forward(ctx: Any, apart: Sequence[int], x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
+        ctx.weights = weights  # hooks may give back other tensors than the parameters
         if not _are_neighbours(weights):
             return tuple(F.linear(x, weight) for weight in weights)
         sizes = [weight.shape[0] for weight in weights]
@@ -44,8 +46,13 @@ class _Linears(Function):
         grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
         rows = x.reshape(-1, x.shape[-1])
         d_x = _summed(grads, weights).view(x.shape) if of_x else None
-        d_weights = [grad.mT @ rows if of else None for grad, of in zip(grads, of_weights, strict=True)]
+        asked = zip(ctx.weights, grads, of_weights, strict=True)
+        d_weights = [now_or_later(w, partial(_of_weight, grad, rows)) if of else None for w, grad, of in asked]
         return None, d_x, *d_weights
+
+
+def _of_weight(gradient: Tensor, rows: Tensor) -> Tensor:
+    return gradient.mT @ rows
 
 
 def _summed(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

@@ -7,14 +7,15 @@ RECV_B of gradients.  Between stages of one rank values are handed over without 
 What a row refers to is bound once, on the first step; then an action is one call.  Dropout follows from samples
 (`dropout`), so that there is no random state to keep.
 
-Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); reductions of gradients.
+Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); what moves around a stage
+(`chunks`).
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any
 
@@ -22,12 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from .cells import Cell, LastCell, Pass
+from .chunks import Chunks, Reduction
+from .claims import Holders
 from .data import Batch
+from .flows import NOTHING, Flats
 from .mesh import Axis, Mesh
 from .messages import Carried, Exchange, Message, Slot, received, sent
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
 _FORWARD = {"F", "SEND_F", "RECV_F"}
+_BEGIN, _END = "begin", "end"  # of a stage
 _Call = Callable[[Pass], None]
 
 
@@ -53,23 +58,39 @@ class Pipeline:
         rank = mesh.rank(self._axis)
         return tuple(stage for stage, home in enumerate(self._homes) if home == rank)
 
-    def run(self, model: nn.Module, batch: Batch, share: Tensor, mesh: Mesh, *given: Any) -> Tensor:
+    def build(self, kind: Callable[[Mesh, tuple[int, ...]], nn.Module], mesh: Mesh) -> tuple[nn.Module, Holders]:
+        """The model with this rank's stages, and of each of its parameters the stages that have it."""
+        holders: dict[str, tuple[int, ...]] = {}
+        for stage in self.stages(mesh):
+            for name, _ in kind(mesh, (stage,)).named_parameters():
+                holders[name] = (*holders.get(name, ()), stage)
+        return kind(mesh, self.stages(mesh)), holders
+
+    def run(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        share: Tensor,
+        mesh: Mesh,
+        flats: Flats = NOTHING,
+        reductions: Sequence[Reduction] = (),
+    ) -> Tensor:
         """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
 
-        `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  What else is `given` is
-        given to each call of the model.
+        `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  `flats` are waited for
+        where their stages begin; where these end, their `reductions` begin.
         """
-        now = Pass(model, _inputs(batch, given, drops=True), share, torch.zeros_like(share))
+        inputs = [*batch.microbatches()]
+        now = Pass(model, inputs, share, torch.zeros_like(share), Chunks(flats, reductions))
         row = self._row(mesh)
         return row.go(row.all, now)
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, *given: Any) -> Tensor:
+    def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flats: Flats = NOTHING) -> Tensor:
         """The sum of losses, without any gradients; nothing is dropped."""
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
         row = self._row(mesh)
-        inputs = _inputs(batch, given, drops=False)
-        return row.go(row.forwards, Pass(model, inputs, share=zero, loss=zero.clone()))
+        return row.go(row.forwards, Pass(model, _undropped(batch), zero, zero.clone(), Chunks(flats)))
 
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
@@ -78,11 +99,11 @@ class Pipeline:
         return self._bound[1]
 
 
-def _inputs(batch: Batch, given: tuple[Any, ...], drops: bool) -> list[tuple[Any, ...]]:
-    """What the model is given of each microbatch: draws, which come last, where it drops anything."""
-    if drops or batch.draws is None:
-        return [(*inputs, *given) for inputs in batch.microbatches()]
-    return [(*inputs[:-1], None, *given) for inputs in batch.microbatches()]
+def _undropped(batch: Batch) -> list[tuple[Any, ...]]:
+    """What the model is given of each microbatch that drops nothing: draws come last."""
+    if batch.draws is None:
+        return [*batch.microbatches()]
+    return [(*inputs[:-1], None) for inputs in batch.microbatches()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +117,34 @@ class _Action:
         return "_" in self.work
 
 
+def _with_stages(actions: Sequence[_Action]) -> Iterator[_Action]:
+    """The actions, and where stages begin and end: before the first of each, and before what is computed next.
+
+    What a last action leaves is sent before what its stage's end begins.
+    """
+    at = [i for i, action in enumerate(actions) if not action.is_message]
+    begins = {actions[i].stage: i for i in reversed(at)}
+    ends = {actions[i].stage: after for i, after in zip(at, [*at[1:], len(actions)], strict=True)}
+    for i, action in enumerate([*actions, None]):
+        yield from (_Action(stage, _END, 0) for stage, end in ends.items() if end == i)
+        if action:
+            yield from (_Action(stage, _BEGIN, 0) for stage, begin in begins.items() if begin == i)
+            yield action
+
+
 def _read(row: str) -> Iterator[_Action]:
     for word in row.split():
         match = _ACTION.fullmatch(word)
         assert match, f"pipeline: `{word}` is no action"
         yield _Action(int(match[1]), match[2], int(match[3]))
+
+
+def _at_begin(stage: int, now: Pass) -> None:
+    now.chunks.begin(stage)
+
+
+def _at_end(stage: int, now: Pass) -> None:
+    now.chunks.end(stage)
 
 
 class _Row:
@@ -122,8 +166,8 @@ class _Row:
         actions = [*_read(row)]
         self._cells = {(each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"}
         self._microbatches = len({microbatch for _, microbatch in self._cells})
-        self.all = self._calls(actions)
-        self.forwards = self._calls([each for each in actions if each.work in _FORWARD])
+        self.all = self._calls([*_with_stages(actions)])
+        self.forwards = self._calls([*_with_stages([each for each in actions if each.work in _FORWARD])])
 
     def go(self, calls: Sequence[_Call], now: Pass) -> Tensor:
         """Does them; the loss."""
@@ -150,6 +194,8 @@ class _Row:
         return tuple(calls)
 
     def _call(self, action: _Action) -> _Call:
+        if action.work in (_BEGIN, _END):
+            return partial(_at_begin if action.work == _BEGIN else _at_end, action.stage)
         cell = self._cells[action.stage, action.microbatch]
         return {"F": cell.forward, "B": cell.backward, "I": cell.input_part, "W": cell.weight_part}[action.work]
 

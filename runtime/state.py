@@ -5,12 +5,14 @@ Non-goals: no communication (the program moves whole buckets in sight; `flows` m
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .boxes import Box
-from .buckets import Bucket, Memory, members
+from .buckets import Bucket, Elements, memories
+from .claims import Holders
 from .flat import Flat
 from .flows import Flats
 from .gradient import Accumulate
@@ -29,7 +31,8 @@ class State:
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
     two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  Of buckets
-    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.
+    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.  `holders`
+    are the stages of a pipeline that have each parameter.
     """
 
     def __init__(
@@ -41,27 +44,27 @@ class State:
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
         accumulate: Accumulate = Tensor.add_,
+        holders: Holders | None = None,
     ) -> None:
         self.mesh = mesh
-        self._memories = {
-            name: Memory(buckets[name], turns, mesh, dtype, master, optimizer.slots, accumulate)
-            for name, turns in members(_specs(model), buckets).items()
-        }
+        elements = Elements(dtype, master, optimizer.slots, accumulate)
+        self._of = memories(_specs(model), buckets, holders or {}, mesh, elements)
+        self._memories = [memory for each in self._of.values() for memory in each]
         _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})
         self._optimizer = optimizer
-        self._parts = [part for memory in self._memories.values() for part in memory.parts()]
+        self._parts = [part for memory in self._memories for part in memory.parts()]
         self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
         self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
             mesh.watch.installed(model, [*self._copies()])
 
     def _flats(self) -> Iterator[Flat]:
-        for memory in self._memories.values():
+        for memory in self._memories:
             yield from memory.flats
 
     def _finish(self) -> None:
         """Waits for the reductions that backward began."""
-        for memory in self._memories.values():
+        for memory in self._memories:
             memory.reductions.finish()
 
     def initialise(self, seed: int) -> None:
@@ -77,12 +80,15 @@ class State:
         self.refresh()
 
     def flats(self, microbatches: int = 0) -> Flats:
-        """The turns of each bucket that has them, by its name, for a step of so many backwards to come."""
+        """The turns of each bucket that has them, by its name, for a step of so many backwards to come.
+
+        Of a pipeline, the chunks of each bucket, which do not count.
+        """
         self._abandon()
-        turned = {name: memory for name, memory in self._memories.items() if memory.bucket.turns}
-        for flat in (flat for memory in turned.values() for flat in memory.flats):
+        moved = {name: each for name, each in self._of.items() if each[0].bucket.moves}
+        for flat in (flat for each in moved.values() for memory in each for flat in memory.flats):
             flat.gradient.begin(microbatches)
-        return {name: memory.nested() for name, memory in turned.items()}
+        return {name: [own for memory in each for own in memory.nested()] for name, each in moved.items()}
 
     def _abandon(self) -> None:
         """Ends what a pass that was not finished has left under way."""
@@ -90,11 +96,16 @@ class State:
         for flat in self._flats():
             flat.working.abandon()
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Each bucket's flat gradient, by name: this rank's sum since the last update; of turns, its part, reduced."""
+    def gradients(self) -> dict[str, Any]:
+        """Each bucket's flat gradient, by name: this rank's sum since the last update; of turns, its part, reduced.
+
+        Of a pipeline a list, of this rank's part of each chunk; of what several ranks have, which is one, its part,
+        reduced but among these.
+        """
         self._finish()
         assert all(flat.gradient.left == 0 for flat in self._flats()), "state: backward has not come by every turn"
-        return {name: memory.gradient() for name, memory in self._memories.items()}
+        parts = {name: [memory.gradient() for memory in each] for name, each in self._of.items()}
+        return {name: part if self._of[name][0].is_chunk else part[0] for name, part in parts.items()}
 
     def loss_scale(self) -> Tensor:
         """By what this step's gradients are multiplied (0-dim float32), of a model that computes in float16."""
@@ -103,13 +114,13 @@ class State:
 
     def weights(self) -> dict[str, Tensor]:
         """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
-        whole = {name: memory for name, memory in self._memories.items() if not memory.bucket.turns}
+        whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
         return {name: memory.flats[0].working.whole for name, memory in whole.items() if memory.bucket.shards}
 
     def zero(self) -> None:
         """Zeroes every gradient."""
         self._abandon()
-        for memory in self._memories.values():
+        for memory in self._memories:
             memory.zero()
 
     def update(self, lr: float, skip: Tensor, scale: Tensor | None = None, overflow: Tensor | None = None) -> None:
@@ -137,7 +148,7 @@ class State:
 
         Who writes to them calls `refresh` behind it.
         """
-        for memory in self._memories.values():
+        for memory in self._memories:
             first = not memory.bucket.among or self.mesh.rank(memory.bucket.stages) == memory.bucket.among[0]
             for flat in memory.flats:
                 for each in flat.record():
@@ -159,7 +170,7 @@ class State:
 
     def refresh(self) -> None:
         """Brings what is made of the boxes up to date with them."""
-        for memory in self._memories.values():
+        for memory in self._memories:
             memory.refresh()
         if self.mesh.watch is not None:
             self.mesh.watch.updated()
@@ -170,7 +181,7 @@ class State:
         Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
         seconds that the first call takes to import DTensor.
         """
-        shared = [name for name, memory in self._memories.items() if memory.bucket.shards or memory.bucket.stages]
+        shared = [name for name, (memory, *_) in self._of.items() if memory.bucket.shards or memory.bucket.stages]
         assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
         records = (each for flat in self._flats() for each in flat.record())
         own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}

@@ -1,5 +1,6 @@
 """What plans say of pipelines: what compiles, and each mistake at its words, with its arithmetic and what to do."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,15 +8,17 @@ import pytest
 
 from pipelined import PLAN, compiled, edited
 from scalec.compiler.diagnostics import CODES, Diagnostic, PlanError
+from scalec.compiler.memory import accounts
 from scalec.compiler.passes import STAGES, compile_plan, lower
 from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import read_ir
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.holding import high_water
 from scalec.compiler.schedules.messages import with_messages
 from scalec.compiler.schedules.resized import resized
 from scalec.compiler.schedules.rows import csv
-from scalec.compiler.schedules.simulate import high_water, simulate
+from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 from scalec.compiler.source import Source, Span
 from scalec.compiler.verify import verify
@@ -137,6 +140,14 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "rank 0 holds 2 for one microbatch",
         "more memory",
     ),
+    "too few bytes": (
+        {"1f1b": "auto(memory=8KiB)"},
+        "E0517",
+        "memory=8KiB",
+        "rank 0 needs ",
+        "more memory",
+    ),
+    "bytes that are not whole": ({"1f1b": "auto(memory=1.5GiB)"}, "E0404", "1.5GiB", "an integer or a size, as in", ""),
     "no memory": ({"1f1b": "auto(memory=0)"}, "E0405", "0", "must be at least 1", ""),
     "memory of a name": ({"1f1b": "1f1b(memory=2)"}, "E0401", "memory", "a setting of `schedule auto`", ""),
     "memory without its name": ({"1f1b": "auto(2)"}, "E0404", "2", "given by name", "`key=value`"),
@@ -252,7 +263,9 @@ def test_on_an_axis_of_size_1_the_model_is_what_it_is(section: str) -> None:
     assert (alone.region, alone.params, alone.buckets) == (plain.region, plain.params, plain.buckets)
 
 
-@pytest.mark.parametrize("order", ["1f1b", "interleaved_1f1b(chunks=2)", "auto(memory=3)", 'file("rows.csv")'])
+@pytest.mark.parametrize(
+    "order", ["1f1b", "interleaved_1f1b(chunks=2)", "auto(memory=3)", "auto(memory=1GiB)", 'file("rows.csv")']
+)
 def test_programs_of_all_passes_read_back(order: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(csv(SCHEDULES["zb_h1"](4, 6)))
     path = str(tmp_path / "plan.scale")
@@ -275,6 +288,37 @@ def test_rows_in_ir_text_that_are_none() -> None:
 def test_auto_keeps_its_bound() -> None:
     for memory in (1, 2, 3):
         assert max(high_water(schedule_of({"1f1b": f"auto(memory={memory})"}))) <= memory
+
+
+def test_auto_keeps_to_its_bytes_in_all_that_ranks_hold() -> None:
+    """The account of the finished program is what it is held to; with more memory it is no slower."""
+    needs = {order: sizes(order) for order in ("1f1b", "auto")}
+    totals: list[float] = []
+    for most in (max(needs["1f1b"]), (max(needs["1f1b"]) + max(needs["auto"])) // 2, max(needs["auto"])):
+        order = f"auto(memory={most}B)"
+        assert max(sizes(order)) <= most
+        totals.append(simulate(schedule_of({"1f1b": order}), times_of({})).total)
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] > totals[-1]
+
+
+def sizes(order: str) -> list[int]:
+    """What the plan's ranks hold at their fullest moments."""
+    return [it.total for it in accounts(compiled({"1f1b": order}))]
+
+
+def test_the_arithmetic_of_too_few_bytes() -> None:
+    """What the message adds up is what the account says of a rank that does one microbatch."""
+    (found,) = told({"1f1b": "auto(memory=8KiB)"})
+    parts = re.fullmatch(
+        r"rank 0 needs (.*) KiB of state and inputs \+ (.*) KiB of one microbatch \+ (.*) KiB while it is done "
+        r"= (.*) KiB, and may hold 8.0 KiB",
+        found.message,
+    )
+    assert parts, found.message
+    *each, total = map(float, parts.groups())
+    assert sum(each) == pytest.approx(total, abs=0.2)
+    assert accounts(compiled({}))[0].always / 1024 == pytest.approx(each[0], abs=0.05)
 
 
 def test_auto_is_no_slower_than_what_has_a_name() -> None:

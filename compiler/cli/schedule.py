@@ -16,6 +16,7 @@ from .usage import UsageError
 
 if TYPE_CHECKING:
     from ..drawing.picture import Picture
+    from ..ir import Program
 
 TIMES = {"f": 1.0, "b": 1.0, "w": 1.0, "comm": 0.0}
 """How long a stage's forward and the two parts of its backward take, and a message between ranks, by default."""
@@ -33,10 +34,12 @@ _WITHIN = (0.001, 1000)
 
 def schedule(options: Namespace) -> None:
     """`scalec schedule`."""
-    picture = _picture(options.plan, times(options.times))
+    set_to = times(options.times)
+    program = _program(options.plan)
+    picture = _picture(program, set_to)
     paths = {form: path for form in FORMS if (path := getattr(options, form)) is not None}
     if not paths:
-        print(_shown(picture))
+        print(_shown(picture, program))
         return
     texts = {form: _writers()[form](picture) for form in paths}
     for form, path in paths.items():
@@ -75,31 +78,38 @@ def _time(name: str, value: str) -> float:
     return time
 
 
-def _picture(path: Path, given: dict[str, float]) -> "Picture":
+def _program(path: Path) -> "Program":
+    program = load(path).program
+    if program.pipeline is None:
+        what = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
+        raise UsageError(f"`{path}` has no pipeline, so nothing to draw: {what}")
+    return program
+
+
+def _picture(program: "Program", given: dict[str, float]) -> "Picture":
     from ..drawing.picture import picture
     from ..schedules.timeline import Times
 
-    program = load(path).program
     pipeline = program.pipeline
-    if pipeline is None or pipeline.schedule is None:
-        what = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
-        raise UsageError(f"`{path}` has no pipeline, so nothing to draw: {what}")
+    assert pipeline, "schedule: no pipeline"
+    assert pipeline.schedule, "schedule: no rows"
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
     ranks = f"{schedule.ranks} ranks of {pipeline.axis}"
     title = f"{program.name}: {kind}, {schedule.stages} stages on {ranks}, {schedule.microbatches} microbatches"
     return picture(title, kind, schedule, Times.uniform(schedule.stages, **given))
 
 
-def _shown(picture: "Picture") -> str:
+def _shown(picture: "Picture", program: "Program") -> str:
     """For the terminal: the title, the drawing, the figures."""
     from shutil import get_terminal_size
 
     from ..diagnostics import wants_colour
     from ..drawing.figures import figures
     from ..drawing.terminal import drawing
+    from ..memory import accounts
 
     grid = drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
-    return f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{figures(picture)}"
+    return f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{figures(picture, accounts(program))}"
 
 
 def _writers() -> "dict[str, Callable[[Picture], str]]":

@@ -1,19 +1,28 @@
 """A schedule in figures: how long each rank computes and waits, what it holds, and the bubble."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
-from ..schedules.simulate import high_water
+from ..amounts import amount
+from ..memory import Account
+from ..schedules.holding import high_water
 from ..summary import table
 from .formulas import expected
 from .picture import Picture, number, share
 
 
-def figures(picture: Picture) -> str:
-    """A table with a line for each rank, and the bubble beside that of the formula, where one is known."""
-    return "\n".join((*table([_HEAD, *_rows(picture)]), "", *_bubble(picture)))
+def figures(picture: Picture, accounts: Sequence[Account] = ()) -> str:
+    """A table with a line for each rank, and the bubble beside that of the formula, where one is known.
+
+    `accounts` are those of the ranks, where the schedule is a plan's.
+    """
+    heads = (*_HEAD, *(_BYTES if accounts else ()))
+    rows = [row + _bytes(it) for row, it in zip_longest(_rows(picture), accounts)]
+    return "\n".join((*table([heads, *rows]), "", *_bubble(picture, accounts)))
 
 
 _HEAD = ("rank", "stages", "busy", "idle", "bubble", "microbatches held")
+_BYTES = ("activations", "with state")
 
 
 def _rows(picture: Picture) -> Iterator[tuple[str, ...]]:
@@ -24,10 +33,16 @@ def _rows(picture: Picture) -> Iterator[tuple[str, ...]]:
         yield str(rank), stages, number(busy), number(idle), share(idle / timeline.total), number(held)
 
 
-def _bubble(picture: Picture) -> Iterator[str]:
+def _bytes(account: Account | None) -> tuple[str, ...]:
+    return (amount(account.peak.bytes), amount(account.total)) if account else ()
+
+
+def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:
     timeline, schedule = picture.timeline, picture.schedule
     if picture.depth > 1:
         yield "held: the most at once, of any stage, from forward to the end of backward"
+    if accounts:
+        yield "activations: what microbatches take at the fullest moment; with state: all that the rank holds then"
     yield f"bubble: {share(timeline.bubble)} of all ranks' time"
     formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
     if not formula:

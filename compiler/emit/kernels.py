@@ -1,11 +1,11 @@
-"""The lines that make functions of kernels, and which classes they need.
+"""The lines that make functions of kernels, and what they and the rest of a program need of the kernels.
 
 Non-goals: which kernels a program has, and their tiles (`compiler.kernels`).
 """
 
-from ..ir import Program, walk
-from ..kernels import PLAIN, Used, chip, kernels_of
-from .words import WIDTH, literal
+from ..ir import Program
+from ..kernels import Used, chip, kernels_of
+from .words import WIDTH
 
 
 def kernel_lines(program: Program) -> list[str]:
@@ -15,20 +15,21 @@ def kernel_lines(program: Program) -> list[str]:
     return [head, *map(_line, used)] if used else []
 
 
-def kernel_names(program: Program) -> tuple[list[str], list[str]]:
-    """The classes that these lines import, and the functions that they make."""
-    used = kernels_of(program)
-    plain = {op.kind for op in walk(program.region.body)} & {*PLAIN}
-    names = sorted({*(each.name for each in used), "Tile", *plain}) if used else []
-    return names, [*(each.function for each in used), *plain]
-
-
 def _line(used: Used) -> str:
-    entries = [f"{size}: Tile({', '.join(f'{k}={literal(v)}' for k, v in tile)})" for size, tile in used.tiles]
+    entries = [f"{size}: {tile}" for size, tile in used.tiles]
     rest = f", chunk={used.chunk}" if used.chunk else ""
     line = f"{used.function} = {used.name}({{{', '.join(entries)}}}{rest})"
     if len(line) <= WIDTH:
         return line
     rest = f"    chunk={used.chunk},\n" if used.chunk else ""
-    inner = "".join(f"        {entry},\n" for entry in entries)
+    inner = "".join(f"        {_broken(entry)},\n" for entry in entries)
     return f"{used.function} = {used.name}(\n    {{\n{inner}    }}{',' if rest else ''}\n{rest})"
+
+
+def _broken(entry: str) -> str:
+    """A tile of tiles with one of them a line, where it is long."""
+    if len(entry) + 9 <= WIDTH:
+        return entry
+    head, _, parts = entry.partition("(")
+    lines = parts.removesuffix("))").split("), ")
+    return f"{head}(\n" + "".join(f"            {line}),\n" for line in lines) + "        )"

@@ -11,8 +11,9 @@ from typing import Any
 from attrs import NOTHING, Attribute, asdict
 
 from .. import __version__
-from ..account import Collective, collectives, evaluation, parameter_count, places
+from ..account import collectives, evaluation, parameter_count, places
 from ..certificate import Proof, certificate, trusted
+from ..collective import Collective
 from ..ir import Pipeline, Program
 from ..memory import account, capacity
 from ..printer import print_ir

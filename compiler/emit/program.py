@@ -10,20 +10,21 @@ from collections.abc import Sequence
 from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Program, Region, Type, base, types, walk
+from ..kernels import Used, kernels_of
 from ..ops.head import class_dims
 from ..resources import filled
 from ..source import Source
 from ..summary import launch, ranks
 from .classes import Module
 from .fields import fields
-from .kernels import kernel_lines, kernel_names
+from .kernels import kernel_lines
 from .modules import model_classes
 from .pipeline import pipeline_lines
-from .state import bucket_entries, dtypes, optimizer
+from .state import bucket_entries, optimizer, state
 from .step import step_lines
 from .user_ops import modules
 from .weights import weights_lines
-from .words import FUNCTIONAL, RUNTIME, axes_word, call, file_word, letter, literal
+from .words import FUNCTIONAL, KERNEL_NAMES, RUNTIME, axes_word, call, file_word, letter, literal
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
@@ -48,11 +49,11 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         pipeline=pipeline_lines(program),
         buckets=bucket_entries(program, model.patterns),
         optimizer=optimizer(program),
-        dtypes=dtypes(program),
+        state=state(program),
         step=step_lines(program),
         plan=[*_plan(program, microbatches.args, types(program)), *weights_lines(program, model.patterns)],
     )
-    return _with_imports(body, *kernel_names(program))
+    return _with_imports(body, kernels_of(program))
 
 
 def _legend(program: Program) -> str:
@@ -163,17 +164,25 @@ def _vocabulary(program: Program, types: dict[str, Type]) -> int:
     return min(program.valid(dim) for dim in dims)
 
 
-def _with_imports(body: str, classes: Sequence[str], made: Sequence[str]) -> str:
-    """The text with the names that it calls or annotates with imported, but for functions that it makes of classes."""
-    code = re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2])
-    functional = [name for name in FUNCTIONAL if _names(name, code)]
+def _with_imports(body: str, made: Sequence[Used]) -> str:
+    """The text with the names that it calls or annotates with imported, but for functions that it makes of kernels.
+
+    What kernels and the runtime both have is the kernels' in a program that has any.
+    """
+    used = _names(re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2]))
+    own = [name for name in KERNEL_NAMES if made and name in used]
+    rest = used - {*own} - {each.function for each in made}
+    functional = [name for name in FUNCTIONAL if name in used]
     line = f"from torch.nn.functional import {', '.join(functional)}\n" if functional else ""
-    runtime = "".join(f"        {name},\n" for name in RUNTIME if name not in made and _names(name, code))
-    kernels = "".join(f"        {name},\n" for name in classes)
-    kernels = f"    from scalec.runtime.kernels import (\n{kernels}    )\n" if classes else ""
-    return body.replace("@FUNCTIONAL@\n", line).replace("@IMPORTS@\n", runtime).replace("@KERNELS@\n", kernels)
+    kernels = f"    from scalec.runtime.kernels import (\n{_listed(own)}    )\n" if own else ""
+    body = body.replace("@FUNCTIONAL@\n", line).replace("@KERNELS@\n", kernels)
+    return body.replace("@IMPORTS@\n", _listed([name for name in RUNTIME if name in rest]))
 
 
-def _names(name: str, code: str) -> bool:
-    """Whether `code` uses `name`, other than as the keyword of an argument."""
-    return re.search(rf"(?<![\w.]){name}\b(?!\s*=[^=])", code) is not None
+def _listed(names: Sequence[str]) -> str:
+    return "".join(f"        {name},\n" for name in names)
+
+
+def _names(code: str) -> set[str]:
+    """The names that `code` uses, other than as the keyword of an argument."""
+    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))

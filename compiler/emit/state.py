@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from ..ir import PRECISIONS, Bucket, Program
+from ..kernels import accumulates, optimizer_tile
 from ..layout import shard_axes
 from ..routes import Route, routes
 from ..settings import Flow, Group
@@ -36,7 +37,7 @@ def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
         "keeps_weights=False": not route.keeps_weights,
         f"stages={literal(stages)}": bool(stages),
         f"among={literal(among)}": len(among) > 1,
-        f"prefetch={prefetch}": not route.keeps_weights and prefetch != Flow().prefetch,
+        f"prefetch={prefetch}": bool(bucket.turns) and not route.keeps_weights and prefetch != Flow().prefetch,
     }
     return [option for option, said in options.items() if said]
 
@@ -63,7 +64,8 @@ def optimizer(program: Program) -> str:
     """The optimizer as a call."""
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)})"
+        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)}{tile})"
     return f"SGD(momentum={literal(settings.momentum)})"
 
 
@@ -72,7 +74,11 @@ def compute(program: Program) -> str:
     return PRECISIONS[program.train.precision]
 
 
-def dtypes(program: Program) -> str:
-    """The element types of the working copy and of the masters, as arguments."""
+def state(program: Program) -> str:
+    """The state as a call: with the element types of the working copy and of the masters."""
     stored = program.params[0].type.dtype
-    return f"dtype={DTYPES[compute(program)]}, master={DTYPES[stored]}"
+    arguments = ["model", "mesh", "buckets", "optimizer"]
+    arguments += [f"dtype={DTYPES[compute(program)]}", f"master={DTYPES[stored]}"]
+    arguments += ["accumulate=Accumulate()"] if accumulates(program) else []
+    arguments += ["holders=holders"] if program.pipeline else []
+    return call("State", arguments, indent=4, after=len("return model, ") + 1)

@@ -1,7 +1,7 @@
 """The lines of `train_step` and `eval_step`: what a step does around the model's forward and backward.
 
 Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`), and what buckets of turns
-do inside it (`turns`): here their gathers begin, and the reductions that backward began end.
+do inside it (`turns`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ops.dropout import are_draws
 from ..placements import ends
 from ..portions import of_rank
-from ..routes import Route, routes
+from ..routes import chunk_moves
+from .flats import gather_each, reduce_each, runs
 from .step_parts import Function, Ranks, Squares
-from .turns import gathered
-from .words import DTYPES, axes_word, call, identifier, literal
+from .words import DTYPES, axes_word, identifier, literal
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
-    *("weights", "flats", "scale"),
+    *("weights", "flats", "reductions", "scale"),
 }
 """What the lines below call their values."""
 
@@ -58,7 +58,8 @@ class _Step:
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
         self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
         self._given = ["flats"] if any(bucket.turns for bucket in program.buckets) else []
-        self._runs = {run[0].bucket.name: run for run in _runs(program)}  # by the first bucket's name
+        self._chunked = chunk_moves(program)
+        self._runs = {run[0].bucket.name: run for run in runs(program)}  # by the first bucket's name
 
     def coerce(self, op: Op) -> None:
         """The sum of a scalar stands inside another line, that of a bucket is a line."""
@@ -66,7 +67,7 @@ class _Step:
         text = self.text.get(name, "")
         bucket = self._flats.get("".join(result.type.dims[-1:]))
         match [end.kind for end in ends(op)]:
-            case _ if bucket and bucket.turns:
+            case _ if bucket and (bucket.turns or op in self._chunked):
                 self._turned(op, bucket)
             case [Kind.PARTIAL, Kind.INVARIANT] if name in self._squares:
                 self._squares[result.name] = evolve(self._squares[name], group=self._group(op))
@@ -87,20 +88,17 @@ class _Step:
         self.text[result.name] = text
 
     def _turned(self, op: Op, bucket: Bucket) -> None:
-        """Gathers of all turns begin here, together where they follow each other; reductions begin in backward."""
+        """Gathers of all turns or chunks begin here, together where they follow each other; reductions in backward."""
         run = self._runs.get(bucket.name)
         if ends(op)[0].kind is not Kind.SHARDED or not run:
             return
         self._both_flats()
-        arguments = [self._group(op), *(f"flats[{literal(route.bucket.name)}]" for route in run)]
-        turns = " × ".join(f"{self._program.size(dim)}" for dim in bucket.turns)
-        comment = f"S→R  {turns} × {gathered(self._program, *run)}, awaited by each turn"
-        self._both(call("gather_each", arguments, 4, after=0), comment)
+        self._both(*gather_each(self._program, run, self._group(op)))
 
     def _both_flats(self) -> None:
-        """The buffers of turns, which training is told the number of microbatches for."""
-        if self._given and "flats" not in self.text.values():
-            self.train.lines.append("flats = state.flats(len(batch))")
+        """The buffers of turns, which training is told the number of microbatches for, or of chunks."""
+        if (self._given or self._chunked) and "flats" not in self.text.values():
+            self.train.lines.append("flats = state.flats()" if self._chunked else "flats = state.flats(len(batch))")
             self.evaluate.lines.append("flats = state.flats()")
             self.text["flats"] = "flats"
 
@@ -159,9 +157,13 @@ class _Step:
                 self.text[result.name] = f"gradients[{literal(bucket.name)}]"
 
     def _rows(self) -> None:
-        """The rows of the pipeline's schedule."""
-        self.train.add(f"loss = PIPELINE.run(model, batch, {self._seed}, mesh)", "forward, backward")
-        self.evaluate.add("loss = PIPELINE.evaluate(model, batch, mesh)", "forward")
+        """The rows of the pipeline's schedule, and how stages reduce the gradients of chunks where they end."""
+        run, evaluate = ["model", "batch", self._seed, "mesh"], ["model", "batch", "mesh"]
+        if self._chunked:
+            self.train.lines += ["reductions = [", *reduce_each(self._program, self._named), "]"]
+            run, evaluate = [*run, "flats", "reductions"], [*evaluate, "flats"]
+        self.train.add(f"loss = PIPELINE.run({', '.join(run)})", "forward, backward")
+        self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", "forward")
 
     def _loop(self, region: Region) -> None:
         names = [base(arg.value.name) for arg in region.args]
@@ -185,14 +187,14 @@ class _Step:
             return
         self._both(f"loss = {self.text[op.inputs[0]]} * share", "mean over the step's labels")
         self.text[op.outputs[0].name] = "loss"
-        complete = "  # complete: what backward began" if self._given else ""
-        self.train.lines.append(f"gradients = state.gradients(){complete}")
+        began = "stages" if self._chunked else "backward" if self._given else ""
+        self.train.lines.append(f"gradients = state.gradients(){f'  # complete: what {began} began' if began else ''}")
 
     def pack(self, op: Op) -> None:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""
         bucket = self._program.bucket(str(op.get("bucket")))
         of = "weights" if op.inputs == bucket.params else "gradients"
-        if of == "weights" and not bucket.turns and "weights" not in self.text.values():
+        if of == "weights" and not (bucket.turns or self._program.pipeline) and "weights" not in self.text.values():
             self._both("weights = state.weights()")
             self.text["weights"] = "weights"
         self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"
@@ -200,7 +202,8 @@ class _Step:
     def sum_squares(self, op: Op) -> None:
         held = op.names("once")
         once = self._named(self._ranks((str(op.get("stages")),), held)) if held else ""
-        self._squares[op.outputs[0].name] = Squares(tuple(self.text[name] for name in op.inputs), once=once)
+        each = "*" if self._program.pipeline and not held else ""  # of chunks, as many as a rank has
+        self._squares[op.outputs[0].name] = Squares(tuple(each + self.text[name] for name in op.inputs), once=once)
 
     def grad_norm(self, op: Op) -> None:
         self._norm(op, op.inputs, "")
@@ -245,22 +248,6 @@ class _Step:
     def _both(self, code: str, comment: str = "") -> None:
         for function in (self.train, self.evaluate):
             function.add(code, comment)
-
-
-def _runs(program: Program) -> list[list[Route]]:
-    """The buckets whose turns are all gathered at once, those together that follow each other and turn alike."""
-    of, flats = routes(program), {bucket.dim: bucket.name for bucket in program.buckets if bucket.turns}
-    runs: list[list[Route]] = []
-    for op in program.region.body:
-        if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
-            if not (name := flats.get("".join(op.outputs[0].type.dims[-1:]))):
-                continue
-            last, route = runs[-1][-1] if runs else None, of[name]
-            if last and (last.bucket.turns, last.gather) == (route.bucket.turns, route.gather):
-                runs[-1].append(route)
-            else:
-                runs.append([route])
-    return runs
 
 
 WRITERS: dict[str, Callable[[_Step, Op], None]] = {

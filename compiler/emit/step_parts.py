@@ -30,17 +30,20 @@ class Function:
     lines: list[str] = field(factory=list[str])
 
     def add(self, code: str, comment: str) -> None:
-        """A line with its comment, if any, which stands before it where both are too long for one."""
-        if not comment:
-            self.lines.append(code)
-            return
-        fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
-        self.lines += [f"{code}  # {comment}"] if fits else [f"# {comment}", code]
+        """A line with its comment, if any."""
+        self.lines += lined(code, comment) if comment else [code]
 
     def all(self) -> list[str]:
         """The groups first."""
         groups = [f"{name} = {ranks.asked()}" for ranks, name in self.groups.items()]
         return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
+
+
+def lined(code: str, comment: str) -> list[str]:
+    """A line with its comment, which stands before it where both are too long for one."""
+    indent = " " * (len(code) - len(code.lstrip()))
+    fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
+    return [f"{code}  # {comment}"] if fits else [f"{indent}# {comment}", code]
 
 
 @frozen

@@ -5,7 +5,7 @@ that it comes in the order of the IR: gathers again, the turn's own backward, re
 Non-goals: what the step does with buckets (`step`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 
 from attrs import frozen
@@ -89,12 +89,12 @@ def _elements(program: Program, bucket: Bucket) -> int:
 def gathered(program: Program, *of: Route) -> str:
     """The sizes of gathered buffers of a turn, all of one element type."""
     sizes = " + ".join(f"{_elements(program, route.bucket) * program.degree(route.gather):,}" for route in of)
-    (dtype,) = {dtype for route in of for dtype in _working(program, route.bucket)}
-    return f"{f'({sizes})' if len(of) > 1 else sizes} × {dtype}"
+    return f"{f'({sizes})' if len(of) > 1 else sizes} × {working(program, *of)}"
 
 
-def _working(program: Program, bucket: Bucket) -> Iterator[str]:
-    """The element types of a bucket's parameters as the model uses them."""
-    for op in walk(program.region.body):
-        if op.kind == "unpack" and op.get("bucket") == bucket.name:
-            yield from (value.type.dtype for value in op.outputs)
+def working(program: Program, *of: Route) -> str:
+    """The element type of buckets' parameters as the model uses them, which is one."""
+    names = {route.bucket.name for route in of}
+    unpacks = (op for op in walk(program.region.body) if op.kind == "unpack" and op.get("bucket") in names)
+    (dtype,) = {value.type.dtype for op in unpacks for value in op.outputs}
+    return dtype

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from ..ir import Kind, Program, Type
-from ..kernels import KERNELS, PLAIN
+from ..kernels import KERNELS, OTHERS
 from ..source import Span
 
 WIDTH = 120
@@ -37,10 +37,11 @@ RUNTIME = tuple(
     SGD AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan
     State Stored Text Tokens add_layer_norm add_rms_norm all_gather all_gather_ all_gather_invariant all_reduce
     all_reduce_ all_to_all attention await_weights clip_scale concat count_valid cross_entropy dropout embedding exp
-    fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linear_cross_entropy linear_parts linears max_logit mean mean_square
-    normal once once_replicated ones pad_shard recompute recomputed reduce_gradients reduce_scatter reduce_scatter_
-    regather rejoined replicate rms_norm rms_scaled rope rope_pair rope_table shard sigmoid silu_mul softcap softmax_parts split
-    split_embedding split_linear sum_squares take_shard tanh token_loss train weight zeros
+    fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linear_cross_entropy linear_parts
+    linears max_logit mean mean_square normal once once_replicated ones pad_shard recompute recomputed reduce_each
+    reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope rope_pair rope_table
+    shard sigmoid silu_mul softcap softmax_parts split split_embedding split_linear sum_squares take_shard tanh
+    token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
@@ -48,7 +49,7 @@ RUNTIME = tuple(
 FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
 """What of `torch.nn.functional` they use."""
 
-KERNEL_CLASSES = {"Tile", *PLAIN, *(kernel.name for kernel in KERNELS.values())}
+KERNEL_NAMES = sorted({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
 """What `scalec.runtime.kernels` offers them."""
 
 PROGRAM = set(
@@ -72,7 +73,7 @@ MODULE = set(
 TAKEN = {
     *RUNTIME,
     *FUNCTIONAL,
-    *KERNEL_CLASSES,
+    *KERNEL_NAMES,
     *PROGRAM,
     *MODULE,
     *keyword.kwlist,

@@ -7,6 +7,18 @@ Non-goals: tables for people (`explain`); what CUDA, the allocator and communica
 from .account import Account, Bucket, account, accounts
 from .capacity import capacity, place, too_large
 from .kept import Kept
+from .room import room
 from .walk import Moment
 
-__all__ = ["Account", "Bucket", "Kept", "Moment", "account", "accounts", "capacity", "place", "too_large"]
+__all__ = [
+    "Account",
+    "Bucket",
+    "Kept",
+    "Moment",
+    "account",
+    "accounts",
+    "capacity",
+    "place",
+    "room",
+    "too_large",
+]

@@ -1,5 +1,7 @@
 """All of one rank's memory in one value."""
 
+from collections.abc import Sequence
+
 from attrs import evolve, frozen
 
 from ..ir import ITEM_BYTES, Op, Program, types, walk
@@ -11,7 +13,7 @@ from ..portions import of_rank
 from ..routes import Route, routes
 from ..stages import has
 from .kept import Keeper, Kept
-from .rows import device_of, fullest, stages_of
+from .rows import Stage, device_of, fullest, keeps, stages_of
 from .storages import Storages
 from .walk import Moment, Walk, update
 
@@ -109,15 +111,24 @@ def account(program: Program) -> Account:
 def accounts(program: Program) -> list[Account]:
     """Those of all ranks of a pipeline's axis."""
     assert program.pipeline, "memory: no pipeline"
-    stages = stages_of(program)
+    pipeline, of = program.pipeline, stages_of(program)
+    assert pipeline.schedule, "memory: no rows"
+    sizes = keeps(program, of)
     found: list[Account] = []
-    for rank in range(program.axis(program.pipeline.axis).size):
-        own = {number: stages[number] for number in has(program.pipeline, rank)}
-        kept = tuple(kept for it in own.values() for kept in it.kept)
-        storages = Storages(evolve(of_rank(program, rank), params=program.params))
-        peak = max(update(storages), fullest(program, rank, own), key=lambda it: it.bytes)
-        found.append(evolve(_account(of_rank(program, rank), storages, kept, peak), rank=rank))
+    for rank in range(pipeline.schedule.ranks):
+        it = idle(program, rank, of)
+        peak = max(it.peak, fullest(program, rank, of, sizes), key=lambda moment: moment.bytes)
+        found.append(evolve(it, peak=peak))
     return found
+
+
+def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:
+    """That of a rank of a pipeline's axis while it works on no microbatch; `of` has all stages."""
+    assert program.pipeline, "memory: no pipeline"
+    kept = tuple(kept for number in has(program.pipeline, rank) for kept in of[number].kept)
+    own = of_rank(program, rank)
+    storages = Storages(evolve(own, params=program.params))
+    return evolve(_account(own, storages, kept, update(storages)), rank=rank)
 
 
 def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: Moment) -> Account:

@@ -145,8 +145,11 @@ def put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[st
     return found
 
 
+OF_WEIGHTS = ("embedding_dw", "linear_cross_entropy_dw", "linear_parts_dw")
+
+
 def is_put_off(stmt: Stmt) -> bool:
     """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
     if isinstance(stmt, Region):
         return False
-    return stmt.kind == "embedding_dw" or (stmt.kind == "contract" and "batch" in stmt.names("over"))
+    return stmt.kind in OF_WEIGHTS or (stmt.kind == "contract" and "batch" in stmt.names("over"))

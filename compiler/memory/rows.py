@@ -6,14 +6,17 @@ from where its message begins.
 Non-goals: what an allocator loses.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ..ir import ITEM_BYTES, Enter, Pipeline, Program, Region, Value, types, walk
+from ..chunks import chunks, needed
+from ..ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Value, types, walk
 from ..ops.saved import Device
 from ..portions import of_stage
-from ..schedules.actions import Action, Work
+from ..routes import routes
+from ..schedules.actions import Work
+from ..schedules.holding import Beside, Keeps, beside
 from ..stages import crossing, groups, stages
 from .kept import Keeper, Kept
 from .lifetimes import is_put_off, put_off
@@ -47,11 +50,33 @@ class Stage:
         """Bytes from forward to backward."""
         return sum(it.total for it in self.kept) + self.entered
 
+    def during(self, work: Work) -> Moment:
+        """The moment when most is there while an action of the stage runs, but of other microbatches."""
+        match work:
+            case Work.FORWARD:
+                return self.forward
+            case Work.BACKWARD:
+                return self.backward
+            case Work.INPUT:
+                return self.input
+            case _:
+                return evolve(self.backward, kept=self.later, other=self.largest)
+
 
 def stages_of(program: Program) -> list[Stage]:
-    """All stages of a pipeline, each by itself."""
+    """All stages of a pipeline, each by itself; those that do the same are one."""
     assert program.pipeline, "memory: no pipeline"
-    return [_stage(program, program.pipeline, number) for number in range(len(program.pipeline.homes))]
+    cuts, last = stages(program, program.pipeline), len(program.pipeline.homes) - 1
+    every = max(program.train.recompute.number, 1)
+    found: dict[object, Stage] = {}
+    kinds = [
+        (cut.groups, number == 0, number == last, *((len(turns), turns.start % every) for turns in cut.turns))
+        for number, cut in enumerate(cuts)
+    ]
+    for number, kind in enumerate(kinds):
+        if kind not in found:
+            found[kind] = _stage(program, program.pipeline, number)
+    return [found[kind] for kind in kinds]
 
 
 def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
@@ -94,86 +119,67 @@ def _handed(repeats: list[Region], turns: tuple[range, ...], count: int) -> tupl
     return tuple(value.name for value in repeats[-1].results[:count])
 
 
-def fullest(program: Program, rank: int, of: dict[int, Stage]) -> Moment:
-    """The moment of a rank's row when most is in memory beside what always is."""
-    return max(_Row(program, rank, of).moments(), key=lambda it: it.bytes)
+def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
+    """What ranks hold of a microbatch in each stage, and of what stages hand to each other."""
+    assert program.pipeline, "memory: no pipeline"
+    handed = sum(_size(program, value) for value in crossing(program, program.pipeline))
+    return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), handed)
 
 
-class _Row:
-    """A rank that does its row: what is kept of each stage and microbatch, and what is between actions."""
-
-    def __init__(self, program: Program, rank: int, of: dict[int, Stage]) -> None:
-        assert program.pipeline, "memory: no pipeline"
-        assert program.pipeline.schedule, "memory: no rows"
-        self._homes, self._of, self._rank = program.pipeline.homes, of, rank
-        self._row = program.pipeline.schedule.rows[rank]
-        self._size = sum(_bytes(program, value) for value in crossing(program, program.pipeline))
-        self._kept: dict[tuple[int, int], int] = {}
-        self._all_kept = 0
-        self._between: set[tuple[str, int, int]] = set()  # what is handed from stage to stage, each of the same size
-
-    def moments(self) -> Iterator[Moment]:
-        """While each action that computes runs."""
-        for action in self._row:
-            if action.work.is_message:
-                self._move(action)
-            else:
-                yield self._during(action)
-                self._after(action)
-
-    def _during(self, action: Action) -> Moment:
-        """What the action does, beside all other microbatches."""
-        stage, work = self._of[action.stage], action.work
-        at = (action.stage, action.microbatch)
-        others = self._all_kept - (0 if work is Work.WEIGHT else self._kept.get(at, 0))
-        taken = {Work.FORWARD: "x", Work.BACKWARD: "dy", Work.INPUT: "dy"}.get(work, "")
-        between = (len(self._between) - ((taken, *at) in self._between)) * self._size
-        match work:
-            case Work.FORWARD:
-                own = stage.forward
-            case Work.BACKWARD:
-                own = stage.backward
-            case Work.INPUT:
-                own = stage.input
-            case _:
-                own = evolve(stage.backward, kept=0, other=stage.largest)
-        return evolve(own, kept=own.kept + others, other=own.other + between)
-
-    def _after(self, action: Action) -> None:
-        stage, microbatch = at = action.stage, action.microbatch
-        match action.work:
-            case Work.FORWARD:
-                self._keep(at, self._of[stage].held)
-                self._hand("x", stage, stage + 1, microbatch)
-            case Work.WEIGHT:
-                self._keep(at, 0)
-            case work:
-                self._keep(at, self._of[stage].later if work is Work.INPUT else 0)
-                self._hand("dy", stage, stage - 1, microbatch)
-
-    def _keep(self, at: tuple[int, int], size: int) -> None:
-        """Keeps so much of a microbatch in a stage from now on."""
-        self._all_kept += size - self._kept.pop(at, 0)
-        if size:
-            self._kept[at] = size
-
-    def _hand(self, what: str, stage: int, to: int, microbatch: int) -> None:
-        """Takes what the stage is given, and leaves what it makes for another one, here or to be sent."""
-        self._between.discard((what, stage, microbatch))
-        if 0 <= to < len(self._homes):
-            here = self._homes[to] == self._rank
-            self._between.add((what, to, microbatch) if here else (f"{what} to send", stage, microbatch))
-
-    def _move(self, action: Action) -> None:
-        """Begins a message: of those that a stage sends one way, the one before is gone."""
-        stage, microbatch = action.stage, action.microbatch
-        what = "x" if action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD) else "dy"
-        if action.work in (Work.RECEIVE_FORWARD, Work.RECEIVE_BACKWARD):
-            self._between.add((what, stage, microbatch))
-        else:
-            self._between.remove((f"{what} to send", stage, microbatch))
-            self._between.add((f"{what} under way", stage, 0))
+def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> Moment:
+    """The moment of a rank's row when most is in memory beside what always is, the last sums of gradients included."""
+    assert program.pipeline, "memory: no pipeline"
+    assert program.pipeline.schedule, "memory: no rows"
+    schedule, own = program.pipeline.schedule, Chunks(program, program.pipeline, rank)
+    fullest: dict[tuple[int, Work], tuple[float, Beside]] = {}
+    for it in beside(schedule, rank, keeps):
+        kind, size = (it.action.stage, it.action.work), it.kept + it.handed + own.weights(it.at) + own.gradients(it.at)
+        if kind not in fullest or size > fullest[kind][0]:
+            fullest[kind] = size, it
+    moments = [_at(of[stage].during(work), it, own) for (stage, work), (_, it) in fullest.items()]
+    update = Moment(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
+    return max([*moments, update], key=lambda moment: moment.bytes)
 
 
-def _bytes(program: Program, value: Value) -> int:
+def _at(alone: Moment, it: Beside, own: "Chunks") -> Moment:
+    return evolve(
+        alone,
+        kept=alone.kept + int(it.kept),
+        other=alone.other + int(it.handed),
+        weights=own.weights(it.at),
+        gradients=own.gradients(it.at),
+    )
+
+
+class Chunks:
+    """What a rank holds for a while of its chunks: weights that are freed, gradients that are sent as another type.
+
+    Of each bucket one such gradient is under way at most, and the last to the end of the row.
+    """
+
+    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
+        row = pipeline.schedule.rows[rank] if pipeline.schedule else None
+        self._routes = routes(program)
+        self._own = [(chunk, needed(row, chunk).end if row else 1) for chunk in chunks(program, rank)]
+        unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
+        self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
+
+    @property
+    def most(self) -> int:
+        """Bytes of all at once; without rows, as if all ended together."""
+        return self.weights(0) + self.gradients(max((end for _, end in self._own), default=0))
+
+    def weights(self, at: int) -> int:
+        """Bytes that are there in a cell, all gathered at the step's start."""
+        freed = [chunk for chunk, end in self._own if at < end and not self._routes[chunk.bucket].keeps_weights]
+        return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
+
+    def gradients(self, at: int) -> int:
+        """Bytes of those that have ended before a cell."""
+        last = {chunk.bucket: chunk for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at}
+        sent = ((self._routes[name], chunk) for name, chunk in last.items())
+        return sum(chunk.size * ITEM_BYTES[it.sent] for it, chunk in sent if it.sent != it.bucket.type.dtype)
+
+
+def _size(program: Program, value: Value) -> int:
     return program.elements(value.type) * ITEM_BYTES[value.type.dtype]

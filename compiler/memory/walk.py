@@ -252,9 +252,10 @@ def update(storages: Storages) -> Moment:
 def _sent(storages: Storages) -> int:
     """What the largest gradient takes once more that is cast for its reduction; they go one after the other.
 
-    Those of turns have gone by then.
+    Those of turns have gone by then; those of stages are counted in the row.
     """
-    turned = {bucket.dim for bucket in storages.program.buckets if bucket.turns}
+    pipeline = storages.program.pipeline
+    turned = {bucket.dim for bucket in storages.program.buckets if bucket.turns or pipeline}
     casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
     pairs = [(op.inputs[0], op.outputs[0]) for op in casts if not storages.held(op.inputs[0])]
     sizes = ((storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not turned & {*sent.type.dims})

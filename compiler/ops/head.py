@@ -14,7 +14,7 @@ from math import prod
 
 from attrs import evolve
 
-from ..ir import ITEM_BYTES, MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
+from ..ir import MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from .algebra import CONTRACT
 from .loss import SMOOTHING, wide
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
@@ -160,7 +160,7 @@ def _part_dx(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     _, _, x, weight, *_ = types
     logits = _logits(program, x, weight, op)
     single = Op(CONTRACT.name, (), (), (("over", (classes_of(op, weight),)),), span=op.span)
-    return CONTRACT.infer(program, (logits, weight), single)[:1]
+    return [*CONTRACT.infer(program, (logits, weight), single)]
 
 
 def _part_dw(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -168,7 +168,7 @@ def _part_dw(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     _, _, x, weight, *_ = types
     logits = _logits(program, x, weight, op)
     single = Op(CONTRACT.name, (), (), (("over", tokens_of(op, x)),), span=op.span)
-    return CONTRACT.infer(program, (logits, x), single)[:1]
+    return [*CONTRACT.infer(program, (logits, x), single)]
 
 
 def _part_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:

@@ -4,6 +4,9 @@ Purpose: rows of actions with their messages; loss, norm and the gradients of pa
 sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are (`cut_stages`).
 """
 
+from functools import partial
+from math import inf
+
 from attrs import evolve
 
 from ..diagnostics import Diagnostic, Diagnostics, Note, PlanError
@@ -24,22 +27,26 @@ from ..ir import (
     base,
     types,
 )
+from ..memory import room
 from ..orders import estimated, rows
 from ..printer import print_type
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
+from ..schedules.holding import Room
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
+from ..settings import Size
 from ..stages import forward, groups
 
 
 def schedule_pipeline(program: Program) -> Program:
     """The program with its pipeline's schedule.  Raises PlanError."""
-    if not program.pipeline:
+    pipeline = program.pipeline
+    if not pipeline:
         return program
-    _demand_alike(program, program.pipeline)
-    pipeline = evolve(program.pipeline, schedule=_schedule(program, program.pipeline))
-    return evolve(program, region=_Sums(program, pipeline).region(), pipeline=pipeline)
+    _demand_alike(program, pipeline)
+    program = evolve(program, region=_Sums(program, pipeline).region())
+    return evolve(program, pipeline=evolve(pipeline, schedule=_schedule(program, pipeline)))
 
 
 def _demand_alike(program: Program, pipeline: Pipeline) -> None:
@@ -69,13 +76,21 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
     ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
     times = estimated(program, pipeline)
     try:
-        made = rows(pipeline, ranks, microbatches, times)
+        made = rows(pipeline, ranks, microbatches, times, partial(_room, program, pipeline))
     except Impossible as error:
         raise PlanError([_impossible(error, program, pipeline)]) from None
     schedule = with_messages(made, times)
     found = problems(schedule)
     assert not found, f"schedule_pipeline: {pipeline.settings.schedule.kind}: {found[0]}"
     return schedule
+
+
+def _room(program: Program, pipeline: Pipeline) -> Room:
+    """What ranks may hold, in bytes or microbatches."""
+    most = pipeline.settings.schedule.memory
+    if isinstance(most, Size):
+        return room(program, most.bytes)
+    return Room.counted(program.axis(pipeline.axis).size, len(pipeline.homes), inf if most is None else most)
 
 
 def _impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
@@ -101,6 +116,7 @@ class _Sums:
         self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
         ops = (stmt for stmt in program.region.body if isinstance(stmt, Op))
         self._passed_on = {name for op in ops if op.kind in CHAIN for name in op.inputs}
+        self._later: list[tuple[str, Op]] = []  # sums of gradients, behind all that stages do by themselves
         self._body: list[Stmt] = []
 
     def region(self) -> Region:
@@ -150,11 +166,15 @@ class _Sums:
         self._pending[value.name] = ranks
         self._body.append(evolve(op, outputs=(self._marked(value),)))
         if value.name not in self._passed_on:
-            self._reduce(value.name, op)
-            self._once[self._same[value.name]] = ranks
+            self._later.append((value.name, op))
 
     def _squares(self, op: Op) -> None:
         """Each rank's part; what several ranks hold is counted by the first."""
+        for name, at in self._later:
+            self._reduce(name, at)
+            self._once[self._same[name]] = self._pending[name]
+        self._later.clear()
+        op = evolve(op, inputs=tuple(self._same.get(name, name) for name in op.inputs))
         ranks = next((self._once[name] for name in op.inputs if name in self._once), ())
         once = (("once", tuple(map(str, ranks))),) if ranks else ()
         attrs: tuple[tuple[str, Attr], ...] = (("stages", self._pipeline.axis), *once)

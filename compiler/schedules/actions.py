@@ -6,6 +6,7 @@ writes it.  Non-goals: which schedules are right (`check`), how long one takes (
 
 from collections.abc import Iterator
 from enum import Enum
+from functools import cached_property
 
 from attrs import frozen
 
@@ -42,7 +43,7 @@ class Action:
 Row = tuple[Action, ...]
 
 
-@frozen
+@frozen(slots=False)
 class Schedule:
     """Which rank has which stage, and what each rank does in which order."""
 
@@ -62,7 +63,7 @@ class Schedule:
         """The number of ranks."""
         return len(self.rows)
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether backward is done in two parts anywhere."""
         return any(action.work is Work.WEIGHT for _, _, action in self.cells())

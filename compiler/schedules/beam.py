@@ -8,22 +8,22 @@ best order what that rank does next begins before that end.  What takes memory m
 may need it more; then the same holds of the rest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
 
 from .progress import Move, Progress, Task
 
 
-def searched(task: Task, below: float, width: int) -> Progress | None:
-    """The best order found that takes less than `below`, with `width` orders on each level; none if none was found."""
+def searched(task: Task, below: float, width: int, fits: Callable[[Progress], bool]) -> Progress | None:
+    """The best order found that `fits` and takes less than `below`, with `width` orders on each level; else none."""
     bound = Bound.of(task)
     best: Progress | None = None
     level = [Progress.begin(task)]
     while level:
         children = [child for progress in level for child in _next(progress)]
         for child in children:
-            if child.is_done and max(child.free) < below:
+            if child.is_done and max(child.free) < below and fits(child):
                 best, below = child, max(child.free)
         costs = sorted((bound(child), sum(child.free), at) for at, child in enumerate(children) if not child.is_done)
         level = _undominated((children[at] for cost, _, at in costs if cost < below), width)
@@ -33,6 +33,7 @@ def searched(task: Task, below: float, width: int) -> Progress | None:
 def _next(progress: Progress) -> Iterator[Progress]:
     """What can become of an order with one cell more."""
     moves = [(move.end, rank, move) for rank in range(len(progress.free)) for move in progress.moves(rank)]
+    moves = [each for each in moves if progress.has_room(each[2])]
     moves.sort(key=lambda each: each[:2])
     tried: set[Move] = set()
     for end, rank, first in moves:
@@ -42,7 +43,7 @@ def _next(progress: Progress) -> Iterator[Progress]:
                 child = progress.copy()
                 child.do(rank, move)
                 yield child
-        if not progress.takes_memory(rank, first):
+        if not progress.filling.takes(first.stage, first.work):
             break
 
 
@@ -87,11 +88,11 @@ class Bound:
     def __call__(self, progress: Progress) -> float:
         """For one order."""
         least = 0.0
-        times, count = self.task.times, self.task.microbatches
-        for rank, stages in enumerate(self.task.stages_of):
+        times, count, filling = self.task.times, self.task.microbatches, progress.filling
+        for rank, stages in enumerate(self.task.places.stages_of):
             rest = free = progress.free[rank]
             for stage in stages:
-                forwards, backwards = count - progress.forwards[stage], count - progress.backwards[stage]
+                forwards, backwards = count - filling.forwards[stage], count - filling.backwards[stage]
                 forward, backward = forwards * times.forward[stage], backwards * times.input[stage]
                 rest += forward + backward + (backwards + len(progress.owed[stage])) * times.weight[stage]
                 if forwards:

@@ -4,83 +4,122 @@ Purpose: the best of all that is known: the schedules with names, rows made by r
 stages lie and what they cost (`passes.cut_stages`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from math import inf
+
+from attrs import evolve, frozen
 
 from .actions import Action, Row, Schedule, Work
 from .beam import searched
 from .generate import SCHEDULES
+from .holding import Room, least
 from .impossible import Impossible
+from .messages import with_messages
 from .priorities import followed, rules
-from .progress import Task
-from .simulate import Keeps, high_water, simulate
+from .progress import Progress, Task
+from .simulate import simulate
 from .timeline import Times
 
-EFFORT = 6_000  # cells that rules may write, and orders that the search may go on from: a few seconds
+RULED = 200_000  # cells that rules may write: a few seconds
+SEARCHED = 6_000  # orders that the search may go on from
 
 
-def listed(
-    homes: tuple[int, ...], microbatches: int, times: Times, memory: tuple[float, ...], keeps: Keeps
-) -> Schedule:
-    """The fastest schedule found in which no rank holds more than its `memory`; the best there is in small cases.
+def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) -> Schedule:
+    """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
 
-    No slower than any schedule with a name that has these homes and keeps the bound.  `Impossible` if one microbatch
+    No slower than any schedule with a name that has these homes and keeps to `room`.  `Impossible` if one microbatch
     alone is too much for a rank.
     """
-    task = Task(homes, microbatches, times, memory, keeps)
+    task = Task(homes, microbatches, times, room)
     _demand_room(task)
-    tries = EFFORT // (3 * len(homes) * microbatches)
-    named = (schedule for schedule in _named(task) if _keeps_bound(schedule, task))
-    ruled = (followed(rule, task).schedule() for rule in islice(rules(task), max(1, tries)))
-    timed = ((simulate(schedule, times).total, schedule.splits, schedule) for schedule in (*named, *ruled))
-    total, _, best = min(timed, key=lambda each: each[:2])
-    better = searched(task, total, tries) if tries else None
-    return _joined(better.schedule() if better else best, times)
+    cells = 3 * len(homes) * microbatches
+    made = [followed(rule, task) for rule in islice(rules(task), max(2, RULED // cells))]
+    best = _first([*_named(task), *map(_Found.of, made)], task)
+    width = SEARCHED // cells
+    if width and (better := searched(task, best.total, width, lambda it: _fits(it.schedule(), task))):
+        best = _Found.of(better)
+    return _joined(best.schedule, times) if best.schedule.splits else best.schedule
+
+
+@frozen
+class _Found:
+    """A schedule, and how long it takes."""
+
+    total: float
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, made: Progress) -> "_Found":
+        """One that was made cell by cell."""
+        return cls(max(made.free), made.schedule())
 
 
 def _demand_room(task: Task) -> None:
-    for rank, stages in enumerate(task.stages_of):
-        least, most = sum(task.keeps.input[stage] for stage in stages), task.memory[rank]
-        if least > most:
+    for rank, most in enumerate(task.room.most):
+        if (needs := least(task.homes, rank, task.room.keeps)) > most:
             raise Impossible(
-                f"rank {rank} holds {least:g} for one microbatch before any backward, and may hold {most:g}",
+                f"rank {rank} holds {needs:g} for one microbatch before any backward, and may hold {most:g}",
                 "give it more memory, or fewer layers to its stages",
             )
 
 
-def _named(task: Task) -> Iterator[Schedule]:
-    ranks = len(task.memory)
+def _named(task: Task) -> Iterator[_Found]:
+    """Those with names that have these homes, and room for what is kept."""
+    kept = evolve(task.room, keeps=evolve(task.room.keeps, handed=0, cuts=()))
     for maker in SCHEDULES.values():
         try:
-            schedule = maker(ranks, task.microbatches, len(task.homes) // ranks)
+            schedule = maker(task.ranks, task.microbatches, len(task.homes) // task.ranks)
         except Impossible:
             continue
-        if schedule.homes == task.homes:
-            yield schedule
+        if schedule.homes == task.homes and kept.holds(schedule):
+            yield _Found(simulate(schedule, task.times).total, schedule)
 
 
-def _keeps_bound(schedule: Schedule, task: Task) -> bool:
-    return all(most <= bound for most, bound in zip(high_water(schedule, task.keeps), task.memory, strict=True))
+def _first(found: Iterable[_Found], task: Task) -> _Found:
+    """The fastest that fits, of several one that does not split backward."""
+    ordered = sorted(found, key=lambda it: (it.total, it.schedule.splits))
+    return next((it for it in ordered if _fits(it.schedule, task)), _one_by_one(task))
+
+
+def _fits(schedule: Schedule, task: Task) -> bool:
+    """Whether messages have room too, which depends on when they begin: nobody puts them off for want of it."""
+    return not task.room.keeps.handed or task.room.holds(with_messages(schedule, task.times))
+
+
+def _one_by_one(task: Task) -> _Found:
+    """Each microbatch when the one before is done: what always has room."""
+    there, back = range(task.stages), reversed(range(task.stages))
+    order = [*((stage, Work.FORWARD) for stage in there), *((stage, Work.BACKWARD) for stage in back)]
+    rows = (
+        tuple(Action(s, work, m) for m in range(task.microbatches) for s, work in order if task.homes[s] == rank)
+        for rank in range(task.ranks)
+    )
+    schedule = Schedule(task.homes, task.microbatches, tuple(rows))
+    return _Found(simulate(schedule, task.times).total, schedule)
 
 
 def _joined(schedule: Schedule, times: Times) -> Schedule:
-    """The same with backward in one on the ranks where nobody waits for its first part alone."""
-    total = simulate(schedule, times).total
-    for rank, row in enumerate(schedule.rows):
-        rows = (*schedule.rows[:rank], _whole(row), *schedule.rows[rank + 1 :])
-        joined = Schedule(schedule.homes, schedule.microbatches, rows)
-        if simulate(joined, times).total <= total:
-            schedule = joined
-    return schedule
+    """The same with backward in one wherever nobody waits for its first part alone: nothing begins later."""
+    timeline = simulate(schedule, times)
+    backwards = (slot for row in timeline.slots for slot in row if slot.action.work in (Work.INPUT, Work.BACKWARD))
+    begins = {(slot.action.stage, slot.action.microbatch): slot.start for slot in backwards}
 
+    def needed(action: Action) -> float:
+        """When the stage before begins with what an action's stage makes for it; a message must arrive till then."""
+        before = max(action.stage - 1, 0)
+        late = times.send if schedule.homes[before] != schedule.homes[action.stage] else 0
+        return begins[before, action.microbatch] - late if action.stage else inf
 
-def _whole(row: Row) -> Row:
-    """The row with one B for each I that its W follows."""
-    cells: list[Action] = []
-    for action in row:
-        before = Action(action.stage, Work.INPUT, action.microbatch)
-        if action.work is Work.WEIGHT and cells[-1:] == [before]:
-            cells[-1] = Action(action.stage, Work.BACKWARD, action.microbatch)
-        else:
-            cells.append(action)
-    return tuple(cells)
+    rows: list[Row] = []
+    for row in timeline.slots:
+        cells: list[Action] = []
+        for slot in row:
+            action = slot.action
+            first = Action(action.stage, Work.INPUT, action.microbatch)
+            if action.work is Work.WEIGHT and cells[-1:] == [first] and slot.end <= needed(action):
+                cells[-1] = Action(action.stage, Work.BACKWARD, action.microbatch)
+            else:
+                cells.append(action)
+        rows.append(tuple(cells))
+    return Schedule(schedule.homes, schedule.microbatches, tuple(rows))

@@ -26,35 +26,40 @@ class Rule:
 
     def best(self, rank: int, progress: Progress) -> Move | None:
         """What the rank does next; none if it must wait for others."""
-        return min(
-            (move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank, default=None
-        )
+        moves = sorted((move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank)
+        return next(filter(progress.has_room, moves), None)
 
     def _allows(self, move: Move, progress: Progress) -> bool:
-        ahead = progress.forwards[move.stage] - progress.backwards[move.stage]
+        ahead = progress.filling.forwards[move.stage] - progress.filling.backwards[move.stage]
         return move.work is not Work.FORWARD or ahead < self.ahead * (progress.task.stages - move.stage)
 
     def _rank(self, move: Move) -> tuple[float, float, int]:
-        handicap = {Work.FORWARD: self.forward, Work.WEIGHT: self.weight}.get(move.work, 0.0)
+        handicap = self.forward if move.work is Work.FORWARD else self.weight if move.work is Work.WEIGHT else 0.0
         return move.start + handicap, handicap, -move.stage
 
 
 def rules(task: Task) -> Iterator[Rule]:
-    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last."""
+    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last.
+
+    Of little memory the first of a rank's stages would take all: less far ahead, it leaves some to the others.
+    """
     times, stages = task.times, task.stages
     weight, forward = sum(times.weight) / stages, sum(times.forward) / stages
-    for ahead, lag, patience in product((1, 2, inf), (forward, 1e-9 * forward, -forward), (weight, inf, 1e-9 * weight)):
-        yield Rule(lag, patience, ahead)
+    ahead = dict.fromkeys((1, task.ranks / stages, 2, inf))
+    for lag, patience in product((-forward, 1e-9 * forward, forward), (1e-9 * weight, weight, inf)):
+        yield from (Rule(lag, patience, each) for each in ahead)
 
 
 def followed(rule: Rule, task: Task) -> Progress:
     """The rows that a rule makes: of all ranks' next moves, always the one that begins first."""
     progress = Progress.begin(task)
-    best = {rank: rule.best(rank, progress) for rank in range(len(task.memory))}
+    best = {rank: rule.best(rank, progress) for rank in range(task.ranks)}
     while able := [(move.start, rank, move) for rank, move in best.items() if move]:
         _, rank, move = min(able, key=lambda each: each[:2])
+        if not progress.has_room(move):  # others have taken it
+            best[rank] = rule.best(rank, progress)
+            continue
         progress.do(rank, move)
-        for stage in (move.stage - 1, move.stage, move.stage + 1):
-            if 0 <= stage < task.stages:
-                best[task.homes[stage]] = rule.best(task.homes[stage], progress)
+        for other in task.touched(move.stage, move.work):
+            best[other] = rule.best(other, progress)
     return progress

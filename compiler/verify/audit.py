@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import partial
+from itertools import chain
 
 from attrs import evolve, frozen
 
 from ..ir import Program
 from ..schedules.check import problems
-from ..schedules.waits import Cell
 from .field import Field
 from .machine import ShapeError
 from .meanings import MEANINGS
-from .mutants import Mutant, mutants, row_mutants
+from .mutants import Mutant, chunk_mutants, mutants, row_mutants
 from .mutants.faults import FAULTS
 from .numbers import Numbers
 from .proof import TRIALS, Case, case_of, differences
@@ -97,7 +97,8 @@ def audit(program: Program, model: Program) -> Audit:
     floats = [Bench(case, Reals(len(program.axes))) for case in cases]
     found = [_verdict(mutant, exact, floats) for mutant in mutants(program)]
     for bench, twin in zip(exact, floats, strict=True):  # rows are those of its sizes
-        found += [_verdict(mutant, [bench], [twin]) for mutant in row_mutants(bench.case.program)]
+        own = chain(row_mutants(bench.case.program), chunk_mutants(bench.case.program))
+        found += [_verdict(mutant, [bench], [twin]) for mutant in own]
     return Audit(tuple(found))
 
 
@@ -115,19 +116,19 @@ class Bench:
         self._env = start.on(case.program, self._world, numbers)
         self._expected = Reference(case.single, numbers).run(start)
         self._memory = Memory()
-        own = self._machine(case.program, None, learning=True).run(self._env)
+        own = self._machine(case.program).run(self._env)
         apart = differences(case.program, self._world, numbers, own, self._expected)
         assert not apart, f"verify: what is audited is not the single-device step: {apart}"
 
-    def _machine(self, program: Program, freed: Cell | None, learning: bool = False) -> Replay:
+    def _machine(self, program: Program, mutant: Mutant | None = None) -> Replay:
         return Replay(
             program,
             self._world,
             self._numbers,
             meanings=MEANINGS | FAULTS,
-            rows=partial(run_rows, freed=freed),
+            rows=partial(run_rows, freed=mutant.freed, moved=mutant.moved) if mutant else run_rows,
             memory=self._memory,
-            learning=learning,
+            learning=mutant is None,
         )
 
     def wrong(self, mutant: Mutant) -> Fate | None:
@@ -138,7 +139,7 @@ class Bench:
         """Whether a mutant differs from the single-device step, and by what."""
         program = self._small(mutant.program)
         try:
-            found = self._machine(program, mutant.freed).run(self._env)
+            found = self._machine(program, mutant).run(self._env)
         except (ShapeError, RowsError, AssertionError):
             return Fate.SHAPES
         return Fate.VALUES if differences(program, self._world, self._numbers, found, self._expected) else None

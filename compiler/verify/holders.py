@@ -67,7 +67,7 @@ def settled(program: Program, world: World, name: str, x: Tensor) -> Tensor:
 
 def readers(program: Program, pipeline: Pipeline, forward: Sequence[Stmt]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages that read each parameter of which a repeat that is cut takes no slices."""
-    params = _origins(program)
+    params = origins(program)
     bodies, repeats = groups(pipeline, forward)
     found: dict[str, set[int]] = {}
     for k, stage in enumerate(stages(program, pipeline)):
@@ -88,7 +88,7 @@ def _captured(region: Region) -> set[str]:
     return {*uses(region)} - {arg.source for arg in region.args if arg.enter is Enter.EACH}
 
 
-def _origins(program: Program) -> dict[str, str]:
+def origins(program: Program) -> dict[str, str]:
     """The parameter that each of the step's values is made of before its microbatches, by itself."""
     found = {param.name: param.name for param in program.params}
     for stmt in program.region.body:

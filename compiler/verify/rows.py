@@ -3,7 +3,9 @@
 Purpose: the microbatches of a step as its ranks do them.  What crosses from stage to stage lies in slots of a rank; an
 action takes what it needs, and then it is gone.  A receive waits for nothing, what takes its value does; of two ranks'
 messages the first that is sent is the first that is received.
-So what is not there when it is read is an error, and what is there but wrong comes out in the results.
+So what is not there when it is read is an error, and what is there but wrong comes out in the results.  Weights are
+there from where their gather is awaited to where they are freed; what is added to a gradient that is being reduced is
+lost (`moves`).
 Non-goals: what a stage does (`staged`); time; rows that wait for each other because a send blocks
 (`schedules.rendezvous`).
 """
@@ -17,6 +19,7 @@ from ..schedules.rendezvous import SENDS
 from ..schedules.waits import Cell
 from .cut import shares
 from .machine import Env, Machine
+from .moves import Move, Moved, moves, names
 from .staged import Staged, Sums, result
 from .world import World
 
@@ -32,8 +35,13 @@ class RowsError(Exception):
     """Rows that cannot be done; says on which rank, in which cell, and why."""
 
 
-def run_rows(machine: Machine, region: Region, outer: Env, freed: Cell | None = None) -> Env:
-    """The results of the microbatches `region`.  What the cell `freed` would take is gone before.  Raises RowsError."""
+def run_rows(
+    machine: Machine, region: Region, outer: Env, freed: Cell | None = None, moved: tuple[Move, ...] | None = None
+) -> Env:
+    """The results of the microbatches `region`.  Raises RowsError.
+
+    What the cell `freed` would take is gone before.  Chunks are moved as their rows say, or as `moved`.
+    """
     pipeline = machine.program.pipeline
     assert pipeline, "verify: no pipeline"
     assert pipeline.schedule, "verify: no rows"
@@ -45,15 +53,19 @@ def run_rows(machine: Machine, region: Region, outer: Env, freed: Cell | None = 
         Staged(machine, region, outer, share, rank, worlds)
         for share, rank in zip(shares(machine.program, pipeline, region), pipeline.homes, strict=True)
     ]
-    rows = _Rows(machine, pipeline.schedule, stages, freed)
+    chunks = Moved(moves(machine.program) if moved is None else moved, names(machine.program, region))
+    rows = _Rows(machine, pipeline.schedule, stages, freed, chunks)
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
     return {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
 
 
 class _Rows:
-    def __init__(self, machine: Machine, schedule: Schedule, stages: list[Staged], freed: Cell | None) -> None:
+    def __init__(
+        self, machine: Machine, schedule: Schedule, stages: list[Staged], freed: Cell | None, moved: Moved
+    ) -> None:
         self._machine, self._schedule, self._stages, self._freed = machine, schedule, stages, freed
+        self._moved = moved
         self._slots: list[dict[Slot, Env]] = [{} for _ in schedule.rows]
         self._sent = defaultdict[tuple[int, int], deque[Env]](deque)
         self._awaited = defaultdict[tuple[int, int], deque[Slot]](deque)
@@ -141,6 +153,8 @@ class _Rows:
         part = staged.parts[work]
         begin = staged.given(microbatch) if ahead else taken.pop(0)
         entering = taken[0].values() if taken else ()
+        gone = self._moved.gone(self._cell, stage)
+        begin = {name: value for name, value in begin.items() if name not in gone}
         try:
             env = staged.run(part, begin, entering, microbatch)
         except KeyError as error:
@@ -155,8 +169,10 @@ class _Rows:
         self._add(stage, microbatch, staged.sums(part, env))
 
     def _add(self, stage: int, microbatch: int, parts: Env) -> None:
+        lost = self._moved.lost(self._cell, stage)
         for name, part in parts.items():
-            self.sums.setdefault((stage, name), {})[microbatch] = part
+            if name not in lost:
+                self.sums.setdefault((stage, name), {})[microbatch] = part
 
     # ---- slots
 

@@ -1,4 +1,4 @@
-"""Root-mean-square and layer norms of rows, with or without a residual added first: two kernels and their torch twin.
+"""Root-mean-square and layer norms of rows, with or without a residual added first: autograd, and a torch twin.
 
     s = x + y                                        where a residual is added, else s = x
     u = s − mean(s)                                  where centered (layer norm), else u = s
@@ -14,114 +14,16 @@ The sums over rows are taken in two stages: each program adds up its rows, then 
 
 Non-goals: no norm over dims that are sharded; `mean_square` and `rms_scaled` of the runtime are for that.
 """
-# pyright: basic
-# (Triton has no types.)
 
 from functools import partial
 from typing import Any, cast
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
-from . import launching
+from . import launching, norm_kernels
 from .launching import Tile, blocks, matrix, padded
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _forward_kernel(
-    x,
-    y,
-    weight,
-    bias,
-    s,
-    a,
-    mean,
-    root,
-    x_stride,
-    y_stride,
-    rows,
-    eps,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows)[:, None] & (column < WIDTH)
-    start = row.to(tl.int64)[:, None]
-    u = tl.load(x + start * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if y is not None:
-        u += tl.load(y + start * y_stride + column, mask=inside, other=0.0).to(tl.float32)
-        rounded = u.to(s.dtype.element_ty)
-        tl.store(s + start * WIDTH + column, rounded, mask=inside)
-        u = rounded.to(tl.float32)  # what backward will see
-    if mean is not None:
-        center = tl.sum(u, 1) / WIDTH
-        tl.store(mean + row, center, mask=row < rows)
-        u = tl.where(inside, u - center[:, None], 0.0)
-    r = tl.rsqrt(tl.sum(u * u, 1) / WIDTH + eps)
-    tl.store(root + row, r, mask=row < rows)
-    out = (
-        u
-        * r[:, None]
-        * tl.load(tl.broadcast_to(weight + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
-    )
-    if bias is not None:
-        out += tl.load(tl.broadcast_to(bias + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
-    tl.store(a + start * WIDTH + column, out.to(a.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _backward_kernel(
-    da,
-    gs,
-    s,
-    weight,
-    mean,
-    root,
-    ds,
-    dweight,
-    dbias,
-    da_stride,
-    gs_stride,
-    s_stride,
-    rows,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    column = tl.arange(0, COLUMNS)[None, :]
-    to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    to_bias = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < WIDTH)
-        start = row.to(tl.int64)[:, None]
-        n = tl.load(s + start * s_stride + column, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(da + start * da_stride + column, mask=inside, other=0.0).to(tl.float32)
-        r = tl.load(root + row, mask=row < rows, other=0.0)[:, None]
-        if mean is not None:
-            n -= tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
-        n *= r
-        to_weight += d * n
-        if dbias is not None:
-            to_bias += d
-        d *= tl.load(tl.broadcast_to(weight + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
-        back = d - n * (tl.sum(d * n, 1) / WIDTH)[:, None]
-        if mean is not None:
-            back -= (tl.sum(d, 1) / WIDTH)[:, None]
-        back *= r
-        if gs is not None:
-            back += tl.load(gs + start * gs_stride + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(ds + start * WIDTH + column, back.to(ds.dtype.element_ty), mask=inside)
-    place = tl.program_id(0) * WIDTH + tl.arange(0, COLUMNS)
-    real = tl.arange(0, COLUMNS) < WIDTH
-    tl.store(dweight + place, tl.sum(to_weight, 0), mask=real)
-    if dbias is not None:
-        tl.store(dbias + place, tl.sum(to_bias, 0), mask=real)
 
 
 class _Norm(Function):
@@ -170,7 +72,7 @@ def _forward(
     x = matrix(x, width)
     y = None if y is None else matrix(y, width)
     launching.launch(
-        _forward_kernel,
+        norm_kernels.forward,  # pyright: ignore[reportUnknownMemberType]
         (blocks(rows, tile.rows),),
         *(x, y, weight.contiguous(), None if bias is None else bias.contiguous(), None if y is None else s, a),
         *(mean, root, x.stride(0), 0 if y is None else y.stride(0), rows, eps),
@@ -200,7 +102,7 @@ def _backward(
     programs = min(tile.programs, blocks(s.shape[0], tile.rows))
     sums = torch.empty(1 + biased, programs, width, dtype=torch.float32, device=s.device)
     launching.launch(
-        _backward_kernel,
+        norm_kernels.backward,  # pyright: ignore[reportUnknownMemberType]
         (programs,),
         *(da, gs, s, weight.contiguous(), mean, root, ds, sums[0], sums[1] if biased else None),
         *(da.stride(0), 0 if gs is None else gs.stride(0), s.stride(0), s.shape[0]),

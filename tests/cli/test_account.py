@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import scalec.plans
-from scalec.compiler.account import Collective, collectives, parameter_count
+from scalec.compiler.account import collectives, parameter_count
+from scalec.compiler.collective import Collective
 from scalec.compiler.ir import Program
 from scalec.compiler.limits import load
 from scalec.compiler.passes import compile_plan

@@ -39,3 +39,45 @@ def test_answers_in_sight(
     said = capsys.readouterr().err
     assert said.startswith("warning[W0902]: each token is to predict the next one, which it sees") == warned
     assert bool(said) == warned
+
+
+STAGED = """
+model m(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 256  hidden = 16  ffn = 24  layers = 2 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers { x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden] }
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+mesh { pp = 2  dp = 2 }
+shard { batch over dp  layers over pp }
+state { STATE }
+pipeline { schedule = 1f1b }
+train {
+  seq = 8  global_batch = 16  microbatch = 4  steps = 1
+  optimizer sgd { lr = 0.5 }
+  data text { files = [python_stdlib] }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "kinds", "freed"),
+    [
+        ("zero 2 over dp", "optimizer", False),
+        ("zero 3 over dp", "parameters, optimizer", True),
+        ("parameters, optimizer over dp", "", False),
+        ("zero 1 over dp", "", False),
+    ],
+)
+def test_what_stages_do_once_a_step(
+    state: str, kinds: str, freed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.scale").write_text(STAGED.replace("STATE", state))
+    assert main(["check", str(tmp_path / "m.scale")]) == 0
+    said = capsys.readouterr().err
+    assert ("warning[W0902]: stages of a pipeline keep whole gradients, and reduce them once a step" in said) == bool(
+        kinds
+    )
+    assert (f"help: write `{kinds} over dp`, which is what is done" in said) == bool(kinds)
+    assert ("and freed when a stage ends" in said) == freed

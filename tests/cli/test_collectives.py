@@ -9,7 +9,8 @@ import pytest
 from attrs import asdict
 
 from cli.stages import LAYERS, REST, TURN, compiled, plan_text, program
-from scalec.compiler.account import Collective, collectives, evaluation
+from scalec.compiler.account import collectives, evaluation
+from scalec.compiler.collective import Collective
 from scalec.compiler.verify.recorded.plan import expected
 
 # ---- the list: (use, op, axes, what goes in, loops, calls), counted by hand

@@ -41,8 +41,11 @@ LEAVES = "        if stage < 3:\n            return (x, s)\n"
 LEAVES_ONE = "        if stage < 3:\n            return x\n"
 LEAVES_WHOLE = "        if stage < 1:\n            return x\n"
 NORMED = "        n = rms_norm(x, self.norm, eps=1e-05)\n"
-RUN = "    loss = PIPELINE.run(model, batch, share, mesh)\n"
-EVALUATE = "    loss = PIPELINE.evaluate(model, batch, mesh)\n"
+RAN = "PIPELINE.run(model, batch, share, mesh, flats, reductions)"
+RUN = f"    loss = {RAN}\n"
+EVALUATE = "    loss = PIPELINE.evaluate(model, batch, mesh, flats)\n"
+GATHERS = "    gather_each(dp, flats['dp_split_tp_2'], flats['dp_tp'], flats['dp_split_tp'])\n"
+REDUCED = "reduce_each(flats['dp_tp'], scatter=dp, add=tp)"
 HELD = "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in TURNS['layers'][stage]})\n"
 FORKED = "        layers_draws = fork(draws, 4)\n"
 HEADER = "self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor)"
@@ -224,16 +227,12 @@ DEFECTS = {
     "the pipeline twice": (ONE, "\nPLAN = ", "\nPIPELINE = None\nPLAN = "),
     "no turns at all": (ONE, "TURNS = ", "TURNS_ = "),
     # ---- steps
-    "another seed": (ONE, "PIPELINE.run(model, batch, share, mesh)", "PIPELINE.run(model, batch, count, mesh)"),
-    "a seed of its own": (
-        ONE,
-        "PIPELINE.run(model, batch, share, mesh)",
-        "PIPELINE.run(model, batch, share / 2, mesh)",
-    ),
-    "no seed": (ONE, "PIPELINE.run(model, batch, share, mesh)", "PIPELINE.run(model, batch, mesh)"),
+    "another seed": (ONE, RAN, RAN.replace("share", "count")),
+    "a seed of its own": (ONE, RAN, RAN.replace("share", "share / 2")),
+    "no seed": (ONE, RAN, RAN.replace("share, ", "")),
     "another batch": (ONE, "PIPELINE.run(model, batch,", "PIPELINE.run(model, batch.labels,"),
-    "another mesh": (ONE, "batch, share, mesh)", "batch, share, dp)"),
-    "more that is given": (ONE, "batch, share, mesh)", "batch, share, mesh, share)"),
+    "another mesh": (ONE, RAN, RAN.replace("mesh", "dp")),
+    "more that is given": (ONE, RAN, RAN.replace("reductions", "reductions, share")),
     "run twice": (ONE, RUN, RUN * 2),
     "never run": (ONE, RUN, ""),
     "evaluated in training": (ONE, RUN, EVALUATE),
@@ -249,9 +248,33 @@ DEFECTS = {
         ONE,
         RUN,
         "",
-        "    weights = state.weights()\n",
-        RUN + "    weights = state.weights()\n",
+        GATHERS,
+        RUN + GATHERS,
     ),
+    "no chunks given": (ONE, RAN, RAN.replace(", flats, reductions", "")),
+    "no reductions given": (ONE, RAN, RAN.replace(", reductions", "")),
+    "others for chunks": (ONE, RAN, RAN.replace("flats, reductions", "reductions, flats")),
+    "no chunks evaluated": (ONE, EVALUATE, EVALUATE.replace(", flats", "")),
+    "a chunk never gathered": (ONE, GATHERS, GATHERS.replace(", flats['dp_tp']", "")),
+    "no chunk gathered": (ONE, GATHERS, ""),
+    "chunks gathered in another order": (
+        ONE,
+        "flats['dp_tp'], flats['dp_split_tp'])",
+        "flats['dp_split_tp'], flats['dp_tp'])",
+    ),
+    "chunks gathered over another axis": (ONE, "gather_each(dp,", "gather_each(tp,"),
+    "chunks gathered twice": (ONE, GATHERS, GATHERS * 2),
+    "a chunk never reduced": (ONE, f"{REDUCED}, ", ""),
+    "a chunk reduced twice": (ONE, REDUCED, f"{REDUCED}, {REDUCED}"),
+    "a chunk reduced over another axis": (ONE, REDUCED, REDUCED.replace("=tp", "=dp")),
+    "a chunk scattered in part": (ONE, REDUCED, REDUCED.replace(", add=tp", "")),
+    "a chunk added up whole": (ONE, REDUCED, REDUCED.replace("scatter", "add_")),
+    "another chunk reduced": (ONE, REDUCED, REDUCED.replace("dp_tp", "dp_split_tp")),
+    "a chunk sent as another type": (ONE, REDUCED, REDUCED.replace("add=tp", "add=tp, dtype=torch.bfloat16")),
+    "something for a reduction": (ONE, REDUCED, "flats['dp_tp']"),
+    "chunks counted": (ONE, "state.flats()", "state.flats(len(batch))"),
+    "a chunk's norm alone": (ONE, "*gradients['dp_tp']", "gradients['dp_tp']"),
+    "a copy taken apart": (ONE, "sum_squares(gradients['dp_split_tp']", "sum_squares(*gradients['dp_split_tp']"),
     "the mesh behind": (
         ONE,
         "    mesh = state.mesh\n",
@@ -263,15 +286,17 @@ DEFECTS = {
     "a tied gradient not summed": (ONE, "    all_reduce_(gradients['dp_split_tp'], pp)\n", ""),
     "a gradient summed over stages": (
         ONE,
-        "all_reduce_(gradients['dp_tp'], tp)",
-        "all_reduce_(gradients['dp_tp'], pp)",
+        "    all_reduce_(gradients['dp_split_tp'], pp)\n",
+        "    all_reduce_(gradients['dp_split_tp'], pp)\n    all_reduce_(gradients['dp_tp'], pp)\n",
     ),
     "a tied gradient summed over some": (ONE, "pp = mesh.axis('pp')", "pp = mesh.among('pp', 0)"),
     "squares counted twice": (ONE, ", once=pp)", ")"),
-    "squares counted once": (ONE, "sum_squares(gradients['dp_tp'])", "sum_squares(gradients['dp_tp'], once=pp)"),
+    "squares counted once": (ONE, "sum_squares(*gradients['dp_tp'])", "sum_squares(*gradients['dp_tp'], once=pp)"),
     "squares counted once over another axis": (ONE, ", once=pp)", ", once=tp)"),
     "squares of one stage": (ONE, "gradients['dp_tp']), pp_dp)", "gradients['dp_tp']), dp)"),
-    "the model whole": (ONE, "Small(mesh, PIPELINE.stages(mesh))", "Small(mesh, (0, 1, 2, 3))"),
+    "the model whole": (ONE, "model, holders = PIPELINE.build(Small, mesh)", "model = Small(mesh, (0, 1, 2, 3))"),
+    "nobody's holders": (ONE, ", holders=holders", ""),
+    "another model's holders": (ONE, "PIPELINE.build(Small, mesh)", "PIPELINE.build(Layer, mesh)"),
     "a bucket without stages": (ONE, "shards=('dp',), stages='pp', among=(0, 1))", "shards=('dp',))"),
     "a bucket of another axis": (ONE, "stages='pp', among", "stages='tp', among"),
     "a bucket among fewer": (ONE, ", among=(0, 1))", ")"),

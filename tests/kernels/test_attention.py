@@ -1,6 +1,7 @@
 """Attention without a GPU: plain torch in the kernels' place, what it keeps, and which backend a call takes."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,10 +24,11 @@ LENGTH = 300
 """More queries than plain torch takes at a time."""
 
 
-def _operands(seq: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def _operands(seq: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     rows = (LENGTH, 2) if seq == 0 else (2, LENGTH)
     draw = torch.Generator().manual_seed(0)
-    return [torch.randn(*rows, heads, 8, dtype=dtype, generator=draw).requires_grad_() for heads in (4, 2, 2)]
+    q, k, v = (torch.randn(*rows, heads, 8, dtype=dtype, generator=draw).requires_grad_() for heads in (4, 2, 2))
+    return q, k, v
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +97,8 @@ def test_a_merge_keeps_what_it_is_given_and_is_exact_in_float64() -> None:
     attended, merge, qkv = Attention({8: SMALL}), Merge({}), _operands(1)
     halves = [[it[:, :150] for it in qkv], [it[:, 150:] for it in qkv]]
     (q1, k1, v1), (q2, k2, v2) = halves
-    parts = (*attended.partial(q2, k1, v1, 1, shift=150), *attended.partial(q2, k2, v2, 1))
+    one, other = attended.partial(q2, k1, v1, 1, shift=150), attended.partial(q2, k2, v2, 1)
+    parts = (*one, *other)
     kept = _kept(lambda: merge(*parts, 1))
     assert [it.data_ptr() for it in kept] == [it.data_ptr() for it in parts]
     actual = torch.cat([attended.partial(q1, k1, v1, 1)[0], merge(*parts, 1)[0]], 1)
@@ -115,16 +118,9 @@ def test_queries_that_see_nothing() -> None:
     assert all(not it.any() for it in torch.autograd.grad(out.sum(), qkv))
 
 
-class _OnGpu(Tensor):
-    """What a choice of backend sees of a tensor on a GPU, on a machine without one."""
-
-    @property
-    def is_cuda(self) -> bool:
-        return True
-
-
 def _on_gpu(dim: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(4, 1, 2, dim, dtype=dtype).as_subclass(_OnGpu)
+    """What a choice of backend sees of a tensor on a GPU, on a machine without one."""
+    return cast(Tensor, SimpleNamespace(is_cuda=True, is_meta=False, dtype=dtype, shape=(4, 1, 2, dim)))
 
 
 HALF, FULL, DOUBLE = torch.bfloat16, torch.float32, torch.float64
@@ -147,7 +143,7 @@ def test_which_backend_a_call_takes_on_a_gpu(
     dim: int, dtype: torch.dtype, special: bool, drops: bool, expected: str
 ) -> None:
     q = _on_gpu(dim, dtype)
-    blocks = dict.fromkeys((20, 128), SMALL)
+    blocks = {20: SMALL, 128: SMALL}
     assert backend(Attention(blocks), blocks, q, q, q, special=special, drops=drops).backend == expected
 
 

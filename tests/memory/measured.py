@@ -26,6 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ranks import run_ranks
 from scalec.compiler.ops import OPS
 from scalec.runtime import Batch, Mesh, State
+from scalec.runtime.working import reserve
 
 AGAIN = "recomputed"
 """In the place of a kind: a layer of which only what enters it is kept."""
@@ -87,6 +88,9 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     model, state = module.build(mesh)
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
+    freed = [own.working for each in state.flats().values() for own in each if own.working.is_freed]
+    for each in freed:
+        reserve(each.whole)
     kept: dict[int, int] = {}
     for stage in module.PIPELINE.stages(mesh):
         seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
@@ -97,6 +101,8 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
         for each in given if stage else ():
             seen.counted(each, "entering")
         kept[stage] = sum(seen.bytes.values())
+    for each in freed:
+        each.free()
     return MeasuredStages(kept, *_sizes(model, state, batch))
 
 

@@ -17,6 +17,15 @@ CASES = {
     "16 bit": replace(SP, precision="bf16", model="tied"),
     "interleaved": replace(SP, schedule="interleaved_1f1b(chunks=2)", optimizer="momentum"),
     "shared state": Case(pp=2, dp=2, microbatches=2, layers=4, state="zero 1 over dp", optimizer="groups"),
+    "freed when stages end": Case(
+        pp=2,
+        dp=2,
+        microbatches=4,
+        layers=5,
+        state="zero 3 over dp",
+        schedule="interleaved_1f1b(chunks=2)",
+        model="tied",
+    ),
     "tied over some ranks": Case(pp=4, microbatches=4, layers=5, model="tied"),
     "layers again": replace(SP, recompute="full"),
     "some layers again": replace(SP, recompute="every(2, layers)", schedule="zbv"),
@@ -51,19 +60,32 @@ SHAPES = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_fullest_moment(shape: str, precision: str, recompute: str, tmp_path: Path) -> None:
-    schedule, vocab, ffn, layers = SHAPES[shape]
-    text = f"""use "models/llama.scale" {{
+    options = f"precision = {precision}  recompute = {recompute}"
+    _check_fullest(_text(*SHAPES[shape], dp=1, state="", options=options), tmp_path)
+
+
+@pytest.mark.parametrize("options", ["precision = fp32", "precision = bf16  reduce = bf16"])
+def test_the_fullest_moment_of_shared_state(options: str, tmp_path: Path) -> None:
+    _check_fullest(_text("gpipe", 1024, 1536, 4, dp=2, state="zero 3 over dp", options=options), tmp_path)
+
+
+def _text(schedule: str, vocab: int, ffn: int, layers: int, dp: int, state: str, options: str) -> str:
+    return f"""use "models/llama.scale" {{
   dims {{ vocab = {vocab}  hidden = 64  heads = 4  kv_heads = 2  ffn = {ffn}  layers = {layers} }}
 }}
-mesh {{ pp = 2 }}
-shard {{ layers over pp }}
+mesh {{ pp = 2  dp = {dp} }}
+shard {{ {"batch over dp" if dp > 1 else ""}  layers over pp }}
+state {{ {state} }}
 pipeline {{ schedule = {schedule} }}
 train {{
-  seq = 128  global_batch = 24  microbatch = 4  steps = 1  precision = {precision}  recompute = {recompute}
+  seq = 128  global_batch = {24 * dp}  microbatch = 4  steps = 1  {options}
   optimizer sgd {{ lr = 0.1 }}
   data text {{ files = [python_stdlib] }}
 }}
 """
-    module, program = compiled(text, tmp_path)
+
+
+def _check_fullest(text: str, folder: Path) -> None:
+    module, program = compiled(text, folder)
     found = [it.peak.bytes for it in accounts(program)]
-    assert found == pytest.approx(peaks(module, 24), rel=0.03), accounts(program)
+    assert found == pytest.approx(peaks(module, module.PLAN.global_batch), rel=0.03), accounts(program)

@@ -22,6 +22,9 @@ CASES = {
     "weights apart, layers again": replace(SP, layers=5, schedule="zbv", recompute="full"),
     "tied over some ranks": Case(pp=4, microbatches=4, layers=5, model="tied", clip=0.05, optimizer="adamw"),
     "shared state": Case(pp=2, dp=2, microbatches=4, layers=4, state="zero 1 over dp", optimizer="groups"),
+    "shared state of several stages": Case(
+        pp=2, dp=2, microbatches=4, layers=5, state="zero 3 over dp", schedule="zbv", model="tied", precision="bf16"
+    ),
 }
 
 

@@ -48,6 +48,7 @@ def _healthy(step: int, model: torch.nn.Module, state: State, batch: Batch) -> B
         Case(replicas=2, dp=2, vocab=False),
         Case(replicas=2, dp=2, optimizer="adamw", precision="bf16", state="zero 1 over dp"),
         Case(dp=2, tp=2, sp=True, optimizer="groups", state="zero 1 over dp"),
+        Case(pp=2, dp=2, microbatches=4, layers=4, schedule="zbv", state="zero 3 over dp"),
     ],
     ids=str,
 )

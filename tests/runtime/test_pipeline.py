@@ -17,7 +17,7 @@ from bigram import PLAN
 from late import Link
 from ranks import run_ranks
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.simulate import Keeps, high_water
+from scalec.compiler.schedules.holding import Keeps, high_water
 from scalec.runtime import Axis, Carried, Mesh, Pipeline, messages
 from scalec.runtime.messages import Exchange, Slot, received, sent
 from scalec.runtime.record import Recorder

@@ -1,5 +1,6 @@
 """Schedules made for times and memory: within the bound, no slower than those with names, the best in small cases."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 from scalec.compiler.schedules.actions import Action, Schedule, Work
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.holding import Keeps, Room, high_water, least
 from scalec.compiler.schedules.impossible import Impossible
 from scalec.compiler.schedules.listing import listed
-from scalec.compiler.schedules.simulate import Keeps, high_water, simulate
+from scalec.compiler.schedules.messages import with_messages
+from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 from scalec.compiler.schedules.waits import Value, made_by, needs
+from schedules.made import durations
 
 F, B, IN, W = Work.FORWARD, Work.BACKWARD, Work.INPUT, Work.WEIGHT
 
@@ -104,7 +108,7 @@ def within(schedule: Schedule, memory: tuple[float, ...], keeps: Keeps) -> bool:
 
 def made(homes: tuple[int, ...], count: int, times: Times, memory: tuple[float, ...], keeps: Keeps) -> float:
     """How long the schedule takes, which is right and keeps the bound."""
-    schedule = listed(homes, count, times, memory, keeps)
+    schedule = listed(homes, count, times, Room(memory, keeps))
     assert problems(schedule) == []
     assert within(schedule, memory, keeps)
     return simulate(schedule, times).total
@@ -161,17 +165,79 @@ def test_with_the_memory_of_1f1b_the_bubble_is_that_of_zero_bubble_h1(ranks: int
 
 def test_backward_is_split_only_where_somebody_waits_for_its_first_part() -> None:
     """Nobody waits for the first stage's, so no I there is followed by its own W."""
-    first, last = listed((0, 1), 4, Times.uniform(2), (2, 2), Keeps.uniform(2)).rows
+    first, last = listed((0, 1), 4, Times.uniform(2), Room.counted(2, 2, 2)).rows
     assert [(a, b) for a, b in pairwise(first) if (a.work, b.work) == (IN, W) and a.microbatch == b.microbatch] == []
     assert any(action.work is IN for action in last)
 
 
 def test_backward_in_one_is_what_memory_leaves_where_the_parts_hold_more() -> None:
     """As where a stage is recomputed: its forward keeps little, its first part all that its second needs."""
-    schedule = listed((0, 1), 2, Times.uniform(2), (2, 2), Keeps(input=(1, 1), weight=(5, 5)))
+    schedule = listed((0, 1), 2, Times.uniform(2), Room((2, 2), Keeps(input=(1, 1), weight=(5, 5))))
     assert {action.work for row in schedule.rows for action in row} == {F, B}
 
 
 def test_what_one_microbatch_needs_is_demanded() -> None:
     with pytest.raises(Impossible, match="rank 1 holds 5 for one microbatch before any backward, and may hold 4"):
-        listed((0, 1, 1), 2, Times.uniform(3), (9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0)))
+        listed((0, 1, 1), 2, Times.uniform(3), Room((9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0))))
+
+
+@st.composite
+def rooms(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> Room:
+    """Bytes: what a microbatch needs on each rank, and some more; what stages hand on is a part of what they keep."""
+    handed = draw(st.integers(0, 20))
+    size = st.integers(handed, 100)
+    keeps = Keeps(tuple(draw(size) for _ in homes), tuple(draw(st.integers(0, 120)) for _ in homes), handed)
+    more = st.sampled_from((0, 1, 10, 50, 200, inf))
+    return Room(tuple(least(homes, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_bytes_are_never_exceeded_whatever_stages_keep_and_hand_on(data: st.DataObject) -> None:
+    """What rows hold is counted here with their messages, as `simulate` has them in time."""
+    ranks = data.draw(st.integers(1, 4))
+    homes = tuple(data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=7)))
+    times, room = data.draw(durations(len(homes))), data.draw(rooms(ranks, homes))
+    schedule = with_messages(listed(homes, data.draw(st.integers(1, 6)), times, room), times)
+    assert problems(schedule) == []
+    assert all(held <= most for held, most in zip(measured_bytes(schedule, room.keeps), room.most, strict=True))
+
+
+def measured_bytes(schedule: Schedule, keeps: Keeps) -> list[float]:
+    """The most that each rank holds while it computes, counted anew for each action from all cells before it."""
+    return [
+        max(
+            (_held(row[:at], it, keeps, schedule.stages) for at, it in enumerate(row) if not it.work.is_message),
+            default=0,
+        )
+        for row in schedule.rows
+    ]
+
+
+def _held(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> float:
+    """Each stage and microbatch by what was done of it last, and values that came or were made and are not taken."""
+    found: dict[tuple[int, int], float] = {}
+    values: set[tuple[str, int, int]] = set()
+    for it in (*done, now):
+        s, m = it.stage, it.microbatch
+        before = found.get((s, m), 0)
+        match it.work:
+            case Work.FORWARD:
+                found[s, m] = keeps.input[s]
+                values -= {("x", s, m)}
+                values |= {("x", s + 1, m)} if s + 1 < stages and it is not now else set()
+            case Work.INPUT | Work.BACKWARD:
+                found[s, m] = keeps.weight[s] if it.work is Work.INPUT else 0
+                values -= {("dy", s, m)}
+                values |= {("dy", s - 1, m)} if s and it is not now else set()
+            case Work.WEIGHT:
+                found[s, m] = 0
+            case Work.RECEIVE_FORWARD | Work.RECEIVE_BACKWARD:
+                values |= {("x" if it.work is Work.RECEIVE_FORWARD else "dy", s, m)}
+            case _:
+                what, to = ("x", s + 1) if it.work is Work.SEND_FORWARD else ("dy", s - 1)
+                values = {each for each in values if each[:2] != (f"sent {what}", s)} - {(what, to, m)}
+                values |= {(f"sent {what}", s, m)}
+        if it is now:
+            found[s, m] = max(before, found[s, m])
+    return sum(found.values()) + len(values) * keeps.handed

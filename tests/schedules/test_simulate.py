@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.simulate import Keeps, high_water, simulate
+from scalec.compiler.schedules.holding import Keeps, high_water
+from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 from scalec.compiler.schedules.waits import Stuck, made_by, needs
 from schedules.made import durations, gpipe, one_f_one_b, orders, parsed

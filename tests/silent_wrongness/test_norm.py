@@ -35,7 +35,7 @@ def test_row_06_each_stage_clips_by_the_norm_of_its_own() -> None:
     defect = Defect(
         "stages",
         ir={"grad_norm(squares.1, squares.5,": "grad_norm(squares.1, squares.2,"},
-        text={'all_reduce_(sum_squares(gradients["dp_tp"]), pp)': 'sum_squares(gradients["dp_tp"])'},
+        text={'all_reduce_(sum_squares(*gradients["dp_tp"]), pp)': 'sum_squares(*gradients["dp_tp"])'},
     )
     assert "grad_norm is not linear in what is partial on pp" in defect.types()
     assert defect.values() == {"norm", *updated(*parameters("stages"))}

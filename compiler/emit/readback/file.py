@@ -13,7 +13,7 @@ from .classes import Class, Model, Place
 from .declarations import read_class
 from .forward import Forward
 from .held import read_staged_class
-from .kernels import CLASSES, kernels
+from .kernels import NAMES, kernels
 from .rows import constants, crossing
 from .settings import check_build, check_plan, model_class
 from .staged import StagedForward
@@ -37,12 +37,12 @@ STEPS = {
 }
 TURNS = {"Flat", "Flats", "await_weights", "free_weights", "gather_weights", "reduce_gradients"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
-STAGES = {"Carried", "Pipeline"}
+STAGES = {"Carried", "Pipeline", "reduce_each"}
 SETTINGS = set("AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,
-    "scalec.runtime.kernels": CLASSES,
+    "scalec.runtime.kernels": NAMES,
     "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL)
     | {"recompute", "recomputed", "regather"}
     | STEPS

@@ -6,9 +6,9 @@ Non-goals: what it calls these functions with (`calls`).
 import ast
 
 from ...ir import Program
-from ...kernels import KERNELS, PLAIN, Used, kernels_of
+from ...kernels import KERNELS, OTHERS, Used, kernels_of
 
-CLASSES = frozenset({"Tile", *PLAIN, *(kernel.name for kernel in KERNELS.values())})
+NAMES = frozenset({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
 """The names that a program may import of the kernels."""
 
 
@@ -18,6 +18,5 @@ def kernels(program: Program) -> dict[str, ast.expr]:
 
 
 def _made(used: Used) -> str:
-    entries = (f"{size}: Tile({', '.join(f'{key}={value}' for key, value in tile)})" for size, tile in used.tiles)
     chunk = f", chunk={used.chunk}" if used.chunk else ""
-    return f"{used.name}({{{', '.join(entries)}}}{chunk})"
+    return f"{used.name}({{{', '.join(f'{size}: {tile}' for size, tile in used.tiles)}}}{chunk})"

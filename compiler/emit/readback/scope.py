@@ -6,32 +6,13 @@ Non-goals: statements (`step`), and which ops the state's own calls stand for (`
 
 import ast
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Placement, Program, Type, sharded, walk
-from .state import Sent, State
+from .marks import FLATS, GRADIENTS, MESH, REDUCTIONS, WEIGHTS, Mark, Seen, Zero
+from .state import Reduction, Sent, State
 from .text import Names, Ops, axes_of, demand, demand_same, keywords, literal, same, terms, wrong
 from .values import Axes
-
-
-@frozen
-class Zero:
-    """`torch.zeros_like(…)`, to which a sum over microbatches is added."""
-
-    type: Type
-
-
-@frozen
-class Mark:
-    """The mesh, or the flat gradients or parameters by bucket, those of turns by themselves."""
-
-    of: str
-
-
-MESH, GRADIENTS, WEIGHTS, FLATS = Mark("mesh"), Mark("gradients"), Mark("weights"), Mark("flats")
-
-Seen = str | Axes | Zero | Mark
-"""A value of the IR, or what is none."""
 
 
 @define
@@ -64,8 +45,9 @@ class Scope:
         return WEIGHTS
 
     def _flats(self, node: ast.expr) -> Mark:
-        """The buffers of turns, which in training count the microbatches."""
-        demand_same(node, "state.flats(len(batch))" if self.trains else "state.flats()")
+        """The buffers of turns, which in training count the microbatches, or of chunks."""
+        counts = self.trains and not self.program.pipeline
+        demand_same(node, "state.flats(len(batch))" if counts else "state.flats()")
         demand(node, not self.ran, "takes the turns' buffers after the microbatches")
         self.state.take_flats(node)
         return FLATS
@@ -75,16 +57,35 @@ class Scope:
         self.names.demand(call, "gather_each")
         keywords(call)
         demand(call, not self.ran, "gathers parameters after the microbatches")
-        names: list[str] = []
-        for node in flats:
-            match node:
-                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(bucket))) if (
-                    self.env.get(name) == FLATS
-                ):
-                    names.append(bucket)
-                case _:
-                    raise wrong(node, f"`{ast.unparse(node)}` are no buffers of turns")
+        names = [self._flats_of(node) for node in flats]
         self.state.gather(call, names, self._axes(axes))
+
+    def _flats_of(self, node: ast.expr) -> str:
+        """The bucket of `flats["…"]`."""
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(bucket))) if (
+                self.env.get(name) == FLATS
+            ):
+                return bucket
+            case _:
+                raise wrong(node, f"`{ast.unparse(node)}` are no buffers of turns")
+
+    def reductions(self, node: ast.List) -> Mark:
+        """`[reduce_each(flats["…"], scatter=axes, add=axes, dtype=…), …]`: how chunks are reduced."""
+        demand(node, not self.ran, "reduces after the microbatches")
+        found = [self._reduction(each) for each in node.elts]
+        wanted = self.state.reductions()
+        demand(node, found == wanted, f"reduces {[*map(str, found)]}, not {[*map(str, wanted)]}")
+        return REDUCTIONS
+
+    def _reduction(self, node: ast.expr) -> Reduction:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reduce_each"):
+            raise wrong(node, f"`{ast.unparse(node)}` is no reduction")
+        self.names.demand(node, "reduce_each")
+        demand(node, len(node.args) == 1, "takes the chunks of one bucket")
+        said = {keyword.arg or "": keyword.value for keyword in node.keywords}
+        sent = self.names.dtype(said.pop("dtype")) if "dtype" in said else ""
+        return Reduction(self._flats_of(node.args[0]), {word: self._axes(axes) for word, axes in said.items()}, sent)
 
     # ---- expressions
 
@@ -171,7 +172,20 @@ class Scope:
             group = self._group(node.keywords[0].value)
             demand(node, pipeline is not None and group.names == (pipeline.axis,), "counts once what is no stage's")
             attrs["once"] = group.among or tuple(map(str, range(self.program.degree(group.names))))
-        return self.take(node, "sum_squares", operands, **attrs)
+        return self.take(node, "sum_squares", [self._each(operand) for operand in operands], **attrs)
+
+    def _each(self, node: ast.expr) -> ast.expr:
+        """`*gradients["…"]` of a bucket that may have several chunks, as if it had one."""
+        inner = node.value if isinstance(node, ast.Starred) else node
+        match inner:
+            case ast.Subscript(slice=ast.Constant(value=str(bucket))) if bucket in self.state.gradients:
+                chunks = self.state.has_chunks(self.program.bucket(bucket))
+                demand(
+                    node, isinstance(node, ast.Starred) == chunks, f"takes `{bucket}` {'whole' if chunks else 'apart'}"
+                )
+            case _:
+                demand(node, inner is node, f"`{ast.unparse(node)}` are no chunks")
+        return inner
 
     def _shard(self, operand: ast.expr) -> Placement:
         """A bucket's part, whose flat dim is its only one."""

@@ -7,6 +7,7 @@ import ast
 from fnmatch import fnmatchcase
 
 from ...ir import Bucket, Op, Program, Type, base, walk
+from ...kernels import accumulates, optimizer_tile
 from ...layout import shard_axes
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
@@ -16,6 +17,8 @@ def model_class(build: ast.FunctionDef) -> str:
     """The class of the model, which `build` makes first."""
     match statements(build)[0]:
         case ast.Assign(value=ast.Call(func=ast.Name(id=name))):
+            return name
+        case ast.Assign(value=ast.Call(func=ast.Attribute(attr="build"), args=[ast.Name(id=name), _])):
             return name
         case other:
             raise wrong(other, "`build` does not begin with the model")
@@ -30,31 +33,34 @@ def check_build(
     """
     local, body = Names.of(build, names), statements(build)
     demand(build, len(body) == 4, "`build` is not model, buckets, optimizer and state")
-    model, buckets, optimizer = (_target(stmt) for stmt in body[:3])
-    demand(build, len({model, buckets, optimizer, "mesh"}) == 4, "uses a name twice")
+    (model, *holders), (buckets,), (optimizer,) = (_targets(stmt) for stmt in body[:3])
+    demand(build, len({model, *holders, buckets, optimizer, "mesh"}) == 4 + len(holders), "uses a name twice")
     made = _optimizer(program)
     for name in (model_class(build), "Bucket", "Group", "State", "torch", made.partition("(")[0]):
         local.demand(build, name)
-    stages = ", PIPELINE.stages(mesh)" if program.pipeline else ""
-    demand_same(body[0], f"{model} = {model_class(build)}(mesh{stages})")
+    made_of = f"PIPELINE.build({model_class(build)}, mesh)" if program.pipeline else f"{model_class(build)}(mesh)"
+    demand_same(body[0], f"{', '.join([model, *holders])} = {made_of}")
+    demand(build, len(holders) == bool(program.pipeline), "asks for stages that have parameters, or not")
     _check_buckets(body[1], program, paths)
     demand_same(body[2], f"{optimizer} = {made}")
     (master,) = {p.type.dtype for p in program.params}
-    kept = f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"
+    given = [f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"]
+    given += ["accumulate=Accumulate()"] if accumulates(program) else []
+    kept = ", ".join([*given, *(f"holders={name}" for name in holders)])
     demand_same(body[-1], f"return {model}, State({model}, mesh, {buckets}, {optimizer}, {kept})")
 
 
-def _target(stmt: ast.stmt) -> str:
+def _targets(stmt: ast.stmt) -> list[str]:
     if not isinstance(stmt, ast.Assign):
         raise wrong(stmt, f"`build` does `{ast.unparse(stmt)}`")
-    (name,) = targets(stmt.targets[0])
-    return name
+    return targets(stmt.targets[0])
 
 
 def _optimizer(program: Program) -> str:
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        return f"AdamW(betas={tuple(settings.betas)!r}, eps={settings.eps!r})"
+        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        return f"AdamW(betas={tuple(settings.betas)!r}, eps={settings.eps!r}{tile})"
     return f"SGD(momentum={settings.momentum!r})"
 
 
@@ -80,7 +86,8 @@ def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
     """What a bucket must say of how it is kept: whatever is not so by itself."""
     _, forward, backward = blocks(program)
     keeps = {
-        "keeps_weights": not any(_is(op, "unpack", bucket) for op in walk(forward.body)),
+        "keeps_weights": not any(_is(op, "unpack", bucket) for op in walk(forward.body))
+        and not _frees(program, bucket),
         "keeps_gradients": not any(_is(op, "pack", bucket) for op in walk(backward.body)),
     }
     kept: dict[str, object] = {name: False for name, holds in keeps.items() if not holds}
@@ -90,7 +97,13 @@ def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
         among = pipeline.ranks_of(bucket.params[0])
         kept |= {"stages": pipeline.axis} | ({"among": among} if len(among) > 1 else {})
     ahead = program.flow.prefetch
-    return kept | ({"prefetch": ahead} if ahead != 1 and not keeps["keeps_weights"] else {})
+    return kept | ({"prefetch": ahead} if ahead != 1 and bucket.turns and not keeps["keeps_weights"] else {})
+
+
+def _frees(program: Program, bucket: Bucket) -> bool:
+    """Whether stages free the bucket's parameters when they end: where ranks are to share these out too."""
+    parameters = program.state_of(bucket.params[0]).parameters
+    return program.pipeline is not None and bool({*parameters} & {*shard_axes(program, bucket)})
 
 
 def _is(op: Op, kind: str, bucket: Bucket) -> bool:

@@ -25,6 +25,15 @@ class Sent:
     kept: str
 
 
+@frozen
+class Reduction:
+    """How each chunk of a bucket is reduced: over which axes, by keyword, and in which element type, "" for its own."""
+
+    bucket: str
+    over: dict[str, tuple[str, ...]]
+    sent: str
+
+
 @define
 class State:
     """By bucket, the names of values; gradients are there from `state.gradients()` on."""
@@ -53,21 +62,30 @@ class State:
     # ---- parameters
 
     def take_weights(self, node: ast.AST) -> None:
-        """Of buckets that ranks share out, but for those of turns: what this rank holds of the flat parameters."""
+        """Of buckets that ranks share out as a whole: what this rank holds of the flat parameters."""
         demand(node, not self.weights, "takes the parameters twice")
-        self.weights = self._packed(node, turns=False)
+        self.weights = self._packed(node, moves=False)
 
     def take_flats(self, node: ast.AST) -> None:
-        """The same of buckets of turns."""
-        self.flats = self._packed(node, turns=True)
+        """The same of buckets of turns, or of the chunks of a pipeline's."""
+        self.flats = self._packed(node, moves=True)
 
-    def _packed(self, node: ast.AST, turns: bool) -> dict[str, str]:
-        shared = [b for b in self.program.buckets if shard_axes(self.program, b) and bool(b.turns) == turns]
+    def moves(self, bucket: Bucket) -> bool:
+        """Whether turns or chunks of a bucket are moved by themselves."""
+        return bool(bucket.turns or self.program.pipeline)
+
+    def has_chunks(self, bucket: Bucket) -> bool:
+        """Whether a bucket may have several chunks: what several ranks have is one."""
+        pipeline = self.program.pipeline
+        return pipeline is not None and len(pipeline.ranks_of(bucket.params[0])) < 2
+
+    def _packed(self, node: ast.AST, moves: bool) -> dict[str, str]:
+        shared = [b for b in self.program.buckets if shard_axes(self.program, b) and self.moves(b) == moves]
         packs = {b.name: self.ops.take(node, "pack", b.params, {"bucket": b.name}) for b in shared}
         return {name: self.ops.first(op.outputs[0].name) for name, op in packs.items()}
 
     def gather(self, node: ast.AST, names: Sequence[str], axes: tuple[str, ...]) -> None:
-        """Begins the gathers of all turns of buckets: of those together that the IR gathers one behind the other."""
+        """Begins the gathers of all turns or chunks: of those buckets together that the IR gathers one by one."""
         runs = [*self._runs()]
         demand(node, [*names] in runs, f"gathers {', '.join(names)} together, where the IR has {runs}")
         for name in names:
@@ -77,12 +95,12 @@ class State:
             self.flats[name] = self.ops.first(gathered.name)
 
     def _runs(self) -> Iterator[list[str]]:
-        """The buckets of turns that the step gathers, those of the same turns and axes together."""
+        """The buckets whose turns or chunks the step gathers, those of the same turns and axes together."""
         of = {bucket.dim: bucket for bucket in self.program.buckets}
         gathers = [op for op in self._coercions() if ends(op)[0].kind is Kind.SHARDED]
         found = [(of[op.outputs[0].type.dims[-1]], op.names("axes")) for op in gathers]
         for (turns, _), run in groupby(found, key=lambda each: (each[0].turns, each[1])):
-            if turns:
+            if turns or self.program.pipeline:
                 yield [bucket.name for bucket, _ in run]
 
     def _coercions(self) -> list[Op]:
@@ -108,13 +126,28 @@ class State:
                 continue
             op = self.ops.take(node, "pack", [of[name] for name in bucket.params], {"bucket": bucket.name})
             self.gradients[bucket.name] = op.outputs[0].name
-            if bucket.turns:
+            if self.moves(bucket):
                 self._reduce(node, bucket)
 
     def _reduce(self, node: ast.AST, bucket: Bucket) -> None:
-        """Takes the reductions of a bucket's turns, which backward began."""
-        for op in self._coercions():
-            result = op.outputs[0].type
-            if ends(op)[0].kind is Kind.PARTIAL and result.dims[-1] == bucket.dim:
-                sent = Sent(result.dtype, bucket.type.dtype)
-                self.gradients[bucket.name] = self.coerce(node, self.gradients[bucket.name], dict(op.attrs), sent)
+        """Takes the reductions of a bucket's turns or chunks, which backward began."""
+        for op in self._sums(bucket):
+            sent = Sent(op.outputs[0].type.dtype, bucket.type.dtype)
+            self.gradients[bucket.name] = self.coerce(node, self.gradients[bucket.name], dict(op.attrs), sent)
+
+    def _sums(self, bucket: Bucket) -> list[Op]:
+        """The step's reductions of a bucket, but for sums over stages."""
+        stages = self.program.pipeline.axis if self.program.pipeline else ""
+        sums = [op for op in self._coercions() if ends(op)[0].kind is Kind.PARTIAL and stages not in op.names("axes")]
+        return [op for op in sums if op.outputs[0].type.dims[-1] == bucket.dim]
+
+    def reductions(self) -> list[Reduction]:
+        """What a pipeline must be told of how chunks are reduced, bucket by bucket."""
+        return [self._reduction(bucket) for bucket in self.program.buckets if self._sums(bucket)]
+
+    def _reduction(self, bucket: Bucket) -> Reduction:
+        sums = self._sums(bucket)
+        over = [("scatter" if ends(op)[1].kind is Kind.SHARDED else "add", op.names("axes")) for op in sums]
+        assert len(dict(over)) == len(over), f"emit: {bucket.name} is reduced more than once"
+        (sent,) = {op.outputs[0].type.dtype for op in sums}
+        return Reduction(bucket.name, dict(over), "" if sent == bucket.type.dtype else sent)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from ...ir import INVARIANT, Op, Program, Region, Type, base, walk
 from ...leaves import leaves
 from ...placements import coercion_of, ends
-from .scope import FLATS, MESH, Scope, Seen, Zero
+from .marks import FLATS, MESH, REDUCTIONS, Mark, Seen, Zero
+from .scope import Scope
 from .state import State
 from .text import Names, Ops, demand, demand_same, keywords, statements, targets, wrong
 from .values import blocks, needed
@@ -106,6 +107,8 @@ class Step:
                 targets=[ast.Name(id=loss)], value=ast.Call(func=ast.Attribute(value=ast.Name(id="PIPELINE"))) as call
             ):
                 self._rows(loss, call)
+            case ast.Assign(targets=[ast.Name() as name], value=ast.List() as list) if self._trains:
+                self._bind(name, [self._scope.reductions(list)])
             case ast.Assign(targets=[ast.Name() as name], value=value):
                 self._bind(name, [self._scope.value(value)])
             case ast.Expr(value=ast.Call(func=ast.Name(id="all_reduce_" | "all_gather_")) as call):
@@ -177,15 +180,25 @@ class Step:
         demand(call, self._scope.env.get("mesh") == MESH, "there is no mesh yet")
         demand(call, loss not in GIVEN | self._scope.unread, f"binds `{loss}` anew")
         if self._trains:
-            demand(call, len(call.args) == 4, "is not given model, batch, what backward begins from, and mesh")
+            demand(call, len(call.args) >= 4, "is not given model, batch, what backward begins from, and mesh")
             seed = call.args[2]
-            demand_same(call, f"PIPELINE.run(model, batch, {ast.unparse(seed)}, mesh)")
+            given = ", ".join([ast.unparse(seed), "mesh", *self._chunks(call, FLATS, REDUCTIONS)])
+            demand_same(call, f"PIPELINE.run(model, batch, {given})")
             self._seed(call, _factors(seed))
         else:
-            demand_same(call, "PIPELINE.evaluate(model, batch, mesh)")
+            demand_same(call, f"PIPELINE.evaluate({', '.join(['model', 'batch', 'mesh', *self._chunks(call, FLATS)])})")
         self.given = tuple(self._inputs())
         self._scope.env[loss] = self._region.results[0].name
         self._scope.ran = True
+
+    def _chunks(self, call: ast.Call, *given: Mark) -> list[str]:
+        """The names of what is given besides where anything of chunks moves: their buffers, and their reductions."""
+        if not self._scope.state.reductions():
+            return []
+        names = [name for mark in given for name, value in self._scope.env.items() if value == mark]
+        demand(call, len(names) == len(given), "is not given chunks and how they are reduced, of each one")
+        self._scope.unread -= {*names}
+        return names
 
     def _parts(self, stmt: ast.For) -> tuple[str, str, str, list[ast.expr]]:
         """The names of the sum and of one part, the model's arguments, and the factors of what backward begins from."""

@@ -34,7 +34,8 @@ def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     found = _heads(body, known)
     by: dict[int, Op | None] = {}
     for at, op in known.ops(body, "cross_entropy"):
-        if (head := found.get(op.inputs[0])) and known.uses[op.inputs[0]] == 1:
+        narrow = known.types[op.inputs[0]].dtype == "f16"  # sums of gradients before the loss' factor would overflow
+        if (head := found.get(op.inputs[0])) and known.uses[op.inputs[0]] == 1 and not narrow:
             by |= dict.fromkeys(head.places, None)
             by[at] = _whole(head, op)
     for at, op in known.ops(body, "softmax_parts"):

@@ -51,10 +51,9 @@ def _slices(region: Region, of: set[str]) -> set[str]:
 
 
 def _apart(program: Program) -> frozenset[str]:
-    """Ops that backward does again by their names; products, whose weights' gradients a schedule may set apart."""
+    """Ops that backward does again by their names."""
     recompute = program.train.recompute
-    named = recompute.names if recompute.word == "selective" else ()
-    return frozenset(named) | ({"contract"} if program.pipeline else set())
+    return frozenset(recompute.names if recompute.word == "selective" else ())
 
 
 def replaced(body: Sequence[Stmt], by: Mapping[int, Op | None]) -> tuple[Stmt, ...]:

@@ -24,8 +24,9 @@ def _added(norm: str) -> dict[str, Meaning]:
     def gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
         x, y, weight, *bias = c.args
         total = c.numbers.total(x.dims, x, y)
-        each = terms(c, *grads, weight, total)
-        return [each, each, dw(c, grads[1], weight, total), *(c.numbers.product(b.dims, grads[1]) for b in bias)]
+        d_sum, d_norm = grads
+        each = terms(c, d_sum, d_norm, weight, total)
+        return [each, each, dw(c, d_norm, weight, total), *(c.numbers.product(b.dims, d_norm) for b in bias)]
 
     return {f"add_{norm}": Meaning(both, gradients), f"add_{norm}_dx": Meaning(lambda c: [terms(c, *c.args)])}
 

@@ -101,7 +101,9 @@ def _layer_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 NORM_VALUES: dict[str, Callable[..., Tensor]] = {"rmsnorm": _rms, "layernorm": _layer}
 """Whole norms: of a call, x, a weight and perhaps a bias."""
 
-NORM_GRADIENTS = {"rmsnorm": (_rms_dx, _rms_dw), "layernorm": (_layer_dx, _layer_dw)}
+Back = Callable[[Call, Tensor, Tensor, Tensor], Tensor]
+
+NORM_GRADIENTS: dict[str, tuple[Back, Back]] = {"rmsnorm": (_rms_dx, _rms_dw), "layernorm": (_layer_dx, _layer_dw)}
 """The gradients of x and of the weight: of a call, dy, the weight and x."""
 
 MEANINGS = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ...ir import Program
 from . import buckets, coercions, documents, dropout, regions, stages, step
+from .chunks import chunk_mutants
 from .edits import Edit, Mutant
 from .rows import row_mutants
 
@@ -26,10 +27,10 @@ FAMILIES: dict[str, Edit] = {
 
 
 def mutants(program: Program) -> Iterator[Mutant]:
-    """All mutants of a program after the last pass, but those of its rows, as they are asked for."""
+    """All mutants of a program after the last pass, but those of its rows and chunks, as they are asked for."""
     for family, wrong in FAMILIES.items():
         for what, span, mutated in wrong(program):
             yield Mutant(family, what, str(span), mutated)
 
 
-__all__ = ["FAMILIES", "Mutant", "mutants", "row_mutants"]
+__all__ = ["FAMILIES", "Mutant", "chunk_mutants", "mutants", "row_mutants"]

@@ -12,13 +12,14 @@ from attrs import evolve, frozen
 from ...ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
 from ...schedules.waits import Cell
 from ...source import Span
+from ..moves import Move
 
 
 @frozen
 class Mutant:
     """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan line.
 
-    Or it is right, but what the cell `freed` of its rows takes is gone before.
+    Or it is right, but what the cell `freed` of its rows takes is gone before, or chunks are moved as `moved` says.
     """
 
     family: str
@@ -26,6 +27,7 @@ class Mutant:
     line: str
     program: Program
     freed: Cell | None = None
+    moved: tuple[Move, ...] | None = None
 
 
 Edit: TypeAlias = Callable[[Program], Iterator[tuple[str, Span, Program]]]

@@ -51,7 +51,10 @@ def _calls(plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int) ->
 def _in_row(
     plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, turns: dict[str, range]
 ) -> Iterator[Expected]:
-    """What a rank of a pipeline does: its row stands where its stages do in the list."""
+    """What a rank of a pipeline does: its row stands where its stages do in the list.
+
+    What of that row's stages is reduced as soon as they have ended stands behind them.
+    """
     pipeline, parts = plan["pipeline"], dict[tuple[int, str], list[dict[str, Any]]]()
     for each in listed:
         if "stage" in each:
@@ -62,10 +65,21 @@ def _in_row(
         (stage, work): [*_in_order(plan, part, rank, turns | _own(pipeline["stages"][stage]))]
         for (stage, work), part in parts.items()
     }
+    row = [(int(stage), work) for stage, work in _ACTION.findall(pipeline["rows"][listed[0]["rank"]])]
+    ended = [each for each in behind if "chunk" in each]
     yield from _in_order(plan, before, rank, turns)
-    for stage, work in _ACTION.findall(pipeline["rows"][listed[0]["rank"]]):
-        yield from calls.get((int(stage), "B" if work == "I" else work), ())  # the part of weights communicates nothing
-    yield from _in_order(plan, behind, rank, turns)
+    for at, (stage, work) in enumerate(row):
+        yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == at], rank, turns)
+        yield from calls.get((stage, "B" if work == "I" else work), ())  # the part of weights communicates nothing
+    yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == len(row)], rank, turns)
+    yield from _in_order(plan, [each for each in behind if "chunk" not in each], rank, turns)
+
+
+def _end(row: Sequence[tuple[int, str]], stages: Sequence[int]) -> int:
+    """Where the stages have ended: before the next action that is no message, or behind the row."""
+    computing = [at for at, (_, work) in enumerate(row) if "_" not in work]
+    last = max(at for at in computing if row[at][0] in stages)
+    return next((at for at in computing if at > last), len(row))
 
 
 _ACTION = re.compile(r"(\d+)([A-Z_]+)\d+")

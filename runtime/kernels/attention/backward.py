@@ -1,4 +1,5 @@
 """Attention's backward by kernels: both make the weights again, from q, k and the log-sum-exp; none adds atomically."""
+# pyright: basic
 
 from torch import Tensor
 

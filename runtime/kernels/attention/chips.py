@@ -1,4 +1,4 @@
-"""Blocks that fit chips: by compute capability and head_dim, for bfloat16 and float16.
+"""Blocks that fit chips: by compute capability and head_dim for bfloat16 and float16, by head_dim for float32.
 
 Chosen by what the compiler makes of them without a GPU: the largest of those tried whose kernels spill no register and
 fit in shared memory, with every mask and cap; times on the chips may say otherwise.
@@ -27,3 +27,8 @@ _OF_100 = {
     ),
 }
 BLOCKS: Mapping[int, Mapping[int, Blocks]] = {80: _OF_80, 90: _OF_90, 100: _OF_100}
+
+FLOAT32: Mapping[int, Blocks] = {
+    64: Blocks(Block(32, 32, warps=4, stages=2), Block(32, 32, warps=8, stages=2), Block(32, 32, warps=4, stages=2)),
+}
+"""Products in float32 are exact ("ieee"), not on tensor cores, and slow."""

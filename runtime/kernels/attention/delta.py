@@ -1,5 +1,5 @@
 """What the gradient of a softmax subtracts: δ = Σ out · dout − dlse of each row (arXiv:2307.08691, algorithm 2)."""
-# pyright: basic  (Triton has no types)
+# pyright: basic, reportGeneralTypeIssues=false
 
 import torch
 import triton

@@ -1,5 +1,5 @@
 """Attention's forward kernel: FlashAttention-2 (arXiv:2307.08691, algorithm 1)."""
-# pyright: basic  (Triton has no types)
+# pyright: basic, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -23,8 +23,6 @@ def forward_kernel(
     CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head against all keys it sees; under a causal mask the longest begin first."""
-    FIRST: tl.constexpr = 3 if DOCUMENTS else (0 if BACK >= 0 else 1)
-    LAST: tl.constexpr = 4 if DOCUMENTS else 3
     tile, batch, head = place(tl.cdiv(queries, ROWS), heads)
     begin = (tl.cdiv(queries, ROWS) - 1 - tile) * ROWS
     k += batch * k_batch + head // GROUP * k_head
@@ -37,10 +35,10 @@ def forward_kernel(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DP], tl.float32)
-    for PHASE in tl.static_range(FIRST, LAST):
+    for PHASE in tl.static_range(3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3):
         start, stop = span(PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH)
         if DOCUMENTS:
-            start, stop = near(k_ids, k_ids_row, start, stop, own, COLUMNS)
+            start, stop = near(k_ids, k_ids_row, start, stop, own)
         for first in tl.range(start, stop, COLUMNS):
             columns = first + tl.arange(0, COLUMNS)
             k_tile = load_tile(k, first, k_row, keys, COLUMNS, D, DP, PHASE != 1)

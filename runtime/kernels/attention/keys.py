@@ -1,5 +1,5 @@
 """The kernel of the gradients of keys and values: FlashAttention-2 (arXiv:2307.08691, algorithm 2)."""
-# pyright: basic  (Triton has no types)
+# pyright: basic, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -18,8 +18,6 @@ def keys_kernel(
     CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A block of keys and values of one head against the queries, of all heads that use it, that see it."""
-    FIRST: tl.constexpr = 3 if DOCUMENTS else (0 if FORTH >= 0 else 1)
-    LAST: tl.constexpr = 4 if DOCUMENTS else 3
     tile, batch, kv_head = place(tl.cdiv(keys, COLUMNS), heads // GROUP)
     begin = tile * COLUMNS
     columns = begin + tl.arange(0, COLUMNS)
@@ -30,10 +28,10 @@ def keys_kernel(
         own = load_ids(k_ids, k_ids_row, columns, keys)
     k_sums = tl.zeros([COLUMNS, DP], tl.float32)
     v_sums = tl.zeros([COLUMNS, DP], tl.float32)
-    for PHASE in tl.static_range(FIRST, LAST):
+    for PHASE in tl.static_range(3 if DOCUMENTS else (0 if FORTH >= 0 else 1), 4 if DOCUMENTS else 3):
         start, stop = span(PHASE, begin - shift, begin + COLUMNS - 1 - shift, queries, ROWS, FORTH, BACK)
         if DOCUMENTS:
-            start, stop = near(q_ids, q_ids_row, start, stop, own, ROWS)
+            start, stop = near(q_ids, q_ids_row, start, stop, own)
         steps = tl.maximum(tl.cdiv(stop - start, ROWS), 0)
         for step in tl.range(0, GROUP * steps):
             head, first = kv_head * GROUP + step // steps, start + step % steps * ROWS

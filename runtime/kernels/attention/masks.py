@@ -3,12 +3,13 @@
 The query of row r stands at r + shift among the keys, and sees from BACK behind that to FORTH ahead of it; a negative
 BACK or FORTH is no limit.
 """
-# pyright: basic  (Triton has no types)
+# pyright: basic
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+_CHUNK = tl.constexpr(1024)
 
 
 @triton.jit
@@ -42,17 +43,17 @@ def load_ids(ids, stride, places, size):
 
 
 @triton.jit
-def near(ids, stride, start, stop, own, STEP: tl.constexpr, CHUNK: tl.constexpr = 1024):
+def near(ids, stride, start, stop, own):
     """`start` and `stop`, narrowed to others with a document between the smallest and the largest of `own`."""
     lowest, highest = tl.min(own, 0), tl.max(own, 0)
-    first, last = stop, start
-    for chunk in range(start, stop, CHUNK):
-        places = chunk + tl.arange(0, CHUNK)
+    first, last = stop, tl.minimum(start, stop)
+    for chunk in range(start, stop, _CHUNK):
+        places = chunk + tl.arange(0, _CHUNK)
         theirs = load_ids(ids, stride, places, stop)
         found = (theirs >= lowest) & (theirs <= highest) & (places < stop)
         first = tl.minimum(first, tl.min(tl.where(found, places, stop), 0))
         last = tl.maximum(last, tl.max(tl.where(found, places + 1, start), 0))
-    return first // STEP * STEP, last
+    return first, last
 
 
 @triton.jit

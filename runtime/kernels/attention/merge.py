@@ -6,7 +6,7 @@ out = w₁ · out₁ + w₂ · out₂
 doutᵢ = wᵢ · dout
 dlse₁ = w₁ · (dlse + w₂ · t)    dlse₂ = w₂ · (dlse − w₁ · t)    t = Σ dout · (out₁ − out₂)
 """
-# pyright: basic  (Triton has no types)
+# pyright: basic, reportGeneralTypeIssues=false
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -69,7 +69,7 @@ class Attention:
         keys have 0 and −∞.
         """
         back = window - 1  # -1, no limit, without a window
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        how = Setting(seq, scale, back, 0 if causal else back, softcap, shift)
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        how = Setting(seq, factor, back, 0 if causal else back, softcap, shift)
         blocks = launching.tile_for(self, self.blocks, q.shape[-1], q, k, v)
         return attend(q, k, v, q_documents, k_documents, how, blocks)

@@ -70,12 +70,14 @@ def _keys(x: Tensor, how: Setting) -> Tensor:
 
 def _queries(x: Tensor, k: Tensor, how: Setting) -> Tensor:
     """q or its like as [b, h, g, q, d], a view."""
-    return x.movedim(how.seq, -2).unflatten(1, (k.shape[2], x.shape[2] // k.shape[2]))
+    x = x.movedim(how.seq, -2)
+    return x.view(x.shape[0], k.shape[2], x.shape[1] // k.shape[2], *x.shape[2:])
 
 
 def _scores(q: Tensor, k: Tensor, how: Setting) -> Tensor:
-    scores = how.scale * torch.einsum("bhgqd,bhkd->bhgqk", _widened(q), _widened(k))
-    return how.cap * torch.tanh(scores / how.cap) if how.cap else scores
+    products: Tensor = torch.einsum("bhgqd,bhkd->bhgqk", _widened(q), _widened(k))
+    scores = products * how.scale
+    return torch.tanh(scores / how.cap) * how.cap if how.cap else scores
 
 
 def _finite(lse: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 """The kernel of the gradient of queries; without atomics, it makes the weights once more (arXiv:2307.08691)."""
-# pyright: basic  (Triton has no types)
+# pyright: basic, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -18,8 +18,6 @@ def queries_kernel(
     CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head against all keys it sees, as in `forward_kernel`."""
-    FIRST: tl.constexpr = 3 if DOCUMENTS else (0 if BACK >= 0 else 1)
-    LAST: tl.constexpr = 4 if DOCUMENTS else 3
     tile, batch, head = place(tl.cdiv(queries, ROWS), heads)
     begin = (tl.cdiv(queries, ROWS) - 1 - tile) * ROWS
     k += batch * k_batch + head // GROUP * k_head
@@ -34,10 +32,10 @@ def queries_kernel(
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
         own = load_ids(q_ids, q_ids_row, rows, queries)
     sums = tl.zeros([ROWS, DP], tl.float32)
-    for PHASE in tl.static_range(FIRST, LAST):
+    for PHASE in tl.static_range(3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3):
         start, stop = span(PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH)
         if DOCUMENTS:
-            start, stop = near(k_ids, k_ids_row, start, stop, own, COLUMNS)
+            start, stop = near(k_ids, k_ids_row, start, stop, own)
         for first in tl.range(start, stop, COLUMNS):
             columns = first + tl.arange(0, COLUMNS)
             k_tile = load_tile(k, first, k_row, keys, COLUMNS, D, DP, PHASE != 1)

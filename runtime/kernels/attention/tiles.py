@@ -1,5 +1,5 @@
 """Block sizes of the attention kernels, and loads of tiles."""
-# pyright: basic  (Triton has no types)
+# pyright: basic
 
 from dataclasses import dataclass
 

@@ -43,18 +43,18 @@ try:
         Stored,
         Text,
         all_gather,
-        all_gather_,
         all_reduce,
         all_reduce_,
         attention,
         clip_scale,
         count_valid,
         embedding,
+        gather_each,
         max_logit,
         normal,
         ones,
+        reduce_each,
         reduce_scatter,
-        reduce_scatter_,
         rms_norm,
         rope,
         rope_table,
@@ -160,7 +160,7 @@ PIPELINE = Pipeline(
 
 def build(mesh: Mesh) -> tuple[nn.Module, State]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
-    model = Llama(mesh, PIPELINE.stages(mesh))
+    model, holders = PIPELINE.build(Llama, mesh)
     buckets = {
         "dp_split_tp": Bucket(
             Group(
@@ -185,29 +185,29 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
         ),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
-    return model, State(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)
+    return model, State(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32, holders=holders)
 
 
 def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    pp_dp = mesh.axis("pp", "dp")
     tp = mesh.axis("tp")
+    pp_dp = mesh.axis("pp", "dp")
     pp_dp_tp = mesh.axis("pp", "dp", "tp")
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
-    weights = state.weights()
-    all_gather_(weights["dp_tp"], dp)  # S→R  up to 320 × f32
-    all_gather_(weights["dp_split_tp"], dp)  # S→R  57,600 × f32
-    loss = PIPELINE.run(model, batch, share, mesh)  # forward, backward
+    flats = state.flats()
+    gather_each(dp, flats["dp_tp"], flats["dp_split_tp"])  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    reductions = [
+        reduce_each(flats["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
+        reduce_each(flats["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
+    ]
+    loss = PIPELINE.run(model, batch, share, mesh, flats, reductions)  # forward, backward
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
-    gradients = state.gradients()
-    gradients["dp_split_tp"] = reduce_scatter_(gradients["dp_split_tp"], dp)  # P→S  28,800 × f32
-    gradients["dp_tp"] = reduce_scatter_(gradients["dp_tp"], dp)  # P→S  up to 160 × f32
-    all_reduce_(gradients["dp_tp"], tp)  # P→I  up to 160 × f32
-    squares = all_reduce_(sum_squares(gradients["dp_split_tp"]), pp_dp_tp)
-    squares_2 = all_reduce_(sum_squares(gradients["dp_tp"]), pp_dp)
+    gradients = state.gradients()  # complete: what stages began
+    squares = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
+    squares_2 = all_reduce_(sum_squares(*gradients["dp_tp"]), pp_dp)
     norm = (squares + squares_2).sqrt()
     state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
     return Metrics(loss=loss, norm=norm, tokens=count)
@@ -221,10 +221,9 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     pp_dp = mesh.axis("pp", "dp")
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
-    weights = state.weights()
-    all_gather_(weights["dp_tp"], dp)  # S→R  up to 320 × f32
-    all_gather_(weights["dp_split_tp"], dp)  # S→R  57,600 × f32
-    loss = PIPELINE.evaluate(model, batch, mesh)  # forward
+    flats = state.flats()
+    gather_each(dp, flats["dp_tp"], flats["dp_split_tp"])  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    loss = PIPELINE.evaluate(model, batch, mesh, flats)  # forward
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)
 

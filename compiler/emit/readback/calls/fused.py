@@ -1,6 +1,7 @@
 """Reads calls that do the work of several ops."""
 
 import ast
+from typing import cast
 
 from ....ir import Attr
 from ..expressions import Expressions, Reader
@@ -49,11 +50,10 @@ def linears(e: Expressions, call: ast.Call) -> Seen:
     into = tuple(e.sizes(w, w.groups[0]) for w in weights)
     several = any(len(sizes) > 1 for sizes in into)
     demand(call, given.get("into") == (into if several else None), f"the weights have {into}")
-    apart = given.get("apart", ())
     attrs: dict[str, Attr] = {"over": over.pop()}
-    if apart:
+    if apart := given.get("apart"):
         demand(call, isinstance(apart, tuple), "`apart` is no tuple")
-        attrs["apart"] = tuple(map(str, apart))
+        attrs["apart"] = tuple(map(str, cast(tuple[object, ...], apart)))
     results = e.take(call, "contracts", [x, *weights], attrs)
     for y, w in zip(results, weights, strict=True):
         dims = (*(dim for group in x.groups[:-1] for dim in group), *w.groups[0])

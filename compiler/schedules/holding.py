@@ -1,0 +1,160 @@
+"""What ranks hold over their rows: microbatches between forward and backward, and what stages hand to each other.
+
+Purpose: the one walk over a row that knows what comes and goes with each action.  Non-goals: what is how large
+(`memory`), and what an action needs for itself while it runs.
+"""
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from .actions import Action, Schedule, Work
+
+
+@frozen
+class Beside:
+    """An action that computes, and what its rank holds meanwhile beside the action's own microbatch in its stage.
+
+    at      its place in the row
+    kept    of other microbatches, and of this one in other stages
+    handed  of what stages hand to each other, but for that which the action takes
+    """
+
+    at: int
+    action: Action
+    kept: float
+    handed: float
+
+
+@frozen
+class Keeps:
+    """How much a rank holds for one microbatch of each stage; one unit for all."""
+
+    input: tuple[float, ...]
+    """From its forward to the input part of its backward."""
+    weight: tuple[float, ...]
+    """From the input part to the weight part."""
+    handed: float = 0
+    """What stages hand to each other, at most: from where its message begins, or from the action that makes it for a
+    stage of the same rank, to the action that takes it.  Of what a stage sends one of each kind is under way until the
+    next."""
+    cuts: tuple[float, ...] = ()
+    """What each hands to the next, and that back, where they differ."""
+
+    @classmethod
+    def uniform(cls, stages: int, input: float = 1, weight: float = 1) -> "Keeps":
+        """The same for all stages; as it stands it counts microbatches."""
+        return cls((input,) * stages, (weight,) * stages)
+
+    def between(self, stage: int, other: int) -> float:
+        """What two neighbours hand to each other."""
+        return self.cuts[min(stage, other)] if self.cuts else self.handed
+
+    def before(self, action: Action) -> float:
+        """What is held of a microbatch in a stage before an action that computes."""
+        match action.work:
+            case Work.FORWARD:
+                return 0
+            case Work.WEIGHT:
+                return self.weight[action.stage]
+            case _:
+                return self.input[action.stage]
+
+    def after(self, action: Action) -> float:
+        """What is held of it then."""
+        match action.work:
+            case Work.FORWARD:
+                return self.input[action.stage]
+            case Work.INPUT:
+                return self.weight[action.stage]
+            case _:
+                return 0
+
+
+@frozen
+class Room:
+    """The most that each rank may hold."""
+
+    most: tuple[float, ...]
+    keeps: Keeps
+
+    @classmethod
+    def counted(cls, ranks: int, stages: int, most: float) -> "Room":
+        """So many microbatches on each rank, each in one of its stages."""
+        return cls((most,) * ranks, Keeps.uniform(stages))
+
+    def holds(self, schedule: Schedule) -> bool:
+        """Whether all ranks keep to it."""
+        return all(held <= most for held, most in zip(high_water(schedule, self.keeps), self.most, strict=True))
+
+
+def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
+    """The row of a rank, whose messages are needed for `handed`."""
+    kept: float = 0
+    handed: float = 0
+    under_way: set[tuple[int, Work]] = set()
+    for at, action in enumerate(schedule.rows[rank]):
+        stage, work = action.stage, action.work
+        if work in (Work.RECEIVE_FORWARD, Work.RECEIVE_BACKWARD):
+            handed += keeps.between(stage, stage - 1 if work is Work.RECEIVE_FORWARD else stage + 1)
+        elif work.is_message:
+            if (stage, work) in under_way:  # the one before is gone
+                handed -= keeps.between(stage, stage + 1 if work is Work.SEND_FORWARD else stage - 1)
+            under_way.add((stage, work))
+        else:
+            takes, makes = _passes(action, schedule.stages - 1, keeps)
+            before = keeps.before(action)
+            yield Beside(at, action, kept - before, handed - takes)
+            kept += keeps.after(action) - before
+            handed += makes - takes
+
+
+def _passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
+    """What an action takes that another stage made, and what it makes for another."""
+    stage = action.stage
+    follows = keeps.between(stage - 1, stage) if stage else 0
+    precedes = keeps.between(stage, stage + 1) if stage < last else 0
+    match action.work:
+        case Work.FORWARD:
+            return follows, precedes
+        case Work.WEIGHT:
+            return 0, 0
+        case _:
+            return precedes, follows
+
+
+def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, ...]:
+    """The most that each rank holds at once; without `keeps`, of how many forwards backward is not done.
+
+    Rows have messages, unless what stages hand to each other counts nothing.
+    """
+    keeps = keeps or Keeps.uniform(schedule.stages)
+    return tuple(_most(schedule, rank, keeps) for rank in range(schedule.ranks))
+
+
+def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
+    return max(
+        (
+            it.kept + it.handed + max(keeps.before(it.action), keeps.after(it.action))
+            for it in beside(schedule, rank, keeps)
+        ),
+        default=0,
+    )
+
+
+def always_handed(homes: tuple[int, ...], rank: int) -> int:
+    """For how many values that stages hand to each other a rank always needs room.
+
+    One gradient for each stage that others give one: whatever else it holds, what frees memory can then go on.  And
+    those of which one is under way.
+    """
+    last = len(homes) - 1
+    stages = [stage for stage, home in enumerate(homes) if home == rank]
+    neighbours = [near for stage in stages for near in (stage - 1, stage + 1) if 0 <= near <= last]
+    return sum(stage < last for stage in stages) + sum(homes[near] != rank for near in neighbours)
+
+
+def least(homes: tuple[int, ...], rank: int, keeps: Keeps) -> float:
+    """What a rank holds of a single microbatch before any backward, and must always have room for."""
+    own = sum(keeps.input[stage] for stage, home in enumerate(homes) if home == rank)
+    return own + always_handed(homes, rank) * keeps.handed

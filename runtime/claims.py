@@ -1,0 +1,85 @@
+"""Which parameters a bucket has: by the patterns of its groups, turn by turn of repeats, or stage by stage.
+
+Non-goals: where they lie (`layout`), their memory (`buckets`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from .layout import Members
+from .optimizers import Group
+from .parameters import Spec
+
+Turn = tuple[str, ...]
+"""A turn of nested repeats, outermost first: what stands for the `*` of patterns."""
+
+Holders = Mapping[str, tuple[int, ...]]
+"""Of each parameter of a pipeline, by name, the stages of this rank that have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A parameter that a pattern matches, and what the pattern's `*` stand for."""
+
+    name: str
+    spec: Spec
+    turn: Turn
+
+
+Claims = list[tuple[Group, list[Claimed]]]
+"""The parameters of a bucket, by group."""
+
+
+def claimed(groups: Iterable[Group], left: dict[str, Spec], partial: bool) -> Claims:
+    """What a bucket's groups claim, taken out of `left`."""
+    return [(group, _claim(group, left, partial)) for group in groups]
+
+
+def by_turns(claims: Claims) -> Mapping[Turn, Members]:
+    """The groups with their parameters, those of each turn."""
+    turns = dict.fromkeys(each.turn for _, claimed in claims for each in claimed)
+    return {
+        turn: [(group, _specs([each for each in claimed if each.turn == turn])) for group, claimed in claims]
+        for turn in turns
+    }
+
+
+def whole(claims: Claims) -> Members:
+    """The groups with all of their parameters."""
+    return [(group, _specs(claimed)) for group, claimed in claims]
+
+
+def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
+    """The claims of each chunk, by the stages that have its parameters: one at least, and one for all `together`."""
+    held = sorted({holders[each.name] for _, claimed in claims for each in claimed})
+    if together or not held:
+        return {tuple(sorted({stage for stages in held for stage in stages})): claims}
+    return {
+        stages: [(group, [each for each in claimed if holders[each.name] == stages]) for group, claimed in claims]
+        for stages in held
+    }
+
+
+def _claim(group: Group, left: dict[str, Spec], partial: bool) -> list[Claimed]:
+    """Takes out of `left` what a group's patterns match; asserts that each does, but where a model is `partial`."""
+    claimed: list[Claimed] = []
+    for pattern in group.patterns:
+        names = [name for name in left if _matches(name, pattern)]
+        assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
+        claimed += [Claimed(name, left.pop(name), _turn(name, pattern)) for name in names]
+    return claimed
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether each dotted part matches: `layers.*.wq` stands for `layers.3.wq` but not for `layers.3.attention.wq`."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _turn(name: str, pattern: str) -> Turn:
+    return tuple(part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*")
+
+
+def _specs(claimed: list[Claimed]) -> dict[str, Spec]:
+    return {each.name: each.spec for each in claimed}
