@@ -14,7 +14,7 @@ from math import prod
 
 from attrs import evolve
 
-from ..ir import MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
+from ..ir import ITEM_BYTES, MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from .algebra import CONTRACT
 from .loss import SMOOTHING, wide
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes

@@ -148,7 +148,7 @@ def test_what_forward_keeps_of_a_head_in_parts() -> None:
         ("linear_parts", "x.3", X, 1),
         ("linear_parts", "peak", 20 * 4, 1),
         ("rejoined", "exp(m - peak)", 20 * 4, 1),
-        ("token_loss", "z.2", 20 * 4, 1),
+        ("token_loss", "z.1", 20 * 4, 1),
         ("token_loss", "no label", 20, 1),
     ]
 
