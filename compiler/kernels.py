@@ -15,6 +15,7 @@ from .gpus import gpu
 from .ir import Op, Program, Type, types, walk
 from .leaves import leaves
 from .ops import OPS
+from .ops.head import few_columns, few_tokens
 from .settings import TRITON
 
 Size = Callable[[Program, Sequence[Type], Op], int]
@@ -42,16 +43,6 @@ def _columns(program: Program, operands: Sequence[Type], op: Op) -> int:
     return program.local_size(operands[1], operands[1].dims[0])
 
 
-def _few_columns(columns: int) -> int:
-    """Of how many classes logits are made at a time: a sixteenth, but enough for large products."""
-    return max(4096, -(-columns // (16 * 128)) * 128)
-
-
-def _few_tokens(columns: int) -> int:
-    """Of how many tokens logits are made at a time: as few as are enough for large products."""
-    return 1024
-
-
 @frozen
 class Kernel:
     """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
@@ -73,8 +64,8 @@ KERNELS = {
     "cross_entropy": Kernel("CrossEntropy", _last),
     "gelu_mul": Kernel("GeluMul", _last),
     "layernorm": Kernel("LayerNorm", _of_weight),
-    "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, _few_tokens),
-    "linear_parts": Kernel("LinearParts", _columns, _few_columns),
+    "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, few_tokens),
+    "linear_parts": Kernel("LinearParts", _columns, few_columns),
     "rmsnorm": Kernel("RMSNorm", _of_weight),
     "rope": Kernel("Rope", _last),
     "rope_pair": Kernel("RopePair", _last),

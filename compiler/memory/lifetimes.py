@@ -154,9 +154,20 @@ def put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[st
         if isinstance(stmt, Region):
             found |= put_off(storages, stmt.body, turns * storages.program.size(stmt.dim))
         elif is_put_off(stmt):
-            names = [name for name in stmt.inputs[:2] if not storages.held(name)]
+            names = [name for name in _needed(stmt) if not storages.held(name)]
             found |= {storages.root(name): turns * storages.bytes(name) for name in names}
     return found
+
+
+def _needed(op: Op) -> Sequence[str]:
+    """What a weight's gradient is made of; a loss makes it, and it is only to be scaled."""
+    match op.kind:
+        case "linear_cross_entropy_dw":
+            return [value.name for value in op.outputs]
+        case "linear_parts_dw":
+            return op.inputs
+        case _:
+            return op.inputs[:2]
 
 
 OF_WEIGHTS = ("embedding_dw", "linear_cross_entropy_dw", "linear_parts_dw")

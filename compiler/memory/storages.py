@@ -11,6 +11,7 @@ from attrs import frozen
 
 from ..ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, Type, types, walk
 from ..ops import OPS
+from ..ops.head import GRADIENTS
 
 
 @frozen
@@ -65,6 +66,7 @@ class Storages:
         self.made_again: dict[str, tuple[str, ...]] = {}
         self.sometimes: set[str] = set()
         self._find_again()
+        self._find_given()
 
     @property
     def microbatches(self) -> Region:
@@ -133,6 +135,18 @@ class Storages:
                 self.again |= {value.name: first for value in op.outputs}
                 self.made_again |= {value.name: first.inputs for value in first.outputs}
                 self.sometimes |= {value.name for value in first.outputs} if "every" in dict(op.attrs) else set()
+
+    def _find_given(self) -> None:
+        """Gradients that a loss makes in forward, and backward scales where they lie."""
+        losses = {
+            tuple(map(self.root, op.inputs)): op.outputs[0].name
+            for op in walk(self.forward.body)
+            if op.kind == "linear_cross_entropy"
+        }
+        for op in walk(self.backward.body):
+            if op.kind in GRADIENTS:
+                loss = losses[tuple(map(self.origin, op.inputs[1:]))]
+                self._root[op.outputs[0].name] = f"{loss}: {GRADIENTS[op.kind]}"
 
     def _does(self, op: Op) -> object:
         attrs = tuple(attr for attr in op.attrs if attr[0] != "every")

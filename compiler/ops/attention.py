@@ -95,11 +95,13 @@ def _rope_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 
 
 def _attention_saves(it: Local) -> Saved:
-    """Flash attention where there is a kernel; with a cap or dropout all scores."""
+    """Flash attention where there is a kernel; with a cap or dropout all scores.  scalec's own needs no mask."""
     given = dict(it.op.attrs)
-    if "softcap" in given or "dropout" in given:
+    if "dropout" in given or ("softcap" in given and not it.kernels):
         return _scores(it)
     row = ("logsumexp", it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide)
+    if it.kernels:
+        return Saved(operands=(0, 1, 2), results=(0,), others=(row,))
     window = 0 < float(str(given.get("window", 0))) < it.program.size(SEQUENCE)
     masked = window or len(it.types) > 3
     mask = (("mask", _pairs(it) * it.bytes() // it.elements()),) if masked else ()
@@ -122,6 +124,33 @@ def _scores(it: Local) -> Saved:
     return Saved(operands=(*((0,) if as_it_lies else ()), *draws), others=tuple(others))
 
 
+QUERIES = 256
+"""Of how many queries scalec's own attention has scores at a time where it is plain torch."""
+
+
+def _attention_scratch(it: Local) -> int:
+    """What torch's holds, or for what torch has no kernel, scalec's: its kernels hold nothing."""
+    given = dict(it.op.attrs)
+    back = it.op.kind == "attention_dx"
+    window = round(float(str(given.get("window", 0))))
+    special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > (5 if back else 3)
+    if not it.kernels or "dropout" in given or not special:
+        return _scores_twice(it)
+    return 0 if it.launched else _scores_of_some(it, back, "softcap" in given, window)
+
+
+def _scores_of_some(it: Local, back: bool, capped: bool, window: int) -> int:
+    """Those of some queries, so many functions of them, and what is left of the queries before."""
+    size = it.program.size(SEQUENCE)
+    queries = min(size, QUERIES)
+    keys = min(size, window + queries) if window else size
+    before = min(size - queries, keys)
+    now, left = (6, 1) if back else (3 + capped, 1 + capped)
+    sums = sum(it.widened(i) for i in (1, 2, 3)) if back and it.is_narrow else 0
+    heads = it.elements() // it.program.size(it.types[0].dims[-1]) // size
+    return heads * queries * (now * keys + left * before) * it.wide + sums
+
+
 def _scores_twice(it: Local) -> int:
     """Where all scores stand in memory, two of their functions on the way to the next."""
     if not {"softcap", "dropout"} & {*dict(it.op.attrs)}:
@@ -137,8 +166,21 @@ def _pairs(it: Local) -> int:
 
 
 def _turning(it: Local) -> int:
-    """Two products that go into the result."""
-    return 2 * it.bytes()
+    """Two products that go into the result; a kernel has them in registers, and its twin in float32 at least."""
+    return 0 if it.launched else _turned(it, 0) - it.bytes() if it.kernels else 2 * it.bytes()
+
+
+def _turning_both(it: Local) -> int:
+    """The second after the first."""
+    of_q, of_k = (0, 0) if it.launched else (_turned(it, 0), _turned(it, 1))
+    return max(of_q, it.bytes(0) + of_k, it.bytes(0) + it.bytes(1)) - it.bytes(0) - it.bytes(1)
+
+
+def _turned(it: Local, operand: int) -> int:
+    """Two products and their sum."""
+    size = it.program.size(it.types[operand].dims[-1])
+    turned = round(float(str(dict(it.op.attrs).get("dims", size))))
+    return max(3 * it.widened(operand) * turned // size, it.bytes(operand))
 
 
 ROPE = OpDef(
@@ -195,6 +237,7 @@ ROPE_PAIR = OpDef(
     typing=_each_rotated,
     adjoint=_both_adjoint,
     function="rope_pair",
+    scratch=_turning_both,
 )
 ROPE_PAIR_DX = evolve(ROPE_PAIR, name="rope_pair_dx", doc="The rotations back.", adjoint=None, function="")
 
@@ -221,7 +264,7 @@ ATTENTION = OpDef(
     adjoint=_attention_adjoint,
     function="attention",
     saves=_attention_saves,
-    scratch=_scores_twice,
+    scratch=_attention_scratch,
     surface=True,
 )
 
@@ -234,5 +277,5 @@ ATTENTION_DX = OpDef(
     linear=((0,),),
     whole=_sequence_and_last,
     allows=_heads_alike,
-    scratch=_scores_twice,
+    scratch=_attention_scratch,
 )

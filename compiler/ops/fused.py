@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..ir import ITEM_BYTES, Op, Program, Type
 from .algebra import CONTRACT
-from .norm import EPS, LAYERNORM, RMSNORM, weight_gradients
+from .norm import EPS, LAYERNORM, RMSNORM, norm_dx_scratch, norm_scratch, weight_gradients
 from .pointwise import FUNCTIONS, same
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
 from .saved import Local, Saved, operands
@@ -59,6 +59,7 @@ def _added(norm: OpDef) -> tuple[OpDef, OpDef]:
         adjoint=_sum_and_norm_adjoint,
         function=f"add_{norm.function}",
         saves=_norm_saves,
+        scratch=norm_scratch,
     )
     slope = OpDef(
         f"add_{norm.name}_dx",
@@ -68,6 +69,7 @@ def _added(norm: OpDef) -> tuple[OpDef, OpDef]:
         attributes=(EPS,),
         linear=((0, 1),),
         whole=_normed,
+        scratch=norm_dx_scratch,
     )
     return entry, slope
 
@@ -152,6 +154,14 @@ def _gate_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return [*b.emit(f"{op.kind}_dx", [*grads, *map(b.saved, op.inputs)], op.inputs, **dict(op.attrs))]
 
 
+def _function_and_slope(it: Local) -> int:
+    """A kernel has them in registers; plain torch makes both, forward and backward, with two terms on the way."""
+    if it.launched:
+        return 0
+    terms = 4 + it.is_narrow + ("tanh" in dict(it.op.attrs).values())
+    return terms * it.widened() - len(it.op.outputs) * it.bytes()
+
+
 def _gated(function: OpDef) -> tuple[OpDef, OpDef]:
     """A product with a function of the other factor, and its gradients."""
     entry = OpDef(
@@ -163,6 +173,7 @@ def _gated(function: OpDef) -> tuple[OpDef, OpDef]:
         adjoint=_gate_adjoint,
         function=f"{function.name}_mul",
         saves=operands,
+        scratch=_function_and_slope,
     )
     slopes = OpDef(
         f"{entry.name}_dx",
@@ -171,6 +182,7 @@ def _gated(function: OpDef) -> tuple[OpDef, OpDef]:
         operands=takes("dy", "x", "y"),
         attributes=function.attributes,
         linear=((0,),),
+        scratch=_function_and_slope,
     )
     return entry, slopes
 

@@ -10,10 +10,11 @@ Both read logits in chunks; their gradients make them again or are made with the
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from attrs import evolve
 
-from ..ir import MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
+from ..ir import ITEM_BYTES, MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from .algebra import CONTRACT
 from .loss import SMOOTHING, wide
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
@@ -82,7 +83,48 @@ def _whole_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]
 
 def _gradients(it: Local) -> Saved:
     """Those of a loss that counts once, made with it."""
-    return Saved(others=(("gradient", it.bytes(0)), ("gradient of the weight", it.bytes(1))))
+    return Saved(others=tuple((what, it.bytes(i)) for i, what in enumerate(GRADIENTS.values()) if it.wanted[i]))
+
+
+# ---- a chunk of the logits
+
+
+def few_columns(columns: int) -> int:
+    """Of how many classes logits are made at a time: a sixteenth, but enough for large products."""
+    return max(4096, -(-columns // (16 * 128)) * 128)
+
+
+def few_tokens(columns: int) -> int:
+    """Of how many tokens logits are made at a time: as few as are enough for large products."""
+    return 1024
+
+
+def _chunk(it: Local, x: int) -> tuple[int, int]:
+    """The bytes of a chunk of logits, of the operand x and the weight behind it, and what their gradient takes there.
+
+    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 of what has fewer bits.
+    """
+    type, weight = it.types[x], it.types[x + 1]
+    tokens = prod(it.program.local_size(type, dim) for dim in tokens_of(it.op, type))
+    classes = it.program.local_size(weight, classes_of(it.op, weight))
+    whole = it.op.kind.startswith(LINEAR_CROSS_ENTROPY.name)
+    few = (min(tokens, few_tokens(classes)), classes) if whole else (tokens, min(classes, few_columns(classes)))
+    item, wide = ITEM_BYTES[type.dtype], max(4, ITEM_BYTES[type.dtype])
+    terms = 4 if "cap" in dict(it.op.attrs) else 1 + (item < wide)
+    return prod(few) * item, 0 if it.launched else prod(few) * wide * terms
+
+
+def _chunk_alone(it: Local) -> int:
+    """Backward, or where it is done with forward, both."""
+    return sum(_chunk(it, 0))
+
+
+def _sum_of_chunks(it: Local) -> int:
+    """The gradient of x adds up in float32, each part rounded first; that of the weight is made beside it."""
+    (logits, terms), narrow = _chunk(it, 2), it.bytes(2) < it.widened(2)
+    part = it.bytes(2) if narrow else 0
+    total = it.widened(2) + it.bytes(3) + logits + max(terms, part)
+    return total - it.bytes(2)
 
 
 # ---- with a part of it
@@ -181,6 +223,7 @@ LINEAR_CROSS_ENTROPY = OpDef(
     adjoint=_whole_adjoint,
     function="linear_cross_entropy",
     saves=_gradients,
+    scratch=_chunk_alone,
 )
 LINEAR_CROSS_ENTROPY_DX = OpDef(
     "linear_cross_entropy_dx",
@@ -197,6 +240,8 @@ LINEAR_CROSS_ENTROPY_DW = evolve(
     doc="The gradient of its weight.",
     shapes=_like_weight,
 )
+GRADIENTS = {LINEAR_CROSS_ENTROPY_DX.name: "gradient", LINEAR_CROSS_ENTROPY_DW.name: "gradient of the weight"}
+"""What forward keeps, and backward scales in place."""
 
 LINEAR_PARTS = OpDef(
     "linear_parts",
@@ -208,6 +253,7 @@ LINEAR_PARTS = OpDef(
     adjoint=_part_adjoint,
     function="linear_parts",
     saves=_part_saves,
+    scratch=_chunk_alone,
 )
 LINEAR_PARTS_DX = OpDef(
     "linear_parts_dx",
@@ -215,8 +261,15 @@ LINEAR_PARTS_DX = OpDef(
     operands=takes("dz", "dt", "x", "w", "labels", "m"),
     attributes=LINEAR_PARTS.attributes,
     typing=_part_dx,
+    scratch=_sum_of_chunks,
 )
-LINEAR_PARTS_DW = evolve(LINEAR_PARTS_DX, name="linear_parts_dw", doc="The gradient of its weight.", typing=_part_dw)
+LINEAR_PARTS_DW = OpDef(
+    "linear_parts_dw",
+    "The gradient of its weight.",
+    operands=LINEAR_PARTS_DX.operands,
+    attributes=LINEAR_PARTS.attributes,
+    typing=_part_dw,
+)
 
 REJOINED = OpDef(
     "rejoined",

@@ -117,6 +117,10 @@ def _token_saves(it: Local) -> Saved:
 def _entropy_saves(it: Local) -> Saved:
     """torch's own: all log-probabilities, and a sum of weights; or the parts, where there are smoothing or a z-loss."""
     tokens = it.elements(1)
+    if it.kernels:
+        each = [("peak", it.wide), ("z", it.wide), ("no label", 1)]
+        each += [("log z + peak", it.wide)] if "z" in dict(it.op.attrs) else []
+        return Saved(operands=(0,), others=tuple((what, size * tokens) for what, size in each))
     if not it.op.attrs:
         classes = it.program.valid(it.types[0].dims[-1])
         log = ("log softmax", tokens * classes * it.wide)
@@ -128,8 +132,17 @@ def _entropy_saves(it: Local) -> Saved:
 
 def _below(it: Local) -> int:
     """Of logits in few bits, or some of which are padding, a copy; where there are parts, logits − peak."""
+    if it.kernels:
+        return _in_pass(it, 0)
     padded = it.program.valid(it.types[0].dims[-1]) < it.program.size(it.types[0].dims[-1])
     return it.widened() if it.op.attrs or padded or it.bytes() < it.widened() else 0
+
+
+def _in_pass(it: Local, logits: int) -> int:
+    """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy."""
+    classes = it.types[logits].dims[-1]
+    each = it.widened(logits) // it.program.size(classes) * it.program.valid(classes)
+    return 0 if it.launched else (2 if it.bytes(logits) < it.widened(logits) else 1) * each
 
 
 def _parts_below(it: Local) -> int:
@@ -145,6 +158,8 @@ def _gradient_wide(it: Local) -> int:
     """The gradient before it is brought to the logits' element type, and torch's own of log-probabilities."""
     logits = next(i for i, type in enumerate(it.types) if type.dims == it.op.outputs[0].type.dims)
     wide, result = it.widened(logits), it.bytes(logits)
+    if it.kernels and it.op.kind == "cross_entropy_dx":
+        return _in_pass(it, logits)
     if it.op.kind == "cross_entropy_dx" and not it.op.attrs:
         return 2 * wide - result
     return max(wide + _converted(it, logits) - result, wide if result < wide else 0)

@@ -13,7 +13,7 @@ from .loss import wide
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, Shapes, TypingError, missing, takes
 from .reduce import OVER
-from .saved import Local, Saved
+from .saved import Bytes, Local, Saved, no_bytes
 
 EPS = Attribute("eps")
 
@@ -135,9 +135,9 @@ def _rows(it: Local) -> int:
 
 
 def _rms_saves(it: Local) -> Saved:
-    """On CUDA one kernel; on the CPU torch composes it, of x in float32 at least."""
+    """On CUDA one kernel, as Triton's; on the CPU torch composes it, of x in float32 at least."""
     root = ("1 / rms", _rows(it) * it.wide)
-    if it.device == "cuda":
+    if it.device == "cuda" or it.kernels:
         return Saved(operands=(0, 1), others=(root,))
     normed = ("x / rms", it.widened())
     if it.widened() == it.bytes():
@@ -147,8 +147,30 @@ def _rms_saves(it: Local) -> Saved:
 
 def _layer_saves(it: Local) -> Saved:
     """Mean and deviation of each row, on the CPU in x's own element type."""
-    each = _rows(it) * (it.wide if it.device == "cuda" else it.bytes() // it.elements())
+    own = it.device == "cpu" and not it.kernels
+    each = _rows(it) * (it.bytes() // it.elements() if own else it.wide)
     return Saved(operands=tuple(range(len(it.types))), others=(("mean", each), ("1 / deviation", each)))
+
+
+PROGRAMS = 528 * 4096
+"""Elements of the sums that the programs of a norm's backward make for its weight, before these are added up."""
+
+
+def norm_scratch(it: Local) -> int:
+    """What scalec's own norms hold, forward: in plain torch x, its square or its difference from the mean."""
+    if not it.kernels or it.launched:
+        return 0
+    centred = it.op.kind.endswith("layernorm")
+    return (3 if centred else 2 + it.is_narrow) * it.widened() - it.bytes()
+
+
+def norm_dx_scratch(it: Local) -> int:
+    """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x by rows."""
+    if not it.kernels:
+        return 0
+    if it.launched:
+        return min(it.elements(), PROGRAMS) * it.wide * (2 if "layernorm" in it.op.kind else 1)
+    return (5 + 2 * it.is_narrow) * it.widened() - it.bytes()
 
 
 def _square_saves(it: Local) -> Saved:
@@ -163,10 +185,10 @@ def _scaled_saves(it: Local) -> Saved:
 # ---- the entries
 
 
-def _norm_gradient(name: str, doc: str, shapes: Shapes) -> OpDef:
+def _norm_gradient(name: str, doc: str, shapes: Shapes, scratch: Bytes = no_bytes) -> OpDef:
     """Of the whole dims of a norm, linear in dy."""
     operands = takes("dy", "weight", "x")
-    return OpDef(name, doc, shapes, operands, attributes=(EPS,), linear=((0,),), whole=_weight_dims)
+    return OpDef(name, doc, shapes, operands, attributes=(EPS,), linear=((0,),), whole=_weight_dims, scratch=scratch)
 
 
 def _scaled_gradient(name: str, doc: str, shapes: Shapes) -> OpDef:
@@ -186,9 +208,10 @@ RMSNORM = OpDef(
     expand=_expand,
     function="rms_norm",
     saves=_rms_saves,
+    scratch=norm_scratch,
     surface=True,
 )
-RMSNORM_DX = _norm_gradient("rmsnorm_dx", "The gradient of rmsnorm's operand.", same)
+RMSNORM_DX = _norm_gradient("rmsnorm_dx", "The gradient of rmsnorm's operand.", same, norm_dx_scratch)
 RMSNORM_DW = _norm_gradient("rmsnorm_dw", "The gradient of rmsnorm's weight.", _like_weight)
 
 LAYERNORM = OpDef(
@@ -202,9 +225,10 @@ LAYERNORM = OpDef(
     expand=_expand_layernorm,
     function="layer_norm",
     saves=_layer_saves,
+    scratch=norm_scratch,
     surface=True,
 )
-LAYERNORM_DX = _norm_gradient("layernorm_dx", "The gradient of layernorm's operand.", same)
+LAYERNORM_DX = _norm_gradient("layernorm_dx", "The gradient of layernorm's operand.", same, norm_dx_scratch)
 LAYERNORM_DW = _norm_gradient("layernorm_dw", "The gradient of layernorm's weight.", _like_weight)
 
 MEAN_SQUARE = OpDef(

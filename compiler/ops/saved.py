@@ -11,6 +11,7 @@ from typing import Literal
 from attrs import frozen
 
 from ..ir import ITEM_BYTES, Op, Program, Type
+from ..settings import TRITON
 
 Device = Literal["cpu", "cuda"]
 
@@ -45,6 +46,21 @@ class Local:
     def wide(self) -> int:
         """The bytes of an element of the sums over the first operand: 8 for f64, else 4."""
         return max(4, ITEM_BYTES[self.types[0].dtype])
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an element of the first operand has fewer bits than sums over it."""
+        return ITEM_BYTES[self.types[0].dtype] < self.wide
+
+    @property
+    def kernels(self) -> bool:
+        """Whether the functions are those of `scalec.runtime.kernels`: Triton's kernels, or what torch does there."""
+        return self.program.train.kernels == TRITON
+
+    @property
+    def launched(self) -> bool:
+        """Whether a Triton kernel runs, which holds nothing that it does not say; else it is of plain torch."""
+        return self.kernels and self.device == "cuda" and self.types[0].dtype != "f64"
 
 
 @frozen

@@ -1,5 +1,6 @@
 """Small plans of every kind, for tests of the read-back.  No tests."""
 
+import ast
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +54,11 @@ UNLIKE = f"""{START} s = silu(x)
   repeat rest {{ x = x + z * tanh(x) }} {LOSS}"""
 WHOLE = f"{START} repeat blocks {{ {MLP} }} x = dropout(x, 0.1) repeat layers {{ {ATTENTION} }} {LOSS}"
 
+FUSED = LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)").replace("silu(", "gelu(")
+CAPPED = f"""{START} {LAYERS}
+  loss = cross_entropy(softcap(layernorm(x, norm[hidden], bias[hidden], 1e-5) @ wte, 30), labels, z=0.01)"""
+
+KERNELS = "kernels = triton"
 SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
 ADAM = "adamw { lr = 1e-2  clip = 1.0 }"
 GROUPS = 'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5 lr_scale = 2.0 } }'
@@ -121,6 +127,8 @@ SMALL = {
     "two carried": plan(CARRIED),
     "two losses": plan(TWO_LOSSES, mesh="ep = 2", shard="hidden over ep"),
     "groups": plan(optimizer=GROUPS),
+    "fused": plan(FUSED, options=f"{KERNELS}  recompute = full"),
+    "fused, vocabulary whole": plan(CAPPED, shard="batch over dp  heads, kv_heads, ffn over tp", options=KERNELS),
     "fp16": plan(options=FP16, optimizer="adamw { lr = 1e-2  clip = 1 }"),
     "fp16, unclipped": plan(options="precision = fp16", optimizer="sgd { lr = 1e-2 }"),
     "fp16, zero 1": plan(options=FP16, state="zero 1 over dp  bucket = 12KiB"),
@@ -162,5 +170,7 @@ def with_imports(text: str) -> str:
     """The text with all imported that tests put into it."""
     start = "from scalec.runtime import "
     called = ("all_gather", "all_gather_invariant", "await_weights", "gather_weights", "regather", "zeros")
-    names = [n for n in called if f" {n}," not in text]
+    imports = (stmt for stmt in ast.parse(text).body if isinstance(stmt, ast.ImportFrom))
+    known = {alias.name for stmt in imports if stmt.module == "scalec.runtime" for alias in stmt.names}
+    names = [n for n in called if n not in known]
     return text.replace(start, start + "".join(f"{name}, " for name in names))

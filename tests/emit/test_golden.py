@@ -33,6 +33,7 @@ SHARDS = {
     ),
     "zero_3": ("mesh { dp = 2  tp = 2 }  state { zero 3 over dp }", "precision = bf16  recompute = full"),
     "recomputed": ("mesh { dp = 2  tp = 2 }", "recompute = full"),
+    "fused": ("mesh { dp = 2  tp = 2 }", "precision = bf16  kernels = triton"),
     "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
 }
 """Variants of the tiny plan: its mesh (and shard, and state), and settings of `train`."""
@@ -68,6 +69,7 @@ def test_the_program_reads_as_it_did(variant: str, golden: Callable[[str, str], 
     [
         *(("tiny_llama", stage) for stage in ("resolve", "propagate", "insert_collectives", "fuse_buckets")),
         ("tiny_pipeline", "schedule_pipeline"),
+        ("fused", "fuse_ops"),
     ],
 )
 def test_the_ir_reads_as_it_did(variant: str, stage: str, golden: Callable[[str, str], None]) -> None:

@@ -169,6 +169,38 @@ BY_HAND = {
     "a name that hides a function": ("tiny_llama", "        a = rms_norm", "        linear = x\n        a = rms_norm"),
     "the plan twice": ("tiny_llama", "\nif __name__", "\nPLAN = None\nif __name__"),
     "no Python": ("tiny_llama", "return x\n", "return return\n"),
+    "another kernel": ("fused", "rms_norm = RMSNorm({32", "rms_norm = AddRMSNorm({32"),
+    "a kernel for another size": ("fused", "RMSNorm({32:", "RMSNorm({64:"),
+    "another tile": ("fused", "rms_norm = RMSNorm({32: Tile(rows=", "rms_norm = RMSNorm({32: Tile(rows=1"),
+    "logits in other chunks": ("fused", "chunk=4096", "chunk=2048"),
+    "no kernel": ("fused", "rms_norm = RMSNorm(", "norm = RMSNorm("),
+    "the other gate": ("fused", "gelu_mul(y, y_2)", "gelu_mul(y_2, y)"),
+    "a sum of one term": ("fused", "add_rms_norm(x, y, self.norm2", "add_rms_norm(y, y, self.norm2"),
+    "another sum's norm": (
+        "fused",
+        "add_rms_norm(x, y, self.norm2, eps=1e-05)",
+        "add_rms_norm(x, y, self.norm1, eps=1e-05)",
+    ),
+    "products of other weights": ("fused", "linears(a, self.wq, self.wk", "linears(a, self.wq, self.wv"),
+    "products of another value": ("fused", "linears(m, ", "linears(x, "),
+    "results of another shape": ("fused", "into=((2, 8),", "into=((8, 2),"),
+    "another result apart": ("fused", "apart=(2,)", "apart=(1,)"),
+    "queries turned alone": ("fused", "rope_pair(y, y_2, ", "rope_pair(y, y, "),
+    "another smoothing": ("fused", "self.tp, smoothing=0.1)\n", "self.tp, smoothing=0.2)\n"),
+    "parts of all classes": (
+        "fused",
+        "linear_parts(n, self.head, labels, self.tp",
+        "linear_parts(n, self.head, labels",
+    ),
+    "parts that are not rejoined": ("fused", "rejoined(peak, z, t, peak_2,", "rejoined(peak_2, z, t, peak,"),
+    "as many classes elsewhere": ("fused", "columns=32", "columns=64"),
+    "another cap": ("fused, vocabulary whole", "cap=30.0", "cap=31.0"),
+    "no z-loss": ("fused, vocabulary whole", "z=0.01, ", ""),
+    "the head's other operand": (
+        "fused, vocabulary whole",
+        "linear_cross_entropy(n, self.wte",
+        "linear_cross_entropy(x, self.wte",
+    ),
     "a captured value stands for the carried": ("captured", "x = layer(x, y,", "x = layer(y, y,"),
     "a loop that begins otherwise": ("two carried", "x, y = layer(x, y,", "x, y = layer(y, x,"),
     "results swapped": ("two carried", "return (x, y)", "return (y, x)"),
@@ -274,7 +306,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16"])
+@pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16", "fused"])
 @pytest.mark.parametrize("mutants", KINDS)
 def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:
     text, program = compiled(plan)

@@ -251,6 +251,7 @@ trains = st.builds(
     st.sampled_from(["fp32", "bf16", "fp16", "fp64"]),
     st.sampled_from([None, "fp32", "bf16"]),
     st.sampled_from([None, "fp32", "bf16", "fp16"]),
+    st.sampled_from(["auto", "torch", "triton"]),
     st.sampled_from(["save", "regather"]),
 )
 clusters = st.builds(Cluster, strings, counts, counts)
@@ -297,6 +298,7 @@ def test_show() -> None:
           }
           seed = 0
           precision = fp32
+          kernels = auto
           gathered = save
           recompute = none
         }

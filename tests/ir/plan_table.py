@@ -20,6 +20,7 @@ DROP = "x = dropout(x, 0.1)"
 DROPPING = ATTENTION.replace("mask=causal", "mask=causal, dropout=0.2")
 DROPPED = MLP.replace("(m @ w_up[hidden -> ffn])", "dropout(m @ w_up[hidden -> ffn], 0.1)")
 DROPOUT = evolve(DP_TP, body=f"{START} {DROP} repeat layers {{ {DROPPING} {DROPPED} }} {HEAD}")
+FUSED = "precision = fp64  kernels = triton"
 NO_DP = "vocab, heads, kv_heads, ffn over tp"
 SMALL_MLP = "silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
 
@@ -88,6 +89,22 @@ PLANS = {
         body=f"""{START}
         repeat layers as i {{ if i < 1 {{ {ATTENTION} }} else {{ x = x * g[hidden] }} {MLP} }} {HEAD}""",
         state="zero 2 over dp",
+    ),
+    "fused": evolve(DP_TP, train=FUSED),
+    "fused, smoothing, padding": evolve(
+        DP_TP,
+        body=LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)").replace("silu(", "gelu("),
+        dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
+        train=f"{FUSED}  recompute = full",
+    ),
+    "fused, vocabulary whole, tied, capped": evolve(
+        DP_TP,
+        body=LLAMA.replace("= cross_entropy(", "= cross_entropy(softcap(").replace(
+            "@ head[hidden -> vocab]", "@ wte, 2)"
+        ),
+        shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp",
+        state="zero 3 over dp",
+        train=FUSED,
     ),
     "one microbatch": evolve(DP_TP, microbatches=1),
     "three microbatches": evolve(DP_TP, microbatches=3),

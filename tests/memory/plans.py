@@ -44,6 +44,16 @@ CASES = {
     "shared weights, gathered again": replace(SP, state="zero 3 over dp", gathered="regather"),
     "shared gradients, ops again": replace(SP, state="zero 2 over dp", recompute="selective(attention, rmsnorm, silu)"),
     "layers again": replace(SP, recompute="full"),
+    "fused, one rank": replace(ONE, kernels="triton"),
+    "fused, tied": replace(SP, vocab=False, model="tied", kernels="triton", optimizer="adamw"),
+    "fused, every op": replace(ONE, model="every", kv=4, kernels="triton"),
+    "fused, z-loss": replace(ONE, padded=True, smoothing=0.1, z=0.01, kernels="triton"),
+    "fused, sequence": replace(SP, padded=True, smoothing=0.1, z=0.01, kernels="triton", state="bucket = 1KiB"),
+    "fused, shared weights": replace(SP, state="zero 3 over dp", kernels="triton"),
+    "fused, layers again": replace(SP, recompute="full", kernels="triton"),
+    "fused, ops again": replace(
+        SP, vocab=False, recompute="selective(attention, rmsnorm, silu, cross_entropy)", kernels="triton"
+    ),
     "ops again": replace(SP, recompute="selective(attention, rmsnorm, silu)"),
     "ops and gathers again": replace(SP, recompute="selective(rmsnorm, silu)", gathered="regather"),
 }
@@ -96,6 +106,10 @@ def texts() -> Iterator[tuple[str, str]]:
     for i, model in enumerate(MODELS):
         case = replace(SP if i % 2 else ONE, precision="bf16" if i % 3 else "fp32", kv=2 if model.grouped else 4)
         yield f"{model.file}, {case}", of_model(model, case)
+    for name in ("gemma2", "gpt2", "gptj"):
+        model = next(model for model in MODELS if model.file == name)
+        case = replace(SP if name == "gpt2" else ONE, precision="bf16", kv=2 if model.grouped else 4, kernels="triton")
+        yield f"{name}, fused", of_model(model, case)
     for stage in (2, 3):
         case = replace(SP, precision="bf16", recompute="none" if stage == 2 else "full")
         yield f"nested, zero {stage}", f"{NESTED}state {{ zero {stage} over dp }}\n{train_text(case)}"

@@ -42,6 +42,17 @@ def test_a_llama(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
     _near(peak(module, 16), account(program))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mesh", ["dp = 2  tp = 1", "dp = 2  tp = 2"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
+    """With the functions of kernels; what these hold where they launch is not known here."""
+    train = f"train {{ global_batch = 16  microbatch = 4  precision = {precision}  kernels = triton }}"
+    text = f'use "tiny_llama.scale" {{ {SHAPES[shape]}  {train} }}\nmesh {{ {mesh} }}\n'
+    module, program = compiled(text, tmp_path)
+    _near(peak(module, 16), account(program))
+
+
 AGAIN = ["full", "selective(attention)", "every(2, layers)", "every(3, layers)", "every(9, layers)"]
 
 
@@ -77,9 +88,13 @@ def test_few_tokens(state: str, reduce: str, tmp_path: Path) -> None:
     _near(peak(module, 4), account(program))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gptj", "olmo2", "qwen3"])
-def test_a_model(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [(name, "torch") for name in ("gemma2", "gpt2", "gptj", "olmo2", "qwen3")]
+    + [("gemma2", "triton"), ("gpt2", "triton"), ("gptj", "triton")],
+)
+def test_a_model(name: str, kernels: str, tmp_path: Path) -> None:
     model = next(model for model in MODELS if model.file == name)
-    case = replace(SP if name == "gpt2" else ONE, kv=2 if model.grouped else 4, precision="fp32")
+    case = replace(SP if name == "gpt2" else ONE, kv=2 if model.grouped else 4, precision="fp32", kernels=kernels)
     module, program = compiled(of_model(model, case).replace("seq = 8", "seq = 128"), tmp_path)
     _near(peak(module, module.PLAN.global_batch), account(program))

@@ -32,6 +32,8 @@ CASES = {
     "some layers again": replace(SP, recompute="every(2, layers)", schedule="zbv"),
     "ops again": replace(SP, recompute="selective(attention, silu)", gathered="regather"),
     "every op": replace(SP, model="every", kv=4),
+    "fused": replace(SP, kernels="triton", precision="bf16"),
+    "fused, vocabulary whole": replace(SP, kernels="triton", vocab=False, model="tied", schedule="zb_h1"),
 }
 TEXTS = {name: plan_text(case) for name, case in CASES.items()} | {"cuts that differ": unlike()}
 

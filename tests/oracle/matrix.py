@@ -14,6 +14,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "microbatches": (1, 2, 3),
     "valid": ("all", "uneven", "silent_rank", "silent_microbatch"),
     "gathered": ("save", "regather"),
+    "kernels": ("torch", "triton"),
     "optimizer": ("sgd", "momentum", "adamw", "groups"),
     "recompute": ("none", "full", "every(2, layers)", "selective(attention, silu)"),
     "state": (

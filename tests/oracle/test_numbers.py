@@ -44,7 +44,15 @@ SHARED = (
     Case(dp=3, tp=2, model="every", optimizer="adamw", clip=0.05, state="zero 3 over dp  prefetch = 2"),
     Case(dp=8, kv=1, optimizer="momentum", valid="silent_rank", state="zero 2 over dp"),
 )
-CASES = [*(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)), *MORE, *SHARED]
+FUSED = (
+    Case(kernels="triton", model="every", valid="all"),
+    Case(dp=2, tp=2, sp=True, kernels="triton", padded=True, smoothing=0.1, z=0.01, microbatches=2),
+    Case(tp=2, vocab=False, kernels="triton", padded=True, smoothing=0.1, z=0.01, model="tied", optimizer="adamw"),
+    Case(tp=4, kv=1, kernels="triton", padded=True, smoothing=0.1, model="tied", recompute="full"),
+    Case(dp=2, tp=2, sp=True, kernels="triton", model="every", microbatches=2, state="zero 3 over dp"),
+    Case(tp=2, vocab=False, kernels="triton", z=0.01, recompute="selective(cross_entropy, rmsnorm, rope)"),
+)
+CASES = [*(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)), *MORE, *SHARED, *FUSED]
 
 
 def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:

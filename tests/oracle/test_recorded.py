@@ -38,6 +38,8 @@ CASES = [
     Case(dp=2, tp=2, sp=True, state="zero 1 over dp", precision="bf16"),
     Case(dp=2, tp=2, state="zero 1 over dp", precision="fp16  reduce = bf16"),
     Case(tp=4, sp=True, kv=2, model="tied", optimizer="adamw"),
+    Case(dp=2, tp=2, sp=True, microbatches=2, kernels="triton", recompute="full", z=0.01),
+    Case(dp=2, tp=2, vocab=False, kernels="triton", state="zero 3 over dp", gathered="regather"),
 ]
 PLANTED = Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0)
 

@@ -52,6 +52,9 @@ NAMES = (
     "shared parameters",
     "fp16",
     "fp16, shared, summed in fp16",
+    "fused",
+    "fused, smoothing, padding",
+    "fused, vocabulary whole, tied, capped",
 )
 
 EXPECTED = {

@@ -26,17 +26,17 @@ from scalec.compiler.verify.reals import FUNCTIONS, Reals
 from scalec.compiler.verify.tensors import RANDOM, Tensor
 from scalec.compiler.verify.world import World
 
-NAMES = "batch seq hidden ffn vocab heads kv_heads head_dim layers".split()
-DIMS = dict(zip("bshfvnkdl", NAMES, strict=True))
-"""The letters of shapes."""
+NAMES = "batch seq hidden ffn vocab heads kv_heads head_dim layers share".split()
+DIMS = dict(zip("bshfvnkdlo", NAMES, strict=True))
+"""The letters of shapes; of a share there is one on each rank."""
 
 SIZES = {
     name: dict(zip(DIMS, sizes, strict=True))
     for name, sizes in {
-        "kv heads < heads": (2, 5, 6, 3, 7, 6, 2, 4, 3),
-        "kv heads = heads": (3, 4, 2, 5, 11, 3, 3, 6, 2),
-        "one kv head": (2, 6, 4, 2, 4, 4, 1, 2, 1),
-        "ones": (1, 1, 1, 1, 3, 1, 1, 2, 1),
+        "kv heads < heads": (2, 5, 6, 3, 7, 6, 2, 4, 3, 1),
+        "kv heads = heads": (3, 4, 2, 5, 11, 3, 3, 6, 2, 1),
+        "one kv head": (2, 6, 4, 2, 4, 4, 1, 2, 1, 1),
+        "ones": (1, 1, 1, 1, 3, 1, 1, 2, 1, 1),
     }.items()
 }
 """In all of them `vocab` is as large as `ffn` and `head_dim` together, as what is joined is."""
@@ -132,6 +132,43 @@ def token_loss(
 
 def token_loss_dx(dy: torch.Tensor, z: torch.Tensor, labels: torch.Tensor, *peak: torch.Tensor, z_loss: float) -> Any:
     return vjp(partial(token_loss, z_loss=z_loss), 0, 1)(dy, z, torch.zeros_like(z), labels, *peak)
+
+
+def capped(x: torch.Tensor, w: torch.Tensor, cap: float) -> torch.Tensor:
+    """The logits of a product, bounded if there is a cap."""
+    logits = x @ w.T
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def head(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float) -> torch.Tensor:
+    return cross_entropy(capped(x, w, cap), labels, **options)
+
+
+def parts_below(
+    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, m: torch.Tensor, smoothing: float = 0.0, cap: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """z, relative to m and in a dim of its own, and t, which is relative to nothing."""
+    logits = capped(x, w, cap)
+    z, _ = softmax_parts(logits, m, labels)
+    _, t = softmax_parts(logits, torch.zeros_like(m), labels, smoothing)
+    return z[..., None], t
+
+
+def linear_parts(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
+    """m has a gradient of zero."""
+    m = capped(x, w, options.get("cap", 0.0)).amax(-1)
+    return m.detach() + 0 * m, *parts_below(x, w, labels, m.detach(), **options)
+
+
+def linear_parts_dx(wanted: int, **options: float) -> Formula:
+    return vjp(partial(parts_below, **options), wanted, results=2)
+
+
+def rejoined(
+    m: torch.Tensor, z: torch.Tensor, t: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a label is ignored, t has its smoothing still."""
+    return z[..., 0] * torch.exp(m - peak), t - ((1 - smoothing) * (labels >= 0).double() + smoothing) * peak
 
 
 def clip_scale(norm: torch.Tensor, most: float) -> torch.Tensor:
@@ -230,6 +267,26 @@ def norm_back(*wanted: int, norm: Formula = rms_norm) -> Formula:
     return lambda *args: back(*args)[0]
 
 
+def sum_and_norm(norm: Formula) -> Formula:
+    def both(x: torch.Tensor, y: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + y, norm(x + y, *weights, eps=0.1)
+
+    return both
+
+
+def sum_and_norm_dx(norm: Formula) -> Formula:
+    """Of the gradients of both, the weight and the sum."""
+    return lambda d_sum, d_norm, weight, total: d_sum + norm_back(1, norm=norm)(d_norm, weight, total)
+
+
+def gated(function: Formula) -> Formula:
+    return lambda x, y: function(x) * y
+
+
+def two_ropes(seq: int, theta: float) -> Formula:
+    return lambda q, k: (rope(q, theta, seq), rope(k, theta, seq))
+
+
 ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
     "exp": [(torch.exp, {})],
     "gelu": [(partial(F.gelu, approximate=how), {"approximate": how}) for how in ("none", "tanh")],
@@ -246,6 +303,13 @@ DROPS: dict[str, Attr] = {"mask": "causal", "dropout": 0.25, "site": 1}
 
 LOSSES: list[dict[str, float]] = [{"smoothing": 0.1}, {"z": 0.25}, {"smoothing": 0.1, "z": 0.25}]
 """Options of the loss."""
+
+HEADS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "z": 0.25}, {"smoothing": 0.1, "cap": 0.5}]
+"""Options of the loss that makes its own logits; its parts have no z-loss."""
+
+PARTS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "cap": 0.5}]
+INNER: dict[str, Attr] = {"inner": ("hidden",)}
+SHARED: dict[str, Attr] = INNER | {"as": "share"}
 
 
 def key(operand: int, *shape: int, result: int = 0) -> torch.Tensor:
@@ -271,7 +335,75 @@ BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidd
 BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
 TWO = BY_ELEMENT | {"gives": (".. hidden", ".. hidden")}
 
+NORMS = {"rmsnorm": rms_norm, "layernorm": layer_norm}
+GATES = {f"{name}_mul": ELEMENTWISE[name] for name in ("gelu", "silu")}
+
+FUSED = {
+    "add_layernorm": [
+        case("bsh bsh h h -> bsh bsh", sum_and_norm(layer_norm), eps=0.1),
+        case("sbnd sbnd nd -> sbnd sbnd", sum_and_norm(layer_norm), eps=0.1),
+    ],
+    "add_rmsnorm": [
+        case("bsh bsh h -> bsh bsh", sum_and_norm(rms_norm), eps=0.1),
+        case("sbnd sbnd nd -> sbnd sbnd", sum_and_norm(rms_norm), eps=0.1),
+    ],
+    **{
+        f"add_{name}_dx": [
+            case("bsh bsh h bsh -> bsh", sum_and_norm_dx(norm), eps=0.1),
+            case("sbnd sbnd nd sbnd -> sbnd", sum_and_norm_dx(norm), eps=0.1),
+        ]
+        for name, norm in NORMS.items()
+    },
+    "contracts": [
+        case("bsh fh -> bsf", einsum("bsh,fh->bsf"), over=("hidden",)),
+        case(
+            "sbh ndh kdh fh -> sbnd sbkd sbf",
+            lambda x, *ws: tuple(torch.tensordot(x, w, ([-1], [-1])) for w in ws),
+            over=("hidden",),
+        ),
+        case(
+            "bsnd hnd vnd -> bsh bsv",
+            lambda x, *ws: tuple(torch.tensordot(x, w, 2) for w in (w.movedim(0, -1) for w in ws)),
+            over=("heads", "head_dim"),
+        ),
+    ],
+    "contracts_dx": [
+        case("bsf bskd fh kdh -> bsh", lambda f, k, w, v: f @ w + k.flatten(2) @ v.flatten(0, 1), inner=("hidden",)),
+    ],
+    **{name: [case("bsh bsh -> bsh", gated(f), **attrs) for f, attrs in each] for name, each in GATES.items()},
+    **{
+        f"{name}_dx": [case("bsh bsh bsh -> bsh bsh", vjp(gated(f), 0, 1), **attrs) for f, attrs in each]
+        for name, each in GATES.items()
+    },
+    "linear_cross_entropy": [case("sbh vh #sb -> .", partial(head, **it), **it, **INNER) for it in HEADS],
+    "linear_cross_entropy_dx": [
+        case(". sbh vh #sb -> sbh", vjp(partial(head, **it), 0), **it, **INNER) for it in HEADS
+    ],
+    "linear_cross_entropy_dw": [case(". sbh vh #sb -> vh", vjp(partial(head, **it), 1), **it, **INNER) for it in HEADS],
+    "linear_parts": [case("sbh vh #sb -> sb sbo sb", partial(linear_parts, **it), **it, **SHARED) for it in PARTS],
+    "linear_parts_dx": [case("sbo sb sbh vh #sb sb -> sbh", linear_parts_dx(0, **it), **it, **SHARED) for it in PARTS],
+    "linear_parts_dw": [case("sbo sb sbh vh #sb sb -> vh", linear_parts_dx(1, **it), **it, **SHARED) for it in PARTS],
+    "rejoined": [
+        case("sb sbo sb sb #sb -> sb sb", rejoined, classes="vocab"),
+        case("sb sbo sb sb #sb -> sb sb", partial(rejoined, smoothing=0.1), smoothing=0.1, classes="vocab"),
+    ],
+    "rejoined_dz": [case("sb sb sb -> sbo", lambda dz, m, peak: (dz * (m - peak).exp())[..., None], **{"as": "share"})],
+    "rope_pair": [
+        case("bsnd bskd -> bsnd bskd", two_ropes(1, 100.0), theta=100.0),
+        case("sbnd sbkd -> sbnd sbkd", two_ropes(0, 5e5), theta=5e5),
+    ],
+    "rope_pair_dx": [
+        case(
+            "bsnd bskd -> bsnd bskd",
+            lambda dq, dk: vjp(two_ropes(1, 100.0), 0, 1, results=2)(dq, dk, dq, dk),
+            theta=100.0,
+        ),
+    ],
+}
+"""Ops that do the work of several: each is held to what these mean one after the other."""
+
 CASES = {
+    **FUSED,
     **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in ELEMENTWISE.items()},
     **{f"{name}_dx": [case("bsh bsh -> bsh", vjp(f, 0), **attrs) for f, attrs in e] for name, e in ELEMENTWISE.items()},
     "add": [case("bsh bsh bsh -> bsh", added), case("h bsh sh -> bsh", added), case(". . -> .", added)],
@@ -448,7 +580,7 @@ CASES = {
 """For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results,
 `loss_scale`, any number, and `zeros`, which has no operands."""
 
-WITHOUT_GRADIENT = {("max_logit", 0), ("softmax_parts", 1), ("token_loss", 3)}
+WITHOUT_GRADIENT = {("max_logit", 0), ("rejoined", 0), ("rejoined", 3), ("softmax_parts", 1), ("token_loss", 3)}
 """Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
 
 ALL = [pytest.param(kind, it, id=f"{kind} {i}") for kind, them in CASES.items() for i, it in enumerate(them)]

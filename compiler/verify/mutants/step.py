@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, types, walk
+from ...ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, sharded, types, walk
 from ...ops.attention import head_dims
 from ...source import Span
 from .edits import Edit, aside, before, instead, ops, replaced, then, wide, with_input
@@ -168,6 +168,12 @@ def _indexed(program: Program, op: Op, types: list[Type]) -> list[tuple[str, Typ
         case "softmax_parts" | "softmax_parts_dx":
             logits = types[op.kind.endswith("dx") * 2]
             return [(logits.dims[-1], logits)]
+        case "linear_parts" | "linear_parts_dx" | "linear_parts_dw":
+            weight = types[1 if op.kind == "linear_parts" else 3]
+            return [(weight.dims[0], weight)]
+        case "rejoined":
+            classes, axes = str(op.get("classes")), types[0].axes_in(Kind.MAXIMUM)
+            return [(classes, Type(types[0].dtype, (classes,), tuple((axis, sharded(classes)) for axis in axes)))]
         case "attention" | "attention_dx":
             q, k = types[op.kind.endswith("dx") :][:2]
             drops = "dropout" in dict(op.attrs)

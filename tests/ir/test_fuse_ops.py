@@ -1,0 +1,187 @@
+"""Which ops are fused, and which stand by themselves."""
+
+import pytest
+from attrs import evolve
+
+from ir.plan_table import DP_TP, FUSED, NO_DP
+from ir.plans import HEAD, LLAMA, START, Plan
+from scalec.compiler.ir import Op, Program, walk
+from scalec.compiler.ops.attention import ROPE_PAIR
+from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
+from scalec.compiler.ops.head import LINEAR_CROSS_ENTROPY, LINEAR_PARTS, REJOINED
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.source import Source
+
+ONE = Plan(train=FUSED)
+TP = Plan(mesh="tp = 2", shard=NO_DP, train=FUSED)
+NEW = {
+    *(CONTRACTS.name, LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, REJOINED.name, ROPE_PAIR.name),
+    *GATES.values(),
+    *NORMS.values(),
+}
+
+
+def fused(plan: Plan) -> Program:
+    return plan.program("fuse_ops")
+
+
+def kinds(plan: Plan) -> list[str]:
+    """The kinds of the ops that were fused, in order."""
+    return [op.kind for op in walk(fused(plan).region.body) if op.kind in NEW]
+
+
+def only(plan: Plan, kind: str) -> Op:
+    (found,) = [op for op in walk(fused(plan).region.body) if op.kind == kind]
+    return found
+
+
+def body(statements: str, plan: Plan = ONE, head: str = HEAD) -> Plan:
+    """A plan whose repeat has these statements."""
+    return evolve(plan, body=f"{START} repeat layers {{ {statements} }} {head}")
+
+
+# ---- what is fused
+
+LAYER = ["contracts", "rope_pair", "add_rmsnorm", "contracts", "silu_mul"]
+
+
+def test_a_llama_on_one_rank() -> None:
+    assert kinds(ONE) == [*LAYER, "linear_cross_entropy"]
+
+
+def test_a_llama_whose_vocabulary_is_shared_out() -> None:
+    assert kinds(evolve(DP_TP, train=FUSED)) == [*LAYER, "linear_parts", "rejoined"]
+
+
+def test_one_product_has_the_weights_in_their_order() -> None:
+    """Queries and keys are turned, and not kept; values are kept, in memory of their own."""
+    program = fused(ONE)
+    first, second = [op for op in walk(program.region.body) if op.kind == "contracts"]
+    assert [name.rpartition(".")[0] or name for name in first.inputs[1:]] == ["wq", "wk", "wv"]
+    assert (len(first.outputs), first.names("apart")) == (3, ("2",))
+    assert (len(second.outputs), second.names("apart")) == (2, ())
+
+
+def test_a_gate_has_the_functions_attributes() -> None:
+    gelu = body("x = x + gelu(x, approximate=tanh) * exp(x)")
+    assert only(gelu, "gelu_mul").attrs == (("approximate", "tanh"),)
+
+
+@pytest.mark.parametrize("product", ["silu({a}) * {b}", "{b} * silu({a})"])
+def test_a_gate_takes_the_functions_operand_first(product: str) -> None:
+    plan = body(f"x = x + {product.format(a='tanh(x)', b='exp(x)')}")
+    made = {value.name: op.kind for op in walk(fused(plan).region.body) for value in op.outputs}
+    assert [made[name] for name in only(plan, "silu_mul").inputs] == ["tanh", "exp"]
+
+
+def test_the_sum_and_the_norm_of_layers() -> None:
+    """A sum at the end of a turn has its norm in the next one: it stands by itself."""
+    plan = body("m = layernorm(x + silu(x), g[hidden], c[hidden], eps) x = x + m")
+    assert kinds(plan) == ["linear_cross_entropy"]
+    plan = body("x = x + silu(x) m = layernorm(x, g[hidden], c[hidden], eps) x = x + tanh(m)")
+    assert kinds(plan) == ["add_layernorm", "linear_cross_entropy"]
+
+
+def test_the_head_has_the_losses_options_and_the_cap() -> None:
+    head = HEAD.replace("cross_entropy(", "cross_entropy(softcap(").replace(
+        "@ head[hidden -> vocab], labels)", "@ head[hidden -> vocab], 2), labels, smoothing=0.1, z=0.25)"
+    )
+    op = only(evolve(ONE, body=LLAMA.replace(HEAD, head)), "linear_cross_entropy")
+    assert dict(op.attrs) == {"inner": ("hidden",), "smoothing": 0.1, "z": 0.25, "cap": 2.0}
+    parts = evolve(TP, body=LLAMA.replace(HEAD, head))
+    assert dict(only(parts, "linear_parts").attrs) == {
+        "inner": ("hidden",),
+        "smoothing": 0.1,
+        "cap": 2.0,
+        "as": "vocab_shares",
+    }
+    assert dict(only(parts, "rejoined").attrs) == {"smoothing": 0.1, "classes": "vocab"}
+
+
+def test_what_ranks_share_out_has_a_dim_of_one_for_each() -> None:
+    program = fused(TP)
+    assert program.size("vocab_shares") == 2
+    z = only(TP, "linear_parts").outputs[1].type
+    assert (z.dims[-1], z.axes_of("vocab_shares")) == ("vocab_shares", ("tp",))
+
+
+# ---- what is not
+
+APART = {
+    "a function that is used besides": "s = silu(x) x = x + s * tanh(x) + s",
+    "a function of a value of fewer dims": "x = x + x * silu(g[hidden])",
+    "a function without a gate of its own": "x = x + sigmoid(x) * tanh(x)",
+    "a sum that its norm alone takes": "x = rmsnorm(x + silu(x), g[hidden], eps)",
+    "a sum of three": "y = x + silu(x) + tanh(x) x = y * rmsnorm(y, g[hidden], eps)",
+    "a sum of values of different dims": "y = x + g[hidden] x = y * rmsnorm(y, h[hidden], eps)",
+    "a norm whose weight is computed": "y = x + exp(x) x = y * rmsnorm(y, silu(h[hidden]), eps)",
+    "products of different values": "x = x + tanh(x @ w[hidden -> ffn]) @ v[ffn -> hidden]",
+    "products with weights of different numbers of dims": (
+        "y = tanh(x @ w[hidden -> heads, head_dim]) @ a[heads, head_dim -> hidden]"
+        " z = tanh(x @ u[hidden -> ffn]) @ b[ffn -> hidden] x = x + y * z"
+    ),
+    "products with one weight": "x = x + exp(x @ w[hidden -> ffn]) @ v[ffn -> hidden] + tanh(x @ w) @ v",
+    "a rotation of one operand": "q = x @ w[hidden -> heads, head_dim]"
+    " x = x + attention(rope(q, theta), q, q, causal) @ o[heads, head_dim -> hidden]",
+    "rotations by different angles": "q = x @ w[hidden -> heads, head_dim]"
+    " x = x + attention(rope(q, theta), rope(q, 2), q, causal) @ o[heads, head_dim -> hidden]",
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_what_is_not_fused(what: str) -> None:
+    """Of a repeat; the head is."""
+    assert kinds(body(APART[what])) == ["linear_cross_entropy"]
+
+
+def test_products_with_weights_over_different_axes_are_apart() -> None:
+    """One of a matrix that is whole, and one of a part of another."""
+    statement = (
+        "x = x + tanh(x @ w[hidden -> ffn]) @ v[ffn -> hidden] + (x @ u[hidden -> blocks]) @ t[blocks -> hidden]"
+    )
+    assert "contracts" in kinds(body(statement))
+    assert "contracts" not in kinds(body(statement, evolve(TP, shard="ffn over tp")))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "y = rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab]"
+        " loss = cross_entropy(y, labels) + cross_entropy(y, labels, smoothing=0.1)",
+        "loss = cross_entropy(tanh(x @ head[hidden -> vocab]), labels)",
+        "loss = cross_entropy(x @ head[hidden -> vocab] + b[vocab], labels)",
+    ],
+)
+@pytest.mark.parametrize("plan", [ONE, TP], ids=["whole", "in parts"])
+def test_logits_that_serve_more_than_a_loss_are_made(plan: Plan, head: str) -> None:
+    assert kinds(evolve(plan, body=f"{START} {head}")) == []
+
+
+@pytest.mark.parametrize("kernels", ["kernels = torch", "", "kernels = auto"])
+def test_without_kernels_nothing_is_fused(kernels: str) -> None:
+    assert kinds(evolve(DP_TP, train=f"precision = fp64  {kernels}")) == []
+
+
+def test_a_gpu_for_which_kernels_are_written_has_them() -> None:
+    text = DP_TP.text()
+    found = {
+        gpu: compile_plan(Source("tiny.scale", f"{text}\ncluster {{ gpu = {gpu} }}"), "resolve").train.kernels
+        for gpu in ("h100_sxm", "t4", "unheard_of")
+    }
+    assert found == {"h100_sxm": "triton", "t4": "torch", "unheard_of": "torch"}
+
+
+def test_what_backward_does_again_by_name_stays_what_it_is() -> None:
+    again = f"{FUSED}  recompute = selective(silu, rmsnorm, rope, cross_entropy)"
+    assert kinds(evolve(ONE, train=again)) == ["contracts", "contracts"]
+
+
+def test_what_backward_does_again_by_turns_is_fused() -> None:
+    assert kinds(evolve(ONE, train=f"{FUSED}  recompute = full")) == [*LAYER, "linear_cross_entropy"]
+
+
+def test_stages_of_a_pipeline_are_fused_too() -> None:
+    plan = f"{evolve(ONE, mesh='pp = 2').text()} shard {{ layers over pp }} pipeline {{ schedule = 1f1b }}"
+    plan = plan.replace("shard {  }", "", 1)
+    program = compile_plan(Source("tiny.scale", plan), "fuse_ops")
+    assert [op.kind for op in walk(program.region.body) if op.kind in NEW] == [*LAYER, "linear_cross_entropy"]
