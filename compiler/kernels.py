@@ -5,7 +5,8 @@ class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kern
 """
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,11 @@ OPTIMIZERS = {"adamw": "AdamW"}
 OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values(), "rejoined")
 """What else a program may import of `scalec.runtime.kernels`."""
 
-CHIPS = {100: "sm_100", 90: "sm_90", 80: "sm_80"}
-"""Those with tiles of their own, newest first; a GPU has those of the newest that is no newer than it."""
+CHIPS = {120: "sm_120", 100: "sm_100", 90: "sm_90", 89: "sm_89", 86: "sm_86", 80: "sm_80"}
+"""Those that tiles are for, newest first; a GPU is the newest that is no newer than it.
+
+A chip has the tiles of the next older one for each class of which the table has none for it.
+"""
 
 USUAL = "sm_90"
 """The chip of a plan that names no GPU."""
@@ -143,11 +147,13 @@ def accumulates(program: Program) -> bool:
     return program.train.kernels == TRITON and len(made) > 1
 
 
-def _tiles(program: Program) -> Tiles:
-    return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())[chip(program)]
+def _tiles(program: Program) -> Mapping[str, dict[str, Tile]]:
+    names = [*CHIPS.values()]
+    tables: dict[str, Tiles] = tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())
+    return ChainMap(*(tables.get(name, {}) for name in names[names.index(chip(program)) :]))
 
 
-def _used(kind: str, sizes: Sequence[int], tiles: Tiles) -> Used:
+def _used(kind: str, sizes: Sequence[int], tiles: Mapping[str, dict[str, Tile]]) -> Used:
     kernel = KERNELS[kind]
     own = tiles.get(kernel.name, {})
     chosen = ((size, _nearest(own, size) if kernel.tile == "Tile" else own.get(str(size))) for size in sizes)
