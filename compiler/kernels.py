@@ -13,7 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from .gpus import gpu
-from .ir import Op, Program, Type, types, walk
+from .ir import FLOATS, Op, Program, Type, types, walk
 from .leaves import leaves
 from .ops import OPS
 from .settings import TRITON
@@ -58,7 +58,7 @@ class Kernel:
     """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
-    tile   the class of its tiles; only those of `Tile` serve sizes other than their own
+    tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and float32
     """
 
     name: str
@@ -126,10 +126,16 @@ def kernels_of(program: Program) -> list[Used]:
     for op in walk(program.region.body):
         if op.kind in KERNELS:
             operands = [known[name] for name in op.inputs]
-            sizes.setdefault(op.kind, set()).add(KERNELS[op.kind].size(program, operands, op))
+            sizes.setdefault(op.kind, set()).update(_size(program, operands, op))
     tiles = _tiles(program)
     used = (_used(kind, sorted(found), tiles) for kind, found in sizes.items())
     return sorted(used, key=lambda each: each.function)
+
+
+def _size(program: Program, operands: Sequence[Type], op: Op) -> set[int]:
+    """The size of an op; none where no tile serves its element type, as blocks serve none of more than two bytes."""
+    kernel = KERNELS[op.kind]
+    return {kernel.size(program, operands, op)} if kernel.tile == "Tile" or FLOATS[operands[0].dtype] == 2 else set()
 
 
 def optimizer_tile(program: Program) -> str:
@@ -169,5 +175,6 @@ def _nearest(tiles: dict[str, Tile], size: int) -> Tile:
 
 def _call(name: str, arguments: Tile) -> str:
     """A tile as a call."""
-    given = (f"{key}={_call(PARTS[name], v) if isinstance(v, dict) else v}" for key, v in arguments.items())
+    part = PARTS.get(name)
+    given = (f"{key}={_call(part, value) if part else value}" for key, value in arguments.items())
     return f"{name}({', '.join(given)})"
