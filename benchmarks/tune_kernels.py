@@ -197,10 +197,10 @@ def _columns(kernels: Any, size: int, best: Any) -> Iterable[Any]:
 
 BLOCKS = [
     (queries, keys, warps, stages)
-    for queries in (64, 128)
+    for queries in (32, 64, 128)
     for keys in (32, 64, 128)
     for warps in (4, 8)
-    for stages in (2, 3)
+    for stages in (1, 2, 3)
 ]
 
 

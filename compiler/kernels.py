@@ -5,14 +5,15 @@ class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kern
 """
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
 from .gpus import gpu
-from .ir import Op, Program, Type, types, walk
+from .ir import FLOATS, Op, Program, Type, types, walk
 from .leaves import leaves
 from .ops import OPS
 from .ops.head import few_columns, few_tokens
@@ -48,7 +49,7 @@ class Kernel:
     """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
-    tile   the class of its tiles; only those of `Tile` serve sizes other than their own
+    tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and float32
     """
 
     name: str
@@ -82,8 +83,11 @@ OPTIMIZERS = {"adamw": "AdamW"}
 OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values(), "rejoined")
 """What else a program may import of `scalec.runtime.kernels`."""
 
-CHIPS = {100: "sm_100", 90: "sm_90", 80: "sm_80"}
-"""Those with tiles of their own, newest first; a GPU has those of the newest that is no newer than it."""
+CHIPS = {120: "sm_120", 100: "sm_100", 90: "sm_90", 89: "sm_89", 86: "sm_86", 80: "sm_80"}
+"""Those that tiles are for, newest first; a GPU is the newest that is no newer than it.
+
+A chip has the tiles of the next older one for each class of which the table has none for it.
+"""
 
 USUAL = "sm_90"
 """The chip of a plan that names no GPU."""
@@ -113,10 +117,16 @@ def kernels_of(program: Program) -> list[Used]:
     for op in walk(program.region.body):
         if op.kind in KERNELS:
             operands = [known[name] for name in op.inputs]
-            sizes.setdefault(op.kind, set()).add(KERNELS[op.kind].size(program, operands, op))
+            sizes.setdefault(op.kind, set()).update(_size(program, operands, op))
     tiles = _tiles(program)
     used = (_used(kind, sorted(found), tiles) for kind, found in sizes.items())
     return sorted(used, key=lambda each: each.function)
+
+
+def _size(program: Program, operands: Sequence[Type], op: Op) -> set[int]:
+    """The size of an op; none where no tile serves its element type, as blocks serve none of more than two bytes."""
+    kernel = KERNELS[op.kind]
+    return {kernel.size(program, operands, op)} if kernel.tile == "Tile" or FLOATS[operands[0].dtype] == 2 else set()
 
 
 def optimizer_tile(program: Program) -> str:
@@ -134,11 +144,13 @@ def accumulates(program: Program) -> bool:
     return program.train.kernels == TRITON and len(made) > 1
 
 
-def _tiles(program: Program) -> Tiles:
-    return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())[chip(program)]
+def _tiles(program: Program) -> Mapping[str, dict[str, Tile]]:
+    names = [*CHIPS.values()]
+    tables: dict[str, Tiles] = tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())
+    return ChainMap(*(tables.get(name, {}) for name in names[names.index(chip(program)) :]))
 
 
-def _used(kind: str, sizes: Sequence[int], tiles: Tiles) -> Used:
+def _used(kind: str, sizes: Sequence[int], tiles: Mapping[str, dict[str, Tile]]) -> Used:
     kernel = KERNELS[kind]
     own = tiles.get(kernel.name, {})
     chosen = ((size, _nearest(own, size) if kernel.tile == "Tile" else own.get(str(size))) for size in sizes)

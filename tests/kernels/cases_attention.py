@@ -12,10 +12,12 @@ from torch import Tensor
 from kernels.cases import PRECISIONS, Precision, check_against, randn
 from scalec.runtime.kernels import Tile
 from scalec.runtime.kernels.attention import Attention, Block, Blocks, Merge
-from scalec.runtime.kernels.attention.chips import FLOAT32
 
 SMALL = Blocks(*(Block(queries=16, keys=16, warps=4, stages=1) for _ in range(3)))
 UNEVEN = Blocks(Block(32, 16, warps=4, stages=1), Block(16, 32, warps=4, stages=1), Block(32, 16, warps=4, stages=1))
+FLOAT32 = {
+    64: Blocks(Block(32, 32, warps=4, stages=2), Block(32, 32, warps=8, stages=2), Block(32, 32, warps=4, stages=2)),
+}
 DIMS = (5, 16, 24)
 
 OPTIONS: Mapping[str, Sequence[Any]] = {

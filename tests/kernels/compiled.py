@@ -1,5 +1,6 @@
 """Kernels compiled for chips that are not there: the launches of a call, and what each becomes on a chip."""
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,8 +19,14 @@ from triton.compiler import ASTSource
 
 from scalec.runtime.kernels import launching
 
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Bytes of shared memory that one program may have, by compute capability (CUDA programming guide, appendix K)."""
+
+SECONDS = 30
+"""What compiling one kernel may take of processors' time; half a second is usual, attention takes one or two."""
+
+SPILLED = 16
+"""Bytes a thread that may be put aside."""
 
 _NAMES = {
     torch.float32: "fp32",
@@ -45,7 +52,8 @@ class Launch:
 
     def __str__(self) -> str:
         args = [str(_typed(arg)) for arg in self.args]
-        return f"{self.kernel.__name__}({', '.join(args)}, {self.constants}, {self.options})"
+        name = f"{self.kernel.__module__.rpartition('.')[-1]}.{self.kernel.__name__}"
+        return f"{name}({', '.join(args)}, {self.constants}, {self.options})"
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,15 @@ def recorded() -> Iterator[list[Launch]]:
 
     with patch.object(launching, "launch", record):
         yield launches
+
+
+def check(launch: Launch, capability: int, spilled: float = SPILLED) -> None:
+    """Raises where a kernel does not compile for a chip, takes long to, does not fit it, or spills."""
+    began = sum(os.times()[:4])  # with those of assemblers
+    needs = compile_for(launch, capability)
+    assert sum(os.times()[:4]) - began < SECONDS, str(launch)
+    assert needs.shared <= SHARED[capability], f"{launch}: {needs}"
+    assert needs.spilled <= spilled, f"{launch}: {needs}"
 
 
 def compile_for(launch: Launch, capability: int) -> Resources:

@@ -1,19 +1,13 @@
 """Every kernel compiles for every chip, within its shared memory, and spills next to nothing.  No GPU is needed."""
 
 import importlib
-import time
+import math
 
 import pytest
 import torch
 
 from kernels.cases import MODULES
-from kernels.compiled import SHARED, compile_for, recorded
-
-SECONDS = 30
-"""What compiling one kernel may take; half a second is usual."""
-
-SPILLED = 16
-"""Bytes a thread that may be put aside in the element type of large models; float32 is not for speed."""
+from kernels.compiled import SPILLED, check, recorded
 
 CHIPS = [(80, torch.bfloat16), (90, torch.bfloat16), (90, torch.float32), (100, torch.bfloat16)]
 
@@ -25,8 +19,4 @@ def test_every_kernel_fits_the_chip(module: str, capability: int, dtype: torch.d
         importlib.import_module(f"kernels.{module}").examples("meta", dtype)
     assert launches, "the examples start no kernel"
     for launch in {str(launch): launch for launch in launches}.values():
-        began = time.monotonic()
-        needs = compile_for(launch, capability)
-        assert time.monotonic() - began < SECONDS, str(launch)
-        assert needs.shared <= SHARED[capability], f"{launch}: {needs}"
-        assert needs.spilled <= SPILLED or dtype == torch.float32, f"{launch}: {needs}"
+        check(launch, capability, SPILLED if dtype == torch.bfloat16 else math.inf)  # float32 is not for speed

@@ -29,7 +29,7 @@ def backend(
     dim = q.shape[-1]
     if drops:
         return Choice("torch", "dropout has no kernel")
-    if not special and not q.is_cuda:
+    if not special and not (q.is_cuda or q.is_meta):
         return Choice("torch", "flash attention for CPUs")
     if not special and q.dtype in (torch.bfloat16, torch.float16) and dim % 8 == 0 and dim <= 256:
         return Choice("torch", "flash or cuDNN attention")
