@@ -3,7 +3,7 @@
 Three questions.  How long it takes to make, check and order the messages of a schedule of 16 ranks × 4 chunks × 512
 microbatches (bar: 2 seconds), and how that grows.  What the executor adds to each action, beside
 torch.distributed.pipelining with stages that do next to nothing, on 2 gloo ranks (bar: no more).  And whether stages
-that sleep take as long as the simulation says (bar: within 5%).
+that sleep, in forward and in each part of backward, take as long as the simulation says (bar: within 5%).
 
 Non-goals: overlap with other communication, GPUs.
 """
@@ -12,6 +12,8 @@ import gc
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from statistics import median
 from time import perf_counter, process_time, sleep, thread_time
 from typing import Any, NamedTuple, cast
@@ -30,11 +32,24 @@ from scalec.compiler.schedules.generate import SCHEDULES
 from scalec.compiler.schedules.messages import with_messages
 from scalec.compiler.schedules.rendezvous import rendezvous
 from scalec.compiler.schedules.simulate import simulate
-from scalec.compiler.schedules.timeline import Times
-from scalec.runtime import Batch, Carried, Mesh, Pipeline
+from scalec.compiler.schedules.timeline import Timeline, Times
+from scalec.runtime import Batch, Carried, Mesh, Pipeline, split_linear
 
 RANKS, MICROBATCHES, WIDTH = 2, 16, 8
 TORCH = {"1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
+BUBBLES = (
+    (2, "1f1b"),
+    (4, "gpipe"),
+    (4, "1f1b"),
+    (2, "interleaved_1f1b"),
+    (4, "zb_h1"),
+    (4, "zb_h2"),
+    (2, "interleaved_zero_bubble"),
+    (4, "interleaved_zero_bubble"),
+    (4, "zbv"),
+    (4, "dualpipev"),
+)
+"""Ranks and schedules, of twice as many microbatches as ranks."""
 NAP = 0.05
 """Seconds that a stage's forward sleeps, and each part of its backward."""
 
@@ -54,8 +69,7 @@ def main() -> None:
     print(where())
     _making(1 if quick else 5)
     start_processes(_overhead, (2 if quick else 40,), nprocs=RANKS, start_method="fork")
-    for ranks, name in ((2, "1f1b"), (4, "gpipe"), (4, "1f1b"), (2, "interleaved_1f1b")):
-        start_processes(_bubble, (ranks, name, 1 if quick else 5), nprocs=ranks, start_method="fork")
+    _bubbles(1 if quick else 5)
 
 
 # ---- schedules
@@ -123,7 +137,7 @@ class _Model(nn.Module):
 def _ours(schedule: Schedule, mesh: Mesh, stage: Callable[[], nn.Module], batch: Batch) -> Step:
     ordered = with_messages(schedule, Times.uniform(schedule.stages))
     rows = [" ".join(map(str, row)) for row in ordered.rows]
-    pipeline = Pipeline("pp", homes=schedule.homes, carried=(Carried((1, WIDTH), torch.float32),), rows=rows)
+    pipeline = Pipeline("pp", homes=schedule.homes, carried=(Carried("x", (1, WIDTH), torch.float32),), rows=rows)
     model = _Model(pipeline.stages(mesh), schedule.stages, stage)
     return partial(pipeline.run, model, batch, torch.tensor(1.0), mesh)
 
@@ -193,28 +207,61 @@ class _Nap(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        sleep(2 * NAP)
+        sleep(NAP)
         return grad_outputs[0]
 
 
-class _Sleeper(_Tiny):
+def _nap_with(gradient: Tensor | None) -> None:
+    if gradient is not None:  # as it is while it is put off
+        sleep(NAP)
+
+
+class _Sleeper(nn.Module):
+    """The weight's part of backward, which zero-bubble schedules put off, sleeps when its gradient is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(WIDTH))
+        cast(Any, self.weight).register_hook(_nap_with)
+
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Any, _Nap).apply(super().forward(x))
+        """x · weightᵀ."""
+        return cast(Any, _Nap).apply(split_linear(x, self.weight))
 
 
-def _bubble(rank: int, ranks: int, name: str, rounds: int) -> None:
+def _bubbles(rounds: int) -> None:
+    rows = get_context("fork").SimpleQueue()
+    for ranks, name in BUBBLES:
+        start_processes(_bubble, (ranks, name, rounds, rows), nprocs=ranks, start_method="fork")
+    columns = ("", "simulated", "measured (least–most)", "difference", "bubble simulated", "bubble measured")
+    title = f"Stages that sleep {NAP * 1e3:.0f} ms in forward and in each part of backward, {rounds} rounds"
+    table(title, columns, [rows.get() for _ in BUBBLES])
+
+
+def _bubble(rank: int, ranks: int, name: str, rounds: int, rows: "SimpleQueue[tuple[str, ...]]") -> None:
     mesh = _joined(rank, ranks)
     schedule = SCHEDULES[name](ranks, 2 * ranks)
     step = _ours(schedule, mesh, _Sleeper, _batch(2 * ranks))
-    measured = sorted(_timed(step).wall for _ in range(rounds + 1))[:-1]  # the first one binds rows
-    simulated = simulate(schedule, Times.uniform(schedule.stages)).total * NAP
-    slowest = torch.tensor(median(measured))
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    step()  # binds rows
+    took = torch.tensor([_timed(step).wall for _ in range(rounds)])
+    dist.all_reduce(took, dist.ReduceOp.MAX)  # of each round the slowest rank's
     if not rank:
-        took = slowest.item()
-        rows = [(f"{simulated * 1e3:.0f} ms", f"{took * 1e3:.0f} ms", f"{took / simulated - 1:+.1%}")]
-        table(f"{name}, {ranks} ranks, {2 * ranks} microbatches", ("simulated", "measured", "difference"), rows)
+        simulated = simulate(schedule, Times.uniform(schedule.stages))
+        rows.put((f"{name}, {ranks} ranks, {2 * ranks} microbatches", *_compared(simulated, took / NAP)))
     dist.destroy_process_group()
+
+
+def _compared(simulated: Timeline, took: Tensor) -> tuple[str, ...]:
+    """The simulation beside the median of what rounds took, in naps."""
+    measured, fastest, slowest = (float(each) for each in (took.median(), took.min(), took.max()))
+    busy = (1 - simulated.bubble) * simulated.total
+    return (
+        f"{simulated.total * NAP * 1e3:.0f} ms",
+        f"{measured * NAP * 1e3:.0f} ({fastest * NAP * 1e3:.0f}–{slowest * NAP * 1e3:.0f}) ms",
+        f"{measured / simulated.total - 1:+.1%}",
+        f"{simulated.bubble:.1%}",
+        f"{1 - busy / measured:.1%}",
+    )
 
 
 def _joined(rank: int, ranks: int) -> Mesh:

@@ -14,7 +14,7 @@ from attrs import evolve
 
 from .chunks import Chunk, chunks, needed
 from .collective import Collective, Use, Where
-from .ir import MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, base, types, walk
+from .ir import MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, Type, base, types, walk
 from .placements import coercion_of, ends
 from .portions import of_rank, of_stage, with_chunks
 from .routes import chunk_moves
@@ -29,7 +29,7 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     """
     assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
     if not program.pipeline:
-        return tuple(_Account(program).within(program.region, (), "step"))
+        return tuple(_Account(program, types(program)).within(program.region, (), "step"))
     return tuple(_of_rank(program, program.pipeline, rank))
 
 
@@ -56,7 +56,7 @@ def parameter_count(program: Program) -> int:
 
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
     """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
-    account, moves = _Account(of_rank(program, rank)), _ChunkMoves(program, pipeline, rank)
+    account, moves = _Account(of_rank(program, rank), types(program)), _ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
             yield from moves.gathers()
@@ -75,7 +75,7 @@ class _ChunkMoves:
         assert pipeline.schedule, "account: a pipeline without rows"
         self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
         self._chunks = chunks(program, rank)
-        self._account = _Account(program)
+        self._account = _Account(program, types(program))
         self.ops = [op for op in chunk_moves(program) if coercion_of(op).collective]
 
     def gathers(self) -> Iterator[Collective]:
@@ -117,7 +117,7 @@ def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     first = [turns.start for turns in stages(program, pipeline)[stage].turns]
     own = of_stage(program, stage)
     (region,) = (stmt for stmt in own.region.body if isinstance(stmt, Region))
-    account = _Account(own, dict(zip(pipeline.dims, first, strict=True)))
+    account = _Account(own, types(program), dict(zip(pipeline.dims, first, strict=True)))
     found = account.within(region, (region.dim,), "step")
     yield from (evolve(each, rank=pipeline.homes[stage], stage=stage) for each in found)
     yield from _messages(program, pipeline, stage)
@@ -128,9 +128,9 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     assert pipeline.schedule, "account: a pipeline without rows"
     rank, axis = pipeline.homes[stage], pipeline.axis
     works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
-    crosses = crossing(program, pipeline)
+    behind_stage = crossing(program, pipeline)
     for work, (op, where, ahead) in _MESSAGES.items():
-        for value in crosses if works[work] else ():
+        for value in behind_stage[min(stage, stage + ahead)] if works[work] else ():
             yield Collective(
                 use="stages",
                 bucket="",
@@ -164,11 +164,10 @@ _MESSAGES: dict[Work, tuple[str, Where, int]] = {
 
 
 class _Account:
-    """Of a program, or of a stage of it, whose turns of repeats begin with the `first`."""
+    """Of a program, or of a stage of it, which may receive others' values, and whose turns begin with the `first`."""
 
-    def __init__(self, program: Program, first: Mapping[str, int] | None = None) -> None:
-        self._program, self._first = program, first or {}
-        self.types = types(program)
+    def __init__(self, program: Program, types: Mapping[str, Type], first: Mapping[str, int] | None = None) -> None:
+        self._program, self.types, self._first = program, types, first or {}
         self._loops = Names()
         self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
         self._begun = self._reductions()

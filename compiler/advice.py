@@ -15,6 +15,7 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     """The warnings for a program."""
     yield from _answers_in_sight(program)
     yield from _reduced_once(program)
+    yield from _one_turn_again(program)
 
 
 def _reduced_once(program: Program) -> Iterator[Diagnostic]:
@@ -53,3 +54,15 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
                 "hide what is to be predicted, `masked = 15%  mask_token = …`, or write `mask=causal`",
             )
             return
+
+
+def _one_turn_again(program: Program) -> Iterator[Diagnostic]:
+    """Of every n turns the first is done again, where there are fewer than n; of 2, a part of a repeat may have one."""
+    again = program.train.recompute
+    for name in again.names if again.word == "every" and again.number > 2 else ():
+        if (turns := program.size(name)) < again.number:
+            kept = f"{turns - 1} of {turns} turns" if turns > 1 else "no turn"
+            span = program.train.spans["recompute"]
+            help = f"write `every(2, {name})`, which does half of them again, or `recompute = full`"
+            message = f"of every {again.number} turns of `{name}` one is done again, and there are {turns}"
+            yield Diagnostic("W0903", message, span, f"keeps {kept}", help=help)

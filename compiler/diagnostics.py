@@ -111,6 +111,7 @@ CODES = {
     # what a machine can do; a warning, the plan is compiled
     "W0901": "a step that does not fit",
     "W0902": "attention to what is to be predicted",
+    "W0903": "more turns to a part than there are",
 }
 """Every code and what it stands for; those with W are warnings."""
 

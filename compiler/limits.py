@@ -11,6 +11,8 @@ from .diagnostics import Diagnostic, Note, PlanError
 from .source import Source, Span
 
 MAX_BYTES = 64 * 1024
+MAX_WRITTEN_BYTES = 16 << 20
+"""Of what scalec writes and reads again: IR text and programs list each action of a pipeline, accounts each message."""
 MAX_DEPTH = 64
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}

@@ -98,6 +98,12 @@ def _head(before: list[Any]) -> str:
     return next((_HEADS[kind] for kind in since if kind in _HEADS), "")
 
 
+def _is_stage(before: list[Any]) -> bool:
+    """Whether a stage of ZeRO has begun, or whoever wrote `zero` probably means one."""
+    begun = any(isinstance(part, Token) and part.type == "ZERO" for part in before[-3:])
+    return begun or any(str(part) == "zero" for part in before[-2:] if isinstance(part, Name | Token))
+
+
 def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnostic | None:
     """`seq =`, and on the next line `steps = 10`: the second `=` is where the parser notices."""
     match before:
@@ -119,6 +125,8 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
             return "a branch in the other one stands in its braces: `else { if … { … } }`"
         case _ if head := _head(before):
             return head
+        case _ if _is_stage(before):
+            return "a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`"
         case [*_, Name() | Token(type="NAME") as first, Name() | Token(type="NAME") as second], kind if (
             accepts == {"LBRACE"} and kind != "EQUAL"
         ):

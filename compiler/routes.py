@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from .ir import Bucket, Kind, Op, Program, Region, types
+from .ir import Bucket, Kind, Op, Program, Region
 from .placements import ends
 
 Axes = tuple[str, ...]
@@ -37,12 +37,12 @@ class Route:
 
 def routes(program: Program) -> dict[str, Route]:
     """The route of each bucket, by name; sums over the stages of a pipeline are no part of it."""
-    known, stages = types(program), program.pipeline.axis if program.pipeline else ""
+    stages = program.pipeline.axis if program.pipeline else ""
     found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
     for op, is_step in _placed(program.region, True):
-        dim = "".join(known[op.inputs[0]].dims[-1:]) if op.kind == "coerce" and stages not in op.names("axes") else ""
-        if dim in found:
-            found[dim].append((op, is_step))
+        flat = op.outputs[0].type.dims[-1:] if op.kind == "coerce" and stages not in op.names("axes") else ()
+        if flat and flat[0] in found:
+            found[flat[0]].append((op, is_step))
     return {bucket.name: _route(program, bucket, found[bucket.dim]) for bucket in program.buckets}
 
 

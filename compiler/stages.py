@@ -20,6 +20,13 @@ class Stage:
     groups: tuple[int, ...]
     turns: tuple[range, ...]
 
+    @property
+    def begins(self) -> int:
+        """The repeat, by number, in which it begins, with its first turn or behind all: the first that it has turns of,
+        or the last one.
+        """
+        return next((number for number, turns in enumerate(self.turns) if turns), len(self.turns) - 1)
+
 
 def groups(pipeline: Pipeline, body: Sequence[Stmt]) -> tuple[list[list[Stmt]], list[Region]]:
     """The groups of ops of a body, and the repeats between them."""
@@ -82,10 +89,11 @@ def forward(program: Program) -> Region:
     return block
 
 
-def crossing(program: Program, pipeline: Pipeline) -> list[Value]:
-    """What the first repeat that is cut carries, as all others do: what every stage makes for the next."""
+def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
+    """What crosses each cut, the one behind the first stage first: what the repeat carries in which it lies."""
     _, repeats = groups(pipeline, forward(program).body)
-    return [arg.value for arg in repeats[0].args if arg.enter is Enter.CARRY]
+    carried = [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in repeats]
+    return [carried[stage.begins] for stage in stages(program, pipeline)[1:]]
 
 
 def is_free(stmt: Stmt) -> bool:

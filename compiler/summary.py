@@ -4,7 +4,7 @@ Non-goals: reading the IR (`account`), writing files (`emit.output`).
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
 
 from attrs import frozen
@@ -12,7 +12,11 @@ from attrs import frozen
 from .account import collectives, parameter_count, places
 from .amounts import amount
 from .collective import Collective
-from .ir import Program
+from .ir import Program, walk
+from .kernels import chip
+from .ops.fused import FUSED
+from .settings import TRITON
+from .stages import forward
 
 
 @frozen
@@ -82,6 +86,18 @@ def communication(program: Program) -> str:
     rows = [[(head, "axis", "ranks", "calls", "input"), *rows] for head, rows in zip(heads, alike, strict=True)]
     lines = table([row for each in rows for row in each])
     return "\n\n".join("\n".join(next(lines) for _ in each) for each in rows)
+
+
+def kernels(program: Program) -> str:
+    """Whose kernels a program calls, and what is fused, with the plan's lines; "" where they are torch's."""
+    if program.train.kernels != TRITON:
+        return ""
+    places: dict[str, dict[str, None]] = {}
+    for op in walk(forward(program).body):
+        if op.kind in FUSED:
+            places.setdefault(op.kind, {})[f"{PurePath(op.span.path).name}:{op.span.line}"] = None
+    fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))
+    return f"kernels: Triton's, with tiles for {chip(program)}" + (f"\nfused: {fused}" if fused else "")
 
 
 Row = tuple[str, str, str, str, str]

@@ -8,7 +8,7 @@ Non-goals: no choice of what goes together (the plan's), no communication.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 from typing import Any
@@ -20,7 +20,7 @@ from .claims import Claims, Holders, Turn, by_stages, by_turns, claimed, whole
 from .flat import Flat
 from .gradient import Accumulate, Gradient, Reductions
 from .layout import Layout, Members
-from .mesh import Mesh
+from .mesh import Copies, Mesh
 from .optimizers import Group, Part
 from .parameters import Spec
 from .working import Working
@@ -139,6 +139,15 @@ class Memory:
 
     def _own_gradient(self) -> Tensor:
         return self._gradient[..., self._layout.own] if self.bucket.keeps_gradients else self._gradient
+
+    def copies(self) -> Iterator[Copies]:
+        """What ranks hold alike: those of a stage, and those of stages that share parameters."""
+        among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
+        for flat in self.flats:
+            for each in flat.copies():
+                yield each
+                if among:
+                    yield replace(each, axis=among)
 
     def zero(self) -> None:
         """Zeroes the gradients."""

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .chunks import Chunks
 from .deferred import Part, set_apart
+from .mesh import Watch
 from .messages import Carried, Slot, Values
 
 _backward: Callable[..., None] = cast(Any, torch.autograd).backward
@@ -37,11 +38,20 @@ class Cell:
     """
 
     def __init__(
-        self, stage: int, microbatch: int, carried: Sequence[Carried], x: Slot, y: Slot, dy: Slot, dx: Slot
+        self,
+        stage: int,
+        microbatch: int,
+        enters: Sequence[Carried],
+        leaves: Sequence[Carried],
+        watch: Watch | None,
+        x: Slot,
+        y: Slot,
+        dy: Slot,
+        dx: Slot,
     ) -> None:
-        self._stage, self._microbatch = stage, microbatch
+        self._stage, self._microbatch, self._watch = stage, microbatch, watch
         self._x, self._y, self._dy, self._dx = x, y, dy, dx
-        self._wanted = [each.gradient for each in carried]
+        self._enters, self._leaves = enters, leaves
         self._entered: Values = ()
         self._graph: Sequence[GradientEdge] = ()
         self._parts: list[Part] = []
@@ -49,9 +59,11 @@ class Cell:
     def forward(self, now: Pass) -> None:
         """F."""
         xs = self._x.take()
-        for x, wanted in zip(xs, self._wanted, strict=False):  # nothing enters the first stage
-            x.requires_grad_(wanted)
+        for x, each in zip(xs, self._enters, strict=True):
+            x.requires_grad_(each.gradient)
         x = xs if len(xs) > 1 else xs[0] if xs else None
+        if self._watch is not None:
+            self._watch.microbatch(self._microbatch)
         y: Tensor | Values = now.model(self._stage, x, *now.inputs[self._microbatch])
         ys = (y,) if isinstance(y, Tensor) else y
         if torch.is_grad_enabled():
@@ -59,7 +71,7 @@ class Cell:
         self._leave(now, ys)
 
     def _edges(self, ys: Values) -> Sequence[GradientEdge]:
-        return [get_gradient_edge(y) for y, wanted in zip(ys, self._wanted, strict=True) if wanted]
+        return [get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient]
 
     def _leave(self, now: Pass, ys: Values) -> None:
         self._y.put(tuple(y.detach() for y in ys))

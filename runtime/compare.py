@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
@@ -45,16 +44,22 @@ class Comparison:
         if axis.size == 1 or not values:
             return None
         with _disable_current_modes():  # a recorder's: these collectives are none of the plan's
-            rows = _gathered(torch.stack([self._fingerprints.of(x) for x in values]), axis)
+            rows = _gathered(self.hashes(values), axis)
             differing = (rows != rows[0]).any(0).any(-1)
             if not differing.any():
                 return None
             number = int(differing.nonzero()[0])
             return self._located(number, values[number], rows[:, number], axis)
 
+    @torch.no_grad()
+    def hashes(self, values: Sequence[Tensor]) -> Tensor:
+        """[values, 3] int64, as `Fingerprints.of` has them."""
+        with _disable_current_modes():
+            return torch.stack([self._fingerprints.of(x) for x in values])
+
     def _located(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:
         """The first element of x that differs, and who has which value, given the ranks' fingerprints."""
-        ranks, kinds = dist.get_process_group_ranks(axis.group), _tuples(rows)
+        ranks, kinds = axis.ranks(), _tuples(rows)
         parties = _parties(kinds, ranks)
         if len({kind[-1] for kind in kinds}) > 1:
             return Difference(number, None, f"{parties}, in shape or element type")

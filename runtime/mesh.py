@@ -5,6 +5,7 @@ Non-goals: no placements of values (the compiler knows them), no launching.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 from typing import Any, Literal, Protocol, cast
 
@@ -28,6 +29,10 @@ class Axis:
     group: Any  # the stubs of ProcessGroup are partial
     watch: "Watch | None" = None
 
+    def ranks(self) -> list[int]:
+        """The global ranks along it."""
+        return dist.get_process_group_ranks(self.group)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Copies:
@@ -43,6 +48,19 @@ class Copies:
     element: Callable[[int], tuple[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What a message moves: the values' names, or their gradients, for a stage and microbatch, from rank to rank."""
+
+    names: tuple[str, ...]
+    is_gradient: bool
+    stage: int
+    """That which receives it."""
+    microbatch: int
+    source: int
+    target: int
+
+
 class Watch(Protocol):
     """Looks at values as a run goes, and raises where one is not what its placement says (`sanitize`)."""
 
@@ -56,6 +74,18 @@ class Watch(Protocol):
 
     def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
         """A model, and the memory of its state."""
+        ...
+
+    def microbatch(self, number: int) -> None:
+        """The model is about to be called for this microbatch, from 0."""
+        ...
+
+    def hashes(self, values: Sequence[Tensor]) -> Tensor:
+        """[values, 3] int64: equal if the values are, to the last bit."""
+        ...
+
+    def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: "Crossing") -> None:
+        """A message's values, and the hashes of what was sent."""
         ...
 
     def updating(self) -> None:
@@ -82,11 +112,23 @@ class Mesh:
         assert coordinate is not None, f"mesh {self.axes}: this rank has no place on it"
         self._coordinate = dict(zip(self.axes, coordinate, strict=True))
         self._cache: dict[tuple[str, ...], Axis] = {}
+        if watch is not None:
+            self._make_all()
 
     def _device_mesh(self) -> DeviceMesh | None:
         if self.size(*self.axes) == 1:
             return None
         return init_device_mesh(self.device.type, tuple(self.axes.values()), mesh_dim_names=tuple(self.axes))
+
+    def _make_all(self) -> None:
+        """All groups of axes.
+
+        What is compared over which axes follows from what a rank holds, and that differs from stage to stage; but all
+        ranks make groups in one order.
+        """
+        for count in range(1, len(self.axes) + 1):
+            for names in combinations(self.axes, count):
+                self.axis(*names)
 
     def size(self, *names: str) -> int:
         """The number of ranks along the named axes together."""
@@ -136,7 +178,8 @@ class Mesh:
             mine = self.rank(name)
             chosen = ranks if mine in ranks else (mine,)
             group = self._group_of(name, chosen)  # alone too: torch names groups by how many a rank has made
-            self._cache[key] = Axis(name, len(chosen), chosen.index(mine), group, self.watch)
+            some = f"{name}[{', '.join(map(str, chosen))}]"
+            self._cache[key] = Axis(some, len(chosen), chosen.index(mine), group, self.watch)
         return self._cache[key]
 
     def _group_of(self, name: str, ranks: Sequence[int]) -> ProcessGroup:

@@ -21,11 +21,21 @@ Values = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A value that crosses from stage to stage, as one rank has it, and whether its gradient comes back."""
+    """A value that crosses from stage to stage, as one rank has it.
 
+    gradient  whether its gradient comes back
+    cuts      those that it crosses, the one behind the first stage being 0; all, if that is not said
+    """
+
+    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     gradient: bool = True
+    cuts: range | None = None
+
+    def at(self, cut: int) -> bool:
+        """Whether it crosses this one."""
+        return self.cuts is None or cut in self.cuts
 
 
 class Slot:
@@ -63,9 +73,17 @@ class Message:
     under_way: Slot
     """Holds the memory while it is."""
 
+    def begin(self, memory: Values) -> tuple[Any, ...]:
+        """What is to be waited for."""
+        return tuple(self.call([value], self.peer, 0) for value in memory)
+
 
 def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
-    """Sends what is in the slot.  `under_way` is that of all messages of its kind."""
+    """Sends what is in the slot.  `under_way` is that of all messages of its kind.
+
+    A value that a stage makes as a view that is not contiguous is copied here.  Gradients never are: autograd lays out
+    a leaf's as the leaf, which was received.
+    """
 
     def ready() -> Values:
         under_way.take()
@@ -99,10 +117,7 @@ class Exchange:
         values = [message.ready() for message in self._messages]
         if self._as_one:
             self._group._start_coalescing(self._device)
-        works = [
-            tuple(message.call([value], message.peer, 0) for value in memory)
-            for message, memory in zip(self._messages, values, strict=True)
-        ]
+        works = [message.begin(memory) for message, memory in zip(self._messages, values, strict=True)]
         if self._as_one:
             works = [(self._group._end_coalescing(self._device),)] * len(works)
         for message, memory, begun in zip(self._messages, values, works, strict=True):

@@ -27,8 +27,9 @@ from .chunks import Chunks, Reduction
 from .claims import Holders
 from .data import Batch
 from .flows import NOTHING, Flats
-from .mesh import Axis, Mesh
+from .mesh import Axis, Crossing, Mesh
 from .messages import Carried, Exchange, Message, Slot, received, sent
+from .watched import watched_receive, watched_send
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
 _FORWARD = {"F", "SEND_F", "RECV_F"}
@@ -40,7 +41,7 @@ class Pipeline:
     """A model in stages, over the ranks of an axis.
 
     homes    the rank of each stage
-    carried  what a stage makes for the next, at every cut
+    carried  what a stage makes for the next, in this order at every cut
     rows     of each rank
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
@@ -157,7 +158,9 @@ class _Row:
     def __init__(
         self, row: str, homes: Sequence[int], carried: Sequence[Carried], axis: Axis, device: torch.device
     ) -> None:
-        self._homes, self._carried, self._axis, self._device = homes, carried, axis, device
+        self._homes, self._axis, self._device = homes, axis, device
+        cuts = [[each for each in carried if each.at(cut)] for cut in range(len(homes) - 1)]
+        self._crossing = [[], *cuts, []]  # by the stage that it enters; nothing enters the first, or leaves the last
         # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of this rank too, it
         # has the same slots, and values are handed over.
         self._entering = defaultdict[tuple[int, int], Slot](Slot)
@@ -182,7 +185,9 @@ class _Row:
         here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
         kind = LastCell if after[0] == len(self._homes) else Cell
         entering, returning = self._entering, self._returning
-        return kind(*here, self._carried, x=entering[here], y=entering[after], dy=returning[after], dx=returning[here])
+        slots = {"x": entering[here], "y": entering[after], "dy": returning[after], "dx": returning[here]}
+        crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
+        return kind(*here, *crossing, self._axis.watch, **slots)
 
     def _calls(self, actions: Sequence[_Action]) -> tuple[_Call, ...]:
         calls: list[_Call] = []
@@ -205,7 +210,15 @@ class _Row:
         ahead = sends == values  # the other end is the stage after
         slot = (self._entering if values else self._returning)[action.stage + ahead, action.microbatch]
         peer = self._homes[action.stage + (1 if ahead else -1)]
+        watch = self._axis.watch
         if sends:
-            return sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
-        carried = [each for each in self._carried if values or each.gradient]
-        return received(slot, self._axis, peer, carried, self._device)
+            message = sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
+            return message if watch is None else watched_send(message, watch)
+        moved = [each for each in self._crossing[action.stage + ahead] if values or each.gradient]
+        message = received(slot, self._axis, peer, moved, self._device)
+        if watch is None:
+            return message
+        source, target = (self._axis.ranks()[rank] for rank in (peer, self._axis.rank))
+        names = tuple(each.name for each in moved)
+        of = Crossing(names, not values, action.stage, action.microbatch, source, target)
+        return watched_receive(message, watch, of, self._device)

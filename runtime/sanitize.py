@@ -2,7 +2,9 @@
 
 Compared are: of each coercion, forward and backward, the operand and the result where they are I or R; inputs and
 metrics of each step; and parameters, their working copies and optimizer state before the first step, and before and
-after each update.  The first that differs ends the run with its name, step, ranks and line of the plan.
+after each update.  In a pipeline, parameters that several stages share are compared over these, and each message's
+values with the hashes of what was sent.  The first that differs ends the run with its name, step, ranks and line of the
+plan.
 
 Copies are equal to the last bit.  All ranks compute them from equal bits by the same kernels, made deterministic, and
 what is reduced is the same everywhere: gloo's ring reduces each chunk on one rank and hands it on as it is
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from .compare import Comparison, Difference
 from .data import Batch, Input
 from .errors import RunError
-from .mesh import Axis, Copies, End, Mesh, Role
+from .mesh import Axis, Copies, Crossing, End, Mesh, Role
 from .plan import Metrics
 from .where import Line, calling_line, first_use
 
@@ -74,6 +76,26 @@ class Sanitizer:
         name = self._held(x, difference) or _named(x, difference, line, end)
         raise RunError(
             f"{self._step}, {microbatch}{phase}: {_differs(name, axis, difference)}; at {line.place}{self._cause(axis)}"
+        )
+
+    def microbatch(self, number: int) -> None:
+        """What follows belongs to this microbatch, from 0."""
+        self._microbatch = number
+
+    def hashes(self, values: Sequence[Tensor]) -> Tensor:
+        """Those that `arrived` compares."""
+        return self._comparison.hashes(values)
+
+    def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: Crossing) -> None:
+        """RunError, on the rank that receives it alone, if a message's values are not those that were sent."""
+        wrong = (self.hashes(values) != hashes).any(1)
+        if not wrong.any():
+            return
+        name, gradient = message.names[int(wrong.nonzero()[0])], "the gradient of " if message.is_gradient else ""
+        raise RunError(
+            f"{self._step}, microbatch {message.microbatch + 1}, {'backward' if gradient else 'forward'}: {gradient}"
+            f"`{name}` has come to stage {message.stage} otherwise than it was sent, "
+            f"from rank {message.source} to rank {message.target}; at {self.here().place}"
         )
 
     def updating(self) -> None:

@@ -195,8 +195,8 @@ class State:
 
     def _copies(self) -> Iterator[Copies]:
         """Everything in its memory, and which ranks hold it alike."""
-        for flat in self._flats():
-            yield from flat.copies()
+        for memory in self._memories:
+            yield from memory.copies()
         for key, scalar in self._scalars():
             yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "kept", "", partial(_named, key))
 

@@ -19,9 +19,9 @@ from scalec.runtime import Batch, Carried, Pipeline, split_embedding, split_line
 
 VOCAB, WIDTH, ROWS, SEQ = 11, 6, 2, 5
 CARRIED = (
-    Carried((ROWS, SEQ, WIDTH), torch.float64),
-    Carried((ROWS, SEQ), torch.int64, gradient=False),
-    Carried((ROWS, WIDTH), torch.float64),
+    Carried("x", (ROWS, SEQ, WIDTH), torch.float64),
+    Carried("ids", (ROWS, SEQ), torch.int64, gradient=False),
+    Carried("skip", (ROWS, WIDTH), torch.float64),
 )
 SHARE = torch.tensor(1 / 7, dtype=torch.float64)
 

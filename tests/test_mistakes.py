@@ -104,6 +104,8 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("train {", "state { part a { zero 1 over dp } }\ntrain {", "E0406", "part a"),
     ("train {", "state { group a { params = norm } }\ntrain {", "E0404", "norm"),
     ("train {", "state { zero 4 over dp }\ntrain {", "E0406", "zero 4"),
+    ("train {", "state { zero over dp }\ntrain {", "E0514", "zero"),
+    ("train {", "state { zero 1 over dp, dp }\ntrain {", "E0403", "dp"),
     ("train {", "state { zero 1 over dp  optimizer over dp }\ntrain {", "E0403", "optimizer"),
     ("train {", "state { zero 1 over dp  bucket = 25MB }\ntrain {", "E0404", "25MB"),
     ("train {", "state { zero 3 over dp  prefetch = -1 }\ntrain {", "E0405", "-1"),
@@ -112,6 +114,7 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("x = embedding", "x = embeding", "E0605", "embeding"),
     ("norm1[hidden], 1e-5", "norm1[hidden]", "E0606", "rmsnorm(x, norm1[hidden])"),
     ("embedding(tokens", "embedding(labels", "E0607", "labels"),
+    ("    x = x + attention", "    tokens = labels\n    x = x + attention", "E0607", "tokens"),
     ("mask=causal", "mask=casual", "E0608", "casual"),
     ("vocab, heads, kv_heads, ffn", "vocab, heads, ffn", "E0609", ""),
 ]

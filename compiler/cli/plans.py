@@ -90,12 +90,12 @@ def explain(options: Namespace) -> None:
 
 def load(path: Path, stage: str | None = None) -> Plan:
     """A plan or IR text, and its program after the pass `stage`, by default the last."""
-    from ..limits import load
+    from ..limits import MAX_WRITTEN_BYTES, load
     from ..passes import STAGES, lower, resolve
     from ..reader import is_ir
 
-    source = load(path)
-    model = read(source) if is_ir(source.text) else resolve(source)
+    source = load(path, most=MAX_WRITTEN_BYTES)
+    model = read(source) if is_ir(source.text) else resolve(load(path))
     return Plan(source, model, lower(model, stage or STAGES[-1], _dump()))
 
 
@@ -147,7 +147,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit import emit
     from ..emit.output import OutputError, write
     from ..emit.user_ops import copies
-    from ..summary import communication, headline
+    from ..summary import communication, headline, kernels
 
     _warn(plan.program)
     proof = None
@@ -163,5 +163,6 @@ def _write(plan: Plan, options: Namespace) -> Path:
         raise UsageError(str(error)) from error
     wrote = " and ".join(str(folder / name) for name in files)
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
-    print(f"{headline(plan.program)}\n\n{communication(plan.program)}\n\n{shown}\nwrote {wrote}")
+    parts = [headline(plan.program), communication(plan.program), kernels(plan.program), f"{shown}\nwrote {wrote}"]
+    print("\n\n".join(filter(None, parts)))
     return folder / "train.py"

@@ -16,22 +16,18 @@ if TYPE_CHECKING:
     from ..source import Source, Span
 
 
-MOST = 16 << 20
-"""Bytes of a file that is read: an account lists each stage's collectives, a program each action of a pipeline."""
-
-
 def recheck(folder: Path) -> str:
     """What was shown, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
     from ..certificate import NOT_EVALUATED
     from ..emit import emit
     from ..emit.user_ops import copied
-    from ..limits import load
+    from ..limits import MAX_WRITTEN_BYTES, load
     from ..passes import lower
     from ..source import Source
     from ..summary import headline
     from ..verify import verify
 
-    written, script = _account(folder / "plan.json"), load(folder / "train.py", most=MOST)
+    written, script = _account(folder / "plan.json"), load(folder / "train.py", most=MAX_WRITTEN_BYTES)
     model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
     plan = Plan(Source(written["plan"], ""), model, lower(model))
     proof = verify(plan.program, plan.model)
@@ -60,10 +56,10 @@ def recheck(folder: Path) -> str:
 
 def _account(path: Path) -> dict[str, Any]:
     """The content of a plan.json."""
-    from ..limits import load
+    from ..limits import MAX_WRITTEN_BYTES, load
 
     try:
-        content: Any = json.loads(load(path, most=MOST).text)
+        content: Any = json.loads(load(path, most=MAX_WRITTEN_BYTES).text)
     except ValueError:
         content = None
     if not (isinstance(content, dict) and _has_model(cast("dict[str, Any]", content))):

@@ -46,8 +46,8 @@ class Module:
     arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
     lines: list[str] = field(factory=list[str])
     result: str = ""
-    crossing: int = 0
-    """How many values a stage of a pipeline makes for the next one; 0 of a module that is whole."""
+    crossing: tuple[int, ...] = ()
+    """How many values stages of a pipeline make for the next ones, each number once; none of a module that is whole."""
     held: dict[str, tuple[int, ...]] = field(factory=dict[str, tuple[int, ...]])
     """Of a model in stages, the stages that need an attribute, if not all do."""
 
@@ -58,13 +58,12 @@ class Module:
     @property
     def returns(self) -> str:
         """The Python type of what `forward` gives."""
-        counts = dict.fromkeys([self.crossing or self.result.count(",") + 1, self.result.count(",") + 1])
-        return " | ".join(map(tensors, counts))
+        return tensors(*self.crossing, self.result.count(",") + 1)
 
 
-def tensors(count: int) -> str:
-    """The Python type of so many of them."""
-    return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+def tensors(*counts: int) -> str:
+    """The Python type of one tensor, or several, where it may be any of these numbers."""
+    return " | ".join("Tensor" if n == 1 else f"tuple[{', '.join(['Tensor'] * n)}]" for n in dict.fromkeys(counts))
 
 
 @define

@@ -4,10 +4,11 @@ Non-goals: the model's stages (`bodies`), and the call that runs the rows (`step
 """
 
 import textwrap
+from itertools import groupby
 
 from attrs import frozen
 
-from ..ir import Program, Value
+from ..ir import Pipeline, Program, Value, base
 from ..stages import crossing, stages
 from .words import DTYPES, WIDTH, call, literal
 
@@ -38,7 +39,7 @@ def pipeline_lines(program: Program) -> PipelineLines:
     arguments = [
         literal(pipeline.axis),
         f"homes={literal(pipeline.homes)}",
-        f"carried=({', '.join(_carried(value, program) for value in crossing(program, pipeline))},)",
+        _carried(program, pipeline),
     ]
     rows = [line for row in pipeline.schedule.rows for line in _row(" ".join(map(str, row)))]
     given = (f"    {argument}," for argument in arguments)
@@ -50,10 +51,23 @@ def _range(turns: range) -> str:
     return f"range({turns.start}, {turns.stop})"
 
 
-def _carried(value: Value, program: Program) -> str:
-    shape = literal(program.local_shape(value.type))
+def _carried(program: Program, pipeline: Pipeline) -> str:
+    """What crosses, in its order; where that is not the same at all cuts, at which ones it is."""
+    cuts = [[_value(value, program) for value in values] for values in crossing(program, pipeline)]
+    entries: list[str] = []
+    begin = 0
+    for values, same in groupby(cuts):
+        end = begin + len([*same])
+        some = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
+        entries += [f"Carried({value}{some})" for value in values]
+        begin = end
+    return call("carried=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
+
+
+def _value(value: Value, program: Program) -> str:
     constant = "" if value.type.differentiable else ", gradient=False"
-    return f"Carried({shape}, {DTYPES[value.type.dtype]}{constant})"
+    shape = literal(program.local_shape(value.type))
+    return f"{literal(base(value.name))}, {shape}, {DTYPES[value.type.dtype]}{constant}"
 
 
 def _row(text: str) -> list[str]:

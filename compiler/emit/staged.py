@@ -1,11 +1,15 @@
 """The `forward` of a model in stages: what the stage that is asked for does.
 
 Purpose: a branch for each group of ops, of the stage that has it; loops over the turns of that stage; and what crosses
-from stage to stage, which always goes by the same Python names.
+from stage to stage.  Repeats one behind the other that carry as many values make up a section, in which these always go
+by the same Python names; before it stages begin that are cut off in it, and behind it they return.
 Non-goals: which stage has what (`stages`), lines within branches (`bodies`), rows (`pipeline`).
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+from attrs import frozen
 
 from ..ir import Arg, Bucket, Enter, Pipeline, Region, Stmt
 from ..ops.dropout import are_draws
@@ -15,6 +19,15 @@ from .classes import Frame, Module, tensors
 from .words import turns_word
 
 
+@frozen
+class _Section:
+    """Repeats by number, the Python names of what they carry, and the stages but the first that begin in them."""
+
+    repeats: range
+    names: tuple[str, ...]
+    begin: tuple[int, ...]
+
+
 class StagedBody(Body):
     """Writes the lines of one stage, whichever is asked for."""
 
@@ -22,52 +35,88 @@ class StagedBody(Body):
         super().__init__(frame, module, body, ends)
         self._pipeline = cut
         self._groups, self._cut = groups(cut, self._body)
-        self._owner = {group: k for k, each in enumerate(stages(frame.program, cut)) for group in each.groups}
+        self._stages = stages(frame.program, cut)
+        self._owner = {group: k for k, each in enumerate(self._stages) for group in each.groups}
         self._held: dict[str, tuple[int, ...]] = {}  # the stages of modules that only some have
 
     def write(self) -> None:
-        """Writes what every stage does, each branch and loop, what stages hand on, and the last stage's own ops."""
-        self._bind_carried([arg.value.name for arg in self._cut[0].args if arg.enter is Enter.CARRY])
-        *before, last = self._groups
+        """Writes what every stage does, each section, and the last stage's own ops."""
+        sections = self._bind_carried()
         self._statements(stmt for group in self._groups for stmt in group if is_free(stmt))
-        for number, (group, repeat) in enumerate(zip(before, self._cut, strict=True)):
-            self._branch(number, [stmt for stmt in group if not is_free(stmt)], repeat)
-            self._repeat(repeat)
-        self._lines.open_branch(f"if {self._stage} < {len(self._pipeline.turns) - 1}")
-        self._lines.append(f"return {', '.join(self._crossing)}")
-        self._lines.close_branch()
+        for section in sections:
+            self._crossing = section.names
+            for number in section.repeats:
+                self._branch(number, section)
+                self._repeat(self._cut[number])
+            self._return(section)
+        last = self._groups[-1]
         self._statements(stmt for stmt in last if not is_free(stmt))
         self._hold(last, len(self._groups) - 1)
         self._finish()
         self._module.held |= self._needed()
 
-    def _bind_carried(self, carried: list[str]) -> None:
-        """The stage that is asked for, and what the stage before it has made: arguments before the inputs."""
+    # ---- what crosses
+
+    def _bind_carried(self) -> list[_Section]:
+        """The stage that is asked for, and what the stage before it has made, are arguments before the inputs."""
         inputs, self._module.arguments = self._module.arguments, {}
         self._stage = self._lines.argument("stage", "int")
-        if len(carried) > 1:
-            self._given = self._lines.argument("carried", tensors(len(carried)))
-        self._crossing: list[str] = []
-        for value in carried:
-            self._crossing.append(self._lines.free(value, *self._crossing))
-        if len(carried) == 1:
-            self._module.arguments[self._crossing[0]] = tensors(1)
-        self._module.crossing = len(carried)
+        carried = [[arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in self._cut]
+        self._module.crossing = tuple(dict.fromkeys(len(carried[stage.begins]) for stage in self._stages[1:]))
+        runs = [(run, self._begin_in(run)) for run in _runs([*map(len, carried)])]
+        is_one = self._module.crossing == (1,) and sum(map(bool, (begin for _, begin in runs))) == 1
+        if not is_one:
+            self._given = self._lines.argument("carried", tensors(*self._module.crossing))
+        sections = [_Section(run, self._free_names(carried[run.start]), begin) for run, begin in runs]
+        if is_one:
+            (self._given,) = next(section.names for section in sections if section.begin)
+            self._module.arguments[self._given] = tensors(1)
         self._module.arguments |= inputs
+        return sections
 
-    def _branch(self, number: int, group: Sequence[Stmt], repeat: Region) -> None:
-        """The ops before a repeat, on the stage that has them; the others are given what they need."""
-        carried = _carried(repeat)
-        if group or self._renamed(carried):
-            self._lines.open_branch(f"if {self._stage} == {self._owner[number]}")
+    def _begin_in(self, repeats: range) -> tuple[int, ...]:
+        """The stages but the first that begin in some of these repeats."""
+        return tuple(k for k, stage in enumerate(self._stages) if k and stage.begins in repeats)
+
+    def _free_names(self, values: Sequence[str]) -> tuple[str, ...]:
+        names: list[str] = []
+        for value in values:
+            names.append(self._lines.free(value, *names))
+        return tuple(names)
+
+    def _branch(self, number: int, section: _Section) -> None:
+        """The ops before a repeat, on the stage that has them; those that begin in the section are given its values."""
+        group = [stmt for stmt in self._groups[number] if not is_free(stmt)]
+        carried, owner = _carried(self._cut[number]), self._owner[number]
+        is_open = bool(group or self._renamed(carried))
+        if is_open:
+            self._lines.open_branch(f"if {self._stage} == {owner}")
             self._statements(group)
             self._hand_over(carried)
             self._lines.close_branch()
-        if not number and len(self._crossing) > 1:
-            self._lines.open_branch("else")
-            self._lines.append(f"{', '.join(self._crossing)} = {self._given}")
-            self._lines.close_branch()
+        if number == section.repeats.start:
+            self._unpack(section, owner, is_open)
         self._hold(group, number)
+
+    def _unpack(self, section: _Section, owner: int, behind_branch: bool) -> None:
+        """What stages are given that begin here: those behind the `owner` of the ops before."""
+        if not section.begin or section.names == (self._given,):
+            return
+        if section.begin[-1] == len(self._stages) - 1:
+            head = "else" if behind_branch else f"if {self._stage} > {owner}"
+        else:
+            until = f"{self._stage} <= {section.begin[-1]}"
+            head = f"elif {until}" if behind_branch else f"if {owner} < {until}"
+        self._lines.open_branch(head)
+        self._lines.append(f"{', '.join(section.names)} = {self._given}")
+        self._lines.close_branch()
+
+    def _return(self, section: _Section) -> None:
+        """Stages whose next one begins in the section hand on its values."""
+        if section.begin:
+            self._lines.open_branch(f"if {self._stage} < {section.begin[-1]}")
+            self._lines.append(f"return {', '.join(section.names)}")
+            self._lines.close_branch()
 
     def _hand_over(self, carried: Sequence[str]) -> None:
         """What a branch has made gets the names by which it crosses, all at once."""
@@ -116,7 +165,13 @@ class StagedBody(Body):
             return super()._entering(region)
         for value in _carried(region):
             self._lines.left[value] -= 1
-        return self._crossing
+        return [*self._crossing]
+
+
+def _runs(counts: Sequence[int]) -> list[range]:
+    """Neighbours of the same count."""
+    starts = [at for at, count in enumerate(counts) if not at or count != counts[at - 1]]
+    return [range(*ends) for ends in pairwise([*starts, len(counts)])]
 
 
 def _carried(repeat: Region) -> list[str]:

@@ -16,7 +16,7 @@ from ..portions import of_rank
 from ..routes import chunk_moves
 from .flats import gather_each, reduce_each, runs
 from .step_parts import Function, Ranks, Squares
-from .words import DTYPES, axes_word, identifier, literal
+from .words import DTYPES, axes_word, identifier, literal, place
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
@@ -158,12 +158,14 @@ class _Step:
 
     def _rows(self) -> None:
         """The rows of the pipeline's schedule, and how stages reduce the gradients of chunks where they end."""
+        assert self._program.pipeline, "emit: no pipeline"
+        line = place(self._program.axis(self._program.pipeline.axis).span)
         run, evaluate = ["model", "batch", self._seed, "mesh"], ["model", "batch", "mesh"]
         if self._chunked:
             self.train.lines += ["reductions = [", *reduce_each(self._program, self._named), "]"]
             run, evaluate = [*run, "flats", "reductions"], [*evaluate, "flats"]
-        self.train.add(f"loss = PIPELINE.run({', '.join(run)})", "forward, backward")
-        self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", "forward")
+        self.train.add(f"loss = PIPELINE.run({', '.join(run)})", f"forward, backward  {line}")
+        self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
     def _loop(self, region: Region) -> None:
         names = [base(arg.value.name) for arg in region.args]

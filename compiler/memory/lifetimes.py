@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from ..ir import Leave, Op, Region, Stmt, Value
+from ..ir import Leave, Op, Region, Stmt, Value, walk
 from .kept import Keeper, bound
 from .storages import Storages, carried
 
@@ -29,6 +29,20 @@ def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) ->
         last |= {storages.root(value.name): i for value in results(stmt) if not storages.held(value.name)}
         last |= {root: i for name in reads(stmt) if (root := storages.root(name)) in last}
     return last
+
+
+def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper) -> dict[str, int]:
+    """Of what backward's `body` makes again and no op of `forward` keeps, the statement that last makes more of it.
+
+    Backward's own ops read it in the IR; autograd has a copy of it in another element type.
+    """
+    kept = {storages.root(name) for op in walk(tuple(forward)) for name in keeper.values(op)}
+    last: dict[str, int] = {}
+    for i, stmt in enumerate(body):
+        if isinstance(stmt, Op) and stmt.outputs and stmt.outputs[0].name in storages.again:
+            around = map(storages.root, (*stmt.inputs, *(value.name for value in stmt.outputs)))
+            last |= {root: i for root in around if root in storages.again}
+    return {root: i for root, i in last.items() if storages.origin(root) not in kept}
 
 
 def results(stmt: Stmt) -> Sequence[Value]:

@@ -17,6 +17,7 @@ from ..portions import of_stage
 from ..routes import routes
 from ..schedules.actions import Work
 from ..schedules.holding import Beside, Keeps, beside
+from ..stages import Stage as Cuts
 from ..stages import crossing, groups, stages
 from .kept import Keeper, Kept
 from .lifetimes import is_put_off, put_off
@@ -102,28 +103,41 @@ def device_of(program: Program) -> Device:
 
 def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
     """What enters a stage, from before and from behind, as its statements call it; and where its turns begin."""
-    own, count = stages(program, pipeline)[number].turns, len(crossing(program, pipeline))
+    all_ = stages(program, pipeline)
     (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward, backward = (groups(pipeline, block.body)[1] for block in region.body if isinstance(block, Region))
-    enters = _handed(forward, own, count) if number else ()
-    returns = _handed(backward, own[::-1], count) if number < len(pipeline.homes) - 1 else ()
-    first = dict(zip(pipeline.dims, (turns.start for turns in own), strict=True))
+    enters = _entering(all_[number], forward) if number else ()
+    returns = _returning(all_[number + 1], forward, backward) if number < len(all_) - 1 else ()
+    first = dict(zip(pipeline.dims, (turns.start for turns in all_[number].turns), strict=True))
     return Cut(enters, returns, first, types(program))
 
 
-def _handed(repeats: list[Region], turns: tuple[range, ...], count: int) -> tuple[str, ...]:
-    """What the first repeat of which a stage has turns takes; if it has none, what the last one makes."""
-    for repeat, own in zip(repeats, turns, strict=True):
-        if own:
-            return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)[:count]
-    return tuple(value.name for value in repeats[-1].results[:count])
+def _entering(stage: Cuts, forward: list[Region]) -> tuple[str, ...]:
+    """What the repeat takes in which a stage begins; if it has no turns, what that makes."""
+    repeat = forward[stage.begins]
+    return _taken(repeat) if stage.turns[stage.begins] else _made(repeat, len(_taken(repeat)))
+
+
+def _returning(behind: Cuts, forward: list[Region], backward: list[Region]) -> tuple[str, ...]:
+    """The gradients that the stage `behind` hands back, of what enters it."""
+    repeat, back = forward[behind.begins], backward[::-1][behind.begins]
+    turns, count = behind.turns[behind.begins], len(_taken(repeat))
+    return _made(back, count) if turns and turns.start == 0 else _taken(back)[:count]
+
+
+def _taken(repeat: Region) -> tuple[str, ...]:
+    return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)
+
+
+def _made(repeat: Region, count: int) -> tuple[str, ...]:
+    return tuple(value.name for value in repeat.results[:count])
 
 
 def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
     """What ranks hold of a microbatch in each stage, and of what stages hand to each other."""
     assert program.pipeline, "memory: no pipeline"
-    handed = sum(_size(program, value) for value in crossing(program, program.pipeline))
-    return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), handed)
+    cuts = tuple(sum(_size(program, value) for value in values) for values in crossing(program, program.pipeline))
+    return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), max(cuts, default=0), cuts)
 
 
 def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> Moment:

@@ -14,7 +14,7 @@ from ..ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
 from ..ops import OPS
 from ..ops.saved import Device, Local
 from .kept import Keeper, Kept, Turn, bound
-from .lifetimes import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums
+from .lifetimes import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums, unkept
 from .passing import Passing
 from .storages import Storages, carried
 
@@ -112,7 +112,7 @@ class Walk:
     def _backward(self, body: Sequence[Stmt], forward: Sequence[Stmt], region: Region | None = None) -> None:
         """Walks a body that is the backward of the body `forward`."""
         args, ends = self._handed(region)
-        last = last_reads(body, self._storages, args)
+        last = last_reads(body, self._storages, args) | unkept(body, forward, self._storages, self._keeper)
         found = sums(body, self._storages, last)
         self._into |= found.into
         ends = {self._root(end) for end in ends} if region else {*self._roots(self._given)}
@@ -146,13 +146,15 @@ class Walk:
         left = sum(put_off(self._storages, [region]).values())
         for on in self._passing.backward(region):
             self._live = dict(before)
-            self._enter(region, turn, gone, on)
+            is_forwards_first = 0 < on == turns - 1  # whose input is what the repeat was handed
+            self._enter(region, turn, [key for key in gone if is_forwards_first or key not in self._kept], on)
             if self._splits:  # turns that are done leave what others may keep more than
                 self._live[_others(region)] = max(self._live[_others(region)], left - left // turns)
             self._live |= self._last_turn(mirror, turn) if mirror else {}
             self._backward(region.body, mirror.body if mirror else (), region)
             self._free(bound(self._live, mirror) if mirror else ())
             self._leave(region)
+        self._free(gone)
         if self._splits:
             self._live[f"left by {region.dim}"] = left
 

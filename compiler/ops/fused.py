@@ -193,6 +193,9 @@ GATES = {function.name: f"{function.name}_mul" for function in FUNCTIONS if func
 NORMS = {norm.name: f"add_{norm.name}" for norm in (RMSNORM, LAYERNORM)}
 """Norms that may take in the sum before them."""
 
+FUSED = (*NORMS.values(), *GATES.values(), CONTRACTS.name, "linear_cross_entropy", "linear_parts", "rope_pair")
+"""The ops of a forward that stand for several."""
+
 ENTRIES = (
     *(entry for norm in (RMSNORM, LAYERNORM) for entry in _added(norm)),
     *(entry for function in FUNCTIONS if function.name in GATES for entry in _gated(function)),

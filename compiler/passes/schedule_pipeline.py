@@ -9,34 +9,29 @@ from math import inf
 
 from attrs import evolve
 
-from ..diagnostics import Diagnostic, Diagnostics, Note, PlanError
+from ..diagnostics import Diagnostic, Note, PlanError
 from ..ir import (
     INVARIANT,
     MICROBATCHES,
     PARTIAL,
     Attr,
-    Enter,
     Names,
     Op,
     Pipeline,
     Program,
     Region,
     Stmt,
-    Type,
     Value,
-    base,
     types,
 )
 from ..memory import room
 from ..orders import estimated, rows
-from ..printer import print_type
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
 from ..schedules.holding import Room
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
 from ..settings import Size
-from ..stages import forward, groups
 
 
 def schedule_pipeline(program: Program) -> Program:
@@ -44,31 +39,8 @@ def schedule_pipeline(program: Program) -> Program:
     pipeline = program.pipeline
     if not pipeline:
         return program
-    _demand_alike(program, pipeline)
     program = evolve(program, region=_Sums(program, pipeline).region())
     return evolve(program, pipeline=evolve(pipeline, schedule=_schedule(program, pipeline)))
-
-
-def _demand_alike(program: Program, pipeline: Pipeline) -> None:
-    """Every stage hands on values of the same types: what all repeats that are cut carry."""
-    _, (first, *others) = groups(pipeline, forward(program).body)
-    found = Diagnostics()
-    for repeat in others:
-        if _crossing(repeat) != _crossing(first):
-            message = f"stages hand on other values in `{repeat.dim}` than in `{first.dim}`"
-            notes = [Note(first.span, _said(first))]
-            help = "let all repeats that are cut carry values of the same dims and placements"
-            found.error("E0513", message, repeat.span, _said(repeat), notes=notes, help=help)
-    found.check()
-
-
-def _crossing(repeat: Region) -> list[Type]:
-    return [arg.value.type for arg in repeat.args if arg.enter is Enter.CARRY]
-
-
-def _said(repeat: Region) -> str:
-    values = (arg.value for arg in repeat.args if arg.enter is Enter.CARRY)
-    return f"carries {', '.join(f'{base(value.name)}: {print_type(value.type)}' for value in values)}"
 
 
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 
 class Work(Enum):
@@ -41,6 +41,7 @@ class Action:
 
 
 Row = tuple[Action, ...]
+_FORWARDS = (Work.FORWARD, Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
 
 
 @frozen(slots=False)
@@ -67,6 +68,17 @@ class Schedule:
     def splits(self) -> bool:
         """Whether backward is done in two parts anywhere."""
         return any(action.work is Work.WEIGHT for _, _, action in self.cells())
+
+    @property
+    def forwards(self) -> "Schedule":
+        """What evaluation does of it: forwards and their messages, in the same order.
+
+        If ranks do not wait for each other in the whole, they do not in this: of the messages here that were never
+        matched, take the one that is matched first in the whole.  All that its two ranks do here before they post it
+        they do before it there too, so it is done; both post it, and it is matched.
+        """
+        rows = (tuple(action for action in row if action.work in _FORWARDS) for row in self.rows)
+        return evolve(self, rows=tuple(rows))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank has, in the model's order."""

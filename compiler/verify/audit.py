@@ -15,8 +15,9 @@ from attrs import evolve, frozen
 
 from ..ir import Program
 from ..schedules.check import problems
+from ..schedules.rendezvous import rendezvous
 from .field import Field
-from .machine import ShapeError
+from .machine import Rows, ShapeError
 from .meanings import MEANINGS
 from .mutants import Mutant, chunk_mutants, mutants, row_mutants
 from .mutants.faults import FAULTS
@@ -26,7 +27,7 @@ from .reals import Reals
 from .recut import renumbered
 from .reference import Reference
 from .replay import Memory, Replay
-from .rows import RowsError, run_rows
+from .rows import LossError, RowsError, run_rows
 from .shapes import Sizes, meshes
 from .world import World
 
@@ -116,30 +117,33 @@ class Bench:
         self._env = start.on(case.program, self._world, numbers)
         self._expected = Reference(case.single, numbers).run(start)
         self._memory = Memory()
-        own = self._machine(case.program).run(self._env)
+        own = self._machine(case.program, run_rows, learning=True).run(self._env)
         apart = differences(case.program, self._world, numbers, own, self._expected)
         assert not apart, f"verify: what is audited is not the single-device step: {apart}"
 
-    def _machine(self, program: Program, mutant: Mutant | None = None) -> Replay:
+    def _machine(self, program: Program, rows: Rows, learning: bool = False) -> Replay:
         return Replay(
             program,
             self._world,
             self._numbers,
             meanings=MEANINGS | FAULTS,
-            rows=partial(run_rows, freed=mutant.freed, moved=mutant.moved) if mutant else run_rows,
+            rows=rows,
             memory=self._memory,
-            learning=mutant is None,
+            learning=learning,
         )
 
     def wrong(self, mutant: Mutant) -> Fate | None:
         """Whether a mutant differs from the single-device step, or its ranks wait for each other, and by what."""
-        return self.runs(mutant) or (Fate.SHAPES if _blocks(mutant.program) else None)
+        return self.runs(mutant) or (Fate.SHAPES if _blocks(mutant) else None)
 
     def runs(self, mutant: Mutant) -> Fate | None:
         """Whether a mutant differs from the single-device step, and by what."""
         program = self._small(mutant.program)
+        rows = partial(run_rows, freed=mutant.freed, moved=mutant.moved, evaluation=mutant.evaluation)
         try:
-            found = self._machine(program, mutant).run(self._env)
+            found = self._machine(program, rows).run(self._env)
+        except LossError:
+            return Fate.VALUES
         except (ShapeError, RowsError, AssertionError):
             return Fate.SHAPES
         return Fate.VALUES if differences(program, self._world, self._numbers, found, self._expected) else None
@@ -153,9 +157,11 @@ class Bench:
         return evolve(small, region=region)
 
 
-def _blocks(program: Program) -> bool:
+def _blocks(mutant: Mutant) -> bool:
     """Whether rows, although what they compute is right, wait for each other where a send blocks until received."""
-    pipeline = program.pipeline
+    if mutant.evaluation:
+        return bool(rendezvous(mutant.evaluation))
+    pipeline = mutant.program.pipeline
     return bool(pipeline and pipeline.schedule and problems(pipeline.schedule))
 
 

@@ -11,6 +11,7 @@ from attrs import frozen
 from ..chunks import Chunk, chunks, needed
 from ..ir import Op, Program, Region
 from ..routes import routes
+from ..schedules.actions import Row
 from ..schedules.waits import Cell
 from .holders import origins
 
@@ -37,12 +38,9 @@ class Move:
         return self.begun is not None and self.begun <= at
 
 
-def moves(program: Program) -> tuple[Move, ...]:
-    """Those of all ranks, as they follow from the rows."""
-    pipeline = program.pipeline
-    assert pipeline, "verify: no pipeline"
-    assert pipeline.schedule, "verify: no rows"
-    of, rows = routes(program), pipeline.schedule.rows
+def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
+    """Those of all ranks, as they follow from their rows."""
+    of = routes(program)
     found: list[Move] = []
     for rank, row in enumerate(rows):
         for chunk in chunks(program, rank):

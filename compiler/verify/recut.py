@@ -1,20 +1,24 @@
 """A pipeline at small sizes: its stages with few turns each, its rows for few microbatches.
 
-Purpose: on few ranks the same kinds of stages: a first and a last one that have turns if the plan's have, and one that
-has more turns than the others.  What the step says of ranks by their numbers is said of the small pipeline's.
+Purpose: on few ranks the same kinds of stages: a first and a last one that have turns if the plan's have, one that has
+more turns than the others, and cuts where as different values cross as at the plan's.  What the step says of ranks by
+their numbers is said of the small pipeline's.
 Non-goals: the sizes themselves (`shapes`).
 """
+
+from itertools import accumulate, pairwise
 
 from attrs import evolve
 
 from .. import orders
-from ..ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, types
+from ..ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base, types
 from ..schedules.actions import Schedule
 from ..schedules.generate import SCHEDULES
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
 from ..schedules.resized import resized
 from ..schedules.timeline import Times
+from ..stages import crossing, stages
 from .cut import blocks
 from .holders import readers
 
@@ -36,10 +40,44 @@ def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
     raise AssertionError(f"verify: no schedule {pipeline.settings.schedule.kind} on {ranks} ranks")
 
 
-def few_turns(pipeline: Pipeline, ranks: int) -> int:
-    """One for each stage that has turns; on two ranks one more."""
-    count = len(homes(pipeline, ranks))
-    return len(_filled(pipeline, count)) + (ranks == 2)
+def few_turns(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, int]:
+    """For each repeat that is cut, as many as its cuts need; on two ranks one more behind the last of them."""
+    begun = [*_begun(program, pipeline, ranks).values()]
+    least = (begun.count(number) + _before(number, ranks) for number in range(len(pipeline.dims)))
+    found = dict(zip(pipeline.dims, least, strict=True))
+    return found | {pipeline.dims[-1]: found[pipeline.dims[-1]] + (ranks == 2)}
+
+
+def covers(program: Program, small: Program) -> bool:
+    """Whether what crosses the cuts of a small program is all that crosses the plan's."""
+    return {*_kinds(program)} <= {*_kinds(small)}
+
+
+def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
+    """What crosses cuts, each list once, and the first repeat in which it does."""
+    assert program.pipeline, "verify: no pipeline"
+    begun = (stage.begins for stage in stages(program, program.pipeline)[1:])
+    found: dict[tuple[Value, ...], int] = {}
+    for number, values in zip(begun, crossing(program, program.pipeline), strict=True):
+        found.setdefault(tuple(evolve(value, name=base(value.name)) for value in values), number)
+    return found
+
+
+def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
+    """For each stage that has turns, but the first that does, the repeat, by number, in which it begins.
+
+    All repeats of which there should be cuts, by turns; where cuts are too few, those in the middle of them.
+    """
+    _, *others = _filled(pipeline, len(homes(pipeline, ranks)))
+    kinds, count = sorted(_kinds(program).values()), len(others)
+    enough = count >= len(kinds)
+    places = (i * len(kinds) // count if enough else (i + 1) * len(kinds) // (count + 1) for i in range(count))
+    return dict(zip(others, (kinds[place] for place in places), strict=True))
+
+
+def _before(number: int, ranks: int) -> int:
+    """Turns of a repeat before its first cut: on two ranks one, on more none, where another repeat is before it."""
+    return int(number == 0 or ranks == 2)
 
 
 def _filled(pipeline: Pipeline, count: int) -> list[int]:
@@ -69,11 +107,11 @@ def shared(pipeline: Pipeline) -> dict[str, str]:
     return {name: first.setdefault(own, name) for name, own in ranks.items() if len(own) > 1}
 
 
-def recut(small: Program, pipeline: Pipeline) -> Program:
-    """A step of small sizes with the stages and rows that a pipeline has at these."""
-    ranks, total = small.axis(pipeline.axis).size, sum(small.size(dim) for dim in pipeline.dims)
+def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
+    """The step `program` at small sizes, with the stages and rows that its pipeline has at these."""
+    ranks = small.axis(pipeline.axis).size
     found = evolve(pipeline, homes=homes(pipeline, ranks))
-    found = evolve(found, turns=_turns(pipeline, total, len(found.homes)))
+    found = evolve(found, turns=_turns(small, _begun(program, pipeline, ranks), found))
     found = evolve(found, settings=evolve(pipeline.settings, stages=found.turns))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
     found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
@@ -81,11 +119,19 @@ def recut(small: Program, pipeline: Pipeline) -> Program:
     return evolve(small, region=renumbered(small.region, pipeline, evolve(small, pipeline=found)), pipeline=found)
 
 
-def _turns(pipeline: Pipeline, total: int, count: int) -> tuple[int, ...]:
-    """As even as can be; the first stages have more."""
-    filled = _filled(pipeline, count)
-    few, more = divmod(total, len(filled))
-    return tuple(few + (filled.index(k) < more) if k in filled else 0 for k in range(count))
+def _turns(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[int, ...]:
+    """Of stages that begin in one repeat each has a turn, and the last of them all to where the next one begins."""
+    ranks, sizes = small.axis(pipeline.axis).size, [small.size(dim) for dim in pipeline.dims]
+    ends, filled = [0, *accumulate(sizes)], _filled(pipeline, len(pipeline.homes))
+    cuts: list[int] = []
+    for stage in range(1, len(pipeline.homes)):
+        if stage in begun:
+            number = begun[stage]
+            inside = [other for other in begun if begun[other] == number].index(stage)
+            cuts.append(ends[number] + _before(number, ranks) + inside)
+        else:  # the one before it or it itself has no turns
+            cuts.append(0 if stage in filled else ends[-1])
+    return tuple(after - before for before, after in pairwise([0, *cuts, ends[-1]]))
 
 
 def held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:

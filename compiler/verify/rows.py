@@ -18,7 +18,7 @@ from ..schedules.actions import Action, Schedule, Work
 from ..schedules.rendezvous import SENDS
 from ..schedules.waits import Cell
 from .cut import shares
-from .machine import Env, Machine
+from .machine import Env, Machine, differing
 from .moves import Move, Moved, moves, names
 from .staged import Staged, Sums, result
 from .world import World
@@ -35,11 +35,21 @@ class RowsError(Exception):
     """Rows that cannot be done; says on which rank, in which cell, and why."""
 
 
+class LossError(RowsError):
+    """Rows of evaluation that make another loss than the step."""
+
+
 def run_rows(
-    machine: Machine, region: Region, outer: Env, freed: Cell | None = None, moved: tuple[Move, ...] | None = None
+    machine: Machine,
+    region: Region,
+    outer: Env,
+    freed: Cell | None = None,
+    moved: tuple[Move, ...] | None = None,
+    evaluation: Schedule | None = None,
 ) -> Env:
     """The results of the microbatches `region`.  Raises RowsError.
 
+    Evaluation is done too, as `evaluation` has it, or the forwards of the rows; its loss must be that of the step.
     What the cell `freed` would take is gone before.  Chunks are moved as their rows say, or as `moved`.
     """
     pipeline = machine.program.pipeline
@@ -53,18 +63,43 @@ def run_rows(
         Staged(machine, region, outer, share, rank, worlds)
         for share, rank in zip(shares(machine.program, pipeline, region), pipeline.homes, strict=True)
     ]
-    chunks = Moved(moves(machine.program) if moved is None else moved, names(machine.program, region))
-    rows = _Rows(machine, pipeline.schedule, stages, freed, chunks)
+    called, forwards = names(machine.program, region), pipeline.schedule.forwards
+    chunks = Moved(moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called)
+    rows = _Rows(machine, pipeline.schedule, stages, chunks, freed)
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
-    return {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
+    results = {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
+    chunks = Moved(moves(machine.program, forwards.rows), called)
+    _evaluate(_Rows(machine, evaluation or forwards, stages, chunks, keeps=False), region, results)
+    return results
+
+
+def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
+    """Does the rows of evaluation.  Raises RowsError where what they make is not in the results of the step."""
+    try:
+        forwards.run()
+    except RowsError as error:
+        raise RowsError(f"in evaluation, {error}") from None
+    stages, numbers = forwards.stages, forwards.machine.numbers
+    for end, value in zip(region.yields, region.results, strict=True):
+        if end.name in stages[-1].share.forward.made:
+            loss = result(stages, forwards.sums, end, value.type)
+            if differing(numbers, loss, results[value.name]):
+                raise LossError("in evaluation, the loss is not that of the step")
 
 
 class _Rows:
     def __init__(
-        self, machine: Machine, schedule: Schedule, stages: list[Staged], freed: Cell | None, moved: Moved
+        self,
+        machine: Machine,
+        schedule: Schedule,
+        stages: list[Staged],
+        moved: Moved,
+        freed: Cell | None = None,
+        keeps: bool = True,
     ) -> None:
-        self._machine, self._schedule, self._stages, self._freed = machine, schedule, stages, freed
+        self._kept = {Work.FORWARD: KEPT, Work.INPUT: LEFT} if keeps else {}
+        self.machine, self._schedule, self.stages, self._freed = machine, schedule, stages, freed
         self._moved = moved
         self._slots: list[dict[Slot, Env]] = [{} for _ in schedule.rows]
         self._sent = defaultdict[tuple[int, int], deque[Env]](deque)
@@ -84,6 +119,9 @@ class _Rows:
         for (source, target), values in self._sent.items():
             if values:
                 raise RowsError(f"rank {source} sends rank {target} what that does not receive")
+        for (source, target), slots in self._awaited.items():
+            if slots:
+                raise RowsError(f"rank {target} receives from rank {source} what that does not send")
 
     def _advances(self, rank: int, at: list[int]) -> bool:
         """Does what can be done of a row, and says whether that is anything."""
@@ -134,7 +172,7 @@ class _Rows:
             case Work.FORWARD:
                 return [(ENTERING, stage, microbatch)] if stage else []
             case Work.BACKWARD | Work.INPUT:
-                last = stage + 1 == len(self._stages)
+                last = stage + 1 == len(self.stages)
                 return [(KEPT, stage, microbatch), *([] if last else [(RETURNING, stage, microbatch)])]
             case Work.WEIGHT:
                 return [(LEFT, stage, microbatch)]
@@ -149,7 +187,7 @@ class _Rows:
 
     def _compute(self, action: Action, taken: list[Env]) -> None:
         rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch
-        staged, ahead = self._stages[stage], work is Work.FORWARD
+        staged, ahead = self.stages[stage], work is Work.FORWARD
         part = staged.parts[work]
         begin = staged.given(microbatch) if ahead else taken.pop(0)
         entering = taken[0].values() if taken else ()
@@ -158,13 +196,13 @@ class _Rows:
         try:
             env = staged.run(part, begin, entering, microbatch)
         except KeyError as error:
-            if error.args[0] not in self._machine.types:
+            if error.args[0] not in self.machine.types:
                 raise
             raise self._error(f"`{error.args[0]}` is not there") from None
         if part.gives:
             to = (ENTERING, stage + 1, microbatch) if ahead else (RETURNING, stage - 1, microbatch)
             self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.gives)})
-        if kept := {Work.FORWARD: KEPT, Work.INPUT: LEFT}.get(work):
+        if kept := self._kept.get(work):
             self._put(rank, (kept, stage, microbatch), env)
         self._add(stage, microbatch, staged.sums(part, env))
 

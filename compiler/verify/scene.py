@@ -73,12 +73,13 @@ def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -
     """None in the first of several sequences nor in the first half of any: ranks have counts of their own, some none.
 
     The first microbatch has more than the others, so that a mean of means is not the mean; a count is never 1 in all.
+    Each differs from that in its place of the microbatch before: what is made of one is not the loss of the other.
     """
     _, microbatches, batch, seq = shape
     microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
     skipped = np.minimum(np.where(microbatch == 0, 1, 2), batch - 1)
     labelled = (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
-    return np.where(labelled, rng.integers(0, vocabulary, shape), -1)
+    return np.where(labelled, (rng.integers(0, vocabulary, (1, 1, batch, seq)) + microbatch) % vocabulary, -1)
 
 
 def _documents(shape: tuple[int, ...]) -> Array:

@@ -15,7 +15,7 @@ from ..layout import layout_of, shard_axes
 from ..ops import OPS
 from ..ops.attention import ROPES, SEQUENCE, head_dims
 from ..settings import Cluster
-from .recut import few_microbatches, few_turns, recut, shared
+from .recut import covers, few_microbatches, few_turns, recut, shared
 
 Sizes = dict[str, int]
 
@@ -39,14 +39,17 @@ def meshes(program: Program) -> list[Sizes]:
 
 
 def _with_holders(program: Program, axes: Sizes) -> Sizes:
-    """With more ranks of a pipeline, where so few do not share parameters as the plan's ranks do."""
+    """With more ranks of a pipeline, where so few do not share parameters as the plan's ranks do, or, if they are more
+    than two, do not hand on all that crosses the plan's cuts.
+    """
     pipeline = program.pipeline
     if not pipeline:
         return axes
-    for ranks in (axes[pipeline.axis], 3, 4):
+    few = axes[pipeline.axis]
+    for ranks in range(few, max(4, program.axis(pipeline.axis).size) + 1):
         found = axes | {pipeline.axis: ranks}
-        cut = resized(program, found, small(program, found)).pipeline
-        if cut and shared(cut) == shared(pipeline):
+        cut = resized(program, found, small(program, found))
+        if cut.pipeline and shared(cut.pipeline) == shared(pipeline) and (ranks == 2 or covers(program, cut)):
             return found
     return axes | {pipeline.axis: program.axis(pipeline.axis).size}
 
@@ -65,7 +68,7 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
     )
     sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
     small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
-    return recut(small, program.pipeline) if program.pipeline and program.pipeline.schedule else small
+    return recut(small, program, program.pipeline) if program.pipeline and program.pipeline.schedule else small
 
 
 def _with_size(dim: Dim, size: int) -> Dim:
@@ -128,10 +131,7 @@ class _Sizes:
             return few
         if loop == MICROBATCHES:
             return few_microbatches(pipeline, self._axes[pipeline.axis])
-        if loop == pipeline.dims[-1]:
-            others = sum(map(self._turns, pipeline.dims[:-1]))
-            return max(few, few_turns(pipeline, self._axes[pipeline.axis]) - others)
-        return few
+        return max(few, few_turns(self._program, pipeline, self._axes[pipeline.axis]).get(loop, 0))
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""

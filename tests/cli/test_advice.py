@@ -24,6 +24,26 @@ train {
 
 
 @pytest.mark.parametrize(
+    ("recompute", "said"),
+    [
+        ("every(5, layers)", "warning[W0903]: of every 5 turns of `layers` one is done again, and there are 2"),
+        ("every(2, layers)", ""),
+        ("full", ""),
+    ],
+)
+def test_fewer_turns_than_one_is_done_again_of(
+    recompute: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PLAN.replace("mask=full", "mask=causal").replace("steps = 1", f"steps = 1  recompute = {recompute}")
+    text = text.replace("head_dim = 8", "head_dim = 8  layers = 2").replace(
+        "  q =", "  repeat layers { x = silu(x) }\n  q ="
+    )
+    (tmp_path / "m.scale").write_text(text)
+    assert main(["check", str(tmp_path / "m.scale")]) == 0
+    assert capsys.readouterr().err.split("\n")[0] == said
+
+
+@pytest.mark.parametrize(
     ("before", "after", "warned"),
     [
         ("", "", True),

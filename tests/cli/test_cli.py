@@ -13,6 +13,7 @@ import pytest
 
 from scalec.compiler import cli, passes
 from scalec.compiler.cli.arguments import COMMANDS, Command
+from scalec.compiler.limits import MAX_BYTES
 from scalec.compiler.passes import STAGES
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -215,6 +216,35 @@ def test_ir_after_each_pass_reads_back(scalec: Run, stage: str) -> None:
 def test_ir_compiles_in_place_of_the_plan(scalec: Run) -> None:
     Path("tiny.ir").write_text(scalec("ir", "tiny.scale", "--after", "propagate")[1])
     assert scalec("compile", "tiny.ir", "-o", "x")[1] == scalec("compile", "tiny.scale", "-o", "x")[1]
+
+
+MANY_ROWS = {  # 16 ranks of 4 stages, 64 microbatches
+    "hidden = 4 }": "hidden = 4  wide = 8  layers = 64 }",
+    "  loss =": "  repeat layers { x = x + x @ up[hidden -> wide] @ down[wide -> hidden] }\n  loss =",
+    "dp = 2  tp = 2": "pp = 16",
+    "  batch over dp\n  vocab over tp": "  layers over pp",
+    "global_batch = 8  microbatch = 2": "global_batch = 64  microbatch = 1",
+    "train {": "pipeline { schedule = interleaved_1f1b(chunks=4) }\ntrain {",
+}
+
+
+def test_ir_with_long_rows_takes_the_place_of_a_plan(scalec: Run) -> None:
+    text = PLAN
+    for old, new in MANY_ROWS.items():
+        assert old in text
+        text = text.replace(old, new)
+    Path("long.scale").write_text(text)
+    Path("long.ir").write_text(scalec("ir", "long.scale")[1])
+    assert Path("long.ir").stat().st_size > 3 * MAX_BYTES
+    assert scalec("ir", "long.ir") == (0, Path("long.ir").read_text(), "")
+    assert scalec("verify", "long.ir")[0] == 0
+    assert scalec("schedule", "long.ir") == scalec("schedule", "long.scale")
+
+
+def test_a_plan_is_no_longer_than_it_may_be(scalec: Run) -> None:
+    Path("long.scale").write_text(PLAN + "#" * MAX_BYTES)
+    status, _, err = scalec("check", "long.scale")
+    assert (status, err.splitlines()[0]) == (1, "error[E0102]: `long.scale` is larger than 64 KiB")
 
 
 def test_ir_does_not_go_back(scalec: Run) -> None:

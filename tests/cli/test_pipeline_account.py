@@ -18,6 +18,7 @@ from scalec.compiler.portions import of_rank
 from scalec.compiler.source import Source
 from scalec.compiler.summary import communication
 from scalec.compiler.traffic import crosses, sent
+from unlike import unlike
 
 TABLE = VOCAB * HIDDEN  # elements of the embedding, and of the head
 CROSSING = 4 * 4 * HIDDEN  # bytes of one microbatch's x: 4 places of a row
@@ -73,6 +74,25 @@ def test_messages() -> None:
         {("receive", "forward", 1): each, ("send", "backward", 1): each},
     ]
     assert {each.where for r in places(of) for each in evaluation(of, r) if each.peer is not None} == {"forward"}
+
+
+def test_messages_are_of_what_crosses_their_cut() -> None:
+    """Of x and s each rank of tp has 4 places of 16 features, of y 8 of 12 and of z 4 of 6, for two rows in 8 bytes."""
+    x, y, z = 2 * 4 * 16 * 8, 2 * 8 * 12 * 8, 2 * 4 * 6 * 8
+    cuts, of = [[x, x], [x, x], [y], [y], [z], [z], [z]], compiled(unlike())
+    listed = [each for r in places(of) for each in collectives(of, r) if each.use == "stages"]
+    for stage in range(8):
+        ahead, back = cuts[stage] if stage < 7 else [], cuts[stage - 1] if stage else []
+        found = {(it.op, it.where): [] for it in listed}
+        for it in listed:
+            found[it.op, it.where] += [it.bytes] if it.stage == stage else []
+        assert found == {
+            ("send", "forward"): ahead,
+            ("receive", "backward"): ahead,
+            ("receive", "forward"): back,
+            ("send", "backward"): back,
+        }
+    assert {each.count for each in listed} == {4}
 
 
 def test_a_sum_over_some_ranks_is_of_these() -> None:

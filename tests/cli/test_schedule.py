@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -262,6 +263,30 @@ def test_the_trace_has_all_actions_and_messages(each: Picture) -> None:
     assert ends["s"].keys() == ends["f"].keys()
     arrows = [[begun[it[at]["tid"], it[at]["ts"]]["name"] for it in ends.values()] for at in ends["s"]]
     assert sorted(map(tuple, arrows)) == sorted(_sent(each))
+
+
+def test_the_trace_keeps_the_rules_of_its_format(each: Picture) -> None:
+    """What Perfetto's reader of the Trace Event Format asks of it: whole slices; arrows begin in one and end in one."""
+    read = json.loads(trace(each))
+    assert read["displayTimeUnit"] in ("ms", "ns")
+    events = read["traceEvents"]
+    assert {it["ph"] for it in events} == {"M", "X", "s", "f"}
+    assert all(isinstance(it["name"], str) and isinstance(it["pid"], int) for it in events)
+    named = {it["tid"]: it["args"]["name"] for it in events if it["name"] == "thread_name"}
+    slices = [it for it in events if it["ph"] == "X"]
+    assert {it["tid"] for it in slices} == named.keys()
+    assert min(it["ts"] for it in slices) == 0
+    assert min(it["dur"] for it in slices) > 0
+    arrows: dict[int, list[dict[str, Any]]] = {}
+    for it in events:
+        if it["ph"] in "sf":
+            assert any(own["tid"] == it["tid"] and own["ts"] <= it["ts"] < own["ts"] + own["dur"] for own in slices)
+            arrows.setdefault(it["id"], []).append(it)
+    for begin, end in arrows.values():  # of one category and name, by which a number is one arrow's
+        assert (begin["ph"], end["ph"], end["bp"]) == ("s", "f", "e")
+        assert (begin["cat"], begin["name"]) == (end["cat"], end["name"])
+        assert begin["tid"] != end["tid"]
+        assert begin["ts"] < end["ts"]
 
 
 def _sent(each: Picture) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from scalec.compiler.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 
-DIMS = "vocab = 64  hidden = 32  heads = 4  kv_heads = 2  head_dim = 8  ffn = 64  layers = 2  blocks = 3"
+DIMS = "vocab = 64  hidden = 32  heads = 4  kv_heads = 2  head_dim = 8  ffn = 64  layers = 2  blocks = 3  rest = 2"
 START = "x = embedding(tokens, wte[vocab, hidden])"
 ATTENTION = """
     a = rmsnorm(x, norm1[hidden], 1e-5)
@@ -48,6 +48,10 @@ CARRIED = f"{START} y = silu(x) repeat layers {{ {ATTENTION} {MLP} y = y + x }} 
 SKIP = f"""{START} s = silu(x)
   repeat layers {{ {ATTENTION} x = dropout(x, 0.1) }} s = s * x
   repeat blocks {{ {MLP} x = dropout(x, 0.1) }} x = x * s {TIED}"""
+UNLIKE = f"""{START} s = silu(x)
+  repeat layers {{ {ATTENTION} x = x + s }} y = (x * s) @ w_wide[hidden -> ffn]
+  repeat blocks {{ y = y * tanh(y * gate[ffn]) }} z = y @ w_narrow[ffn -> hidden] x = silu(z)
+  repeat rest {{ x = x + z * tanh(x) }} {LOSS}"""
 WHOLE = f"{START} repeat blocks {{ {MLP} }} x = dropout(x, 0.1) repeat layers {{ {ATTENTION} }} {LOSS}"
 
 FUSED = LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)").replace("silu(", "gelu(")
@@ -146,6 +150,7 @@ SMALL = {
     "stages": staged(f"{START} {LAYERS} {TIED}", CHUNKS, options="gathered = regather", state="zero 1 over dp"),
     "stages, two repeats": staged(SKIP, CHUNKS, "layers, blocks", options="recompute = every(2, layers)"),
     "stages, one repeat whole": staged(WHOLE, "zb_h1"),
+    "stages, other values": staged(UNLIKE, f"{CHUNKS}  stages = [2, 4, 2, 1]", "layers, blocks, rest"),
     "stages, captured": staged(CAPTURED, "1f1b", options="recompute = selective(silu, attention)"),
     "stages without turns": staged(LLAMA, f"{CHUNKS}  stages = [2, 1, 1, 0]", options="recompute = full"),
     "stages, tied on all ranks": staged(f"{START} {LAYERS} {TIED}", "1f1b", options=FP16),

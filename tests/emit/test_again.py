@@ -25,6 +25,7 @@ MEANS = "a = mean(x, over=[hidden])  b = tanh(mean(x, over=[hidden]))  x = x * a
 DRAWN = "repeat layers { x = x + dropout(x, 0.1) * tanh(x) } repeat layers { x = x + dropout(x, 0.2) * silu(x) }"
 HALVES = "x = silu((x * 0.5) @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden] + x * 0.5"
 CAPTURED = "repeat blocks { x = x + tanh(y) * silu(x) } repeat blocks { x = tanh(y) * relu(x) + x }"
+PARTS = f"repeat blocks as i {{ if i < 1 {{ x = x + tanh(x) }} else {{ {MLP} }} }}"
 PLANS = {
     "a sum": (f"repeat layers {{ {MLP} x = x + x * tanh(sum(x, over=[hidden])) }}", "selective(sum)"),
     "a sum of a product": (f"repeat layers {{ {MLP} x = x + x * tanh(sum(x * x, over=[hidden])) }}", "selective(sum)"),
@@ -33,6 +34,7 @@ PLANS = {
     "equal ops, one of them behind all that is kept": (f"repeat layers {{ {HALVES} }}", "full"),
     "equal ops of two repeats in one line": (f"y = silu(x) {CAPTURED}", "full"),
     "every other turn of two repeats": (DRAWN, "every(2, layers)"),
+    "every other turn of each part": (PARTS, "every(2, blocks)"),
 }
 
 

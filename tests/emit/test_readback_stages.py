@@ -27,6 +27,7 @@ def test_what_is_emitted_under_a_schedule_does_every_op(model: str, cut: str, sc
 
 
 ONE, TWO, WHOLE = "stages", "stages, two repeats", "stages, one repeat whole"
+OTHER = "stages, other values"
 FIRST = "            x = embedding(tokens, self.wte, self.tp)\n"
 SCATTERED = "            x = reduce_scatter(x, self.tp, dim=0)\n"
 SILU = "            s = silu(x)\n"
@@ -48,6 +49,9 @@ GATHERS = "    gather_each(dp, flats['dp_split_tp_2'], flats['dp_tp'], flats['dp
 REDUCED = "reduce_each(flats['dp_tp'], scatter=dp, add=tp)"
 HELD = "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in TURNS['layers'][stage]})\n"
 FORKED = "        layers_draws = fork(draws, 4)\n"
+ONE_UNPACKED = "        elif stage <= 2:\n            y = carried\n"
+NARROWED_UNPACKED = "        if 1 < stage <= 2:\n            y = carried\n"
+OTHER_UNPACKED = "        else:\n            x, z = carried\n"
 HEADER = "self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor)"
 WHOLE_BLOCKS = "            for block in self.blocks:\n                x = block(x)\n"
 
@@ -111,6 +115,34 @@ DEFECTS = {
     "inputs in another order": (ONE, HEADER, "self, stage: int, x: Tensor, labels: Tensor, tokens: Tensor)"),
     "no stage is asked for": (ONE, "stage: int, ", ""),
     "an argument with a default": (ONE, "stage: int,", "stage: int=0,"),
+    # ---- where other values cross than elsewhere
+    "too many begin in the first": (OTHER, "elif stage <= 1:", "elif stage <= 2:"),
+    "all but one begin in the first": (OTHER, "elif stage <= 1:", "else:"),
+    "too few begin in the second": (OTHER, "elif stage <= 2:", "elif stage <= 1:"),
+    "only some of the last begin": (OTHER, OTHER_UNPACKED, OTHER_UNPACKED.replace("else", "elif stage <= 3")),
+    "what enters the second is not unpacked": (OTHER, ONE_UNPACKED, ""),
+    "what enters the second is unpacked twice": (OTHER, ONE_UNPACKED, ONE_UNPACKED + NARROWED_UNPACKED),
+    "what enters the last is swapped": (OTHER, "x, z = carried", "z, x = carried"),
+    "what enters the last by other names": (OTHER, "x, z = carried", "x, s = carried"),
+    "one of two leaves the first": (OTHER, "return (x, s)", "return x"),
+    "the first is not left": (OTHER, "        if stage < 1:\n            return (x, s)\n", ""),
+    "the first is left later": (
+        *(OTHER, "        if stage < 1:\n            return (x, s)\n", ""),
+        *("        if stage < 2:\n            return y\n", "        if stage < 2:\n            return (x, s)\n"),
+    ),
+    "too many leave the first": (OTHER, "if stage < 1:", "if stage < 2:"),
+    "too many leave the second": (OTHER, "if stage < 2:", "if stage < 3:"),
+    "the second is left by the first's values": (OTHER, "            return y\n", "            return x\n"),
+    "a value of the first in the last": (OTHER, "x = silu(z)", "x = silu(s)"),
+    "a value that does not cross": (OTHER, "            x = silu(z)\n", "            x = silu(z)\n            z = y\n"),
+    "turns carry less": (OTHER, "x, z = self.rest[str(i)](x, z)", "x = self.rest[str(i)](x, z)"),
+    "the values of another cut": (OTHER, "Carried((16, 2, 32), torch.float32,", "Carried((8, 2, 32), torch.float32,"),
+    "values of more cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(1, 3)"),
+    "values of other cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(0, 1)"),
+    "values of all cuts": (OTHER, ", cuts=range(1, 2)", ""),
+    "one value of a cut left out": (OTHER, "Carried((8, 2, 32), torch.float32, cuts=range(2, 3)), C", "C"),
+    "what enters is two always": (OTHER, "carried: tuple[Tensor, Tensor] | Tensor", "carried: tuple[Tensor, Tensor]"),
+    "what leaves is two always": (OTHER, "-> tuple[Tensor, Tensor] | Tensor", "-> tuple[Tensor, Tensor]"),
     # ---- turns
     "turns of another repeat": (TWO, BLOCKS, BLOCKS.replace("blocks", "layers")),
     "turns of another stage": (ONE, LAYERS, LAYERS.replace("[stage]", "[0]")),
@@ -214,10 +246,11 @@ DEFECTS = {
     "turns under another name": (TWO, "'blocks': (range(0, 0)", "'layers': (range(0, 0)"),
     "another home": (ONE, "homes=(0, 1, 0, 1)", "homes=(0, 1, 1, 0)"),
     "another axis": (ONE, "Pipeline('pp'", "Pipeline('dp'"),
-    "another shape": (ONE, "Carried((8, 2, 32)", "Carried((16, 2, 32)"),
-    "another element type": (ONE, "Carried((8, 2, 32), torch.float32)", "Carried((8, 2, 32), torch.bfloat16)"),
+    "another shape": (ONE, "Carried('x', (8, 2, 32)", "Carried('x', (16, 2, 32)"),
+    "another element type": (ONE, "(8, 2, 32), torch.float32)", "(8, 2, 32), torch.bfloat16)"),
     "no gradient of what crosses": (ONE, "torch.float32),), rows", "torch.float32, gradient=False),), rows"),
-    "less that crosses": (TWO, "Carried((8, 2, 32), torch.float32), C", "C"),
+    "another name for what crosses": (ONE, "Carried('x'", "Carried('y'"),
+    "less that crosses": (TWO, "Carried('x', (8, 2, 32), torch.float32), C", "C"),
     "actions swapped": (ONE, "2F0 2SEND_F0", "2SEND_F0 2F0"),
     "an action left out": (ONE, " 0B7'", "'"),
     "an action twice": (ONE, " 0B7'", " 0B7 0B7'"),

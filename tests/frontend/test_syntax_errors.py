@@ -113,6 +113,30 @@ MISTAKES = {
           |                    ^
         """,
     ),
+    "stage_without_over": (
+        "state { zero 1 dp }",
+        """
+        error[E0104]: expected `over`, found `dp`
+         --> m.scale:1:16
+          |
+        1 | state { zero 1 dp }
+          |                ^^
+          |
+          = help: a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`
+        """,
+    ),
+    "stage_as_a_call": (
+        "state { zero(1) over dp }",
+        """
+        error[E0104]: expected a name, `over`, `=` or `,`, found `(`
+         --> m.scale:1:13
+          |
+        1 | state { zero(1) over dp }
+          |             ^
+          |
+          = help: a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`
+        """,
+    ),
     "rule_outside": (
         "batch over dp",
         """

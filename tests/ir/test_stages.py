@@ -6,12 +6,13 @@ import pytest
 from attrs import evolve
 
 from pipelined import compiled, edited
-from scalec.compiler.ir import FLOATS, Enter, Op, Pipeline, Program, types, uses, values
+from scalec.compiler.ir import FLOATS, Enter, Op, Pipeline, Program, base, types, uses, values
 from scalec.compiler.orders import estimated
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.source import Source
-from scalec.compiler.stages import Stage, groups, stages
+from scalec.compiler.stages import Stage, crossing, groups, stages
 from scalec.compiler.verify import verify
+from unlike import unlike
 
 SKIP = {"  repeat layers": "  skip = x * 2\n  repeat layers"}
 REST = {"layers over pp": "layers, rest over pp", "  loss": "  repeat rest { x = x * tanh(g[hidden]) }\n  loss"}
@@ -111,6 +112,24 @@ def test_what_later_statements_read_is_carried(edits: dict[str, str], count: lis
     program, pipeline = cut(edits)
     assert [len(each) for each in carries(program, pipeline)] == count
     assert not captured(program, pipeline)
+
+
+@pytest.mark.parametrize(
+    ("turns", "crosses"),
+    [
+        ("[1, 1, 1, 1, 1, 1, 1]", [["x", "s"], ["x", "s"], ["y"], ["y"], ["z"], ["z"]]),
+        ("[2, 1, 2, 2, 0]", [["x", "s"], ["y"], ["z"], ["z"]]),
+        ("[0, 3, 2, 1, 1]", [["x", "s"], ["y"], ["z"], ["z"]]),
+        ("[4, 3]", [["y"]]),
+        ("[5, 2]", [["z"]]),
+    ],
+)
+def test_what_crosses_is_of_the_repeat_in_which_a_cut_lies(turns: str, crosses: list[list[str]]) -> None:
+    """Of one that lies between two, of the second; behind the last one's turns, of the last."""
+    text = unlike(f"1f1b  stages = {turns}").replace("pp = 2", f"pp = {turns.count(',') + 1}")
+    program = compile_plan(Source("plan.scale", text))
+    assert program.pipeline
+    assert [[base(value.name) for value in values] for values in crossing(program, program.pipeline)] == crosses
 
 
 @pytest.mark.parametrize(

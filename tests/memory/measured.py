@@ -94,11 +94,12 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     kept: dict[int, int] = {}
     for stage in module.PIPELINE.stages(mesh):
         seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
-        given = [torch.zeros(each.shape, dtype=each.dtype, requires_grad=True) for each in module.PIPELINE._carried]
-        x = (tuple(given) if len(given) > 1 else given[0]) if stage else None
+        enters = [each for each in module.PIPELINE._carried if each.at(stage - 1)] if stage else []
+        given = [torch.zeros(each.shape, dtype=each.dtype, requires_grad=True) for each in enters]
+        x = tuple(given) if len(given) > 1 else given[0] if given else None
         with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
             model(stage, x, *next(iter(batch.microbatches())))
-        for each in given if stage else ():
+        for each in given:
             seen.counted(each, "entering")
         kept[stage] = sum(seen.bytes.values())
     for each in freed:

@@ -58,10 +58,15 @@ def _possible(case: Case) -> Case:
     return case
 
 
+WITHOUT_TURNS = (  # of the first stage, and of the last
+    Case(pp=2, tp=2, dp=2, sp=True, stages="[0, 2]", model="tied", microbatches=3, clip=0.05, optimizer="adamw"),
+    Case(pp=2, tp=2, stages="[2, 0]", schedule="zb_h1", microbatches=3, state="bucket = 1KiB"),
+    Case(pp=3, tp=2, stages="[0, 2, 0]", schedule="zb_h2", microbatches=4, clip=0.05),
+)
 REDUCED_WHOLE = Case(pp=2, dp=2, microbatches=4, layers=4, schedule="interleaved_1f1b(chunks=2)", model="tied")
 CASES = [*dict.fromkeys(_possible(Case(**case)) for case in all_pairs(FACTORS, IMPOSSIBLE)), REDUCED_WHOLE]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *WITHOUT_TURNS], ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path))

@@ -11,6 +11,7 @@ from oracle.plans import Case, plan_text
 from oracle.recording import recorded
 from scalec.compiler.verify.recorded.files import Call, Record, Stretch
 from scalec.compiler.verify.recorded.order import disorder
+from unlike import unlike
 
 SP = Case(pp=2, tp=2, sp=True, microbatches=4, layers=4, clip=0.05)
 CASES = {
@@ -39,6 +40,11 @@ def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
         calls[each["rank"]] += each["count"] * (each["ranks"] > 1)
     assert (found.calls, found.alike) == (max(calls), len({*calls}) == 1)
     assert ("a step on each rank" in found.lines()) == found.alike
+
+
+def test_the_record_of_messages_that_differ_from_cut_to_cut(tmp_path: Path) -> None:
+    found = recorded(harness.imported(harness.written(unlike(), tmp_path) / "train.py"), tmp_path, "--steps 2")
+    assert found.equal, found.lines()
 
 
 def test_the_rank_that_has_most_is_told_of(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from oracle import harness, reference
 from oracle.plans import Case, plan_text
 from ranks import run_ranks
 from scalec.runtime import Batch, Mesh, RunError, State, collectives
+from scalec.runtime.messages import Message
 from scalec.runtime.sanitize import Sanitizer, observed
 
 TP = Case(dp=2, tp=2, microbatches=2, optimizer="adamw", clip=1.0)
@@ -49,6 +50,8 @@ def _healthy(step: int, model: torch.nn.Module, state: State, batch: Batch) -> B
         Case(replicas=2, dp=2, optimizer="adamw", precision="bf16", state="zero 1 over dp"),
         Case(dp=2, tp=2, sp=True, optimizer="groups", state="zero 1 over dp"),
         Case(pp=2, dp=2, microbatches=4, layers=4, schedule="zbv", state="zero 3 over dp"),
+        Case(pp=3, dp=2, model="tied", microbatches=2, layers=3, clip=1.0, state="zero 1 over dp", optimizer="adamw"),
+        Case(pp=2, tp=2, dp=2, sp=True, schedule="zb_h1", microbatches=3, stages="[0, 2]", clip=1.0),
     ],
     ids=str,
 )
@@ -231,6 +234,47 @@ def test_a_missing_reduction_of_gradients_names_a_parameter(tmp_path: Path) -> N
     message = _message(SP, tmp_path, fault)
     assert message.startswith("step 2, forward: the gradient of wte[")
     assert " is not the same over dp: " in message
+
+
+# ---- pipelines
+
+STAGES = Case(pp=2, tp=2, sp=True, model="tied", microbatches=2, optimizer="adamw", clip=1.0)
+
+
+def test_a_copy_of_another_stage_that_changed_is_found(tmp_path: Path) -> None:
+    """Of wte ranks 1 and 3 have the second half, in the first stage and the last."""
+    message = _message(STAGES, tmp_path, _in_record("wte", _flip))
+    start = "step 2, update: wte[16, 5] is not the same over pp[0, 1]: rank 1 differs from rank 3, "
+    assert message.startswith(start)
+
+
+def _in_messages(sender: int) -> Fault:
+    """In step 2 a rank sends something else than it has."""
+
+    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+        begin = Message.begin
+
+        def other(self: Message, memory: Any) -> Any:
+            return begin(self, tuple(x + 1 for x in memory) if self.call.__name__ == "send" else memory)
+
+        if step == 2 and dist.get_rank() == sender:
+            Message.begin = other
+        return batch
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("sender", "found"),
+    [
+        (0, "forward: `x` has come to stage 1 otherwise than it was sent, from rank 0 to rank 2; at tiny.scale:"),
+        (3, "backward: the gradient of `x` has come to stage 0 otherwise than it was sent, from rank 3 to rank 1; at "),
+    ],
+)
+def test_what_does_not_come_as_it_was_sent_is_found(sender: int, found: str, tmp_path: Path) -> None:
+    message = _message(STAGES, tmp_path, _in_messages(sender))
+    assert message.startswith(f"step 2, microbatch 1, {found}")
+    assert "train.py:" in message
 
 
 # ---- as a user runs it

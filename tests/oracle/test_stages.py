@@ -1,7 +1,8 @@
 """Models of every shape in stages against the same models whole, in float64: each step, and evaluation.
 
-What crosses is one value or several, what stands between the repeats that are cut are ops or a repeat that is not, and
-some stages have no turns.  Non-goals: schedules (`test_pipelines`), and numbers, to which whole programs are held.
+What crosses is one value or several, at all cuts the same or not; what stands between the repeats that are cut are ops
+or a repeat that is not; and some stages have no turns.  Non-goals: schedules (`test_pipelines`), and numbers, to which
+whole programs are held.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import unlike
 from oracle import harness
 from oracle.plans import ROWS, SEQ, Case
 from oracle.reference import Tensors
@@ -27,6 +29,10 @@ BLOCKS = f"repeat blocks {{ {MIXED} }}"
 LAYERS = f"repeat layers {{ {MIXED_AGAIN} }}"
 LAYERS_OF_S = "repeat layers { s = s + silu(s @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden] }"
 DROPPED = "x = dropout(x, 0.2)"
+NARROWED = "y = x @ p[hidden -> narrow]"
+LAYERS_OF_Y = "repeat layers { y = y + tanh(y @ w_up[narrow -> ffn]) @ w_down[ffn -> narrow] }"
+REST_OF_Z = "repeat rest { z = z + silu(z * g[hidden]) }"
+LOSS_OF_Y = "loss = cross_entropy(y @ head[narrow -> vocab], labels)"
 LOSS = "loss = cross_entropy(x @ head[hidden -> vocab], labels)"
 TIED = "loss = cross_entropy(x @ wte, labels)"
 
@@ -48,6 +54,15 @@ MODELS = {
     f" repeat blocks {{ {MIXED} {DROPPED} }} {LOSS}",
     "names": f"{START} stage = silu(x) i = tanh(x) carried = i * x repeat blocks {{ {MIXED} x = x + i }}"
     f" x = x + i + stage + carried {LOSS}",
+    "another width": f"{START} {BLOCKS} {NARROWED} {LAYERS_OF_Y} {LOSS_OF_Y}",
+    "fewer later": f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} x = x + s {LAYERS} {TIED}",
+    "more later": f"{START} {BLOCKS} s = tanh(x) repeat layers {{ {MIXED_AGAIN} x = x + s }} x = x * s {TIED}",
+    "others later": f"{START} s = silu(x) {BLOCKS} {NARROWED} z = x * s"
+    f" repeat layers {{ y = y + tanh((y @ w_up[narrow -> ffn]) + (z @ w_in2[hidden -> ffn])) @ w_down[ffn -> narrow] }}"
+    f" {LOSS_OF_Y}",
+    "three": f"{START} s = tanh(x) {BLOCKS} {NARROWED} repeat layers {{ y = silu(y) }}"
+    f" z = s * (y @ q[narrow -> hidden]) {REST_OF_Z} x = z {TIED}",
+    "read by turns alone": f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} {LOSS}",
 }
 CASES = {
     # model: dims that are cut, schedules and stages, options
@@ -65,13 +80,19 @@ CASES = {
     "dropped": ("blocks, layers", "interleaved_1f1b(chunks=2)", "recompute = full"),
     "dropped, one whole": ("blocks", "1f1b", ""),
     "names": ("blocks", "1f1b", ""),
+    "another width": ("blocks, layers", "interleaved_1f1b(chunks=2)", "recompute = full"),
+    "fewer later": ("blocks, layers", "interleaved_1f1b(chunks=2)  stages = [1, 1, 2, 2]", ""),
+    "more later": ("blocks, layers", "zbv  stages = [1, 2, 2, 1]", "recompute = every(2, layers)"),
+    "others later": ("blocks, layers", "interleaved_zero_bubble(chunks=2)  stages = [1, 3, 1, 1]", ""),
+    "three": ("blocks, layers, rest", "breadth_first(chunks=3)", ""),
+    "read by turns alone": ("blocks", "interleaved_1f1b(chunks=2)  stages = [1, 2, 1, 0]", ""),
 }
 WHOLE, STAGED = Case(microbatches=4), Case(pp=2, microbatches=4)
 
 
 def _plan(model: str, cut: str = "", schedule: str = "", options: str = "") -> str:
     return f"""model parts(tokens[batch, seq], labels[batch, seq]) {{
-  dims {{ vocab = 32  hidden = 8  ffn = 12  blocks = 4  layers = 2 }}  init ~ normal(0.02)
+  dims {{ vocab = 32  hidden = 8  ffn = 12  narrow = 6  blocks = 4  layers = 2  rest = 3 }}  init ~ normal(0.02)
   {model}
 }}
 mesh  {{ {"pp = 2" if cut else ""} }}
@@ -87,11 +108,23 @@ train {{
 @pytest.mark.parametrize("name", CASES)
 def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
     cut, schedule, options = CASES[name]
-    whole = _module(_plan(MODELS[name]), tmp_path / "whole")
-    staged = _module(_plan(MODELS[name], cut, schedule, options), tmp_path / "staged")
-    batches = [*_batches(name)]
+    texts = _plan(MODELS[name]), _plan(MODELS[name], cut, schedule, options)
+    _same_steps(texts, STAGED, [*_batches(name)], tmp_path)
+
+
+@pytest.mark.parametrize("schedule", [unlike.CHUNKS, "zbv  stages = [2, 2, 2, 1]"])
+def test_other_placements_at_other_cuts(schedule: str, tmp_path: Path) -> None:
+    """Sharded by the sequence, then by features, then by the sequence again, of which the model has others."""
+    texts = unlike.unlike(case=unlike.WHOLE), unlike.unlike(schedule, "recompute = every(2, layers)")
+    ids = torch.arange(SEQ) // torch.tensor([3, 5, 8, 2] * (unlike.WHOLE.rows // 4))[:, None]
+    _same_steps(texts, unlike.STAGED, [(*inputs, ids) for inputs in harness.batches(WHOLE, STEPS)], tmp_path)
+
+
+def _same_steps(texts: tuple[str, str], case: Case, batches: list[tuple[Tensor, ...]], folder: Path) -> None:
+    """Two plans do the same: one of the whole model, and one on the ranks of a case."""
+    whole, staged = (_module(text, folder / name) for text, name in zip(texts, ("whole", "staged"), strict=True))
     start = _drawn(harness.initial(WHOLE, whole, seed=5))
-    got, want = (harness.run(case, module, start, batches, LR) for case, module in ((STAGED, staged), (WHOLE, whole)))
+    got, want = (harness.run(it, module, start, batches, LR) for it, module in ((case, staged), (WHOLE, whole)))
     for one, other in zip(got, want, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=TOLERANCE, abs=0)
         assert one.norm == pytest.approx(other.norm, rel=TOLERANCE, abs=0)
@@ -100,7 +133,7 @@ def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(one.gradients[key], gradient, rtol=0, atol=TOLERANCE)
             torch.testing.assert_close(one.parameters[key], other.parameters[key], rtol=0, atol=TOLERANCE)
     (loss,) = harness.evaluate(WHOLE, whole, start, batches[0])
-    assert harness.evaluate(STAGED, staged, start, batches[0]) == [pytest.approx(loss, rel=TOLERANCE)] * STAGED.ranks
+    assert harness.evaluate(case, staged, start, batches[0]) == [pytest.approx(loss, rel=TOLERANCE)] * case.ranks
 
 
 def _module(text: str, folder: Path) -> ModuleType:

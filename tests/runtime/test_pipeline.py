@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,14 @@ from ranks import run_ranks
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.holding import Keeps, high_water
 from scalec.runtime import Axis, Carried, Mesh, Pipeline, messages
+from scalec.runtime.cells import LastCell, Pass
 from scalec.runtime.messages import Exchange, Slot, received, sent
 from scalec.runtime.record import Recorder
+from scalec.runtime.sanitize import Sanitizer
 from staged import CARRIED, ROWS, SEQ, SHARE, WIDTH, Model, data, pipeline, schedules, whole
 
 MICROBATCHES = range(1, 6)
+CPU = torch.device("cpu")
 Result = tuple[list[Tensor], list[Tensor], dict[str, Tensor], bool]
 
 
@@ -34,6 +37,13 @@ class LateMesh(Mesh):
 
     def messages(self, name: str) -> Axis:
         return self.link.late(super().messages(name))
+
+
+class WatchedMesh(Mesh):
+    """Its messages are compared with what was sent."""
+
+    def __init__(self, axes: Mapping[str, int]) -> None:
+        super().__init__(axes, watch=Sanitizer(CPU))
 
 
 def _steps(mesh: Mesh, schedule: Schedule) -> Result:
@@ -66,7 +76,7 @@ def _check(schedule: Schedule, ranks: Sequence[Result]) -> None:
     assert all(waited for *_, waited in ranks)
 
 
-@pytest.mark.parametrize("kind", [Mesh, LateMesh])
+@pytest.mark.parametrize("kind", [Mesh, LateMesh, WatchedMesh])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_schedule_gives_the_single_process_loss_and_gradients(ranks: int, kind: type[Mesh]) -> None:
     every = [schedule for _, schedule in schedules(ranks, MICROBATCHES)]
@@ -88,6 +98,29 @@ def test_evaluation_makes_no_graph() -> None:
     model = Model([0], 1, begins=lambda _: graphs.append(torch.is_grad_enabled()))
     Pipeline("pp", (0,), CARRIED, ("0F0 0B0",)).evaluate(model, data(0, 1), Mesh({"pp": 1}))
     assert graphs == [False]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "expanded": lambda x: x.sum(),
+    "transposed": lambda x: (x.t() @ torch.ones(3, 2)).sum(),
+    "of a slice": lambda x: x[:, 1:].square().sum(),
+    "unused": lambda x: torch.ones((), requires_grad=True) * 2,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_lie_as_what_was_received(layout: str) -> None:
+    """However backward makes them, autograd gives a leaf's gradient the leaf's layout: they are sent without a copy."""
+    model: Any = lambda _stage, x: LAYOUTS[layout](x)  # noqa: E731
+    x, dx = Slot(), Slot()
+    x.put((torch.ones(3, 4),))
+    cell = LastCell(1, 0, [Carried("x", (3, 4), torch.float32)], None, x, Slot(), Slot(), dx)
+    now = Pass(model, [()], share=torch.ones(()), loss=torch.zeros(()))
+    cell.forward(now)
+    cell.backward(now)
+    (gradient,) = dx.take()
+    assert gradient.is_contiguous()
+    assert gradient.untyped_storage().nbytes() == 3 * 4 * 4
 
 
 def _unwaited(every: Sequence[Schedule], ends: bool) -> bool:
@@ -181,7 +214,7 @@ def _two_at_once() -> list[float]:
         Exchange(axis, [sent(slot, axis, 1, under_way) for slot in slots], device).begin(None)
         under_way.take()
     else:
-        one = [Carried((1,), torch.float32)]
+        one = [Carried("x", (1,), torch.float32)]
         Exchange(axis, [received(slot, axis, 0, one, device) for slot in slots], device).begin(None)
     values = [slot.take() for slot in slots]
     assert not link.under_way

@@ -25,6 +25,22 @@ def changed(schedule: Schedule, rank: int, row: list[Action]) -> Schedule:
     return evolve(schedule, rows=(*schedule.rows[:rank], tuple(row), *schedule.rows[rank + 1 :]))
 
 
+@given(schedule=orders(), data=st.data())
+def test_forwards_of_rows_that_pass_pass_alone(schedule: Schedule, data: st.DataObject) -> None:
+    """Whoever ordered them: here neighbours change places at random, where the rows are right after it too."""
+    rows = with_messages(schedule, data.draw(durations(schedule.stages)))
+    draw = data.draw(st.randoms(use_true_random=False))
+    for _ in range(20):
+        rank = draw.randrange(rows.ranks)
+        if len(row := rows.rows[rank]) > 1:
+            at = draw.randrange(len(row) - 1)
+            other = changed(rows, rank, [*row[:at], row[at + 1], row[at], *row[at + 2 :]])
+            rows = rows if problems(other) else other
+    assert rendezvous(rows.forwards) == []
+    assert {action.work.value for _, _, action in rows.forwards.cells()} <= {"F", "SEND_F", "RECV_F"}
+    assert sum(len(row) for row in rows.forwards.rows) >= rows.stages * rows.microbatches
+
+
 def test_sends_follow_and_receives_are_posted_early() -> None:
     schedule = with_messages(gpipe(2, 2), Times.uniform(2))
     assert written(schedule) == [

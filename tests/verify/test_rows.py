@@ -16,6 +16,7 @@ from scalec.compiler.diagnostics import PlanError
 from scalec.compiler.ir import Op, Pipeline, Program, Region, Stmt, walk
 from scalec.compiler.schedules.actions import Action, Schedule
 from scalec.compiler.schedules.check import problems
+from scalec.compiler.stages import crossing
 from scalec.compiler.verify import verify
 from scalec.compiler.verify.audit import Bench, Fate, audit
 from scalec.compiler.verify.cut import shares
@@ -23,12 +24,13 @@ from scalec.compiler.verify.field import Field
 from scalec.compiler.verify.halves import halves
 from scalec.compiler.verify.holders import held, known, settled
 from scalec.compiler.verify.mutants import Mutant, row_mutants
-from scalec.compiler.verify.mutants.rows import FAMILIES, FREED
+from scalec.compiler.verify.mutants.rows import EVALUATED, FAMILIES, FREED
 from scalec.compiler.verify.proof import BOUND, Case, case_of, prove, unequal
-from scalec.compiler.verify.recut import shared
+from scalec.compiler.verify.recut import covers, shared
 from scalec.compiler.verify.shapes import meshes
 from scalec.compiler.verify.tensors import Tensor
 from scalec.compiler.verify.world import World
+from unlike import CHUNKS, unlike
 from verify.piped import compiled, of_model, piped
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "interleaved_zero_bubble", "zbv")
@@ -155,6 +157,21 @@ def test_copies_are_shared_among_as_many_kinds_of_ranks() -> None:
     prove(program, model)
 
 
+def test_small_pipelines_are_cut_where_other_values_cross() -> None:
+    """What crosses the plan's cuts crosses all those of the second mesh; on the first there may be too few cuts."""
+    text = unlike("1f1b  stages = [1, 1, 2, 2, 1]").replace("pp = 2", "pp = 5")
+    program, _ = compiled(text)
+    found = [small(text, mesh).program for mesh in (0, 1)]
+    assert [pipeline_of(each).turns for each in found] == [(3, 3), (1, 1, 2, 3)]
+    assert [[len(values) for values in crossing(each, pipeline_of(each))] for each in found] == [[1], [2, 1, 1]]
+    assert (covers(program, found[0]), covers(program, found[1])) == (False, True)
+
+
+@pytest.mark.parametrize("schedule", [CHUNKS, "zb_h1", "zbv"])
+def test_what_crosses_differs_from_cut_to_cut(schedule: str) -> None:
+    prove(*compiled(unlike(schedule)))
+
+
 @pytest.mark.parametrize("what", ["held", "rows", "homes"])
 def test_stages_at_the_plans_sizes_are_those_of_its_forward(what: str) -> None:
     program, model = compiled(piped(TIED))
@@ -248,7 +265,7 @@ def test_every_mutant_of_rows_is_killed(schedule: str, mesh: int) -> None:
     on = bench(schedule, mesh)
     made = [*row_mutants(on.case.program)]
     assert [mutant.what for mutant in made if not on.wrong(mutant)] == []
-    assert {mutant.family for mutant in made} == {*FAMILIES, FREED}
+    assert {mutant.family for mutant in made} == {*FAMILIES, EVALUATED, FREED}
 
 
 EXPECTED = {
@@ -262,6 +279,14 @@ EXPECTED = {
     "message of another microbatch": ("`0SEND_F0` of rank 0 behind `0SEND_F1`", Fate.VALUES),
     FREED: ("what `0I0` of rank 0 takes freed before it", Fate.SHAPES),
 }
+EVALUATIONS = {
+    "`0F0` and `0SEND_F0` of rank 0 exchanged in evaluation": Fate.SHAPES,
+    "`1F2` of rank 1 left out in evaluation": Fate.VALUES,
+    "`0SEND_F0` not received in evaluation": Fate.SHAPES,
+    "`0RECV_B1` done too in evaluation": Fate.SHAPES,
+    "`1I2` done too in evaluation": Fate.SHAPES,
+    "`0SEND_F0` of rank 0 behind `0SEND_F1` in evaluation": Fate.VALUES,
+}
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, FREED])
@@ -270,6 +295,12 @@ def test_each_family_has_the_mutant_that_is_expected_of_it(family: str) -> None:
     on = bench("zb_h1", 0)
     (mutant,) = [each for each in row_mutants(on.case.program) if each.what == what]
     assert (mutant.family, on.wrong(mutant)) == (family, fate)
+
+
+def test_mistakes_in_evaluation_alone_are_found() -> None:
+    on = bench("zb_h1", 0)
+    made = {mutant.what: mutant for mutant in row_mutants(on.case.program) if mutant.family == EVALUATED}
+    assert {what: on.wrong(made[what]) for what in EVALUATIONS} == EVALUATIONS
 
 
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
@@ -300,9 +331,13 @@ def neighbours(schedule: Schedule) -> list[Schedule]:
 def test_the_audit_of_a_program_with_stages() -> None:
     found = audit(*compiled(few("1f1b", 3)))
     assert [v.mutant.what for v in found.of(Fate.EQUIVALENT, Fate.MISSED)] == []
-    assert {"copies of several stages counted twice", "summed over stages without a copy", *FAMILIES, FREED} <= {
-        v.mutant.family for v in found.verdicts
-    }
+    assert {
+        "copies of several stages counted twice",
+        "summed over stages without a copy",
+        *FAMILIES,
+        EVALUATED,
+        FREED,
+    } <= {v.mutant.family for v in found.verdicts}
     what = {v.mutant.what: v.fate for v in found.verdicts}
     assert what["all_reduce of loss.1 over pp x dp done over dp instead"] is Fate.VALUES
 

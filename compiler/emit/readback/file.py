@@ -180,7 +180,7 @@ class File:
 
     def _class(self, node: ast.ClassDef, top: bool, names: frozenset[str]) -> Class:
         if top and self._program.pipeline:
-            return read_staged_class(node, names, len(crossing(self._program, self._program.pipeline)))
+            return read_staged_class(node, names, [*map(len, crossing(self._program, self._program.pipeline))])
         return read_class(node, names)
 
     def _steps(self, model: Model, top: str, train: ast.FunctionDef, evaluate: ast.FunctionDef) -> int:

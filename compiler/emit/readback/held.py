@@ -4,6 +4,7 @@ Non-goals: which stages need what (`staged`, which reads `forward`).
 """
 
 import ast
+from collections.abc import Sequence
 
 from .classes import Attribute, Class, Modules, Weight
 from .declarations import Init, header, methods
@@ -13,16 +14,16 @@ STAGES = "stages"
 """What `__init__` calls the stages of this rank."""
 
 
-def read_staged_class(node: ast.ClassDef, module: frozenset[str], crossing: int) -> Class:
-    """What the class sets, and its `forward`, of which so many values lead from stage to stage."""
+def read_staged_class(node: ast.ClassDef, module: frozenset[str], counts: Sequence[int]) -> Class:
+    """What the class sets, and its `forward`; at each cut so many values lead from stage to stage."""
     init, forward = methods(node)
     demand_header(init, f"self, mesh: Mesh, {STAGES}: tuple[int, ...]", "None")
     arguments, result = header(forward, module)
-    several = f"tuple[{', '.join(['Tensor'] * crossing)}]"
+    crossing = dict.fromkeys("Tensor" if n == 1 else f"tuple[{', '.join(['Tensor'] * n)}]" for n in counts)
     demand(forward, len(arguments) >= 2, "is given no stage, and nothing of the stage before")
     asked, entering, *_ = (arg.arg for arg in forward.args.args[1:])
-    arguments[:2] = [f"{asked}: int", f"{entering}: {several if crossing > 1 else 'Tensor'}"]
-    results = dict.fromkeys([several if crossing > 1 else "Tensor", result])
+    arguments[:2] = [f"{asked}: int", f"{entering}: {' | '.join(crossing)}"]
+    results = dict.fromkeys([*crossing, result])
     demand_header(forward, ", ".join(["self", *arguments]), " | ".join(results))
     reader = _Init(init, module)
     return Class(reader.read(), forward, reader.branches)

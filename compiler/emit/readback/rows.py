@@ -5,7 +5,7 @@ Non-goals: what a stage does (`staged`), and which of its values are checked aga
 
 import ast
 
-from ...ir import Enter, Pipeline, Program, Type
+from ...ir import Enter, Pipeline, Program, Value, base
 from ...stages import groups, stages
 from .text import DTYPES
 from .values import blocks
@@ -20,10 +20,11 @@ def constants(program: Program) -> dict[str, ast.expr]:
     return {name: ast.parse(text, mode="eval").body for name, text in texts.items()}
 
 
-def crossing(program: Program, pipeline: Pipeline) -> list[Type]:
-    """What crosses from stage to stage: what the repeats that are cut carry."""
-    first, *_ = groups(pipeline, blocks(program)[1].body)[1]
-    return [arg.value.type for arg in first.args if arg.enter is Enter.CARRY]
+def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
+    """What crosses each cut: what the repeat carries in which the stage behind it begins."""
+    _, repeats = groups(pipeline, blocks(program)[1].body)
+    begun = [repeats[stage.begins] for stage in stages(program, pipeline)[1:]]
+    return [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in begun]
 
 
 def _turns(program: Program, pipeline: Pipeline) -> str:
@@ -35,11 +36,22 @@ def _turns(program: Program, pipeline: Pipeline) -> str:
 
 def _pipeline(program: Program, pipeline: Pipeline) -> str:
     assert pipeline.schedule, "emit: no schedule"
-    carried = (_carried(program, type) for type in crossing(program, pipeline))
+    carried = _carried(program, crossing(program, pipeline))
     rows = tuple(" ".join(map(str, row)) for row in pipeline.schedule.rows)
     return f"Pipeline({pipeline.axis!r}, homes={pipeline.homes!r}, carried=({', '.join(carried)},), rows={rows!r})"
 
 
-def _carried(program: Program, type: Type) -> str:
-    constant = "" if type.differentiable else ", gradient=False"
-    return f"Carried({program.local_shape(type)!r}, {DTYPES[type.dtype]}{constant})"
+def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:
+    """The values of cuts one behind the other where the same crosses, each with these cuts if they are not all."""
+    texts = [[_value(program, value) for value in values] for values in cuts]
+    begins = [cut for cut in range(len(texts)) if not cut or texts[cut] != texts[cut - 1]]
+    if begins == [0]:
+        return [f"Carried({text})" for text in texts[0]]
+    ends = [*begins[1:], len(texts)]
+    spans = zip(begins, ends, strict=True)
+    return [f"Carried({text}, cuts=range({begin}, {end}))" for begin, end in spans for text in texts[begin]]
+
+
+def _value(program: Program, value: Value) -> str:
+    constant = "" if value.type.differentiable else ", gradient=False"
+    return f"{base(value.name)!r}, {program.local_shape(value.type)!r}, {DTYPES[value.type.dtype]}{constant}"

@@ -7,6 +7,7 @@ Non-goals: which stage has what (`stages`), what is declared (`held`), ops as su
 
 import ast
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ...ir import Enter, Pipeline, Region
 from ...stages import groups, is_free, stages
@@ -14,7 +15,7 @@ from .classes import Model, Modules, Place
 from .forward import Forward
 from .held import condition
 from .loops import Loop
-from .text import demand, demand_same, targets, wrong
+from .text import demand, demand_same, same, targets, wrong
 from .values import Entering, Seen, Stage
 
 
@@ -26,14 +27,17 @@ class StagedForward(Forward):
     ) -> None:
         super().__init__(model, name, region, results, [Stage(), Entering(), *given], Place())
         self._pipeline, self._cut = cut, groups(cut, region.body)[1]
-        self._owner = {group: k for k, each in enumerate(stages(model.program, cut)) for group in each.groups}
+        self._stages = stages(model.program, cut)
+        self._owner = {group: k for k, each in enumerate(self._stages) for group in each.groups}
         self._asked, self._entering = [arg.arg for arg in self._node.args.args[1:3]]
-        self._count = sum(arg.enter is Enter.CARRY for arg in self._cut[0].args)
-        self._crossing = [self._entering] if self._count == 1 else []  # the names of what crosses
+        self._counts = [sum(arg.enter is Enter.CARRY for arg in repeat.args) for repeat in self._cut]
+        opened = {self._opens(stage.begins): self._counts[stage.begins] for stage in self._stages[1:]}
+        self._is_one = [*opened.values()] == [1]  # value that crosses everywhere, and is an argument by its own name
+        self._crossing: list[str] = []  # the names of what crosses where the text is read
         self._group = 0
         self._alone: dict[str, int] = {}  # modules of repeats that are not cut, and their stage
         stored = {n.id for n in ast.walk(self._node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        fixed = {self._asked} if self._count == 1 else {self._asked, self._entering}
+        fixed = {self._asked} if self._is_one else {self._asked, self._entering}
         demand(self._node, not fixed & stored, f"binds {' or '.join(sorted(fixed))} anew")
 
     def read(self) -> None:
@@ -42,25 +46,47 @@ class StagedForward(Forward):
         self._check_branches()
 
     def _body(self, body: Sequence[ast.stmt]) -> None:
-        """What all do, branches and turns; where what crosses is returned; the last stage's own ops."""
+        """Before each repeat what all do and branches; its turns; where stages return; the last stage's own ops."""
         rest = [*body]
-        while rest and self._group < len(self._cut):
-            self._of_some(rest.pop(0))
-        demand(self._node, bool(rest), f"runs {self._group} of {len(self._cut)} repeats in stages, and returns")
-        hands_on = f"if {self._asked} < {len(self._pipeline.turns) - 1}:\n    return {', '.join(self._crossing)}"
-        demand_same(rest.pop(0), hands_on)
+        for repeat in self._cut:
+            before = [*takewhile(lambda stmt: not isinstance(stmt, ast.For), rest)]
+            match rest[len(before) :]:
+                case [ast.For() as turns, *rest]:
+                    self._turns(before, turns, repeat.dim)
+                case _:
+                    raise wrong(self._node, f"runs {self._group} of {len(self._cut)} repeats in stages, and returns")
+            if self._closes(self._group) and (begun := self._begun()):
+                demand(self._node, bool(rest), "hands on nothing")
+                hands_on = f"if {self._asked} < {begun[-1]}:\n    return {', '.join(self._crossing)}"
+                demand_same(rest.pop(0), hands_on)
+            self._group += 1
         super()._body(rest)
 
-    def _of_some(self, stmt: ast.stmt) -> None:
-        match stmt:
-            case ast.If():
-                self._branch(stmt)
-            case ast.For():
-                self._turns(stmt)
-            case _:
-                self._by_all(stmt)
+    # ---- sections: repeats that carry as many values, by the same names
+
+    def _opens(self, number: int) -> int:
+        """The first repeat of a section, of which one is given."""
+        while number and self._counts[number - 1] == self._counts[number]:
+            number -= 1
+        return number
+
+    def _closes(self, number: int) -> bool:
+        """Whether a repeat is the last of its section."""
+        return number + 1 == len(self._cut) or self._opens(number + 1) > number
+
+    def _begun(self) -> list[int]:
+        """The stages that what crosses enters in the section that is read."""
+        here = self._opens(self._group)
+        return [k for k, stage in enumerate(self._stages) if k and self._opens(stage.begins) == here]
 
     # ---- statements
+
+    def _of_some(self, stmt: ast.stmt) -> bool:
+        """Whether a statement before a repeat gives stages what they begin with."""
+        if isinstance(stmt, ast.If):
+            return self._branch(stmt)
+        self._by_all(stmt)
+        return False
 
     def _by_all(self, stmt: ast.stmt) -> None:
         """What every stage does, before anything else."""
@@ -70,36 +96,53 @@ class StagedForward(Forward):
         self._statement(stmt)
         demand(stmt, all(map(is_free, self._ops.done[before:])), f"every stage does `{ast.unparse(stmt)}`")
 
-    def _branch(self, stmt: ast.If) -> None:
-        """The ops before a repeat.  What they bind ends with the branch, but for what crosses."""
-        demand_same(stmt.test, f"{self._asked} == {self._owner[self._group]}")
+    def _branch(self, stmt: ast.If) -> bool:
+        """The ops before a repeat, or what stages begin with that have none of these, or one and else the other.
+
+        What ops bind ends with the branch, but for what crosses.
+        """
+        owner = self._owner[self._group]
+        if not same(stmt.test, f"{self._asked} == {owner}"):
+            self._unpack(stmt, f"{self._asked} > {owner}", f"{owner} < {self._asked}")
+            return True
         before = dict(self._env)
         for inner in stmt.body:
             self._statement(inner)
-        if stmt.orelse:
-            self._unpack(stmt.orelse)
         for name, value in [*self._env.items()]:
             if name not in self._crossing and value != before.get(name):
                 del self._env[name]
+        match stmt.orelse:
+            case []:
+                pass
+            case [ast.If() as other]:
+                self._unpack(other, "", self._asked)
+            case body:
+                self._unpack(ast.copy_location(ast.If(ast.Name(""), body, []), stmt), "", self._asked)
+        return bool(stmt.orelse)
 
-    def _unpack(self, body: Sequence[ast.stmt]) -> None:
-        """`else: x, s = carried`, on the stages that something enters."""
-        match body:
-            case [ast.Assign(targets=[ast.Tuple() as names]) as stmt] if not self._group and not self._crossing:
-                demand_same(stmt, f"{ast.unparse(names)} = {self._entering}")
-                self._crossing = targets(names)
-                demand(stmt, len(self._crossing) == self._count, f"unpacks {self._crossing}, not {self._count} values")
-            case _:
-                raise wrong(body[0], "does other than unpack what enters")
+    def _unpack(self, stmt: ast.If, all_left: str, until: str) -> None:
+        """`x, s = carried`, on the stages that begin here: all that are left, or those until one."""
+        begun = self._begun()
+        demand(stmt, bool(begun) and not self._is_one, "unpacks what does not enter here")
+        test = all_left if begun[-1] == len(self._stages) - 1 else f"{until} <= {begun[-1]}"
+        demand(stmt, ast.unparse(stmt.test) == test, f"`{ast.unparse(stmt.test)}` should be `{test}`")
+        demand(stmt, len(stmt.body) == 1 and not stmt.orelse, "does other than unpack what enters")
+        demand_same(stmt.body[0], f"{', '.join(self._crossing)} = {self._entering}")
 
-    def _turns(self, stmt: ast.For) -> None:
-        """The turns of the stage that is asked for; what crosses always goes by the same names."""
-        loop, dim = Loop.of_stage(self._expressions, stmt), self._cut[self._group].dim
+    def _turns(self, before: Sequence[ast.stmt], stmt: ast.For, dim: str) -> None:
+        """The turns of the stage that is asked for, and what stands before them; what crosses goes by their names."""
+        loop, is_first = Loop.of_stage(self._expressions, stmt), self._opens(self._group) == self._group
+        demand(stmt, is_first or loop.names == self._crossing, f"carries {loop.names}, where {self._crossing} cross")
+        demand(stmt, not self._is_one or self._entering in loop.names, f"`{self._entering}` is not carried")
+        gone, self._crossing = {*self._crossing} - {*loop.names}, loop.names
+        unpacked = [self._of_some(inner) for inner in before]
+        enters = is_first and bool(self._begun()) and not self._is_one
+        demand(stmt, sum(unpacked) == enters, f"what enters is unpacked {sum(unpacked)} times")
+        for name in gone:
+            self._env.pop(name, None)
         self._expressions.names.demand(stmt, "TURNS")
         demand_same(stmt.iter, f"TURNS[{dim!r}][{self._asked}]")
-        demand(stmt, loop.names == self._crossing, f"carries {loop.names}, where {self._crossing} cross")
         self._repeat(stmt, loop)
-        self._group += 1
 
     def _repeat(self, stmt: ast.For, loop: Loop) -> None:
         """A repeat that is cut, or in a branch one that is not."""

@@ -55,7 +55,7 @@ def resolve(source: Source) -> Program:
         claims_of_parts(claims, divided.dims),
         (),
         Region("model", (), span=document.model.span),
-        evolve(train_of_parts(train, divided.copies), kernels=kernels_for(train, cluster)),
+        evolve(train_of_parts(train, divided.copies, divided.dims), kernels=kernels_for(train, cluster)),
         cluster,
         state=state_of_parts(state_axes(sections["state"], claims, sizes), divided.copies),
         flow=flow(sections["state"]),

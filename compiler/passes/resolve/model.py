@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ... import syntax
 from ...diagnostics import Diagnostic, PlanError
-from ...ir import Arg, Enter, Leave, Op, Param, Program, Region, Type, Yield
+from ...ir import FLOATS, Arg, Enter, Leave, Op, Param, Program, Region, Type, Yield
 from .arithmetic import Scalar
 from .draws import Draws
 from .expressions import Expressions
@@ -113,7 +113,7 @@ class _Statements:
         outer = dict(self._scope.bound)
         assigned = dict.fromkeys(name.name for name in _assigned(item) if name.name in outer)
         outside = self._writer.open()
-        carries = [self._carry(name) for name in assigned]
+        carries = [self._carry(name, item) for name in assigned]
         repeat = OpenRepeat(item.dim.name, outside)
         self._parameters.repeats.append(repeat)
         for statement in item.body:
@@ -129,8 +129,12 @@ class _Statements:
         self._writer.close(outside, region)
         self._scope.bound = outer | {name: value.name for name, value in zip(assigned, results, strict=True)}
 
-    def _carry(self, name: str) -> Arg:
+    def _carry(self, name: str, item: syntax.Repeat) -> Arg:
         source = self._scope.bound[name]
+        if self._writer.types[source].dtype not in FLOATS:
+            bound = next(each for each in _assigned(item) if each.name == name)
+            help = "leave it out: ops take inputs by the names that the model has for them"
+            raise wrong("E0607", f"`{name}` is an input, which no turn changes", bound.span, "bound anew", help)
         value = self._writer.value(name, self._writer.types[source])
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)

@@ -1,6 +1,6 @@
 """What a plan says of dims and parameters that `branches` has divided: it means all their parts.
 
-Purpose: the claims of `shard`, the groups of the optimizer and of `state`, the entries of `names hf`.
+Purpose: the claims of `shard`, the groups of the optimizer and of `state`, the entries of `names hf`, `recompute`.
 Non-goals: how they were divided.
 """
 
@@ -26,10 +26,14 @@ def claims_of_parts(claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]) 
     )
 
 
-def train_of_parts(train: Train, copies: Copies) -> Train:
-    """The settings with groups that hold all parts of the parameters that they name."""
+def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim]]) -> Train:
+    """The settings with groups that hold all parts of the parameters that they name, and turns of parts done again."""
     groups = tuple(_group(group, copies) for group in train.optimizer.groups)
-    return evolve(train, optimizer=evolve(train.optimizer, groups=groups))
+    again = train.recompute
+    if again.word == "every":
+        parts = ([part.name for part in dims.get(name, ())] or [name] for name in again.names)
+        again = evolve(again, names=tuple(name for each in parts for name in each))
+    return evolve(train, optimizer=evolve(train.optimizer, groups=groups), recompute=again)
 
 
 def _group(group: Group, copies: Copies) -> Group:

@@ -3,7 +3,7 @@
 Non-goals: what that does to parameters and gradients (`passes.fuse_buckets`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from attrs import evolve
 
@@ -74,6 +74,7 @@ def _rules(
             said[kind.name] = entry
         for axis in entry.axes:
             _axis(axis, claims, sizes, found)
+        _each_once(entry.axes, sizes, found)
     axes = {kind: _axes(rule, sizes) for kind, rule in said.items() if kind in STATES}
     state = StateAxes(of, **axes)
     _nested(state, said, found)
@@ -87,7 +88,7 @@ def _axes(rule: syntax.Rule, sizes: dict[str, int]) -> tuple[str, ...]:
 
 def _kind(kind: syntax.Name, said: dict[str, syntax.Rule], found: Diagnostics) -> None:
     if kind.name not in STATES:
-        help = did_you_mean(kind.name, STATES) or f"there are {listing(STATES)}"
+        help = did_you_mean(kind.name, STATES) or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
         found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
     elif kind.name in said:
         note = Note(said[kind.name].span, "first here")
@@ -101,6 +102,15 @@ def _axis(axis: syntax.Name, claims: tuple[Claim, ...], sizes: dict[str, int], f
     elif sizes[axis.name] > 1 and not any(claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims):
         help = f"state is shared out where gradients are summed: write `batch over {axis}` in `shard`, or another axis"
         found.error("E0515", f"no data lies over `{axis}`", axis.span, "gradients are not summed over it", help=help)
+
+
+def _each_once(axes: Sequence[syntax.Name], sizes: dict[str, int], found: Diagnostics) -> None:
+    first: dict[str, syntax.Name] = {}
+    for axis in axes:
+        if axis is not first.setdefault(axis.name, axis):
+            notes = [Note(first[axis.name].span, "first here")]
+            help = f"leave it out: its {sizes.get(axis.name, 1)} ranks share out state once"
+            found.error("E0403", f"`{axis}` is named twice", axis.span, "again", notes=notes, help=help)
 
 
 def _nested(state: StateAxes, said: dict[str, syntax.Rule], found: Diagnostics) -> None:

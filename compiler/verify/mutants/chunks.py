@@ -24,7 +24,8 @@ def chunk_mutants(program: Program) -> Iterator[Mutant]:
     pipeline = program.pipeline
     if not pipeline or not pipeline.schedule:
         return
-    line, own = str(pipeline.settings.spans.get("schedule", program.region.span)), moves(program)
+    line = str(pipeline.settings.spans.get("schedule", program.region.span))
+    own = moves(program, pipeline.schedule.rows)
     stages = _Stages(program, pipeline)
     for i, move in enumerate(own):
         row = pipeline.schedule.rows[move.rank]

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from ...ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
+from ...schedules.actions import Schedule
 from ...schedules.waits import Cell
 from ...source import Span
 from ..moves import Move
@@ -19,7 +20,8 @@ from ..moves import Move
 class Mutant:
     """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan line.
 
-    Or it is right, but what the cell `freed` of its rows takes is gone before, or chunks are moved as `moved` says.
+    Or it is right, but what the cell `freed` of its rows takes is gone before, chunks are moved as `moved` says, or
+    evaluation has other rows.
     """
 
     family: str
@@ -28,6 +30,7 @@ class Mutant:
     program: Program
     freed: Cell | None = None
     moved: tuple[Move, ...] | None = None
+    evaluation: Schedule | None = None
 
 
 Edit: TypeAlias = Callable[[Program], Iterator[tuple[str, Span, Program]]]

@@ -4,6 +4,7 @@ Non-goals: exchanging actions of which neither needs the other, which does nothi
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from attrs import evolve
@@ -139,6 +140,15 @@ def _others_message(schedule: Schedule) -> Found:
                 break
 
 
+def _added(schedule: Schedule, forwards: Schedule) -> Found:
+    """An action of backward is done where it stands."""
+    for rank, at, action in schedule.cells():
+        own = forwards.rows[rank]
+        if action not in own:
+            place = sum(each in own for each in schedule.rows[rank][:at])
+            yield f"`{action}` done too", _with(forwards, rank, [*own[:place], action, *own[place:]])
+
+
 FAMILIES = {
     "actions exchanged": _exchanged,
     "another microbatch": _other_microbatch,
@@ -150,6 +160,7 @@ FAMILIES = {
     "message of another microbatch": _others_message,
 }
 FREED = "freed one action early"
+EVALUATED = "another order in evaluation"
 
 
 def row_mutants(program: Program) -> Iterator[Mutant]:
@@ -161,6 +172,9 @@ def row_mutants(program: Program) -> Iterator[Mutant]:
     for family, wrong in FAMILIES.items():
         for what, rows in wrong(schedule):
             yield Mutant(family, what, line, evolve(program, pipeline=evolve(pipeline, schedule=rows)))
+    for wrong in (*FAMILIES.values(), partial(_added, schedule)):
+        for what, rows in wrong(schedule.forwards):
+            yield Mutant(EVALUATED, f"{what} in evaluation", line, program, evaluation=rows)
     for rank, at, action in schedule.cells():
         if _frees(action):
             what = f"what `{action}` of rank {rank} takes freed before it"

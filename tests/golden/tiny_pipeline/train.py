@@ -146,7 +146,7 @@ class Llama(nn.Module):
 PIPELINE = Pipeline(
     "pp",
     homes=(0, 1, 0, 1),
-    carried=(Carried((64, 4, 64), torch.float32),),
+    carried=(Carried("x", (64, 4, 64), torch.float32),),
     rows=(
         "0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 0F2 0SEND_F2 2RECV_B0 2B0 2SEND_B0 "
         "2RECV_B1 0F3 0SEND_F3 2B1 2SEND_B1 2RECV_F2 0RECV_B0 2F2 2SEND_F2 0B0 2RECV_F3 0RECV_B1 2F3 2SEND_F3 0B1 "
@@ -203,7 +203,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
         reduce_each(flats["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
         reduce_each(flats["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
     ]
-    loss = PIPELINE.run(model, batch, share, mesh, flats, reductions)  # forward, backward
+    loss = PIPELINE.run(model, batch, share, mesh, flats, reductions)  # forward, backward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     gradients = state.gradients()  # complete: what stages began
     squares = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
@@ -223,7 +223,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     share = count.clamp(min=1).to(torch.float32).reciprocal()
     flats = state.flats()
     gather_each(dp, flats["dp_tp"], flats["dp_split_tp"])  # S→R  up to (192 + 33,024) × f32, awaited by each stage
-    loss = PIPELINE.evaluate(model, batch, mesh, flats)  # forward
+    loss = PIPELINE.evaluate(model, batch, mesh, flats)  # forward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)
 
