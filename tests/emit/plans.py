@@ -170,7 +170,7 @@ def with_imports(text: str) -> str:
     """The text with all imported that tests put into it."""
     start = "from scalec.runtime import "
     called = ("all_gather", "all_gather_invariant", "await_weights", "gather_weights", "regather", "zeros")
-    imports = (stmt for stmt in ast.parse(text).body if isinstance(stmt, ast.ImportFrom))
-    known = {alias.name for stmt in imports if stmt.module == "scalec.runtime" for alias in stmt.names}
+    imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
+    known = {alias.name for node in imports if node.module == "scalec.runtime" for alias in node.names}
     names = [n for n in called if n not in known]
     return text.replace(start, start + "".join(f"{name}, " for name in names))

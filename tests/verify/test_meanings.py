@@ -358,7 +358,7 @@ FUSED = {
         case("bsh fh -> bsf", einsum("bsh,fh->bsf"), over=("hidden",)),
         case(
             "sbh ndh kdh fh -> sbnd sbkd sbf",
-            lambda x, *ws: tuple(torch.tensordot(x, w, ([-1], [-1])) for w in ws),
+            lambda x, *ws: tuple((x @ w.flatten(0, -2).T).unflatten(-1, w.shape[:-1]) for w in ws),
             over=("hidden",),
         ),
         case(

@@ -26,7 +26,6 @@ from torch.nn.functional import linear
 
 try:
     from scalec.runtime import (
-        AdamW,
         Batch,
         Bucket,
         Cosine,
@@ -42,7 +41,6 @@ try:
         all_gather,
         all_reduce,
         all_reduce_,
-        attention,
         clip_scale,
         count_valid,
         embedding,
@@ -57,7 +55,10 @@ try:
         weight,
     )
     from scalec.runtime.kernels import (
+        Accumulate,
+        AdamW,
         AddRMSNorm,
+        Attention,
         LinearParts,
         RMSNorm,
         RopePair,
@@ -71,6 +72,7 @@ except ModuleNotFoundError as missing:  # one line on one rank, not a traceback 
 
 # Triton kernels, by the size they work on, with tiles for sm_90; elsewhere torch does the same.
 add_rms_norm = AddRMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
+attention = Attention({})
 linear_parts = LinearParts({128: Tile(rows=1, warps=4, columns=256)}, chunk=4096)
 rms_norm = RMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
 rope_pair = RopePair({16: Tile(rows=64, warps=4)})
@@ -158,8 +160,16 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
         ),
         "dp_tp": Bucket(Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
-    return model, State(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08, tile=Tile(rows=1, warps=4, columns=1024))
+    return model, State(
+        model,
+        mesh,
+        buckets,
+        optimizer,
+        dtype=torch.bfloat16,
+        master=torch.float32,
+        accumulate=Accumulate(),
+    )
 
 
 def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
