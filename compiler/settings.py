@@ -40,6 +40,7 @@ from .schema import read, show
 __all__ = [
     "AUTO",
     "FILE",
+    "ON",
     "STDLIB",
     "TORCH",
     "TRITON",
@@ -64,6 +65,8 @@ AUTO, FILE = "auto", "file"
 
 TORCH, TRITON = "torch", "triton"
 """Whose kernels a program calls; `auto` is decided with the rest of the plan."""
+
+OFF, ON = "off", "on"
 
 STDLIB = "python_stdlib"
 """Among a plan's files: the source of Python's standard library on the machine that trains."""
@@ -242,6 +245,10 @@ class Train(Settings):
             TORCH,
             TRITON,
         ),
+    )
+    compile: str = field(
+        default=OFF,
+        metadata=choice("whether torch.compile makes one graph of each turn of an innermost repeat", OFF, ON),
     )
     gathered: str = field(
         default="save",

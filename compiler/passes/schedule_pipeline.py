@@ -30,6 +30,7 @@ from ..schedules.actions import Schedule
 from ..schedules.check import problems
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
+from ..settings import ON
 from ..stages import forward, groups
 
 
@@ -39,6 +40,7 @@ def schedule_pipeline(program: Program) -> Program:
         return program
     _demand_alike(program, program.pipeline)
     pipeline = evolve(program.pipeline, schedule=_schedule(program, program.pipeline))
+    _demand_whole(program, pipeline)
     return evolve(program, region=_Sums(program, pipeline).region(), pipeline=pipeline)
 
 
@@ -62,6 +64,16 @@ def _crossing(repeat: Region) -> list[Type]:
 def _said(repeat: Region) -> str:
     values = (arg.value for arg in repeat.args if arg.enter is Enter.CARRY)
     return f"carries {', '.join(f'{base(value.name)}: {print_type(value.type)}' for value in values)}"
+
+
+def _demand_whole(program: Program, pipeline: Pipeline) -> None:
+    """What torch.compile has made a graph of has one backward."""
+    if program.train.compile == ON and pipeline.splits:
+        message = "backward of a compiled layer has no part that can be put off"
+        notes = (Note(program.train.spans["compile"], "layers are compiled"),)
+        help = "choose a schedule without weight parts, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
+        span = pipeline.settings.spans["schedule"]
+        raise PlanError([Diagnostic("E0412", message, span, "", notes, help)])
 
 
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
