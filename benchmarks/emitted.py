@@ -20,7 +20,7 @@ from torch import Tensor
 from scalec.runtime import Batch, Mesh
 
 MODELS = Path(__file__).parent.parent / "plans" / "models"
-SCALEC = Path(sys.executable).with_name("scalec")
+COMPILE = (sys.executable, "-c", "import sys; from scalec.compiler.cli import main; sys.exit(main())", "compile")
 BETAS, EPS, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
@@ -67,7 +67,7 @@ def compiled(plan: str) -> tuple[ModuleType, dict[str, Any]]:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())
         (folder / "llama.scale").write_text(plan)
-        command = [SCALEC, "compile", folder / "llama.scale", "-o", folder / "out"]
+        command = [*COMPILE, folder / "llama.scale", "-o", folder / "out"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return _imported(folder / "out" / "train.py"), json.loads((folder / "out" / "plan.json").read_text())
 

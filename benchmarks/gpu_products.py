@@ -40,7 +40,7 @@ def attention_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
 
 
 def head_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
-    """Forward and backward of head and loss together: unfused, compiled, and without logits, by tokens and by classes."""
+    """Forward and backward together: with logits, eager and compiled, and without, by tokens and by classes."""
     from scalec import runtime
     from scalec.runtime import kernels
 

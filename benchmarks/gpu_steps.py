@@ -1,10 +1,10 @@
 """A training step of Llamas of 1B, 3B and 8B in shape: emitted programs beside plain torch, one after the other.
 
 All begin with the same parameters and see the same tokens; their losses after all steps stand in the table.  Plain
-torch is `plain.Llama` with scaled_dot_product_attention, float32 parameters under autocast and fused AdamW; with
-torch.compile the whole of forward and loss is one graph.  Emitted programs compute with bfloat16 copies of float32
-masters.  FLOP of a token: 6 for each parameter but the embedding's, and 6 · layers · heads · head_dim · seq for causal
-attention, which is half of s²; what is computed again counts nothing.
+torch is `plain.Llama` with scaled_dot_product_attention, float32 parameters under autocast, a residual stream in
+bfloat16 and fused AdamW; with torch.compile the whole of forward and loss is one graph.  Emitted programs compute with
+bfloat16 copies of float32 masters.  FLOP of a token: 6 for each parameter but the embedding's, and 6 · layers · heads ·
+head_dim · seq for causal attention, which is half of s²; what is computed again counts nothing.
 """
 
 import re
@@ -74,6 +74,11 @@ PROGRAMS = (
 )
 
 
+def shapes(machine: Machine) -> list[str]:
+    """All; of toy sizes there is one."""
+    return [*SHAPES][: 1 if machine.toy else None]
+
+
 def step_rows(machine: Machine, shape: str) -> Iterator[tuple[str, ...]]:
     """Rows of all programs at 4k and 8k tokens."""
     for seq in (TOY.seq,) if machine.toy else (4096, 8192):
@@ -96,7 +101,6 @@ def _measured(machine: Machine, program: Program, sizes: Sizes, beside: float) -
         peak += _held(machine)
         loss = float(step())
     except torch.OutOfMemoryError:
-        step = None
         return ("out of memory", *[""] * 6), 0.0
     finally:
         step = None
@@ -169,6 +173,7 @@ def _begun(machine: Machine, module: ModuleType) -> tuple[nn.Module, Any]:
 def _plain(machine: Machine, program: Program, sizes: Sizes) -> Step:
     with machine.device:
         model = plain.Llama(sizes)
+    model.wte.register_forward_hook(lambda *given: given[-1].to(machine.dtype))
     plain.load(model, _begun(machine, _emitted(machine, PROGRAMS[2], sizes)[0])[1].state_dict())
     machine.clear()
     optimizer, rows = plain.optimizer_of(model), emitted.random_rows(sizes, seed=1)

@@ -20,6 +20,7 @@ from gpu import Machine
 from gpu_kernels import KERNELS, kernel_rows
 from gpu_products import ATTENTION, HEADS, attention_rows, head_rows
 from gpu_steps import OPS, SHAPES, STEPS, op_rows, step_rows
+from gpu_steps import shapes as all_shapes
 from measure import markdown
 
 Rows = Iterator[tuple[str, ...]]
@@ -31,7 +32,7 @@ def main() -> None:
     if not (options.cpu_check or torch.cuda.is_available()):
         sys.exit("error: this is measured on a GPU, and this machine has none; --cpu-check sees whether it runs")
     machine = Machine(torch.device("cpu" if options.cpu_check else "cuda"), options.cpu_check, options.repeats)
-    shapes = options.shapes.split(",") if options.shapes else [*SHAPES]
+    shapes = options.shapes.split(",") if options.shapes else all_shapes(machine)
     sections: dict[str, list[tuple[str, Sequence[str], Callable[[], Rows]]]] = {
         "kernels": [("Kernels, medians", KERNELS, lambda: kernel_rows(machine))],
         "attention": [("Causal attention, medians", ATTENTION, lambda: attention_rows(machine))],
