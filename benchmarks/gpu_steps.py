@@ -44,11 +44,11 @@ FOR_STATE = 0.62
 GPUS = {"B200": "b200", "H200": "h200", "H100": "h100_sxm", "A100": "a100_80gb"}
 """Names of GPUs as plans have them, by a word of the device's."""
 GROUPS = {
+    "inductor's": "triton_",
     "attention": "flash|fmha|attention|sdpa",
     "products": "gemm|cutlass|cublas|nvjet|xmma|addmm|::mm|::bmm",
     "optimizer": "adam|foreach|multi_tensor",
     "loss": "nll|softmax|logit|cross_entropy|_parts|_gradient",
-    "inductor's": "triton_",
     "norms, gates, rotary positions": "_forward_kernel|_backward_kernel|_rope|_gate|norm",
     "copies and fills": "copy|memcpy|memset|fill|cat",
     "elementwise": "elementwise|reduce",
