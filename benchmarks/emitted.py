@@ -4,6 +4,7 @@ Non-goals: models other than `plans/models/llama.scale`, which `plain.py` holds 
 """
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from torch import Tensor
 from scalec.runtime import Batch, Mesh
 
 MODELS = Path(__file__).parent.parent / "plans" / "models"
-SCALEC = Path(sys.executable).with_name("scalec")
+COMPILE = (sys.executable, "-c", "import sys; from scalec.compiler.cli import main; sys.exit(main())", "compile")
 BETAS, EPS, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
@@ -38,32 +40,51 @@ class Sizes:
     microbatches: int = 1
 
 
-def program(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool = False, state: str = "") -> ModuleType:
+def program(
+    sizes: Sizes,
+    mesh: Mapping[str, int],
+    sequence_parallel: bool = False,
+    state: str = "",
+    train: str = "precision = fp32",
+    gpu: str = "",
+) -> ModuleType:
     """The program for these sizes on a mesh of axes `dp` and `tp`, or on one rank where it has none.
 
-    `state` is what the plan says of optimizer state.
+    `state` is what the plan says of optimizer state, `train` of precision and kernels, `gpu` the name of the GPU.
     """
+    return compiled(_plan(sizes, mesh, sequence_parallel, state, train, gpu))[0]
+
+
+def accounted(sizes: Sizes, train: str, gpu: str) -> tuple[ModuleType, dict[str, Any]]:
+    """That for one rank, and what `plan.json` says of its memory."""
+    module, plan = compiled(_plan(sizes, {}, False, "", train, gpu))
+    return module, plan["memory"]
+
+
+def compiled(plan: str) -> tuple[ModuleType, dict[str, Any]]:
+    """What `scalec compile` makes of a plan: the program, and `plan.json`."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())
-        (folder / "llama.scale").write_text(_plan(sizes, mesh, sequence_parallel, state))
-        command = [SCALEC, "compile", folder / "llama.scale", "-o", folder / "out"]
+        (folder / "llama.scale").write_text(plan)
+        command = [*COMPILE, folder / "llama.scale", "-o", folder / "out"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return _imported(folder / "out" / "train.py")
+        return _imported(folder / "out" / "train.py"), json.loads((folder / "out" / "plan.json").read_text())
 
 
-def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool, state: str) -> str:
+def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool, state: str, train: str, gpu: str) -> str:
     names = ("vocab", "hidden", "heads", "kv_heads", "head_dim", "ffn", "layers")
     dims = "  ".join(f"{name} = {getattr(sizes, name)}" for name in names)
     axes = "  ".join(f"{axis} = {size}" for axis, size in mesh.items())
     rules = f"batch over dp  vocab, heads, kv_heads, ffn over tp  {'seq over tp' if sequence_parallel else ''}"
     return f"""use "models/llama.scale" {{ dims {{ {dims} }} }}
+{f"cluster {{ gpu = {gpu} }}" if gpu else ""}
 mesh {{ {axes} }}
 {f"shard {{ {rules} }}" if mesh else ""}
 state {{ {state} }}
 train {{
   seq = {sizes.seq}  global_batch = {sizes.rows * sizes.microbatches * mesh.get("dp", 1)}  microbatch = {sizes.rows}
-  steps = 100  seed = 0  precision = fp32
+  steps = 100  seed = 0  {train}
   optimizer adamw {{
     lr = 1e-3  betas = [{BETAS[0]}, {BETAS[1]}]  eps = {EPS}  weight_decay = {WEIGHT_DECAY}  clip = {CLIP}
   }}

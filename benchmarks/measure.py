@@ -44,12 +44,19 @@ def ratio(measured: Sequence[float], reference: Sequence[float]) -> str:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a Markdown table under its title."""
+    print(markdown(title, columns, rows))
+
+
+def markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table under its title."""
     lines = [tuple(columns), tuple("-" for _ in columns), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print(f"\n{title}\n")
+    text = f"\n{title}\n"
     for number, line in enumerate(lines):
         fill = "-" if number == 1 else " "
-        print("| " + " | ".join(cell.ljust(width, fill) for cell, width in zip(line, widths, strict=True)) + " |")
+        cells = " | ".join(cell.ljust(width, fill) for cell, width in zip(line, widths, strict=True))
+        text += f"\n| {cells} |"
+    return text
 
 
 def where() -> str:

@@ -70,6 +70,7 @@ CODES = {
     "E0409": "data that the model is not given",
     "E0410": "an op that cannot be done again",
     "E0411": "element types that contradict",
+    "E0412": "a setting that a compiled layer does not have",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",

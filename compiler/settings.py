@@ -42,6 +42,7 @@ from .schema import read, show
 __all__ = [
     "AUTO",
     "FILE",
+    "ON",
     "STDLIB",
     "TORCH",
     "TRITON",
@@ -67,6 +68,8 @@ AUTO, FILE = "auto", "file"
 
 TORCH, TRITON = "torch", "triton"
 """Whose kernels a program calls; `auto` is decided with the rest of the plan."""
+
+OFF, ON = "off", "on"
 
 STDLIB = "python_stdlib"
 """Among a plan's files: the source of Python's standard library on the machine that trains."""
@@ -247,6 +250,10 @@ class Train(Settings):
             TORCH,
             TRITON,
         ),
+    )
+    compile: str = field(
+        default=OFF,
+        metadata=choice("whether torch.compile makes one graph of each turn of an innermost repeat", OFF, ON),
     )
     gathered: str = field(
         default="save",

@@ -1,8 +1,9 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
-Modules in reading order: mesh, collectives, counters, dropout, functional, linears; parameters, optimizers, boxes,
-layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred, messages,
-cells, pipeline; disk, payload, index, saved, together, checkpoint; export, launch, ending, log, loop.
+Modules in reading order: mesh, traced, collectives, counters, dropout, functional, linears; parameters, optimizers,
+boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred,
+messages, cells, pipeline; disk, payload, index, saved, together, checkpoint; export, launch, compiling, ending, log,
+loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
@@ -28,6 +29,7 @@ from .collectives import (
     shard,
     take_shard,
 )
+from .compiling import compile_each
 from .data import Batch, Input, Loader, Text, Tokens
 from .deferred import split_embedding, split_linear
 from .dropout import dropout, fork
@@ -103,6 +105,7 @@ __all__ = [
     "attention",
     "await_weights",
     "clip_scale",
+    "compile_each",
     "concat",
     "count_valid",
     "cross_entropy",

@@ -19,8 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
 from torch.distributed import AllreduceOptions, ReduceOp
 
+from . import traced
 from .around import Around
 from .mesh import Axis, End, Watch
 
@@ -39,12 +41,16 @@ def _same(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _reduce(x: Tensor, axis: Axis) -> Tensor:
+    if is_compiling():
+        return traced.all_reduced(x, axis)
     out = x.clone(memory_format=torch.contiguous_format)
     axis.group.allreduce([out]).wait()
     return out
 
 
 def _maximum(x: Tensor, axis: Axis) -> Tensor:
+    if is_compiling():
+        return traced.all_reduced(x, axis, "max")
     out = x.clone(memory_format=torch.contiguous_format)
     axis.group.allreduce([out], _MAXIMUM).wait()
     if axis.watch is not None:
@@ -55,6 +61,8 @@ def _maximum(x: Tensor, axis: Axis) -> Tensor:
 def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     if dim != 0:
         return _gather(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    if is_compiling():
+        return traced.gathered(x, axis)
     shape = list(x.shape)
     shape[0] *= axis.size
     out = x.new_empty(shape)
@@ -65,6 +73,8 @@ def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     if dim != 0:
         return _scatter(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    if is_compiling():
+        return traced.scattered(x, axis)
     shape = list(x.shape)
     shape[0] //= axis.size
     out = x.new_empty(shape)
@@ -74,9 +84,14 @@ def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
+    out = traced.exchanged(pieces, axis) if is_compiling() else _alltoall(pieces, axis)
+    return out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
+
+
+def _alltoall(pieces: Tensor, axis: Axis) -> Tensor:
     out = torch.empty_like(pieces)
     axis.group.alltoall_base(out, pieces, [], []).wait()
-    return out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
+    return out
 
 
 def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:

@@ -5,9 +5,12 @@ never a coercion behind another: a program communicates in the order of its IR.
 Non-goals: the lines themselves (`bodies`); the step around forward (`step`).
 """
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
 from ..ir import Program, Region, base
+from ..settings import ON
 from .bodies import Body
 from .classes import Frame, Module
 from .reads import made_again
@@ -46,3 +49,8 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     body.write()
     frame.classes.append(module)
     return Model(tuple(frame.classes), frame.patterns)
+
+
+def compiled(program: Program, classes: Sequence[Module]) -> str:
+    """The names of the classes that torch.compile is given, those without repeats inside; "" where it is given none."""
+    return ", ".join(each.name for each in classes if not each.children) if program.train.compile == ON else ""

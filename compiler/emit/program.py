@@ -18,7 +18,7 @@ from ..summary import launch, ranks
 from .classes import Module
 from .fields import fields
 from .kernels import kernel_lines
-from .modules import model_classes
+from .modules import compiled, model_classes
 from .pipeline import pipeline_lines
 from .state import bucket_entries, optimizer, state
 from .step import step_lines
@@ -48,6 +48,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         model_class=model.classes[-1].name,
         pipeline=pipeline_lines(program),
         buckets=bucket_entries(program, model.patterns),
+        compiled=compiled(program, model.classes),
         optimizer=optimizer(program),
         state=state(program),
         step=step_lines(program),

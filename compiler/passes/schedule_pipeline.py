@@ -31,7 +31,7 @@ from ..schedules.check import problems
 from ..schedules.holding import Room
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
-from ..settings import Size
+from ..settings import ON, Size
 
 
 def schedule_pipeline(program: Program) -> Program:
@@ -40,7 +40,19 @@ def schedule_pipeline(program: Program) -> Program:
     if not pipeline:
         return program
     program = evolve(program, region=_Sums(program, pipeline).region())
-    return evolve(program, pipeline=evolve(pipeline, schedule=_schedule(program, pipeline)))
+    pipeline = evolve(pipeline, schedule=_schedule(program, pipeline))
+    _demand_whole(program, pipeline)
+    return evolve(program, pipeline=pipeline)
+
+
+def _demand_whole(program: Program, pipeline: Pipeline) -> None:
+    """What torch.compile has made a graph of has one backward."""
+    if program.train.compile == ON and pipeline.splits:
+        message = "backward of a compiled layer has no part that can be put off"
+        notes = (Note(program.train.spans["compile"], "layers are compiled"),)
+        help = "choose a schedule without weight parts, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
+        span = pipeline.settings.spans["schedule"]
+        raise PlanError([Diagnostic("E0412", message, span, "", notes, help)])
 
 
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:

@@ -115,6 +115,10 @@ SMALL = {
     "every": plan(options="recompute = every(2, layers)  gathered = regather", state="zero 3 over dp"),
     "selective": plan(options="recompute = selective(attention, silu)"),
     "selective, nested": plan(NESTED, options="gathered = regather  recompute = selective(rmsnorm, rope, silu)"),
+    "compiled": plan(TWO, options="compile = on  recompute = full"),
+    "compiled, nested": plan(NESTED, options="compile = on"),
+    "compiled, no repeat": plan(f"{START} {LOSS}", mesh="", shard="", options="compile = on"),
+    "compiled, stages": staged(f"{START} {LAYERS} {TIED}", CHUNKS, options="compile = on"),
     "kv heads fewer": plan(mesh="dp = 2  tp = 4", options="precision = bf16  gathered = regather"),
     "vocabulary whole": plan(
         shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp", options="precision = fp64"

@@ -203,6 +203,14 @@ BY_HAND = {
     ),
     "a captured value stands for the carried": ("captured", "x = layer(x, y,", "x = layer(y, y,"),
     "a loop that begins otherwise": ("two carried", "x, y = layer(x, y,", "x, y = layer(y, x,"),
+    "a class compiled that is not innermost": (
+        "compiled, nested",
+        "compile_each(model, ",
+        "compile_each(model, Small, ",
+    ),
+    "nothing compiled": ("compiled", "    compile_each(model, BlockModule, Layer)\n", ""),
+    "only one class compiled": ("compiled", "compile_each(model, BlockModule, Layer)", "compile_each(model, Layer)"),
+    "another way to compile": ("compiled", "compile_each(model, ", "compile_each(model, backend='eager', "),
     "results swapped": ("two carried", "return (x, y)", "return (y, x)"),
 }
 

@@ -252,6 +252,7 @@ trains = st.builds(
     st.sampled_from([None, "fp32", "bf16"]),
     st.sampled_from([None, "fp32", "bf16", "fp16"]),
     st.sampled_from(["auto", "torch", "triton"]),
+    st.sampled_from(["off", "on"]),
     st.sampled_from(["save", "regather"]),
 )
 clusters = st.builds(Cluster, strings, counts, counts)
@@ -299,6 +300,7 @@ def test_show() -> None:
           seed = 0
           precision = fp32
           kernels = auto
+          compile = off
           gathered = save
           recompute = none
         }

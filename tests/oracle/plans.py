@@ -68,6 +68,7 @@ class Case:
     valid: str = "uneven"  # which labels count
     gathered: str = "save"
     recompute: str = "none"
+    compile: str = "off"
     optimizer: str = "sgd"
     clip: float = 0.0
     model: str = "llama"
@@ -148,7 +149,8 @@ def train_text(case: Case) -> str:
     momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
     return f"""train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
-  precision = {case.precision}  kernels = {case.kernels}  gathered = {case.gathered}  recompute = {case.recompute}
+  precision = {case.precision}  kernels = {case.kernels}  compile = {case.compile}
+  gathered = {case.gathered}  recompute = {case.recompute}
   optimizer {t.kind} {{
     lr = 0.01  {momentum}  weight_decay = {t.weight_decay}  clip = {t.clip}
     schedule = cosine(warmup=2, floor=1e-3)

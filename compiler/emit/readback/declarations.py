@@ -31,6 +31,11 @@ def methods(node: ast.ClassDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
             raise wrong(node, "is more or less than `__init__` and `forward`")
 
 
+def has_modules(node: ast.ClassDef) -> bool:
+    """Whether a class holds the modules of a repeat."""
+    return any(isinstance(each, ast.Attribute) and each.attr in ("ModuleList", "ModuleDict") for each in ast.walk(node))
+
+
 def header(forward: ast.FunctionDef, module: frozenset[str]) -> tuple[list[str], str]:
     """What the arguments and the result of a `forward` must be."""
     arguments = [f"{arg.arg}: {_type(arg, module)}" for arg in forward.args.args[1:]]

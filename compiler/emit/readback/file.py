@@ -10,7 +10,7 @@ from ...ir import Program, Region, Type, base, walk
 from .again import made_again
 from .calls import CALLS, SPLIT
 from .classes import Class, Model, Place
-from .declarations import read_class
+from .declarations import has_modules, read_class
 from .forward import Forward
 from .held import read_staged_class
 from .kernels import NAMES, kernels
@@ -38,7 +38,9 @@ STEPS = {
 TURNS = {"Flat", "Flats", "await_weights", "free_weights", "gather_weights", "reduce_gradients"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
 STAGES = {"Carried", "Pipeline", "reduce_each"}
-SETTINGS = set("AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens train".split())
+SETTINGS = set(
+    "AdamW Bucket Constant Cosine Group compile_each HuggingFace Input Plan SGD State Stored Text Tokens train".split()
+)
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,
@@ -79,10 +81,11 @@ class File:
         demand_same(last, MAIN)
         build, train, evaluate = self._headers(last)
         names = frozenset(self._bound)
+        innermost = [name for name, node in self._classes.items() if not has_modules(node)]
         demand(last, {*self._constants} <= names, f"does not bind {sorted({*self._constants} - names)}")
         model = self._model(model_class(build), names)
         taken = self._steps(model, model_class(build), train, evaluate) + model.taken
-        check_build(build, self._program, model.paths, self._dtype(), names)
+        check_build(build, self._program, innermost, model.paths, self._dtype(), names)
         check_plan(self._plan[0], self._program, self._types, stored(self._program, model.paths, self._dtype()), names)
         expected = sum(1 for _ in walk(self._program.region.body))
         demand(last, taken == expected, f"does {taken} ops, not the {expected} of the IR")

@@ -4,11 +4,13 @@ Non-goals: classes and steps.
 """
 
 import ast
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from ...ir import Bucket, Op, Program, Type, base, walk
 from ...kernels import accumulates, optimizer_tile
 from ...layout import shard_axes
+from ...settings import ON
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
 
@@ -25,13 +27,22 @@ def model_class(build: ast.FunctionDef) -> str:
 
 
 def check_build(
-    build: ast.FunctionDef, program: Program, paths: dict[str, str], dtype: str, names: frozenset[str]
+    build: ast.FunctionDef,
+    program: Program,
+    innermost: Sequence[str],
+    paths: dict[str, str],
+    dtype: str,
+    names: frozenset[str],
 ) -> None:
     """`build` puts every parameter, by its name pattern in `paths`, into its bucket and its group of settings.
 
-    `dtype` is that in which the model computes.
+    `innermost` are the classes without repeats inside, which torch.compile may be given; `dtype` is that in which the
+    model computes.
     """
     local, body = Names.of(build, names), statements(build)
+    if program.train.compile == ON:
+        local.demand(build, "compile_each")
+        demand_same(body.pop(1), f"compile_each({_targets(body[0])[0]}, {', '.join(innermost)})")
     demand(build, len(body) == 4, "`build` is not model, buckets, optimizer and state")
     (model, *holders), (buckets,), (optimizer,) = (_targets(stmt) for stmt in body[:3])
     demand(build, len({model, *holders, buckets, optimizer, "mesh"}) == 4 + len(holders), "uses a name twice")

@@ -14,6 +14,7 @@ from ...settings import Cluster, Train, read
 from ...source import Source
 from .arithmetic import Scalar, evaluate, whole
 from .branches import divide
+from .compiled import check_compiled
 from .document import Document, gather
 from .inputs import check_data
 from .model import build
@@ -61,6 +62,7 @@ def resolve(source: Source) -> Program:
         flow=flow(sections["state"]),
     )
     ops = user_ops(document.ops, source)
+    check_compiled(train)
     built = build(divided.model, frame, scope, ops, *element_types(train))
     program = evolve(frame, region=built.region, params=built.params)
     laid = claims_of_parts(_claims(rules), divided.dims)

@@ -1,0 +1,145 @@
+"""Timing, memory and shapes on one GPU, or on the CPU where it is only checked that all this works.
+
+Non-goals: what is measured (`gpu_kernels`, `gpu_steps`), and how results are printed (`measure`).
+"""
+
+import gc
+import platform
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILES = Path(__file__).parent.parent / "compiler" / "tiles.toml"
+PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
+"""TFLOP/s of dense bfloat16 by NVIDIA's data sheets, by a word of the device's name; the first that fits."""
+COLD = 256 << 20
+"""Bytes written between calls, more than any L2 holds."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it is measured; `toy` says that sizes are small, and results of no interest."""
+
+    device: torch.device
+    toy: bool
+    repeats: int
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether results mean anything."""
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which everything computes."""
+        return torch.bfloat16 if self.on_gpu else torch.float32
+
+    @property
+    def backend(self) -> str:
+        """Of torch.compile; inductor takes too long for a check."""
+        return "inductor" if self.on_gpu else "aot_eager"
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s of products in bfloat16; 0 where it is not known."""
+        name = torch.cuda.get_device_name() if self.on_gpu else ""
+        return next((peak * 1e12 for word, peak in PEAKS.items() if word in name), 0.0)
+
+    def __str__(self) -> str:
+        gpu = "toy sizes on the CPU: of no interest"
+        if self.on_gpu:
+            gpu = f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA {torch.version.cuda}"
+        try:
+            triton = version("triton")
+        except PackageNotFoundError:
+            triton = "none"
+        return f"{gpu}; torch {torch.__version__}, Triton {triton}, Python {platform.python_version()}"
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """torch.compile, with constant shapes."""
+        return torch.compile(function, backend=self.backend, dynamic=False)
+
+    def milliseconds(self, call: Callable[[], object], repeats: int = 0, cold: bool = True) -> float:
+        """The median of a call after three others; `cold` writes over the L2 cache before each."""
+        for _ in range(3):
+            call()
+        times = [self._time(call, cold) for _ in range(repeats or self.repeats)]
+        return median(time() for time in times)
+
+    def _time(self, call: Callable[[], object], cold: bool) -> Callable[[], float]:
+        """Calls it, and says later how long that took: on a GPU the host does not wait in between."""
+        if not self.on_gpu:
+            start = perf_counter()
+            call()
+            elapsed = perf_counter() - start
+            return lambda: elapsed * 1e3
+        if cold:
+            torch.empty(COLD, dtype=torch.int8, device=self.device).zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+
+        def elapsed_ms() -> float:
+            end.synchronize()
+            return begin.elapsed_time(end)
+
+        return elapsed_ms
+
+    def peak_bytes(self, call: Callable[[], object]) -> int:
+        """By how much allocated memory grows at most while it runs; 0 on the CPU."""
+        if not self.on_gpu:
+            call()
+            return 0
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def clear(self) -> None:
+        """Gives back what nobody holds, and what was compiled."""
+        torch.compiler.reset()
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def randn(self, *shape: int) -> Tensor:
+        """Of which there are gradients."""
+        return torch.randn(*shape, device=self.device, dtype=self.dtype, requires_grad=True)
+
+
+def _driver() -> str:
+    import subprocess
+
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def tiles(kernels: Any, name: str, size: int) -> dict[int, Any]:
+    """The tile that a program for this chip has for a class and a size, from `compiler/tiles.toml`."""
+    table = tomllib.loads(TILES.read_text())
+    own = table.get(_chip(), table["sm_90"])[name]
+    known = sorted(map(int, own))
+    chosen = own[str(next((each for each in known if each >= size), known[-1]))]
+    if name == "Attention":
+        parts = {part: kernels.Block(**block) for part, block in chosen.items()}
+        return {size: kernels.Blocks(**parts)}
+    return {size: kernels.Tile(**chosen)}
+
+
+def _chip() -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else "sm_90"

@@ -1,0 +1,37 @@
+"""Collectives as torch.compile sees them: ops of its graph instead of calls of a process group.
+
+In a graph they stand where the program has them, no op is done twice, and inductor may do others while they are under
+way.  Called only while a module is traced; elsewhere `collectives` calls the groups, at half the host time.
+
+Non-goals: gradients, which `collectives` pairs.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .mesh import Axis
+
+_ops: Any = cast(Any, torch.ops)._c10d_functional
+
+
+def all_reduced(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
+    """The sum, or with `max` the maximum, over the axis."""
+    return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), op, axis.group.group_name))
+
+
+def gathered(x: Tensor, axis: Axis) -> Tensor:
+    """All ranks' x, one behind the other in dim 0."""
+    return _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group.group_name))
+
+
+def scattered(x: Tensor, axis: Axis) -> Tensor:
+    """This rank's part of the sum, by dim 0."""
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group.group_name))
+
+
+def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
+    """What every rank has for this one, [ranks, …]: piece i of `pieces` goes to rank i."""
+    each = [1] * axis.size
+    return _ops.wait_tensor(_ops.all_to_all_single(pieces, each, each, axis.group.group_name))
