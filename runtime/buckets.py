@@ -189,7 +189,8 @@ def memories(
         claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
         for stages, own in _chunks(bucket, claims, holders).items():
-            turns = by_turns(own) if bucket.turns else {(): whole(own)}
+            together = mesh.axis(*bucket.shards).size == 1  # of parts, the compiler's layout says where they are cut
+            turns = by_turns(own) if bucket.turns else {(): whole(own, together)}
             found.setdefault(name, []).append(Memory(bucket, turns, mesh, elements, stages, reductions))
     assert not left, f"state: in no bucket: {', '.join(left)}"
     return found

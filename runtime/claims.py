@@ -3,7 +3,7 @@
 Non-goals: where they lie (`layout`), their memory (`buckets`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -45,9 +45,13 @@ def by_turns(claims: Claims) -> Mapping[Turn, Members]:
     }
 
 
-def whole(claims: Claims) -> Members:
-    """The groups with all of their parameters."""
-    return [(group, _specs(claimed)) for group, claimed in claims]
+def whole(claims: Claims, together: bool) -> Members:
+    """The groups with all of their parameters: those of a pattern one behind the other, or `together` those of a turn.
+
+    So weights of one product are neighbours (`linears`).
+    """
+    key: Callable[[Claimed], Turn] = (lambda each: each.turn) if together else lambda each: ()
+    return [(group, _specs(sorted(claimed, key=key))) for group, claimed in claims]
 
 
 def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
