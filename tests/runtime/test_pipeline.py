@@ -20,6 +20,7 @@ from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.holding import Keeps, high_water
 from scalec.runtime import Axis, Carried, Mesh, Pipeline, messages
 from scalec.runtime.cells import LastCell, Pass
+from scalec.runtime.chunks import Chunks
 from scalec.runtime.messages import Exchange, Slot, received, sent
 from scalec.runtime.record import Recorder
 from scalec.runtime.sanitize import Sanitizer
@@ -114,8 +115,8 @@ def test_gradients_lie_as_what_was_received(layout: str) -> None:
     model: Any = lambda _stage, x: LAYOUTS[layout](x)  # noqa: E731
     x, dx = Slot(), Slot()
     x.put((torch.ones(3, 4),))
-    cell = LastCell(1, 0, [Carried("x", (3, 4), torch.float32)], None, x, Slot(), Slot(), dx)
-    now = Pass(model, [()], share=torch.ones(()), loss=torch.zeros(()))
+    cell = LastCell(1, 0, [Carried("x", (3, 4), torch.float32)], [], None, x, Slot(), Slot(), dx)
+    now = Pass(model, [()], share=torch.ones(()), loss=torch.zeros(()), chunks=Chunks({}))
     cell.forward(now)
     cell.backward(now)
     (gradient,) = dx.take()
