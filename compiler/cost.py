@@ -50,6 +50,13 @@ def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
             product = 2 * made * prod(map(program.size, op.names("over")))
             weights = sum("batch" not in types[name].dims for name in op.inputs)
             return Cost(product, product * (len(op.inputs) - weights), product * weights)
+        case "contracts":
+            product = 2 * made * prod(map(program.size, op.names("over")))
+            return Cost(product, product, product)
+        case "linear_cross_entropy" | "linear_parts":
+            product = 2 * prod(map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}))
+            in_parts = op.kind == "linear_parts"  # backward makes logits again; else forward makes gradients
+            return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case "attention":
             products = 4 * made * program.size("seq")
             return Cost(products, 2 * products)

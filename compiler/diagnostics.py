@@ -71,6 +71,7 @@ CODES = {
     "E0410": "an op that cannot be done again",
     "E0411": "element types that contradict",
     "E0412": "a setting that a compiled layer does not have",
+    "E0413": "kernels that a GPU does not run",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",
@@ -111,7 +112,7 @@ CODES = {
     "E0802": "not a configuration",
     # what a machine can do; a warning, the plan is compiled
     "W0901": "a step that does not fit",
-    "W0902": "attention to what is to be predicted",
+    "W0902": "attention to what is to be predicted; gradients that stages are to reduce in each microbatch",
     "W0903": "more turns to a part than there are",
 }
 """Every code and what it stands for; those with W are warnings."""

@@ -5,6 +5,7 @@ Non-goals: speeds, which differ with clocks and links.
 
 from attrs import frozen
 
+from .diagnostics import Diagnostic, PlanError
 from .ir import Program
 from .settings import AUTO, TORCH, TRITON, Cluster, Train
 
@@ -51,8 +52,14 @@ def gpu(program: Program) -> Gpu | None:
 
 
 def kernels_for(train: Train, cluster: Cluster) -> str:
-    """Whose kernels a program calls: what the plan says, or what its GPU is for."""
+    """What the plan says, or what its GPU is for.  Raises PlanError where the GPU is too old for what it says."""
     found = GPUS.get(cluster.gpu)
+    able = found is not None and found.capability >= LEAST
+    if found and train.kernels == TRITON and not able:
+        message = f"Triton's kernels are for GPUs of compute capability {LEAST / 10} and above"
+        label = f"`{cluster.gpu}` has {found.capability / 10}"
+        span = train.spans["kernels"]
+        raise PlanError([Diagnostic("E0413", message, span, label, help="write `kernels = torch`")])
     if train.kernels != AUTO:
         return train.kernels
-    return TRITON if found and found.capability >= LEAST else TORCH
+    return TRITON if able else TORCH

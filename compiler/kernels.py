@@ -106,7 +106,7 @@ class Used:
 def chip(program: Program) -> str:
     """The chip whose tiles a program has."""
     found = gpu(program)
-    return next((name for least, name in CHIPS.items() if found and found.capability >= least), USUAL)
+    return next(name for least, name in CHIPS.items() if found.capability >= least) if found else USUAL
 
 
 def kernels_of(program: Program) -> list[Used]:
@@ -140,7 +140,8 @@ def optimizer_tile(program: Program) -> str:
 
 def accumulates(program: Program) -> bool:
     """Whether gradients are added up by a kernel: narrow ones to wide ones."""
-    made = {types(program)[name].dtype for name in leaves(program)}
+    known = types(program)
+    made = {known[name].dtype for name in leaves(program)}
     return program.train.kernels == TRITON and len(made) > 1
 
 

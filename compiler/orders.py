@@ -31,8 +31,10 @@ def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     return SCHEDULES[order.kind].homes(ranks, order.chunks)
 
 
-def rows(pipeline: Pipeline, ranks: int, microbatches: int, times: Times, room: Callable[[], Room]) -> Schedule:
-    """The rows, without messages; `times` and `room` are for those made for them.  Raises Impossible."""
+def rows(
+    pipeline: Pipeline, ranks: int, microbatches: int, times: Times, room: Callable[[], Room], splits: bool
+) -> Schedule:
+    """The rows, without messages; `times`, `room` and `splits` are for those made for them.  Raises Impossible."""
     order, placed = pipeline.settings.schedule, homes(pipeline, ranks)
     if (forwards := len(placed) * microbatches) > MOST:
         raise Impossible(
@@ -42,7 +44,7 @@ def rows(pipeline: Pipeline, ranks: int, microbatches: int, times: Times, room: 
     if pipeline.given:
         return pipeline.given
     if order.kind == AUTO:
-        return listed(placed, microbatches, times, room())
+        return listed(placed, microbatches, times, room(), splits)
     return SCHEDULES[order.kind](ranks, microbatches, order.chunks)
 
 

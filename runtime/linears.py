@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from .deferred import now_or_later
@@ -35,7 +36,8 @@ class _Linears(Function):
         if not _are_neighbours(weights):
             return tuple(F.linear(x, weight) for weight in weights)
         sizes = [weight.shape[0] for weight in weights]
-        whole = weights[0].as_strided((sum(sizes), weights[0].shape[1]), weights[0].stride())
+        width = weights[0].shape[1]
+        whole = weights[0].as_strided((sum(sizes), width), (width, 1))
         results = F.linear(x, whole).split_with_sizes(sizes, dim=-1)
         return tuple(y.contiguous() if i in apart else y for i, y in enumerate(results))
 
@@ -64,7 +66,9 @@ def _summed(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 
 def _are_neighbours(weights: Sequence[Tensor]) -> bool:
-    """Whether contiguous matrices lie one behind the other in one piece of memory."""
+    """Whether contiguous matrices lie one behind the other in one piece of memory; in a graph nobody can say."""
+    if is_compiling():
+        return False
     return all(weight.is_contiguous() for weight in weights) and all(
         first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
         and first.storage_offset() + first.numel() == second.storage_offset()

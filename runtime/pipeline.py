@@ -41,7 +41,7 @@ class Pipeline:
     """A model in stages, over the ranks of an axis.
 
     homes    the rank of each stage
-    carried  what a stage makes for the next, in this order at every cut
+    carried  what a stage makes for the next, in this order at every cut that it crosses
     rows     of each rank
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in

@@ -6,7 +6,7 @@ from where its message begins.
 Non-goals: what an allocator loses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -180,8 +180,11 @@ class Chunks:
 
     @property
     def most(self) -> int:
-        """Bytes of all at once; without rows, as if all ended together."""
-        return self.weights(0) + self.gradients(max((end for _, end in self._own), default=0))
+        """Bytes of all weights and of each bucket's largest gradient: no rows hold more at once."""
+        sizes: dict[str, int] = {}
+        for chunk, _ in self._own:
+            sizes[chunk.bucket] = max(chunk.size, sizes.get(chunk.bucket, 0))
+        return self.weights(0) + self._sent(sizes)
 
     def weights(self, at: int) -> int:
         """Bytes that are there in a cell, all gathered at the step's start."""
@@ -190,9 +193,12 @@ class Chunks:
 
     def gradients(self, at: int) -> int:
         """Bytes of those that have ended before a cell."""
-        last = {chunk.bucket: chunk for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at}
-        sent = ((self._routes[name], chunk) for name, chunk in last.items())
-        return sum(chunk.size * ITEM_BYTES[it.sent] for it, chunk in sent if it.sent != it.bucket.type.dtype)
+        ended = ((chunk, end) for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at)
+        return self._sent({chunk.bucket: chunk.size for chunk, _ in ended})
+
+    def _sent(self, sizes: Mapping[str, int]) -> int:
+        sent = ((self._routes[name], size) for name, size in sizes.items())
+        return sum(size * ITEM_BYTES[it.sent] for it, size in sent if it.sent != it.bucket.type.dtype)
 
 
 def _size(program: Program, value: Value) -> int:

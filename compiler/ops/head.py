@@ -14,10 +14,10 @@ from math import prod
 
 from attrs import evolve
 
-from ..ir import ITEM_BYTES, MAXIMUM, PARTIAL, Kind, Op, Placement, Program, Type, sharded
+from ..ir import ITEM_BYTES, MAXIMUM, PARTIAL, REPLICATED, Kind, Op, Placement, Program, Type, sharded
 from .algebra import CONTRACT
 from .loss import SMOOTHING, wide
-from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
+from .protocol import Attribute, Builder, OpDef, Shape, TypingError, is_pending, takes
 from .saved import Local, Saved
 
 INNER = Attribute("inner", kinds=(tuple,))
@@ -140,6 +140,8 @@ def _part_types(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     _check(op, x, weight, labels)
     classes, shares = classes_of(op, weight), str(op.get("as"))
     logits, tokens = _logits(program, x, weight, op), tokens_of(op, x)
+    if is_pending(logits):
+        raise TypingError(f"{op.kind} is not linear in what is partial")
     axes, float_ = logits.axes_of(classes), wide(x.dtype)
     if not axes or program.size(shares) != program.degree(axes):
         raise TypingError(f"{op.kind} gives one share for each rank over which {classes} lies")
@@ -189,9 +191,11 @@ def _part_saves(it: Local) -> Saved:
 
 
 def _rejoined(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    m, z, _, peak, _ = types
+    m, z, t, peak, labels = types
     axes = m.axes_in(Kind.MAXIMUM)
-    if not axes or z.dims[:-1] != m.dims or z.axes_of(z.dims[-1]) != axes or peak.dims != m.dims:
+    summed, largest = (Type(m.dtype, m.dims, _moved(program, m, axes, to)) for to in (PARTIAL, REPLICATED))
+    shared = z.dims[:-1] == m.dims and z.axes_of(z.dims[-1]) == axes
+    if not axes or is_pending(m) or not shared or (t, peak) != (summed, largest) or labels.dims != m.dims:
         raise TypingError(f"{op.kind} takes a share of each rank, and the largest of all")
     return [Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))] * 2
 

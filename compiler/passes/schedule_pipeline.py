@@ -60,7 +60,8 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
     ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
     times = estimated(program, pipeline)
     try:
-        made = rows(pipeline, ranks, microbatches, times, partial(_room, program, pipeline))
+        whole = program.train.compile == ON
+        made = rows(pipeline, ranks, microbatches, times, partial(_room, program, pipeline), splits=not whole)
     except Impossible as error:
         raise PlanError([_impossible(error, program, pipeline)]) from None
     schedule = with_messages(made, times)

@@ -29,7 +29,7 @@ class Places:
     def always(self) -> tuple[float, ...]:
         """What each rank needs room for whatever it does: of values that stages hand to each other."""
         ranks = range(len(self.room.most))
-        return tuple(always_handed(self.homes, rank) * self.room.keeps.handed for rank in ranks)
+        return tuple(always_handed(self.homes, rank, self.room.keeps) for rank in ranks)
 
     @cached_property
     def is_bound(self) -> tuple[bool, ...]:
@@ -67,18 +67,18 @@ class Filling:
         match work:
             case Work.FORWARD:
                 self.forwards[stage] += 1
-                self.held[rank] += keeps.input[stage] - (keeps.handed if stage else 0)
+                self.held[rank] += keeps.input[stage] - keeps.entering(stage)
                 if stage + 1 < len(homes):
-                    self.held[homes[stage + 1]] += keeps.handed
+                    self.held[homes[stage + 1]] += keeps.entering(stage + 1)
             case Work.WEIGHT:
                 self.held[rank] -= keeps.weight[stage]
             case _:
                 self.held[rank] -= keeps.input[stage]
                 self.held[rank] += keeps.weight[stage] if work is Work.INPUT else 0
-                self.held[rank] -= keeps.handed if self._given(stage) > 1 else 0
+                self.held[rank] -= keeps.entering(stage + 1) if self._given(stage) > 1 else 0
                 self.backwards[stage] += 1
                 if stage and self._given(stage - 1) > 1:
-                    self.held[homes[stage - 1]] += keeps.handed
+                    self.held[homes[stage - 1]] += keeps.entering(stage)
 
     def takes(self, stage: int, work: Work) -> bool:
         """Whether work takes of room that is bound: then what it leaves to others may matter.
@@ -105,10 +105,10 @@ class Filling:
         """Its own rank holds more, and that of the next stage what it is given."""
         homes, keeps = self.places.homes, self.places.room.keeps
         rank = homes[stage]
-        if not self._goes_on(rank, stage, keeps.input[stage] - (keeps.handed if stage else 0)):
+        if not self._goes_on(rank, stage, keeps.input[stage] - keeps.entering(stage)):
             return False
         target = homes[min(stage + 1, len(homes) - 1)]
-        return target == rank or not keeps.handed or self._goes_on(target, stage, keeps.handed)
+        return target == rank or not keeps.handed or self._goes_on(target, stage, keeps.entering(stage + 1))
 
     def _goes_on(self, rank: int, stage: int, more: float) -> bool:
         """Whether a rank can hold so much more when a stage has done one more forward, and then still all that comes
@@ -131,7 +131,7 @@ class Filling:
                 f = done[s] + (s == stage)
                 needs += keeps.input[s] * (f - max(first, self.backwards[s]) if f > first else 1)
                 if keeps.handed and s:
-                    needs += keeps.handed * max(done[s - 1] + (s - 1 == stage) - max(f, first + 1), 0)
+                    needs += keeps.entering(s) * max(done[s - 1] + (s - 1 == stage) - max(f, first + 1), 0)
             if needs > most:
                 return False
         return True
@@ -150,7 +150,7 @@ class Filling:
         if not stage or not keeps.handed or self._given(stage - 1) < 1:
             return True
         before = places.homes[stage - 1]
-        return self.held[before] + keeps.handed <= most[before]
+        return self.held[before] + keeps.entering(stage) <= most[before]
 
     def _given(self, stage: int) -> int:
         """How many gradients a stage has that it has not taken yet; the last one is given none."""

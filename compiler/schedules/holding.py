@@ -50,6 +50,10 @@ class Keeps:
         """What two neighbours hand to each other."""
         return self.cuts[min(stage, other)] if self.cuts else self.handed
 
+    def entering(self, stage: int) -> float:
+        """What a stage is given by the one before it; nothing enters the first."""
+        return self.between(stage - 1, stage) if stage else 0
+
     def before(self, action: Action) -> float:
         """What is held of a microbatch in a stage before an action that computes."""
         match action.work:
@@ -142,19 +146,20 @@ def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
     )
 
 
-def always_handed(homes: tuple[int, ...], rank: int) -> int:
-    """For how many values that stages hand to each other a rank always needs room.
+def always_handed(homes: tuple[int, ...], rank: int, keeps: Keeps) -> float:
+    """How much of what stages hand to each other a rank always needs room for.
 
     One gradient for each stage that others give one: whatever else it holds, what frees memory can then go on.  And
     those of which one is under way.
     """
     last = len(homes) - 1
     stages = [stage for stage, home in enumerate(homes) if home == rank]
-    neighbours = [near for stage in stages for near in (stage - 1, stage + 1) if 0 <= near <= last]
-    return sum(stage < last for stage in stages) + sum(homes[near] != rank for near in neighbours)
+    given = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
+    near = ((stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last)
+    return given + sum(keeps.between(*pair) for pair in near if homes[pair[1]] != rank)
 
 
 def least(homes: tuple[int, ...], rank: int, keeps: Keeps) -> float:
     """What a rank holds of a single microbatch before any backward, and must always have room for."""
     own = sum(keeps.input[stage] for stage, home in enumerate(homes) if home == rank)
-    return own + always_handed(homes, rank) * keeps.handed
+    return own + always_handed(homes, rank, keeps)

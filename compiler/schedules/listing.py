@@ -25,14 +25,16 @@ RULED = 200_000  # cells that rules may write: a few seconds
 SEARCHED = 6_000  # orders that the search may go on from
 
 
-def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) -> Schedule:
+def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room, splits: bool = True) -> Schedule:
     """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
 
-    No slower than any schedule with a name that has these homes and keeps to `room`.  `Impossible` if one microbatch
-    alone is too much for a rank.
+    No slower than any schedule with a name that has these homes and keeps to `room`.  Where backward cannot be split,
+    without `splits`, it is one of those.  `Impossible` if one microbatch alone is too much for a rank.
     """
     task = Task(homes, microbatches, times, room)
     _demand_room(task)
+    if not splits:
+        return _first((it for it in _named(task) if not it.schedule.splits), task).schedule
     cells = 3 * len(homes) * microbatches
     made = [followed(rule, task) for rule in islice(rules(task), max(2, RULED // cells))]
     best = _first([*_named(task), *map(_Found.of, made)], task)

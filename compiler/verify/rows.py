@@ -63,14 +63,15 @@ def run_rows(
         Staged(machine, region, outer, share, rank, worlds)
         for share, rank in zip(shares(machine.program, pipeline, region), pipeline.homes, strict=True)
     ]
-    called, forwards = names(machine.program, region), pipeline.schedule.forwards
+    called = names(machine.program, region)
     chunks = Moved(moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called)
     rows = _Rows(machine, pipeline.schedule, stages, chunks, freed)
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
     results = {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
+    forwards = evaluation or pipeline.schedule.forwards
     chunks = Moved(moves(machine.program, forwards.rows), called)
-    _evaluate(_Rows(machine, evaluation or forwards, stages, chunks, keeps=False), region, results)
+    _evaluate(_Rows(machine, forwards, stages, chunks, keeps=False), region, results)
     return results
 
 

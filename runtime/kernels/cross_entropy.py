@@ -105,7 +105,7 @@ class _LogitParts(Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: Classes, tile: Tile | None) -> Parts:
         rows = matrix(logits, logits.shape[-1])
         parts = new_parts(rows)
-        add_parts(rows, labels.reshape(-1), parts, classes, tile)
+        add_parts(rows, labels.reshape(-1).contiguous(), parts, classes, tile)
         m, z, t = (part.view(labels.shape) for part in parts)
         ctx.mark_non_differentiable(m)
         ctx.save_for_backward(logits, labels, m)
@@ -120,7 +120,7 @@ class _LogitParts(Function):
         put_gradient(
             gradient.view(-1, logits.shape[-1]),
             matrix(logits, logits.shape[-1]),
-            labels.reshape(-1),
+            labels.reshape(-1).contiguous(),
             m.view(-1),
             (g_z, g_t),
             ctx.classes,

@@ -110,7 +110,7 @@ class _LinearCrossEntropy(Function):
         dx = torch.empty_like(tokens) if of_x else None
         dw = torch.empty_like(weight) if of_weight else None
         total = tokens.new_zeros((), dtype=wide(x.dtype))
-        for rows, loss, gradient in tokenwise.chunks(tokens, weight, labels.reshape(-1)):
+        for rows, loss, gradient in tokenwise.chunks(tokens, weight, labels.reshape(-1).contiguous()):
             total += loss
             if dx is not None:
                 torch.mm(gradient, weight, out=dx[rows])

@@ -126,7 +126,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 class _LinearParts(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, classwise: _Classwise) -> Parts:
-        parts = classwise.parts(x.reshape(-1, x.shape[-1]), weight, labels.reshape(-1))
+        parts = classwise.parts(x.reshape(-1, x.shape[-1]), weight, labels.reshape(-1).contiguous())
         m, z, t = (part.view(labels.shape) for part in parts)
         ctx.mark_non_differentiable(m)
         ctx.save_for_backward(x, weight, labels, m)
@@ -139,7 +139,7 @@ class _LinearParts(Function):
         x, weight, labels, m = cast(tuple[Tensor, ...], ctx.saved_tensors)
         g_z, g_t = (of_part.reshape(-1).contiguous() for of_part in grad_outputs[1:])
         rows = x.detach().reshape(-1, x.shape[-1])
-        back = _Backward(rows, weight.detach(), labels.reshape(-1), m.view(-1), (g_z, g_t), ctx.classwise)
+        back = _Backward(rows, weight.detach(), labels.reshape(-1).contiguous(), m.view(-1), (g_z, g_t), ctx.classwise)
         of_x, of_weight = ctx.needs_input_grad[:2]
         now = of_weight and not put_off(ctx.weight, back.of_weight)
         dx, dw = back.gradients(of_x, now) if of_x or now else (None, None)

@@ -93,7 +93,9 @@ PLANS = {
     "fused": evolve(DP_TP, train=FUSED),
     "fused, smoothing, padding": evolve(
         DP_TP,
-        body=LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)").replace("silu(", "gelu("),
+        body=LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)")
+        .replace("silu(", "gelu(")
+        .replace("w_gate[hidden -> ffn]", "w_gate[hidden -> ffn], approximate=tanh"),
         dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
         train=f"{FUSED}  recompute = full",
     ),

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from ir.plan_table import DP_TP, FUSED, NO_DP
-from ir.plans import HEAD, LLAMA, START, Plan
+from ir.plans import DIMS, HEAD, LLAMA, START, Plan
 from scalec.compiler.ir import Op, Program, walk
 from scalec.compiler.ops.attention import ROPE_PAIR
 from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
@@ -185,3 +185,31 @@ def test_stages_of_a_pipeline_are_fused_too() -> None:
     plan = plan.replace("shard {  }", "", 1)
     program = compile_plan(Source("tiny.scale", plan), "fuse_ops")
     assert [op.kind for op in walk(program.region.body) if op.kind in NEW] == [*LAYER, "linear_cross_entropy"]
+
+
+ROPE = "rope({x} @ {w}[hidden -> {heads}, head_dim], theta)"
+Q, K, K2 = (
+    f"{name} = {ROPE.format(x='x', w=f'w{name}', heads=heads)}"
+    for name, heads in (("q", "heads"), ("k", "kv_heads"), ("k2", "kv_heads"))
+)
+V, OUT = "v = x @ wv[hidden -> kv_heads, head_dim]", "@ wo[heads, head_dim -> hidden]"
+TWICE = f"x = x + (attention(q, k, v, mask=causal) + attention(q, k2, v, mask=causal)) {OUT}"
+
+
+@pytest.mark.parametrize(
+    ("statements", "pairs"),
+    [
+        (f"{Q} s = silu(q) {K} {V} x = x + (attention(q, k, v, mask=causal) + s) {OUT}", 0),
+        (f"{Q} {K2} {K} {V} {TWICE}", 0),
+        (f"{K} {K2} {Q} {V} {TWICE}", 1),
+    ],
+    ids=["used between", "of two attentions", "taken already"],
+)
+def test_rotations_that_something_else_needs_earlier_stand_by_themselves(statements: str, pairs: int) -> None:
+    assert kinds(body(statements)).count("rope_pair") == pairs
+
+
+def test_the_dim_of_shares_is_not_the_plans() -> None:
+    own = "x = x + silu(x @ wa[hidden -> vocab_shares]) @ wb[vocab_shares -> hidden]"
+    plan = body(own, evolve(TP, dims=f"{DIMS}  vocab_shares = 3"))
+    assert only(plan, "linear_parts").get("as") == "vocab_shares_"

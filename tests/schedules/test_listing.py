@@ -184,9 +184,10 @@ def test_what_one_microbatch_needs_is_demanded() -> None:
 @st.composite
 def rooms(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> Room:
     """Bytes: what a microbatch needs on each rank, and some more; what stages hand on is a part of what they keep."""
-    handed = draw(st.integers(0, 20))
-    size = st.integers(handed, 100)
-    keeps = Keeps(tuple(draw(size) for _ in homes), tuple(draw(st.integers(0, 120)) for _ in homes), handed)
+    cuts = tuple(draw(st.lists(st.integers(0, 20), min_size=len(homes) - 1, max_size=len(homes) - 1)))
+    cuts = draw(st.sampled_from([cuts, cuts[:1] * len(cuts)]))
+    kept = tuple(draw(st.integers(given, 100)) for given in (0, *cuts))
+    keeps = Keeps(kept, tuple(draw(st.integers(0, 120)) for _ in homes), max(cuts, default=0), cuts)
     more = st.sampled_from((0, 1, 10, 50, 200, inf))
     return Room(tuple(least(homes, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
 
@@ -240,4 +241,4 @@ def _held(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> flo
                 values |= {(f"sent {what}", s, m)}
         if it is now:
             found[s, m] = max(before, found[s, m])
-    return sum(found.values()) + len(values) * keeps.handed
+    return sum(found.values()) + sum(keeps.cuts[s - (what in ("x", "sent dy"))] for what, s, _ in values)

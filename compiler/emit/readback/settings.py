@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from ...ir import Bucket, Op, Program, Type, base, walk
 from ...kernels import accumulates, optimizer_tile
 from ...layout import shard_axes
+from ...ops.head import class_dims
 from ...settings import ON
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
@@ -198,6 +199,8 @@ def _inputs(program: Program) -> str:
 
 
 def _vocabulary(program: Program, types: dict[str, Type]) -> int:
-    """The size of the smallest table that is looked up in, below which every token must be."""
-    tables = [types[op.inputs[1]] for op in walk(blocks(program)[1].body) if op.kind == "embedding"]
-    return min((program.valid(table.dims[0]) for table in tables), default=2**31)
+    """The smallest of the tables that are looked up in and of the numbers of classes: above all ids."""
+    ops = [*walk(blocks(program)[1].body)]
+    dims = [types[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
+    dims += [dim for op in ops for dim in class_dims(op, [types[name] for name in op.inputs])]
+    return min(program.valid(dim) for dim in dims)

@@ -16,6 +16,7 @@ def gates(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
         if name and len({known.types[n] for n in op.inputs}) == 1:
             first, function = opened[name]
             (other,) = (n for n in op.inputs if n != name)
-            inputs = (*function.inputs, other)
-            by |= {first: None, at: evolve(op, kind=GATES[function.kind], inputs=inputs, attrs=function.attrs)}
+            if other not in function.inputs:
+                inputs = (*function.inputs, other)
+                by |= {first: None, at: evolve(op, kind=GATES[function.kind], inputs=inputs, attrs=function.attrs)}
     return replaced(body, by)

@@ -86,7 +86,9 @@ def _in_parts(head: _Head, largest: Op, parts: Op, known: Known) -> tuple[Op, Op
 
 def _shares(classes: str, axes: tuple[str, ...], product: Op, known: Known) -> str:
     """A dim of one for each rank that has a part of the classes."""
-    name = f"{classes}_shares"
-    if name not in {dim.name for dim in known.program_with_dims.dims}:
+    name, own = f"{classes}_shares", {dim.name for dim in known.program.dims}
+    while name in own:  # the plan's
+        name += "_"
+    if name not in {dim.name for dim in known.dims}:
         known.dims.append(Dim(name, known.program.degree(axes), span=product.span))
     return name

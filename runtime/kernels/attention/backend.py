@@ -34,5 +34,7 @@ def backend(
     if not special and q.dtype in (torch.bfloat16, torch.float16) and dim % 8 == 0 and dim <= 256:
         return Choice("torch", "flash or cuDNN attention")
     if launching.tile_for(op, blocks, dim, q, k, v) is None:
+        if not special:
+            return Choice("torch", "memory-efficient or plain attention")
         return Choice("plain", "no kernel for this device, element type or head_dim")
     return Choice("triton", "torch has no kernel for this mask, cap, element type or head_dim")

@@ -17,6 +17,7 @@ def attend(
 
     Queries that see nothing have 0 and −∞.  Saves q, k, v, the documents and both results.
     """
+    k_ids = None if k_ids is q_ids else k_ids  # torch.compile traces no tensor that is given twice
     return cast(Any, _Attend).apply(q, k, v, q_ids, k_ids, how, blocks)
 
 
@@ -34,6 +35,7 @@ class _Attend(Function):
         how: Setting,
         blocks: Blocks | None,
     ) -> tuple[Tensor, Tensor]:
+        k_ids = q_ids if k_ids is None else k_ids
         given = (q, k, v, q_ids, k_ids, how)
         out, lse = forward.forward(*given, blocks.forward) if blocks else plain.forward(*given)
         ctx.save_for_backward(q, k, v, q_ids, k_ids, out, lse)

@@ -22,7 +22,9 @@ def linear_parts(e: Expressions, call: ast.Call) -> Seen:
     values, attrs = _operands(e, call)
     classes, type = values[1].dims[0], e.types[values[1].name]
     classes_named(e, split_numbers(call, "smoothing", "z", "cap")[0], 3, type.axes_of(classes), classes)
-    return e.take(call, "linear_parts", values, attrs | {"as": f"{classes}_shares"})
+    operands = [value.name for value in values]
+    able = (dim.name for dim in e.program.dims if e.ops.has("linear_parts", operands, attrs | {"as": dim.name}))
+    return e.take(call, "linear_parts", values, attrs | {"as": next(able, "")})
 
 
 def _operands(e: Expressions, call: ast.Call) -> tuple[list[Local], dict[str, Attr]]:
