@@ -3,7 +3,7 @@
 Non-goals: where they lie (`layout`), their memory (`buckets`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -50,8 +50,11 @@ def whole(claims: Claims, together: bool) -> Members:
 
     So weights of one product are neighbours (`linears`).
     """
-    key: Callable[[Claimed], Turn] = (lambda each: each.turn) if together else lambda each: ()
-    return [(group, _specs(sorted(claimed, key=key))) for group, claimed in claims]
+
+    def place(each: Claimed) -> tuple[bool, Turn]:
+        return not each.turn, each.turn
+
+    return [(group, _specs(sorted(claimed, key=place) if together else claimed)) for group, claimed in claims]
 
 
 def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:

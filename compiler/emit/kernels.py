@@ -11,8 +11,10 @@ from .words import WIDTH
 def kernel_lines(program: Program) -> list[str]:
     """One function a line; none where a program calls torch's own."""
     used = kernels_of(program)
+    if not used:
+        return []
     head = f"# Triton kernels, by the size they work on, with tiles for {chip(program)}; elsewhere torch does the same."
-    return [head, *map(_line, used)] if used else []
+    return [head, *map(_line, used)]
 
 
 def _line(used: Used) -> str:

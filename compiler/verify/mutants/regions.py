@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, walk
+from ...ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, uses, walk
 from ...source import Span
 from .edits import Edit, aside, regions, renamed, replaced, with_input, with_stack
 
@@ -74,6 +74,13 @@ def _order(program: Program) -> Found:
             yield f"repeat over {region.dim} run {way}", region.span, replaced(program, region, turned)
 
 
+def _between(block: Region, first: Region, second: Region) -> set[str]:
+    """What is made between two statements of a block."""
+    at = [id(stmt) for stmt in block.body]
+    ops = block.body[at.index(id(first)) + 1 : at.index(id(second))]
+    return {value.name for op in ops if isinstance(op, Op) for value in op.outputs}
+
+
 def _exchanged(program: Program) -> Found:
     """Two repeats in a row, each run where the other should be: parts of one that branches divide."""
     for block in regions(program, "forward", "backward", "repeat"):
@@ -81,7 +88,8 @@ def _exchanged(program: Program) -> Found:
             carried = [[arg for arg in region.args if arg.enter is Enter.CARRY] for region in (first, second)]
             handed = [value.name for value, _ in zip(first.results, carried[0], strict=False)]
             types = [[arg.value.type for arg in args] for args in carried]
-            if types[0] == types[1] and handed == [arg.source for arg in carried[1]] and first.dim != second.dim:
+            alike = types[0] == types[1] and handed == [arg.source for arg in carried[1]] and first.dim != second.dim
+            if alike and not _between(block, first, second) & {*uses(second)}:
                 place = {id(first): _as(second, first), id(second): _as(first, second)}
                 turned = evolve(block, body=tuple(place.get(id(stmt), stmt) for stmt in block.body))
                 words = f"{first.dim} and {second.dim} exchanged in {block.kind}"
