@@ -6,6 +6,7 @@ Non-goals: where they lie (`layout`), their memory (`buckets`).
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 from .layout import Members
 from .optimizers import Group
@@ -50,11 +51,13 @@ def whole(claims: Claims, together: bool) -> Members:
 
     So weights of one product are neighbours (`linears`).
     """
+    return [(group, _specs(_turn_by_turn(claimed) if together else claimed)) for group, claimed in claims]
 
-    def place(each: Claimed) -> tuple[bool, Turn]:
-        return not each.turn, each.turn
 
-    return [(group, _specs(sorted(claimed, key=place) if together else claimed)) for group, claimed in claims]
+def _turn_by_turn(claimed: Iterable[Claimed]) -> list[Claimed]:
+    """Those of repeats that stand in a row by their turns; all else stays where it is."""
+    runs = groupby(claimed, key=lambda each: len(each.turn))
+    return [each for _, run in runs for each in sorted(run, key=lambda each: each.turn)]
 
 
 def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
