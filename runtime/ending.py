@@ -31,6 +31,7 @@ def ending() -> Generator[None]:
     except BaseException:  # torch's CheckpointException is no Exception
         _leave(f"rank {os.environ.get('RANK', 0)} failed\n{traceback.format_exc()}", 1)
     if dist.is_initialized():
+        dist.barrier()  # no rank tears down what another one still reads
         dist.destroy_process_group()
 
 
