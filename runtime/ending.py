@@ -24,6 +24,8 @@ def ending() -> Generator[None]:
     """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
     try:
         yield
+        if dist.is_initialized():
+            dist.barrier()  # no rank tears down what another one still reads
     except RunError as error:
         _leave(f"error: {error}", 1)
     except KeyboardInterrupt:
@@ -31,7 +33,6 @@ def ending() -> Generator[None]:
     except BaseException:  # torch's CheckpointException is no Exception
         _leave(f"rank {os.environ.get('RANK', 0)} failed\n{traceback.format_exc()}", 1)
     if dist.is_initialized():
-        dist.barrier()  # no rank tears down what another one still reads
         dist.destroy_process_group()
 
 
