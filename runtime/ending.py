@@ -25,7 +25,7 @@ def ending() -> Generator[None]:
     try:
         yield
         if dist.is_initialized():
-            dist.barrier()  # no rank tears down what another one still reads
+            cast(Any, dist).barrier()  # no rank tears down what another one still reads
     except RunError as error:
         _leave(f"error: {error}", 1)
     except KeyboardInterrupt:

@@ -5,6 +5,8 @@ from attrs import evolve
 
 from ir.plan_table import DP_TP, FUSED, NO_DP
 from ir.plans import DIMS, HEAD, LLAMA, START, Plan
+from scalec.compiler.diagnostics import PlanError
+from scalec.compiler.emit import emit
 from scalec.compiler.ir import Op, Program, walk
 from scalec.compiler.ops.attention import ROPE_PAIR
 from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
@@ -213,3 +215,26 @@ def test_the_dim_of_shares_is_not_the_plans() -> None:
     own = "x = x + silu(x @ wa[hidden -> vocab_shares]) @ wb[vocab_shares -> hidden]"
     plan = body(own, evolve(TP, dims=f"{DIMS}  vocab_shares = 3"))
     assert only(plan, "linear_parts").get("as") == "vocab_shares_"
+
+
+@pytest.mark.parametrize(("gpu", "fuses"), [("t4", False), ("a100_80gb", True)])
+def test_auto_goes_by_the_gpu(gpu: str, fuses: bool) -> None:
+    text = evolve(ONE, train="kernels = auto").text() + f" cluster {{ gpu = {gpu} }}"
+    made = {op.kind for op in walk(compile_plan(Source("gpu.scale", text), "fuse_ops").region.body)}
+    assert bool(NEW & made) == fuses
+
+
+def test_an_old_gpu_cannot_be_given_ours() -> None:
+    text = ONE.text() + " cluster { gpu = t4 }"
+    with pytest.raises(PlanError) as raised:
+        compile_plan(Source("old.scale", text), "resolve")
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.label) == ("E0413", "`t4` has 7.5")
+
+
+def test_a_head_of_fewer_classes_than_tokens_reads_back() -> None:
+    plan = evolve(
+        ONE, dims=f"{DIMS}  classes = 5", body=LLAMA.replace("head[hidden -> vocab]", "head[hidden -> classes]")
+    )
+    source = Source("few.scale", plan.text())
+    assert "    vocab=5," in emit(compile_plan(source), source)["train.py"]

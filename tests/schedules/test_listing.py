@@ -242,3 +242,10 @@ def _held(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> flo
         if it is now:
             found[s, m] = max(before, found[s, m])
     return sum(found.values()) + sum(keeps.cuts[s - (what in ("x", "sent dy"))] for what, s, _ in values)
+
+
+def test_backward_that_cannot_be_split_has_a_schedule_with_a_name() -> None:
+    room = Room.counted(2, 4, 3)
+    schedule = listed((0, 1, 0, 1), 4, Times.uniform(4), room, splits=False)
+    assert not schedule.splits
+    assert room.holds(schedule)
