@@ -1,0 +1,215 @@
+"""A whole program: its mesh, dims, parameters and state, and the region that computes."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from attrs import Factory, evolve, frozen
+
+from ..names import Stored
+from ..schedules.actions import Schedule
+from ..settings import Cluster, Flow, Pipelining, Train
+from ..source import Span
+from .regions import Region, written_at
+from .type import INVARIANT, Placement, Places, Type
+
+STATES = ("parameters", "gradients", "optimizer")
+"""What ranks may share out of a parameter's state."""
+
+
+@frozen
+class Axis:
+    """A mesh axis; `whole` names the axis of the plan of which this is a factor (else itself)."""
+
+    name: str
+    size: int
+    whole: str
+    span: Span = written_at()
+
+
+@frozen
+class Dim:
+    """A named dim and its global size; what is behind the first `valid` is padding, which counts for nothing."""
+
+    name: str
+    size: int
+    valid: int = Factory(lambda self: self.size, takes_self=True)
+    span: Span = written_at()
+
+
+@frozen
+class Claim:
+    """One dim's claim to work over one axis.  Lower `rank` goes first; `split` is false where the dim is too small."""
+
+    rank: int
+    dim: str
+    axis: str
+    split: bool
+    span: Span = written_at()
+
+
+@frozen
+class Init:
+    """How a parameter begins: `normal(std)`, `ones()` or `zeros()`."""
+
+    kind: str
+    args: tuple[float, ...] = ()
+
+
+@frozen
+class Param:
+    """A parameter: its state of record, how it begins, and two counts of its dims.
+
+    The first `stacked` dims are those of repeats, the last `inner` ones those that a matrix product contracts.
+    """
+
+    name: str
+    type: Type
+    stacked: int
+    inner: int
+    init: Init
+    span: Span = written_at()
+
+
+@frozen
+class Bucket:
+    """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record.
+
+    Its last dim is the flat one.  Before it stand the dims of repeats of which each turn has a buffer of its own, that
+    is gathered and reduced by itself.  A rank keeps masters and optimizer state of what it holds of the gradient; of
+    its parameters, whatever their types say, the rest is stale between steps.
+    """
+
+    name: str
+    params: tuple[str, ...]
+    type: Type
+
+    @property
+    def dim(self) -> str:
+        """The flat dim."""
+        return self.type.dims[-1]
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The dims of repeats, outermost first, whose turns have a buffer each."""
+        return self.type.dims[:-1]
+
+
+@frozen
+class StateAxes:
+    """Over which axes ranks share out what a step keeps, outermost first: each rank holds a part of each bucket.
+
+    `of` has patterns of the parameters' names.  `optimizer` is also for the masters, and what is shared out there is
+    updated there.
+    """
+
+    of: tuple[str, ...] = ("*",)
+    parameters: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+
+
+@frozen
+class Pipeline:
+    """Repeats that are cut into stages over a mesh axis.
+
+    What types and dims say is of all stages together; nothing but sums over stages mentions the axis.  A stage has
+    `turns` turns of the repeats over `dims`, one behind the other; what stands before a repeat's first turn belongs to
+    the first stage or to that of the turn before, what stands behind the last one to the last stage.
+    """
+
+    axis: str
+    dims: tuple[str, ...]
+    settings: Pipelining
+    given: Schedule | None = None
+    """The rows of the plan's file, without messages."""
+    turns: tuple[int, ...] = ()
+    """Of each stage; from `cut_stages` on."""
+    homes: tuple[int, ...] = ()
+    """The rank of each stage on the axis."""
+    held: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The stages of each parameter that is no slice of a repeat that is cut."""
+    schedule: Schedule | None = None
+    """With messages; from `schedule_pipeline` on."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether the gradients of weights are made apart from those of inputs."""
+        return self.schedule is not None and self.schedule.splits
+
+    def ranks_of(self, param: str) -> tuple[int, ...]:
+        """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
+        return tuple(sorted({self.homes[stage] for stage in dict(self.held).get(param, ())}))
+
+
+@frozen
+class Program:
+    """A plan on its way to a training program, after the pass `stage`."""
+
+    name: str
+    stage: str
+    axes: tuple[Axis, ...]
+    dims: tuple[Dim, ...]
+    claims: tuple[Claim, ...]
+    params: tuple[Param, ...]
+    region: Region
+    train: Train
+    cluster: Cluster
+    buckets: tuple[Bucket, ...] = ()
+    names: tuple[Stored, ...] = ()
+    state: tuple[StateAxes, ...] = ()
+    flow: Flow = Flow()
+    pipeline: Pipeline | None = None
+
+    def size(self, dim: str) -> int:
+        """The global size of `dim`."""
+        return next(d.size for d in self.dims if d.name == dim)
+
+    def valid(self, dim: str) -> int:
+        """The global size of `dim` without padding."""
+        return next(d.valid for d in self.dims if d.name == dim)
+
+    def sized(self, sizes: Mapping[str, int]) -> "Program":
+        """The program with other sizes of some dims."""
+        dims = (
+            evolve(dim, size=sizes[dim.name], valid=sizes[dim.name]) if dim.name in sizes else dim for dim in self.dims
+        )
+        return evolve(self, dims=tuple(dims))
+
+    def axis(self, name: str) -> Axis:
+        """The axis `name`."""
+        return next(a for a in self.axes if a.name == name)
+
+    def state_of(self, param: str) -> StateAxes:
+        """Over which axes ranks share out what they keep of a parameter: the first of `state` that is of its name."""
+        found = (state for state in self.state if any(fnmatchcase(param, pattern) for pattern in state.of))
+        return next(found, StateAxes())
+
+    def bucket(self, name: str) -> Bucket:
+        """The bucket `name`."""
+        return next(bucket for bucket in self.buckets if bucket.name == name)
+
+    def degree(self, axes: tuple[str, ...]) -> int:
+        """The number of ranks in a group over `axes`."""
+        product = 1
+        for name in axes:
+            product *= self.axis(name).size
+        return product
+
+    def local_size(self, type: Type, dim: str) -> int:
+        """How much of `dim` one rank holds of a value of `type`."""
+        return self.size(dim) // self.degree(type.axes_of(dim))
+
+    def local_shape(self, type: Type) -> tuple[int, ...]:
+        """The shape of a value of `type` on one rank."""
+        return tuple(self.local_size(type, dim) for dim in type.dims)
+
+    def elements(self, type: Type) -> int:
+        """The number of elements of a value of `type` on one rank."""
+        product = 1
+        for size in self.local_shape(type):
+            product *= size
+        return product
+
+    def places(self, at: dict[str, Placement]) -> Places:
+        """Placements in mesh order, invariant ones omitted: the canonical form."""
+        return tuple((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
