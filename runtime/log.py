@@ -1,17 +1,51 @@
 """The record of a run: lines on the terminal, and the same as JSON lines in the run folder, from rank 0.
 
-Reading a metric waits for the device, so that only logged steps do.
+Reading a metric waits for the device.  So a logged step's are copied beside, and read when the next step has been
+handed to the device, which never runs dry; on the CPU, where they are there, at once.
 
 Non-goals: no dashboards, no profiles.
 """
 
 import json
 import time
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from .errors import RunError
 from .plan import Metrics
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A step to be logged: its metrics on their way to the CPU, and the event behind which they are there."""
+
+    step: int
+    lr: float
+    values: dict[str, Tensor]
+    copied: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, step: int, metrics: Metrics, lr: float) -> "_Due":
+        """Begins to copy."""
+        # To memory that is pinned, as torch does it for a copy that is not to block.
+        values = {
+            name: value.to("cpu", non_blocking=True) for name, value in vars(metrics).items() if value is not None
+        }
+        if not metrics.loss.is_cuda:
+            return cls(step, lr, values, None)
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(step, lr, values, copied)
+
+    def read(self) -> dict[str, float]:
+        """The metrics by name; waits for their step, and for none behind it."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return {name: value.item() for name, value in self.values.items()}
 
 
 class Log:
@@ -21,6 +55,7 @@ class Log:
         self._folder, self._first, self._steps, self._tokens = folder, first, steps, tokens_per_step
         self._began = time.monotonic()
         self._last: dict[str, float] = {}
+        self._due: _Due | None = None
         self.mark(first)
 
     def mark(self, step: int) -> None:
@@ -28,12 +63,23 @@ class Log:
         self._marked, self._marked_step = time.monotonic(), step
 
     def step(self, step: int, metrics: Metrics, lr: float) -> None:
-        """One finished step.  RunError if its loss or gradient norm is not finite."""
+        """One step, which may not have finished.  RunError as `settle`, if it has."""
         if self._folder is None:
             return
-        loss, tokens = float(metrics.loss), int(metrics.tokens)
-        norm = 0.0 if metrics.norm is None else float(metrics.norm)
-        scale = None if metrics.loss_scale is None else float(metrics.loss_scale)
+        self._due = _Due.of(step, metrics, lr)
+        if self._due.copied is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Writes the step that is due, if one is.  RunError if its loss or gradient norm is not finite."""
+        if self._due is None:
+            return
+        due, self._due = self._due, None
+        self._finished(due.step, due.read(), due.lr)
+
+    def _finished(self, step: int, metrics: dict[str, float], lr: float) -> None:
+        loss, tokens, scale = metrics["loss"], int(metrics["tokens"]), metrics.get("loss_scale")
+        norm = metrics.get("norm", 0.0)
         skipped = not isfinite(norm) and scale is not None and scale >= 1  # below 1 no scale would have helped
         if tokens and not (isfinite(loss) and (isfinite(norm) or skipped)):
             raise RunError(f"step {step}: loss {loss}, gradient norm {norm}; try a lower --lr")

@@ -203,8 +203,11 @@ class _Run:
         def due(every: int) -> bool:
             return done % every == 0 or done == self.options.steps
 
+        self.log.settle()  # the step before this one
         if due(self.options.log_every):
             self.log.step(done, metrics, lr)
+        if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
+            self.log.settle()  # before weights that may not be finite are saved
         if self.held and due(self.options.eval_every):
             self.log.validation(done, self._validate(self.held))
             self.log.mark(done)
