@@ -224,10 +224,20 @@ BLOCKS = [
     for stages in (1, 2, 3)
 ]
 
+MOST = 160
+"""Scores and sums that a thread may have."""
+
 
 def _blocks(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
-    """One kernel's blocks, the other two's as they are; at first all alike, for the forward kernel."""
-    blocks = [kernels.Block(*each) for each in BLOCKS]
+    """One kernel's blocks, the other two's as they are; at first all alike, for the forward kernel.
+
+    Of those whose scores and sums would take most of a thread's registers none is fast, and each compiles for a minute.
+    """
+    blocks = [
+        kernels.Block(queries, keys, warps, stages)
+        for queries, keys, warps, stages in BLOCKS
+        if (max(queries, keys) * size + queries * keys) / (32 * warps) <= MOST
+    ]
     return [replace(best, **{part: each}) if best else kernels.Blocks(each, blocks[0], blocks[0]) for each in blocks]
 
 
@@ -247,8 +257,8 @@ SUBJECTS = {
     "GeluMul": Subject(FFN, partial(_gate, "GeluMul"), [_columns]),
     "CrossEntropy": Subject(VOCABULARIES, partial(_loss, "CrossEntropy"), [_columns]),
     "LogitParts": Subject(VOCABULARIES, partial(_loss, "LogitParts"), [_columns]),
-    "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
     "AdamW": Subject((1 << 28,), _adamw, [_columns]),
+    "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
 }
 ALIKE = {"CrossEntropy": ["LinearCrossEntropy"], "LogitParts": ["LinearParts"]}
 """Classes that start the same kernels, on logits of the same size."""
