@@ -39,7 +39,7 @@ SHAPES = {
 TOY = Sizes(vocab=256, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, layers=2, seq=32, rows=1)
 STATE = 18
 """Bytes of a parameter: master, gradient, two averages, copy; of plain torch as many, with what autocast keeps."""
-FOR_STATE = 0.62
+FOR_STATE = 0.56
 """The part of a GPU's memory that is for these; the rest is for activations, and logits of plain torch."""
 GPUS = {"B200": "b200", "H200": "h200", "H100": "h100_sxm", "A100": "a100_80gb"}
 """Names of GPUs as plans have them, by a word of the device's."""

@@ -80,7 +80,7 @@ def case_operands_that_begin_anywhere(device: str) -> None:
     table, pair = _table(5, 2, 16, device), RopePair({16: TILE})
     for precision in PRECISIONS[device]:
         q, k = (randn(5, 2, heads, 16, precision=precision, device=device) for heads in (4, 2))
-        check_against(lambda *it: pair(*map(moved, it), moved(table)), _plain(table), [q, k], precision)
+        check_against(lambda q, k: pair(moved(q), moved(k), moved(table)), _plain(table), [q, k], precision)
 
 
 def examples(device: str, dtype: torch.dtype) -> None:
