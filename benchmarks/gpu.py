@@ -29,11 +29,15 @@ Else the device would wait between the first event and the call's kernels, and t
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it is measured; `toy` says that sizes are small, and results of no interest."""
+    """Where it is measured; `toy` says that sizes are small, and results of no interest.
+
+    Before a GPU's times are taken it is busy for `warm` seconds, as its clocks fall while it waits for a compiler.
+    """
 
     device: torch.device
     toy: bool
     repeats: int
+    warm: float = 0.2
 
     @property
     def on_gpu(self) -> bool:
@@ -71,9 +75,13 @@ class Machine:
         return torch.compile(function, backend=self.backend, dynamic=False)
 
     def milliseconds(self, call: Callable[[], object], repeats: int = 0, cold: bool = True) -> float:
-        """The median of a call after three others; `cold` writes over the L2 cache before each."""
+        """The median of a call after at least three others; `cold` writes over the L2 cache before each."""
         for _ in range(3):
             call()
+        begun = perf_counter()
+        while self.on_gpu and perf_counter() < begun + self.warm:
+            call()
+            torch.cuda.synchronize()
         times = [self._time(call, cold) for _ in range(repeats or self.repeats)]
         return median(time() for time in times)
 

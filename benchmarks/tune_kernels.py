@@ -96,7 +96,7 @@ def _once(call: Call) -> float:
 
 
 def _milliseconds(call: Call) -> float:
-    return Machine(torch.device(DEVICE), toy=False, repeats=20).milliseconds(call)
+    return Machine(torch.device(DEVICE), toy=False, repeats=20, warm=0.02).milliseconds(call)
 
 
 def _tried(measure: Callable[[Call], float], name: str, size: int, tile: Any) -> float:
