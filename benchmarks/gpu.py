@@ -5,11 +5,9 @@ Non-goals: what is measured (`gpu_kernels`, `gpu_steps`), and how results are pr
 
 import gc
 import platform
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,21 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TILES = Path(__file__).parent.parent / "compiler" / "tiles.toml"
+from scalec.compiler.kernels import USUAL, chip_of, nearest, tiles_of
+
 PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
 """TFLOP/s of dense bfloat16 by NVIDIA's data sheets, by a word of the device's name; the first that fits."""
-COLD = 256 << 20
-"""Bytes written between calls, more than any L2 holds."""
 GIB = 1 << 30
+COLD = 2 * GIB
+"""Bytes written between calls: more than any L2 holds, and for longer than the host takes for the call that is timed.
+
+Else the device would wait between the first event and the call's kernels, and that would count.
+"""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it is measured; `toy` says that sizes are small, and results of no interest."""
+    """Where it is measured; `toy` says that sizes are small, and results of no interest.
+
+    Before a GPU's times are taken it is busy for `warm` seconds, as its clocks fall while it waits for a compiler.
+    """
 
     device: torch.device
     toy: bool
     repeats: int
+    warm: float = 0.2
 
     @property
     def on_gpu(self) -> bool:
@@ -69,9 +75,13 @@ class Machine:
         return torch.compile(function, backend=self.backend, dynamic=False)
 
     def milliseconds(self, call: Callable[[], object], repeats: int = 0, cold: bool = True) -> float:
-        """The median of a call after three others; `cold` writes over the L2 cache before each."""
+        """The median of a call after at least three others; `cold` writes over the L2 cache before each."""
         for _ in range(3):
             call()
+        begun = perf_counter()
+        while self.on_gpu and perf_counter() < begun + self.warm:
+            call()
+            torch.cuda.synchronize()
         times = [self._time(call, cold) for _ in range(repeats or self.repeats)]
         return median(time() for time in times)
 
@@ -130,16 +140,17 @@ def _driver() -> str:
 
 
 def tiles(kernels: Any, name: str, size: int) -> dict[int, Any]:
-    """The tile that a program for this chip has for a class and a size, from `compiler/tiles.toml`."""
-    table = tomllib.loads(TILES.read_text())
-    own = table.get(_chip(), table["sm_90"])[name]
-    known = sorted(map(int, own))
-    chosen = own[str(next((each for each in known if each >= size), known[-1]))]
+    """The tile that a program for this chip has for a class and a size."""
+    own = tiles_of(chip())[name]
     if name == "Attention":
-        parts = {part: kernels.Block(**block) for part, block in chosen.items()}
+        parts = {part: kernels.Block(**block) for part, block in own[str(size)].items()}
         return {size: kernels.Blocks(**parts)}
-    return {size: kernels.Tile(**chosen)}
+    return {size: kernels.Tile(**nearest(own, size))}
 
 
-def _chip() -> str:
-    return "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else "sm_90"
+def chip() -> str:
+    """That by which the table calls this GPU; where there is none, the chip of plans that name none."""
+    if not torch.cuda.is_available():
+        return USUAL
+    major, minor = torch.cuda.get_device_capability()
+    return chip_of(10 * major + minor)

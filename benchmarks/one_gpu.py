@@ -11,6 +11,7 @@ Without a GPU it ends with status 1, but for `--cpu-check`: toy sizes, to see th
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,9 +47,16 @@ def main() -> None:
     if unknown := {*chosen} - {*sections}:
         sys.exit(f"error: no section {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
     _say(f"{machine}; medians of {machine.repeats}", options.out)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: there was not enough time"))
     for name in chosen:
-        for title, columns, rows in sections[name]:
-            _say(markdown(title, columns, _shown(rows())), options.out)
+        for title, columns, made in sections[name]:
+            rows: list[tuple[str, ...]] = []
+            try:
+                for row in made():
+                    print("  ".join(filter(None, row)), file=sys.stderr, flush=True)
+                    rows.append(row)
+            finally:  # what was measured before a failure, or before time was up
+                _say(markdown(title, columns, rows), options.out)
 
 
 def _options() -> argparse.Namespace:
@@ -61,13 +69,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FILE", help="Markdown is appended to this file too")
     parser.add_argument("--cpu-check", action="store_true", help="toy sizes on the CPU: whether it runs")
     return parser.parse_args()
-
-
-def _shown(rows: Rows) -> Rows:
-    """The rows; each is shown when it is there, since what comes after it may take long or fail."""
-    for row in rows:
-        print("  ".join(filter(None, row)), file=sys.stderr, flush=True)
-        yield row
 
 
 def _say(text: str, out: Path | None) -> None:

@@ -1,8 +1,8 @@
 """`.venv/bin/python benchmarks/tune_kernels.py [CLASS ...]`: the fastest tiles of kernels on this GPU, into the table.
 
-Every candidate of a class and size is timed in bfloat16, forward and backward together, by CUDA events with a cold L2
-(triton.testing.do_bench, the median); `compiler/tiles.toml` gets the fastest under this chip's name, and keeps what it
-has of other chips, classes and sizes.  Without a GPU it says so and exits with status 1.
+Every candidate of a class and size is timed in bfloat16, forward and backward together, by CUDA events with a cold L2,
+after processes beside this one have compiled it; `compiler/tiles.toml` gets the fastest under this chip's name, and
+keeps what it has of other chips, classes and sizes.  Without a GPU it says so and exits with status 1.
 
 Non-goals: no search beyond the lists below, no tiles at run time: a program brings those of its plan's chip.
 """
@@ -11,12 +11,15 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu import Machine, chip
 from measure import table
 from torch import Tensor
 
@@ -24,6 +27,9 @@ TABLE = Path(__file__).parent.parent / "compiler" / "tiles.toml"
 HEAD = "# The tiles of kernels: by chip and class, and by the size of what a kernel works on.\n"
 DEVICE = "cuda"
 TOKENS = 8192
+WINDOW = 1024
+COMPILERS = 8
+"""Processes, each with a candidate's tensors on the GPU."""
 ROPE_SEQ, ROPE_HEADS, ROPE_KV_HEADS = 8192, 32, 8
 
 Tiles = dict[str, dict[str, dict[str, Any]]]
@@ -53,41 +59,55 @@ def main() -> None:
         parser.error(f"no class of kernels that can be tuned: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         sys.exit("error: tiles are measured on a GPU, and this machine has none")
+    with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:
+        for name in names:
+            for size in SUBJECTS[name].sizes:
+                tile, rows = tuned(pool, name, size)
+                table(f"{name}, {size}", ("tile", "ms"), [(str(each), f"{ms:.4f}") for each, ms in rows[:5]])
+                known = tomllib.loads(TABLE.read_text()) if TABLE.exists() else {}
+                for each in (name, *ALIKE.get(name, ())):
+                    known.setdefault(chip(), {}).setdefault(each, {})[str(size)] = arguments(tile)
+                TABLE.write_text(written(known))
+
+
+def tuned(pool: Executor, name: str, size: int) -> tuple[Any, list[tuple[Any, float]]]:
+    """The fastest tile, and all of the last round with their times in ms, fastest first."""
     from scalec.runtime import kernels  # needs triton
 
-    for name in names:
-        for size in SUBJECTS[name].sizes:
-            tile, rows = tuned(kernels, name, size)
-            table(f"{name}, {size}", ("tile", "ms"), [(str(each), f"{ms:.4f}") for each, ms in rows[:5]])
-            known = tomllib.loads(TABLE.read_text()) if TABLE.exists() else {}
-            for each in (name, *ALIKE.get(name, ())):
-                known.setdefault(chip(), {}).setdefault(each, {})[str(size)] = arguments(tile)
-            TABLE.write_text(written(known))
-
-
-def chip() -> str:
-    """The name of this GPU's kind, as nvcc has it."""
-    return "sm_{}{}".format(*torch.cuda.get_device_capability())
-
-
-def tuned(kernels: Any, name: str, size: int) -> tuple[Any, list[tuple[Any, float]]]:
-    """The fastest tile, and all of the last round with their times in ms, fastest first."""
     subject, best, timed = SUBJECTS[name], None, list[tuple[Any, float]]()
     for vary in subject.vary:
-        timed = [(tile, _time(partial(subject.call, kernels, size, tile))) for tile in vary(kernels, size, best)]
+        candidates = list(vary(kernels, size, best))
+        list(pool.map(partial(_compile, name, size), candidates))
+        timed = [(tile, _tried(_milliseconds, name, size, tile)) for tile in candidates]
         timed.sort(key=lambda pair: pair[1])
         best = timed[0][0]
     return best, timed
 
 
-def _time(made: Callable[[], Call]) -> float:
-    """The median of a call, in ms; infinite where the chip has too little for it."""
-    from triton.runtime.errors import OutOfResources
-    from triton.testing import do_bench
+def _compile(name: str, size: int, tile: Any) -> None:
+    """Leaves a candidate's kernels in Triton's cache."""
+    _tried(_once, name, size, tile)
+    torch.cuda.empty_cache()
+
+
+def _once(call: Call) -> float:
+    call()
+    return 0.0
+
+
+def _milliseconds(call: Call) -> float:
+    return Machine(torch.device(DEVICE), toy=False, repeats=20, warm=0.02).milliseconds(call)
+
+
+def _tried(measure: Callable[[Call], float], name: str, size: int, tile: Any) -> float:
+    """Of a candidate's call; infinite where the chip has too little for it, or Triton cannot compile it."""
+    from triton.errors import TritonError
+
+    from scalec.runtime import kernels
 
     try:
-        return float(do_bench(made(), return_mode="median"))
-    except OutOfResources:
+        return measure(SUBJECTS[name].call(kernels, size, tile))
+    except TritonError:
         return float("inf")
 
 
@@ -156,8 +176,9 @@ def _loss(name: str, kernels: Any, size: int, tile: Any) -> Call:
 
 
 def _attention(kernels: Any, size: int, blocks: Any) -> Call:
+    """Of what torch has no kernel for: with a window."""
     shapes = [(2, TOKENS // 2, heads, size) for heads in (ROPE_HEADS, ROPE_KV_HEADS, ROPE_KV_HEADS)]
-    return _both(kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], 1)
+    return _both(kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], 1, window=WINDOW)
 
 
 def _adamw(kernels: Any, size: int, tile: Any) -> Call:
@@ -203,10 +224,20 @@ BLOCKS = [
     for stages in (1, 2, 3)
 ]
 
+MOST = 160
+"""Scores and sums that a thread may have."""
+
 
 def _blocks(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
-    """One kernel's blocks, the other two's as they are; at first all alike, for the forward kernel."""
-    blocks = [kernels.Block(*each) for each in BLOCKS]
+    """One kernel's blocks, the other two's as they are; at first all alike, for the forward kernel.
+
+    Of those whose scores and sums would take most of a thread's registers none is fast, and each compiles for a minute.
+    """
+    blocks = [
+        kernels.Block(queries, keys, warps, stages)
+        for queries, keys, warps, stages in BLOCKS
+        if (max(queries, keys) * size + queries * keys) / (32 * warps) <= MOST
+    ]
     return [replace(best, **{part: each}) if best else kernels.Blocks(each, blocks[0], blocks[0]) for each in blocks]
 
 
@@ -226,8 +257,8 @@ SUBJECTS = {
     "GeluMul": Subject(FFN, partial(_gate, "GeluMul"), [_columns]),
     "CrossEntropy": Subject(VOCABULARIES, partial(_loss, "CrossEntropy"), [_columns]),
     "LogitParts": Subject(VOCABULARIES, partial(_loss, "LogitParts"), [_columns]),
-    "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
     "AdamW": Subject((1 << 28,), _adamw, [_columns]),
+    "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
 }
 ALIKE = {"CrossEntropy": ["LinearCrossEntropy"], "LogitParts": ["LinearParts"]}
 """Classes that start the same kernels, on logits of the same size."""

@@ -106,7 +106,19 @@ class Used:
 def chip(program: Program) -> str:
     """The chip whose tiles a program has."""
     found = gpu(program)
-    return next(name for least, name in CHIPS.items() if found.capability >= least) if found else USUAL
+    return chip_of(found.capability) if found else USUAL
+
+
+def chip_of(capability: int) -> str:
+    """The chip whose tiles a GPU of this compute capability has, 8.6 as 86; it is 8.0 at least."""
+    return next(name for least, name in CHIPS.items() if capability >= least)
+
+
+def tiles_of(chip: str) -> Mapping[str, dict[str, Tile]]:
+    """By class, and by size; a class of which the chip has none has those of the next older one."""
+    names = [*CHIPS.values()]
+    tables: dict[str, Tiles] = tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())
+    return ChainMap(*(tables.get(name, {}) for name in names[names.index(chip) :]))
 
 
 def kernels_of(program: Program) -> list[Used]:
@@ -118,7 +130,7 @@ def kernels_of(program: Program) -> list[Used]:
         if op.kind in KERNELS:
             operands = [known[name] for name in op.inputs]
             sizes.setdefault(op.kind, set()).update(_size(program, operands, op))
-    tiles = _tiles(program)
+    tiles = tiles_of(chip(program))
     used = (_used(kind, sorted(found), tiles) for kind, found in sizes.items())
     return sorted(used, key=lambda each: each.function)
 
@@ -134,7 +146,7 @@ def optimizer_tile(program: Program) -> str:
     name = OPTIMIZERS.get(program.train.optimizer.kind)
     if program.train.kernels != TRITON or not name:
         return ""
-    (tile,) = _tiles(program)[name].values()
+    (tile,) = tiles_of(chip(program))[name].values()
     return _call("Tile", tile)
 
 
@@ -145,21 +157,15 @@ def accumulates(program: Program) -> bool:
     return program.train.kernels == TRITON and len(made) > 1
 
 
-def _tiles(program: Program) -> Mapping[str, dict[str, Tile]]:
-    names = [*CHIPS.values()]
-    tables: dict[str, Tiles] = tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())
-    return ChainMap(*(tables.get(name, {}) for name in names[names.index(chip(program)) :]))
-
-
 def _used(kind: str, sizes: Sequence[int], tiles: Mapping[str, dict[str, Tile]]) -> Used:
     kernel = KERNELS[kind]
     own = tiles.get(kernel.name, {})
-    chosen = ((size, _nearest(own, size) if kernel.tile == "Tile" else own.get(str(size))) for size in sizes)
+    chosen = ((size, nearest(own, size) if kernel.tile == "Tile" else own.get(str(size))) for size in sizes)
     calls = tuple((size, _call(kernel.tile, tile)) for size, tile in chosen if tile)
     return Used(OPS[kind].function, kernel.name, calls, kernel.chunk and kernel.chunk(sizes[-1]))
 
 
-def _nearest(tiles: dict[str, Tile], size: int) -> Tile:
+def nearest(tiles: dict[str, Tile], size: int) -> Tile:
     """The tile of this size, or of the next larger one of which there is one, or of the largest."""
     known = sorted(map(int, tiles))
     return tiles[str(next((each for each in known if each >= size), known[-1]))]

@@ -18,7 +18,7 @@ from .launching import Tile
 
 
 @triton.jit
-def _kernel(total, x, size, COLUMNS: tl.constexpr):
+def accumulate_kernel(total, x, size, COLUMNS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * COLUMNS
     at = tl.arange(0, COLUMNS)
     mask = at < size - start
@@ -45,4 +45,6 @@ class Accumulate:
             total.add_(x)
             return
         grid = (launching.blocks(size, self.tile.columns),)
-        launching.launch(_kernel, grid, total, x.contiguous(), size, warps=self.tile.warps, COLUMNS=self.tile.columns)
+        launching.launch(
+            accumulate_kernel, grid, total, x.contiguous(), size, warps=self.tile.warps, COLUMNS=self.tile.columns
+        )

@@ -45,7 +45,7 @@ def _activated(a, KIND: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
+def gate_forward(
     a,
     b,
     out,
@@ -67,7 +67,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def gate_backward(
     g,
     a,
     b,
@@ -142,13 +142,13 @@ class _Gate(Function):
 
 def _forward(a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> Tensor:
     out = torch.empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
-    _launch(_forward_kernel, (a, b), (out,), kind, tile)
+    _launch(gate_forward, (a, b), (out,), kind, tile)
     return out
 
 
 def _backward(g: Tensor, a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> tuple[Tensor, Tensor]:
     da, db = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, b))
-    _launch(_backward_kernel, (g, a, b), (da, db), kind, tile)
+    _launch(gate_backward, (g, a, b), (da, db), kind, tile)
     return da, db
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward(
+def norm_forward(
     x,
     y,
     weight,
@@ -51,7 +51,7 @@ def forward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward(
+def norm_backward(
     da,
     gs,
     s,

@@ -72,7 +72,7 @@ def _forward(
     x = matrix(x, width)
     y = None if y is None else matrix(y, width)
     launching.launch(
-        norm_kernels.forward,  # pyright: ignore[reportUnknownMemberType]
+        norm_kernels.norm_forward,  # pyright: ignore[reportUnknownMemberType]
         (blocks(rows, tile.rows),),
         *(x, y, weight.contiguous(), None if bias is None else bias.contiguous(), None if y is None else s, a),
         *(mean, root, x.stride(0), 0 if y is None else y.stride(0), rows, eps),
@@ -102,7 +102,7 @@ def _backward(
     programs = min(tile.programs, blocks(s.shape[0], tile.rows))
     sums = torch.empty(1 + biased, programs, width, dtype=torch.float32, device=s.device)
     launching.launch(
-        norm_kernels.backward,  # pyright: ignore[reportUnknownMemberType]
+        norm_kernels.norm_backward,  # pyright: ignore[reportUnknownMemberType]
         (programs,),
         *(da, gs, s, weight.contiguous(), mean, root, ds, sums[0], sums[1] if biased else None),
         *(da.stride(0), 0 if gs is None else gs.stride(0), s.stride(0), s.shape[0]),

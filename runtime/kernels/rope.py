@@ -66,7 +66,7 @@ def _turn(
 
 
 @triton.jit
-def _kernel(
+def rope_kernel(
     q,
     k,
     q_out,
@@ -168,7 +168,7 @@ def _launched(q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int)
     k = None if k is None else _by_head(k, dims)
     q_rows, k_rows = (0 if x is None else x.shape[0] * x.shape[1] for x in (q, k))
     launching.launch(
-        _kernel,
+        rope_kernel,
         (blocks(q_rows, tile.rows) + blocks(k_rows, tile.rows),),
         *(q, k, outs[0], None if k is None else outs[1], table, q_rows, k_rows),
         *(q.shape[1], 1 if k is None else k.shape[1], q.stride(0), q.stride(1)),

@@ -38,6 +38,11 @@ def randn(*shape: int, precision: Precision, device: str, seed: int = 0) -> Tens
     return numbers.to(device, precision.dtype).requires_grad_()
 
 
+def moved(x: Tensor) -> Tensor:
+    """x one element further on in memory, where no wide access may begin: as in a buffer, behind an odd bias."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
 def check_equal(actual: Tensor, expected: Tensor, precision: Precision) -> None:
     """Raises where a result differs from one in float64 by more than the element type explains."""
     assert actual.dtype == precision.dtype, f"{actual.dtype} instead of {precision.dtype}"

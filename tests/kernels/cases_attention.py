@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cases import PRECISIONS, Precision, check_against, randn
+from kernels.cases import PRECISIONS, Precision, check_against, moved, randn
 from scalec.runtime.kernels import Tile
 from scalec.runtime.kernels.attention import Attention, Block, Blocks, Merge
 
@@ -139,6 +139,12 @@ def case_operands_that_are_not_contiguous(device: str) -> None:
         for part, seq in ((wide[..., 8:24], 1), (wide[..., ::2], 1), (wide.transpose(0, 1)[..., 16:], 0)):
             qkv = [part[:, :, :2], part[:, :, 2:3], part[:, :, 3:]]
             _compare(Attention({16: SMALL}).partial, qkv, precision, seq, True, 0, None, 0.0, None, None, 0)
+
+
+def case_operands_that_begin_anywhere(device: str) -> None:
+    for precision in PRECISIONS[device]:
+        qkv = [moved(randn(1, 40, 2, 16, precision=precision, device=device, seed=i)) for i in range(3)]
+        _compare(Attention({16: UNEVEN}).partial, qkv, precision, 1, True, 9, None, 1.5, None, None, 0)
 
 
 def case_documents_in_any_order(device: str) -> None:

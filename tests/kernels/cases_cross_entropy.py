@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.cases import PRECISIONS, Precision, check_equal, randn
+from kernels.cases import PRECISIONS, Precision, check_equal, moved, randn
 from kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of
 from scalec.runtime.kernels import CrossEntropy, LogitParts, Tile
 
@@ -75,6 +75,11 @@ def case_logits_that_are_not_contiguous(device: str) -> None:
         wide = randn(4, 3, 160, precision=precision, device=device)
         for logits in (wide[..., 9:140], wide.transpose(0, 1), wide[..., ::2], wide[1:, 1:]):
             _check_whole(logits, PLAIN, precision)
+
+
+def case_logits_that_begin_anywhere(device: str) -> None:
+    for precision in PRECISIONS[device]:
+        _check_whole(moved(randn(4, 512, precision=precision, device=device)), LOSSES[-1], precision)
 
 
 def case_logits_far_from_zero(device: str) -> None:

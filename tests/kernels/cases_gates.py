@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cases import PRECISIONS, Precision, check_against, randn
+from kernels.cases import PRECISIONS, Precision, check_against, moved, randn
 from scalec.runtime.kernels import GeluMul, SiluMul, Tile
 
 SIZES = [(7, 1), (1, 7), (127, 6), (5, 127), (3, 40), (0, 8)]
@@ -31,6 +31,15 @@ def case_columns_in_blocks(device: str) -> None:
     for precision in PRECISIONS[device]:
         a, b = (randn(2, 3, 40, precision=precision, device=device, seed=i) for i in (0, 1))
         _check_all(a, b, Tile(rows=2, warps=4, columns=16), precision)
+
+
+def case_operands_that_begin_anywhere(device: str) -> None:
+    """Their gradient too, which is one number for all."""
+    gate = SiluMul({64: Tile(rows=1, warps=4, columns=32)})
+    for precision in PRECISIONS[device]:
+        a, b = (randn(3, 64, precision=precision, device=device, seed=i) for i in (0, 1))
+        check_against(lambda *it: gate(*map(moved, it)), lambda a, b: F.silu(a) * b, [a, b], precision)
+        check_against(lambda a, b: gate(a, moved(b)).sum(), lambda a, b: (F.silu(a) * b).sum(), [a, b], precision)
 
 
 def case_far_from_zero(device: str) -> None:

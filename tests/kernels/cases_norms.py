@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.cases import PRECISIONS, Precision, check_against, randn
+from kernels.cases import PRECISIONS, Precision, check_against, moved, randn
 from scalec.runtime.kernels import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm, Tile
 
 EPS = 1e-5
@@ -75,6 +75,15 @@ def case_operands_that_are_not_contiguous(device: str) -> None:
         norm = RMSNorm(_tiles(9))
         for x in (wide[..., 4:13], wide.transpose(0, 1)[..., :9], wide[..., ::2][..., :9]):
             check_against(partial(norm, eps=EPS), rms, [x, weight], precision)
+
+
+def case_operands_that_begin_anywhere(device: str) -> None:
+    for precision in PRECISIONS[device]:
+        x, y = (randn(5, 64, precision=precision, device=device, seed=i) for i in (0, 1))
+        weight, bias = (randn(64, precision=precision, device=device, seed=i) for i in (2, 3))
+        layer_of_sum = _of_a_sum(layer, precision.dtype)
+        norm = partial(AddLayerNorm(_tiles(64)), eps=EPS)
+        check_against(lambda *it: norm(*map(moved, it)), layer_of_sum, [x, y, weight, bias], precision)  # noqa: B023
 
 
 def case_weights_of_another_element_type(device: str) -> None:

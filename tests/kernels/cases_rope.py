@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.cases import PRECISIONS, check_against, randn
+from kernels.cases import PRECISIONS, check_against, moved, randn
 from scalec.runtime import rope
 from scalec.runtime.kernels import Rope, RopePair, Tile
 
@@ -73,6 +73,14 @@ def case_slices_of_one_product(device: str) -> None:
         [x],
         precision,
     )
+
+
+def case_operands_that_begin_anywhere(device: str) -> None:
+    """The table too."""
+    table, pair = _table(5, 2, 16, device), RopePair({16: TILE})
+    for precision in PRECISIONS[device]:
+        q, k = (randn(5, 2, heads, 16, precision=precision, device=device) for heads in (4, 2))
+        check_against(lambda q, k: pair(moved(q), moved(k), moved(table)), _plain(table), [q, k], precision)
 
 
 def examples(device: str, dtype: torch.dtype) -> None:

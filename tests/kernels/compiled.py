@@ -91,6 +91,26 @@ def check(launch: Launch, capability: int, spilled: float = SPILLED) -> None:
 
 def compile_for(launch: Launch, capability: int) -> Resources:
     """Compiles for a chip of this compute capability, as triton does where it starts the kernel there."""
+    made = _compiled(launch, capability)
+    return Resources(made.metadata.shared, *_usage(made.asm["cubin"]))
+
+
+def narrow_offsets(launch: Launch) -> list[str]:
+    """Products of a size or stride in 32 bits, but with places in a block, which are few: where they may overflow."""
+    text = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", _compiled(launch, 90).asm["ttir"])
+    given, few, narrow = set(re.findall(r"(%\w+): i(?:32|64)", text)), set[str](), list[str]()
+    for line, result, op, operands in re.findall(r"^( *(%\w+) = ([\w.]+) (.*))$", text, re.M):
+        used = set(re.findall(r"%\w+", operands))
+        if op in ("tt.make_range", "arith.constant") or (used and used <= few):
+            few.add(result)
+        elif op in ("tt.splat", "tt.expand_dims", "tt.broadcast", "arith.extsi") and used <= given:
+            given.add(result)
+        elif op == "arith.muli" and used & given and not used & few and line.rstrip(">").endswith("i32"):
+            narrow.append(line.strip())
+    return narrow
+
+
+def _compiled(launch: Launch, capability: int) -> Any:
     kernel = launch.kernel
     signature: dict[str, str] = dict.fromkeys(launch.constants, "constexpr")
     constants: dict[Any, Any] = dict(launch.constants)
@@ -104,8 +124,7 @@ def compile_for(launch: Launch, capability: int) -> Resources:
             attributes[(index,)] = [["tt.divisibility", 16]]
     signature = {name: signature[name] for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled: Any = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    return Resources(compiled.metadata.shared, *_usage(compiled.asm["cubin"]))
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
 def _is_int(arg: Any) -> TypeGuard[int]:

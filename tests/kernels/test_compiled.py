@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.cases import MODULES
-from kernels.compiled import SPILLED, check, recorded
+from kernels.compiled import SPILLED, check, narrow_offsets, recorded
 
 CHIPS = [(80, torch.bfloat16), (90, torch.bfloat16), (90, torch.float32), (100, torch.bfloat16)]
 
@@ -20,3 +20,12 @@ def test_every_kernel_fits_the_chip(module: str, capability: int, dtype: torch.d
     assert launches, "the examples start no kernel"
     for launch in {str(launch): launch for launch in launches}.values():
         check(launch, capability, SPILLED if dtype == torch.bfloat16 else math.inf)  # float32 is not for speed
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_rows_lie_where_64_bits_say(module: str) -> None:
+    """Tensors may have more elements than 32 bits count."""
+    with recorded() as launches:
+        importlib.import_module(f"kernels.{module}").examples("meta", torch.bfloat16)
+    for launch in {str(launch): launch for launch in launches}.values():
+        assert not narrow_offsets(launch), launch

@@ -14,7 +14,7 @@ def test_the_programs_of_backward_are_on_the_chip_together() -> None:
     """One that waits for another to end would begin when the others are half done."""
     with recorded() as launches:
         examples("meta", torch.bfloat16)
-    backward = {str(launch): launch for launch in launches if launch.kernel is norm_kernels.backward}
+    backward = {str(launch): launch for launch in launches if launch.kernel is norm_kernels.norm_backward}
     for text, launch in backward.items():
         each = compile_for(launch, 90).registers * 32 * launch.options["num_warps"]
         assert launch.grid[0] <= MULTIPROCESSORS * (REGISTERS // each), text

@@ -1,5 +1,6 @@
-"""The table that `benchmarks/tune_kernels.py` writes reads back; where there is no GPU it says so."""
+"""What `benchmarks/tune_kernels.py` times and writes, and the tiles that `benchmarks/gpu.py` reads, without a GPU."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -8,10 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.cases import MODULES
+from kernels.compiled import recorded
 from oracle.harness import imported
+from scalec.compiler.kernels import CHIPS, KERNELS
+from scalec.runtime import kernels
 from scalec.runtime.kernels import Tile
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks/tune_kernels.py"
+FIRST = {"Attention": kernels.Blocks(*(kernels.Block(32, 64, warps=4, stages=2) for _ in range(3)))}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
@@ -41,3 +47,35 @@ def test_the_table_is_sorted_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> 
         "128 = { rows = 16, warps = 4 }",
         "4096 = { rows = 1, warps = 8 }",
     ]
+
+
+def test_what_is_timed_are_the_kernels_with_their_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not torch's, which attention takes where torch has some."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    tuning = imported(SCRIPT)
+    monkeypatch.setattr(tuning, "DEVICE", "meta")
+    for name, subject in tuning.SUBJECTS.items():
+        size = subject.sizes[0]
+        with recorded() as launches:
+            subject.call(kernels, size, FIRST.get(name, Tile(rows=1, warps=2, columns=256)))()
+        warps = {4} if name == "Attention" else {2}
+        assert {launch.options["num_warps"] for launch in launches} == warps, name
+
+
+@pytest.mark.parametrize("chip", CHIPS.values())
+def test_benchmarks_have_the_tiles_of_programs(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every class, though a chip's own table has few of them."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    gpu = imported(SCRIPT.with_name("gpu.py"))
+    monkeypatch.setattr(gpu, "chip", lambda: chip)
+    for kernel in KERNELS.values():
+        assert gpu.tiles(kernels, kernel.name, 128).keys() == {128}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_kernel_has_a_name_by_which_a_profile_groups_it(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    steps = imported(SCRIPT.with_name("gpu_steps.py"))
+    with recorded() as launches:
+        importlib.import_module(f"kernels.{module}").examples("meta", torch.bfloat16)
+    assert not [name for launch in launches if steps.group_of(name := launch.kernel.__name__) == "others"]

@@ -15,7 +15,7 @@ _ELEMENTS = 4096
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
-def _kernel(
+def delta_kernel(
     out, g_out, g_lse, delta,
     out_batch, out_row, out_head, g_batch, g_row, g_head, heads, queries,
     D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr,
@@ -38,7 +38,7 @@ def delta(out: Tensor, g_out: Tensor, g_lse: Tensor | None, seq: int) -> Tensor:
     dim = out.shape[-1]
     rows = _ELEMENTS // padded(dim)
     launching.launch(
-        _kernel,
+        delta_kernel,
         (batch * heads * launching.blocks(queries, rows),),
         *(out, g_out, g_lse if g_lse is None else g_lse.contiguous(), result),
         *(*strides(out, seq), *strides(g_out, seq), heads, queries),

@@ -38,7 +38,7 @@ def _shares(lse1, lse2):
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
-def _forward_kernel(
+def merge_forward(
     out1, lse1, out2, lse2, out, lse,
     batch1, row1, head1, batch2, row2, head2, out_batch, out_row, out_head, heads, queries,
     D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr,
@@ -56,7 +56,7 @@ def _forward_kernel(
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
-def _backward_kernel(
+def merge_backward(
     out1, lse1, out2, lse2, g_out, g_lse, g_out1, g_lse1, g_out2, g_lse2,
     batch1, row1, head1, batch2, row2, head2, g_batch, g_row, g_head, to_batch, to_row, to_head, heads, queries,
     D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr,
@@ -122,7 +122,7 @@ def _forward(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor, seq: int, t
     out1, out2 = unit(out1), unit(out2)
     out, lse = out1.new_empty(out1.shape), lse1.new_empty(lse1.shape)
     given = (out1, lse1.contiguous(), out2, lse2.contiguous(), out, lse)
-    _launch(_forward_kernel, given, (*strides(out1, seq), *strides(out2, seq), *strides(out, seq)), out, seq, tile)
+    _launch(merge_forward, given, (*strides(out1, seq), *strides(out2, seq), *strides(out, seq)), out, seq, tile)
     return out, lse
 
 
@@ -133,7 +133,7 @@ def _backward(saved: _Gradients, g_out: Tensor, g_lse: Tensor | None, seq: int, 
     g_lse1, g_lse2 = lse1.new_empty(lse1.shape), lse2.new_empty(lse2.shape)
     given = (out1, lse1.contiguous(), out2, lse2.contiguous(), g_out, None if g_lse is None else g_lse.contiguous())
     apart = (*strides(out1, seq), *strides(out2, seq), *strides(g_out, seq), *strides(g_out1, seq))
-    _launch(_backward_kernel, (*given, g_out1, g_lse1, g_out2, g_lse2), apart, out1, seq, tile)
+    _launch(merge_backward, (*given, g_out1, g_lse1, g_out2, g_lse2), apart, out1, seq, tile)
     return g_out1, g_lse1, g_out2, g_lse2
 
 
