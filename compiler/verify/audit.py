@@ -8,7 +8,7 @@ Non-goals: making mutants (`mutants`); types and the emitted program, which find
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 
 from attrs import evolve, frozen
@@ -17,18 +17,20 @@ from ..ir import Program
 from ..schedules.check import problems
 from ..schedules.rendezvous import rendezvous
 from .field import Field
-from .machine import Rows, ShapeError
+from .forward import forward
+from .machine import Outcome, Rows, ShapeError, Watch, Where, differing, nothing
 from .meanings import MEANINGS
 from .mutants import Mutant, chunk_mutants, mutants, row_mutants
 from .mutants.faults import FAULTS
 from .numbers import Numbers
-from .proof import TRIALS, Case, case_of, differences
+from .proof import TRIALS, Case, case_of, on_ranks
 from .reals import Reals
 from .recut import renumbered
 from .reference import Reference
 from .replay import Memory, Replay
 from .rows import LossError, RowsError, run_rows
 from .shapes import Sizes, meshes
+from .tensors import Tensor
 from .world import World
 
 
@@ -91,15 +93,18 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells)
 
 
+FEW = 2
+"""Trials that tell most mutants apart; the others are evaluated in as many as the proof begins with."""
+
+
 def audit(program: Program, model: Program) -> Audit:
     """Evaluates every mutant of `program` after the last pass, whose step is that of `model` (`proof.prove`)."""
     cases = sorted((case_of(program, model, axes) for axes in meshes(program)), key=_ranks)
-    exact = [Bench(case, Field(TRIALS, len(program.axes))) for case in cases]
-    floats = [Bench(case, Reals(len(program.axes))) for case in cases]
-    found = [_verdict(mutant, exact, floats) for mutant in mutants(program)]
-    for bench, twin in zip(exact, floats, strict=True):  # rows are those of its sizes
-        own = chain(row_mutants(bench.case.program), chunk_mutants(bench.case.program))
-        found += [_verdict(mutant, [bench], [twin]) for mutant in own]
+    benches = [Benches(case) for case in cases]
+    found = [_verdict(mutant, benches) for mutant in mutants(program)]
+    for each in benches:  # rows are those of its sizes
+        own = chain(row_mutants(each.case.program), chunk_mutants(each.case.program))
+        found += [_verdict(mutant, [each]) for mutant in own]
     return Audit(tuple(found))
 
 
@@ -115,10 +120,11 @@ class Bench:
         self._world = World.of(case.program)
         start = case.scene(numbers)
         self._env = start.on(case.program, self._world, numbers)
-        self._expected = Reference(case.single, numbers).run(start)
+        self._due = on_ranks(case.program, self._world, Reference(case.single, numbers).run(start))
+        self._forward = forward(case.program)
         self._memory = Memory()
         own = self._machine(case.program, run_rows, learning=True).run(self._env)
-        apart = differences(case.program, self._world, numbers, own, self._expected)
+        apart = [*self._differences(own)]
         assert not apart, f"verify: what is audited is not the single-device step: {apart}"
 
     def _machine(self, program: Program, rows: Rows, learning: bool = False) -> Replay:
@@ -128,9 +134,25 @@ class Bench:
             self._numbers,
             meanings=MEANINGS | FAULTS,
             rows=rows,
+            watch=nothing if learning else self._stop(program),
             memory=self._memory,
             learning=learning,
         )
+
+    def _stop(self, program: Program) -> Watch:
+        """Ends an evaluation as soon as the loss, the norm or the count is not what it should be."""
+        due = dict(zip((end.name for end in program.region.yields), self._due.metrics.values(), strict=False))
+
+        def watch(name: str, where: Where, value: Tensor) -> None:
+            if not where and name in due and differing(self._numbers, value, due[name]):
+                raise _UnequalError(name)
+
+        return watch
+
+    def _differences(self, found: Outcome) -> Iterator[str]:
+        """The results that differ."""
+        pairs = zip(found.results(), self._due.results(), strict=True)
+        return (name for (name, _, own), (_, _, due) in pairs if differing(self._numbers, own, due))
 
     def wrong(self, mutant: Mutant) -> Fate | None:
         """Whether a mutant differs from the single-device step, or its ranks wait for each other, and by what."""
@@ -140,13 +162,16 @@ class Bench:
         """Whether a mutant differs from the single-device step, and by what."""
         program = self._small(mutant.program)
         rows = partial(run_rows, freed=mutant.freed, moved=mutant.moved, evaluation=mutant.evaluation)
+        machine = self._machine(program, rows)
         try:
-            found = self._machine(program, rows).run(self._env)
-        except LossError:
+            if not program.pipeline and (ahead := forward(program)) != self._forward:
+                machine.body(ahead, self._env, ())
+            found = machine.run(self._env)
+        except (LossError, _UnequalError):
             return Fate.VALUES
         except (ShapeError, RowsError, AssertionError):
             return Fate.SHAPES
-        return Fate.VALUES if differences(program, self._world, self._numbers, found, self._expected) else None
+        return Fate.VALUES if any(self._differences(found)) else None
 
     def _small(self, program: Program) -> Program:
         """A mutant at the sizes of the case, which it may have already."""
@@ -157,6 +182,32 @@ class Bench:
         return evolve(small, region=region)
 
 
+class _UnequalError(Exception):
+    """A result of the step is not what it should be."""
+
+
+@frozen(slots=False)
+class Benches:
+    """The benches of a case, each made when it is asked for: few trials, those of the proof, and float64."""
+
+    case: Case
+
+    @cached_property
+    def few(self) -> Bench:
+        """Where mutants are evaluated first."""
+        return Bench(self.case, Field(FEW, len(self.case.program.axes)))
+
+    @cached_property
+    def exact(self) -> Bench:
+        """As the proof evaluates."""
+        return Bench(self.case, Field(TRIALS, len(self.case.program.axes)))
+
+    @cached_property
+    def floats(self) -> Bench:
+        """Where numbers are rounded."""
+        return Bench(self.case, Reals(len(self.case.program.axes)))
+
+
 def _blocks(mutant: Mutant) -> bool:
     """Whether rows, although what they compute is right, wait for each other where a send blocks until received."""
     if mutant.evaluation:
@@ -165,11 +216,11 @@ def _blocks(mutant: Mutant) -> bool:
     return bool(pipeline and pipeline.schedule and problems(pipeline.schedule))
 
 
-def _verdict(mutant: Mutant, exact: Sequence[Bench], floats: Sequence[Bench]) -> Verdict:
-    for bench in exact:
-        if fate := bench.wrong(mutant):
-            return Verdict(mutant, fate, bench.case.mesh)
-    for bench in floats:
-        if bench.wrong(mutant):
-            return Verdict(mutant, Fate.MISSED, bench.case.mesh)
-    return Verdict(mutant, Fate.EQUIVALENT, exact[-1].case.mesh)
+def _verdict(mutant: Mutant, benches: Sequence[Benches]) -> Verdict:
+    for each in benches:
+        if fate := each.few.wrong(mutant) or each.exact.wrong(mutant):
+            return Verdict(mutant, fate, each.case.mesh)
+    for each in benches:
+        if each.floats.wrong(mutant):
+            return Verdict(mutant, Fate.MISSED, each.case.mesh)
+    return Verdict(mutant, Fate.EQUIVALENT, benches[-1].case.mesh)

@@ -29,8 +29,8 @@ Rows = Callable[["Machine", Region, Env], Env]
 """What makes the results of the microbatches of a pipeline."""
 
 
-def _nothing(name: str, where: Where, value: Tensor) -> None:
-    pass
+def nothing(name: str, where: Where, value: Tensor) -> None:
+    """Watches nothing."""
 
 
 @frozen
@@ -63,10 +63,10 @@ class Machine:
     program: Program
     world: World
     numbers: Numbers
-    watch: Watch = _nothing
+    watch: Watch = nothing
     meanings: Mapping[str, Meaning] = field(default=MEANINGS)
     rows: Rows = _no_rows
-    types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True), init=False)
+    types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True))
     _gradients: dict[str, Tensor] = field(factory=dict[str, Tensor], init=False)
     _shapes: dict[Type, tuple[int, ...]] = field(factory=dict[Type, tuple[int, ...]], init=False)
 

@@ -226,10 +226,15 @@ def compared(case: Case, numbers: Numbers) -> list[str]:
 
 def differences(program: Program, world: World, numbers: Numbers, found: Outcome, expected: Outcome) -> list[str]:
     """The results that differ on any rank from what it should hold of the single device's."""
-    type_of = {p.name: p.type for p in program.params}
-    pairs = zip(found.results(), expected.results(), strict=True)
-    return [
-        name
-        for (name, param, own), (_, _, whole) in pairs
-        if differing(numbers, own, world.spread(whole, type_of.get(param, Type("", ()))))
-    ]
+    pairs = zip(found.results(), on_ranks(program, world, expected).results(), strict=True)
+    return [name for (name, _, own), (_, _, due) in pairs if differing(numbers, own, due)]
+
+
+def on_ranks(program: Program, world: World, expected: Outcome) -> Outcome:
+    """What ranks should hold of the single device's results."""
+    whole, types = Type("", ()), {p.name: p.type for p in program.params}
+    return Outcome(
+        {name: world.spread(value, whole) for name, value in expected.metrics.items()},
+        {name: world.spread(value, types[name]) for name, value in expected.gradients.items()},
+        {name: world.spread(value, types[name]) for name, value in expected.parameters.items()},
+    )

@@ -3,7 +3,8 @@
 The module of the user ops lies beside this file; plans are compiled as if they did too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TypeVar
 
 from hypothesis import HealthCheck, given, settings
@@ -32,6 +33,9 @@ STATEMENTS = (
     "sp{n}, m{n} = parted(y=s + bp{n}[ffn], x=s)\ns = sp{n} + s",
 )
 
+DRAWS = 250
+"""With so many drafts all of the language is drawn, and is in some that are compared with torch."""
+
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 ARITHMETIC = {"contract", "add", "mul", "div", "scale", "shift", "call", "call gives 1", "call gives 2"}
@@ -54,11 +58,9 @@ def random_drafts() -> st.SearchStrategy[str]:
     return drafts(USER_OPS, STATEMENTS)
 
 
-def covering(number: int, of: int, tried: Callable[[str], T | None]) -> list[T]:
-    """What `tried` makes of so many of a larger number of random plans.
-
-    It is always the turn of the plan in which most stands that is in none before it; None leaves a plan out.
-    """
+@cache
+def drawn(of: int) -> dict[str, set[str]]:
+    """So many random drafts, and what stands in each."""
     found: dict[str, set[str]] = {}
 
     @settings(max_examples=of, suppress_health_check=CHECKS)
@@ -67,7 +69,15 @@ def covering(number: int, of: int, tried: Callable[[str], T | None]) -> list[T]:
         found[plan] = words(plan, compile_plan(Source("plan.scale", plan), "resolve"))
 
     draw()
-    chosen: list[T] = []
+    return found
+
+
+def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T | None]) -> list[T]:
+    """What `tried` makes of so many of a larger number of plans, given with what stands in each.
+
+    It is always the turn of the plan in which most stands that is in none before it; None leaves a plan out.
+    """
+    found, chosen = dict(of), list[T]()
     while found and len(chosen) < number:
         best = max(found, key=lambda plan: len(found[plan]))
         known = found.pop(best)

@@ -35,7 +35,7 @@ def test_whatever_is_mutated_is_caught(plan: str, choice: int) -> None:
     note(f"{mutant.what} ({mutant.line})")
     cases = [case_of(program, model, axes) for axes in meshes(program)]
     axes = len(program.axes)
-    if not is_wrong(cases, mutant.program, Field(8, axes)):
+    if not is_wrong(cases, mutant.program, Field(4, axes)):
         assume(not is_wrong(cases, program, Reals(axes)))  # a model that overflows float64 says nothing there
         assert not is_wrong(cases, mutant.program, Reals(axes))
 

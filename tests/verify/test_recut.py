@@ -134,7 +134,7 @@ def test_every_mutant_of_rows_without_a_name_is_killed(schedule: str, folder: Pa
     assert {Work.BACKWARD, Work.WEIGHT} <= {action.work for _, _, action in rows.cells()}
     made = filed(rows, folder) if schedule == "file" else compiled(piped("data", "auto(memory = 2)"))
     case, *_ = cases(*made)
-    on = Bench(case, Field(4, len(case.program.axes)))
+    on = Bench(case, Field(2, len(case.program.axes)))
     mutants = [*row_mutants(case.program)]
     assert [mutant.what for mutant in mutants if not on.wrong(mutant)] == []
     assert {mutant.family for mutant in mutants} == {*FAMILIES, EVALUATED, FREED}

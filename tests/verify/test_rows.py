@@ -256,7 +256,7 @@ def few(schedule: str, pp: int = 2) -> str:
 
 @cache
 def bench(schedule: str, mesh: int) -> Bench:
-    return Bench(small(few(schedule), mesh), Field(4, 2))
+    return Bench(small(few(schedule), mesh), Field(2, 2))
 
 
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
