@@ -108,6 +108,20 @@ PLANS = {
         state="zero 3 over dp",
         train=FUSED,
     ),
+    "fused, logits of two losses": evolve(
+        DP_TP,
+        body=f"""{START} y = rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab]
+        loss = cross_entropy(y, labels, z=0.01) + cross_entropy(softcap(y, 2), labels, smoothing=0.1)""",
+        dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
+        train=FUSED,
+    ),
+    "fused, logits capped alone": evolve(
+        DP_TP,
+        body=LLAMA.replace(HEAD, "loss = cross_entropy(softcap(silu(x @ head[hidden -> vocab]), 2), labels, z=0.01)"),
+        mesh="dp = 2",
+        shard="batch over dp",
+        train=FUSED,
+    ),
     "one microbatch": evolve(DP_TP, microbatches=1),
     "three microbatches": evolve(DP_TP, microbatches=3),
     "two key/value heads on four ranks": Plan(mesh="tp = 4", shard=f"{NO_DP}  seq over tp"),

@@ -10,14 +10,16 @@ from scalec.compiler.emit import emit
 from scalec.compiler.ir import Op, Program, walk
 from scalec.compiler.ops.attention import ROPE_PAIR
 from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
-from scalec.compiler.ops.head import LINEAR_CROSS_ENTROPY, LINEAR_PARTS, REJOINED
+from scalec.compiler.ops.head import LINEAR_CROSS_ENTROPY
+from scalec.compiler.ops.parts import LINEAR_PARTS, LOGIT_PARTS
+from scalec.compiler.ops.rejoined import REJOINED
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 
 ONE = Plan(train=FUSED)
 TP = Plan(mesh="tp = 2", shard=NO_DP, train=FUSED)
 NEW = {
-    *(CONTRACTS.name, LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, REJOINED.name, ROPE_PAIR.name),
+    *(CONTRACTS.name, LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, LOGIT_PARTS.name, REJOINED.name, ROPE_PAIR.name),
     *GATES.values(),
     *NORMS.values(),
 }
@@ -145,18 +147,53 @@ def test_products_with_weights_over_different_axes_are_apart() -> None:
     assert "contracts" not in kinds(body(statement, evolve(TP, shard="ffn over tp")))
 
 
+IN_PARTS = ["logit_parts", "rejoined"]
+TWO_LOSSES = "loss = cross_entropy(y, labels) + cross_entropy(y, labels, smoothing=0.1)"
+
+
 @pytest.mark.parametrize(
-    "head",
+    ("head", "losses"),
     [
-        "y = rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab]"
-        " loss = cross_entropy(y, labels) + cross_entropy(y, labels, smoothing=0.1)",
-        "loss = cross_entropy(tanh(x @ head[hidden -> vocab]), labels)",
-        "loss = cross_entropy(x @ head[hidden -> vocab] + b[vocab], labels)",
+        (f"y = x @ head[hidden -> vocab] {TWO_LOSSES}", 2),
+        ("loss = cross_entropy(tanh(x @ head[hidden -> vocab]), labels)", 1),
+        ("loss = cross_entropy(x @ silu(head[vocab, hidden]), labels)", 1),
     ],
+    ids=["two losses", "a function of them", "a weight that is computed"],
 )
-@pytest.mark.parametrize("plan", [ONE, TP], ids=["whole", "in parts"])
-def test_logits_that_serve_more_than_a_loss_are_made(plan: Plan, head: str) -> None:
-    assert kinds(evolve(plan, body=f"{START} {head}")) == []
+def test_logits_that_are_not_their_loss_own_are_made(head: str, losses: int) -> None:
+    """Where ranks share the vocabulary out, each loss still goes through them once."""
+    assert kinds(evolve(ONE, body=f"{START} {head}")) == []
+    assert kinds(evolve(TP, body=f"{START} {head}")) == IN_PARTS * losses
+
+
+def test_a_cap_alone_goes_into_the_loss() -> None:
+    head = "loss = cross_entropy(softcap(tanh(x @ head[hidden -> vocab]), 2), labels, z=0.25)"
+    one, parts = (evolve(plan, body=f"{START} {head}") for plan in (ONE, TP))
+    assert dict(only(one, "cross_entropy").attrs) == {"z": 0.25, "cap": 2.0}
+    assert dict(only(parts, "logit_parts").attrs) == {"cap": 2.0, "as": "vocab_shares"}
+    assert "softcap" not in {op.kind for plan in (one, parts) for op in walk(fused(plan).region.body)}
+
+
+def test_a_cap_of_what_serves_two_losses_stands_by_itself() -> None:
+    head = f"y = softcap(x @ head[hidden -> vocab], 2) {TWO_LOSSES}"
+    for plan in (ONE, TP):
+        assert only(evolve(plan, body=f"{START} {head}"), "softcap").get("cap") == 2
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp16", "cross_entropy"), ("bf16", "linear_cross_entropy")])
+def test_a_cap_in_few_bits(precision: str, kind: str) -> None:
+    """Of float16 the product is made, where each rank has the whole vocabulary."""
+    head = "loss = cross_entropy(softcap(x @ head[hidden -> vocab], 2), labels)"
+    train = f"precision = {precision}  kernels = triton"
+    assert only(evolve(ONE, body=f"{START} {head}", train=train), kind).get("cap") == 2
+    assert kinds(evolve(TP, body=f"{START} {head}", train=train)) == ["linear_parts", "rejoined"]
+
+
+@pytest.mark.parametrize(("again", "kind"), [("softcap", "logit_parts"), ("silu", "linear_parts")])
+def test_a_cap_that_backward_does_again_stands_by_itself(again: str, kind: str) -> None:
+    head = "loss = cross_entropy(softcap(silu(x) @ head[hidden -> vocab], 2), labels)"
+    plan = evolve(TP, body=f"{START} {head}", train=f"{FUSED}  recompute = selective({again})")
+    assert kinds(plan) == [kind, "rejoined"]
 
 
 @pytest.mark.parametrize("kernels", ["kernels = torch", "", "kernels = auto"])

@@ -134,34 +134,44 @@ def token_loss_dx(dy: torch.Tensor, z: torch.Tensor, labels: torch.Tensor, *peak
     return vjp(partial(token_loss, z_loss=z_loss), 0, 1)(dy, z, torch.zeros_like(z), labels, *peak)
 
 
-def capped(x: torch.Tensor, w: torch.Tensor, cap: float) -> torch.Tensor:
-    """The logits of a product, bounded if there is a cap."""
-    logits = x @ w.T
+def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Bounded if there is a cap."""
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def head(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float) -> torch.Tensor:
-    return cross_entropy(capped(x, w, cap), labels, **options)
+def whole(logits: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float) -> torch.Tensor:
+    return cross_entropy(capped(logits, cap), labels, **options)
+
+
+def head(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, **options: float) -> torch.Tensor:
+    return whole(x @ w.T, labels, **options)
 
 
 def parts_below(
-    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, m: torch.Tensor, smoothing: float = 0.0, cap: float = 0.0
+    m: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, cap: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z, relative to m and in a dim of its own, and t, which is relative to nothing."""
-    logits = capped(x, w, cap)
+    logits = capped(logits, cap)
     z, _ = softmax_parts(logits, m, labels)
     _, t = softmax_parts(logits, torch.zeros_like(m), labels, smoothing)
     return z[..., None], t
 
 
-def linear_parts(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
+def logit_parts(logits: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
     """m has a gradient of zero."""
-    m = capped(x, w, options.get("cap", 0.0)).amax(-1)
-    return m.detach() + 0 * m, *parts_below(x, w, labels, m.detach(), **options)
+    m = capped(logits, options.get("cap", 0.0)).amax(-1)
+    return m.detach() + 0 * m, *parts_below(m.detach(), logits, labels, **options)
 
 
-def linear_parts_dx(wanted: int, **options: float) -> Formula:
-    return vjp(partial(parts_below, **options), wanted, results=2)
+def linear_parts(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
+    return logit_parts(x @ w.T, labels, **options)
+
+
+def linear_parts_back(wanted: int, **options: float) -> Formula:
+    def below(m: torch.Tensor, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> Any:
+        return parts_below(m, x @ w.T, labels, **options)
+
+    return vjp(below, wanted, results=2)
 
 
 def rejoined(
@@ -301,7 +311,12 @@ ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
 DROPS: dict[str, Attr] = {"mask": "causal", "dropout": 0.25, "site": 1}
 """Attention that drops weights."""
 
-LOSSES: list[dict[str, float]] = [{"smoothing": 0.1}, {"z": 0.25}, {"smoothing": 0.1, "z": 0.25}]
+LOSSES: list[dict[str, float]] = [
+    {"smoothing": 0.1},
+    {"z": 0.25},
+    {"smoothing": 0.1, "z": 0.25},
+    {"smoothing": 0.1, "cap": 2.0},
+]
 """Options of the loss."""
 
 HEADS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "z": 0.25}, {"smoothing": 0.1, "cap": 0.5}]
@@ -309,7 +324,8 @@ HEADS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "z": 0.25}
 
 PARTS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "cap": 0.5}]
 INNER: dict[str, Attr] = {"inner": ("hidden",)}
-SHARED: dict[str, Attr] = INNER | {"as": "share"}
+SHARE: dict[str, Attr] = {"as": "share"}
+SHARED = INNER | SHARE
 
 
 def key(operand: int, *shape: int, result: int = 0) -> torch.Tensor:
@@ -381,8 +397,14 @@ FUSED = {
     ],
     "linear_cross_entropy_dw": [case(". sbh vh #sb -> vh", vjp(partial(head, **it), 1), **it, **INNER) for it in HEADS],
     "linear_parts": [case("sbh vh #sb -> sb sbo sb", partial(linear_parts, **it), **it, **SHARED) for it in PARTS],
-    "linear_parts_dx": [case("sbo sb sbh vh #sb sb -> sbh", linear_parts_dx(0, **it), **it, **SHARED) for it in PARTS],
-    "linear_parts_dw": [case("sbo sb sbh vh #sb sb -> vh", linear_parts_dx(1, **it), **it, **SHARED) for it in PARTS],
+    "linear_parts_dx": [
+        case("sbo sb sb sbh vh #sb -> sbh", linear_parts_back(1, **it), **it, **SHARED) for it in PARTS
+    ],
+    "linear_parts_dw": [case("sbo sb sb sbh vh #sb -> vh", linear_parts_back(2, **it), **it, **SHARED) for it in PARTS],
+    "logit_parts": [case("sbv #sb -> sb sbo sb", partial(logit_parts, **it), **it, **SHARE) for it in PARTS],
+    "logit_parts_dx": [
+        case("sbo sb sb sbv #sb -> sbv", vjp(partial(parts_below, **it), 1, results=2), **it, **SHARE) for it in PARTS
+    ],
     "rejoined": [
         case("sb sbo sb sb #sb -> sb sb", rejoined, classes="vocab"),
         case("sb sbo sb sb #sb -> sb sb", partial(rejoined, smoothing=0.1), smoothing=0.1, classes="vocab"),
@@ -452,11 +474,11 @@ CASES = {
     "cross_entropy": [
         case("bsv #bs -> .", cross_entropy),
         case("sbv #sb -> .", cross_entropy),
-        *(case("sbv #sb -> .", partial(cross_entropy, **options), **options) for options in LOSSES),
+        *(case("sbv #sb -> .", partial(whole, **options), **options) for options in LOSSES),
     ],
     "cross_entropy_dx": [
         case(". sbv #sb -> sbv", vjp(cross_entropy, 0)),
-        *(case(". sbv #sb -> sbv", vjp(partial(cross_entropy, **options), 0), **options) for options in LOSSES),
+        *(case(". sbv #sb -> sbv", vjp(partial(whole, **options), 0), **options) for options in LOSSES),
     ],
     "div": [
         case("bsh bsh -> bsh", torch.div),
