@@ -252,10 +252,10 @@ def _linear_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written
 
 
 def _of_head(op: Op, operands: Sequence[Expr], axes: tuple[str, ...], context: Context) -> Written:
-    """A call that makes its own logits, with what is padding of them."""
-    weight = context.types(op.inputs[1])
-    options = [*_padding(classes_of(op, weight), context), *_numbers(op)]
-    return _over_classes(OPS[op.kind].function, operands, axes, context, options)
+    """A call that makes its own logits, with their bias, if there is one, and with what is padding of them."""
+    weight, bias = context.types(op.inputs[1]), [f"bias={each.text}" for each in operands[3:]]
+    options = [*bias, *_padding(classes_of(op, weight), context), *_numbers(op)]
+    return _over_classes(OPS[op.kind].function, operands[:3], axes, context, options)
 
 
 def _rejoined(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from ..ir import Op, Type
-from .logits import INNER, check, chunk
+from .logits import INNER, PRODUCT, check, chunk, gradients
 from .loss import CAP, SMOOTHING, wide
 from .protocol import Attribute, Builder, OpDef, Shape, takes
 from .saved import Local, Saved
@@ -38,29 +38,31 @@ def _like_weight(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[2].dtype, types[2].dims)]
 
 
+def _like_bias(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(types[4].dtype, types[4].dims)]
+
+
 def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    x, weight, _ = op.inputs
-    back, attrs = [*grads, *map(b.saved, op.inputs)], dict(op.attrs)
-    dx = b.emit(LINEAR_CROSS_ENTROPY_DX.name, back, [x], **attrs)[0] if b.wanted(x) else None
-    dw = b.emit(LINEAR_CROSS_ENTROPY_DW.name, back, [weight], **attrs)[0] if b.wanted(weight) else None
-    return [dx, dw, None]
+    return gradients(op, [*grads, *map(b.saved, op.inputs)], GRADIENTS, b)
 
 
 def _gradients(it: Local) -> Saved:
     """Those of a loss that counts once, made with it."""
-    return Saved(others=tuple((what, it.bytes(i)) for i, what in enumerate(GRADIENTS.values()) if it.wanted[i]))
+    made = [(KEPT[kind], i) for kind, i in GRADIENTS.items() if i < len(it.types) and it.wanted[i]]
+    return Saved(others=tuple((what, it.bytes(i)) for what, i in made))
 
 
 def _chunk(it: Local) -> int:
-    """Of forward and backward, which is done with it."""
-    return sum(chunk(it, 0, by_tokens=True))
+    """Of forward and backward, which is done with it; the bias' gradient adds up in float32."""
+    return sum(chunk(it, 0, by_tokens=True)) + sum(it.widened(i) for i in range(3, len(it.types)))
 
 
 LINEAR_CROSS_ENTROPY = OpDef(
     "linear_cross_entropy",
-    "The cross entropy of the logits cap · tanh(x·w / cap), x·w where cap is 0: with smoothing and z as cross_entropy.",
+    "The cross entropy of the logits cap · tanh(l / cap), l where cap is 0, of l = x·w + bias: with smoothing and z as"
+    " cross_entropy.",
     _total,
-    operands=takes("x", "w", "labels"),
+    operands=PRODUCT,
     attributes=(INNER, SMOOTHING, Attribute("z", default=0.0), CAP),
     whole=_whole,
     adjoint=_adjoint,
@@ -72,7 +74,7 @@ LINEAR_CROSS_ENTROPY_DX = OpDef(
     "linear_cross_entropy_dx",
     "The gradient of linear_cross_entropy's operand.",
     _like_x,
-    operands=takes("dy", "x", "w", "labels"),
+    operands=(*takes("dy"), *PRODUCT),
     attributes=LINEAR_CROSS_ENTROPY.attributes,
     linear=((0,),),
     whole=_whole,
@@ -83,5 +85,14 @@ LINEAR_CROSS_ENTROPY_DW = evolve(
     doc="The gradient of its weight.",
     shapes=_like_weight,
 )
-GRADIENTS = {LINEAR_CROSS_ENTROPY_DX.name: "gradient", LINEAR_CROSS_ENTROPY_DW.name: "gradient of the weight"}
-"""What forward keeps, and backward scales in place."""
+LINEAR_CROSS_ENTROPY_DB = evolve(
+    LINEAR_CROSS_ENTROPY_DX,
+    name="linear_cross_entropy_db",
+    doc="The gradient of its bias.",
+    shapes=_like_bias,
+)
+GRADIENTS = {LINEAR_CROSS_ENTROPY_DX.name: 0, LINEAR_CROSS_ENTROPY_DW.name: 1, LINEAR_CROSS_ENTROPY_DB.name: 3}
+"""The ops that give gradients, and of which operand."""
+
+KEPT = dict(zip(GRADIENTS, ("gradient", "gradient of the weight", "gradient of the bias"), strict=True))
+"""What forward keeps of them, and backward scales in place."""

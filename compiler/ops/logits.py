@@ -3,14 +3,16 @@
 Non-goals: the losses (`head`, where each rank has the whole vocabulary, and `parts`, where ranks share it out).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from ..ir import ITEM_BYTES, Op, Type
-from .protocol import Attribute, TypingError
+from .protocol import Attribute, Builder, Operand, TypingError, takes
 from .saved import Local
 
 INNER = Attribute("inner", kinds=(tuple,))
+PRODUCT = (*takes("x", "w", "labels"), Operand("bias", optional=True))
+"""The logits x·w, plus the bias of each class where there is one, and the labels."""
 
 
 def classes_of(op: Op, weight: Type) -> str:
@@ -37,13 +39,23 @@ def class_dims(op: Op, types: Sequence[Type]) -> tuple[str, ...]:
             return ()
 
 
-def check(op: Op, x: Type, weight: Type, labels: Type) -> None:
+def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
     """Raises TypingError unless they are those of a product and of its labels."""
     over = op.names("inner")
+    if any((it.dtype, it.dims) != (weight.dtype, (classes_of(op, weight),)) for it in bias):
+        raise TypingError(f"{op.kind} takes a bias of [{classes_of(op, weight)}]")
     if x.dtype != weight.dtype or x.dims[-len(over) :] != over or weight.dims != (classes_of(op, weight), *over):
         raise TypingError(f"{op.kind} contracts the last dims of its operand with those of its weight")
     if labels.dims != tokens_of(op, x):
         raise TypingError(f"{op.kind} takes a label for each of [{', '.join(tokens_of(op, x))}]")
+
+
+def gradients(op: Op, back: Sequence[str], kinds: Mapping[str, int], b: Builder) -> list[str | None]:
+    """Those of all operands, of which ops of some kinds make the gradients, by their places."""
+    by, attrs = {at: kind for kind, at in kinds.items()}, dict(op.attrs)
+    wanted = [i in by and b.wanted(name) for i, name in enumerate(op.inputs)]
+    pairs = enumerate(zip(op.inputs, wanted, strict=True))
+    return [b.emit(by[i], back, [name], **attrs)[0] if of else None for i, (name, of) in pairs]
 
 
 # ---- a chunk of the logits

@@ -10,10 +10,11 @@ Non-goals: where these ops stand (`passes.fuse_ops`).
 from collections.abc import Sequence
 
 from ..ir import MAXIMUM, PARTIAL, Op, Placement, Program, Type, sharded
-from .algebra import CONTRACT
-from .logits import INNER, check, chunk, classes_of, tokens_of
+from .algebra import ADD, CONTRACT
+from .logits import INNER, PRODUCT, check, chunk, classes_of, gradients, tokens_of
 from .loss import CAP, SMOOTHING, in_pass, wide
 from .protocol import Attribute, Builder, OpDef, TypingError, is_pending, takes
+from .reduce import SUM
 from .saved import Local, Saved
 
 SHARES = Attribute("as", kinds=(str,))
@@ -86,43 +87,50 @@ def _pass_back(it: Local) -> int:
 # ---- of a product
 
 
-def _logits(program: Program, x: Type, weight: Type, op: Op) -> Type:
-    return _product(program, x, weight, op.names("inner"), op)
+def _by(entry: OpDef, program: Program, types: Sequence[Type], op: Op, *over: str) -> Type:
+    """What an op of this entry would give of these, which goes over some dims, or adds them."""
+    attrs = (("over", over),) if over else ()
+    return entry.infer(program, types, Op(entry.name, (), (), attrs, span=op.span))[0]
 
 
-def _product(program: Program, x: Type, weight: Type, over: tuple[str, ...], op: Op) -> Type:
-    single = Op(CONTRACT.name, (), (), (("over", over),), span=op.span)
-    return CONTRACT.infer(program, (x, weight), single)[0]
+def _logits(program: Program, op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> Type:
+    product = _by(CONTRACT, program, (x, weight), op, *op.names("inner"))
+    return _by(ADD, program, (product, *bias), op) if bias else product
 
 
 def _linear_parts(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    x, weight, labels = types
-    check(op, x, weight, labels)
-    return _parts(program, _logits(program, x, weight, op), labels, op)
+    check(op, *types)
+    return _parts(program, _logits(program, op, *types), types[2], op)
+
+
+def _gradient_of_logits(program: Program, types: Sequence[Type], op: Op) -> Type:
+    """Placed as they are."""
+    dz, dt, m, *product = types
+    _check_gradients(op, dz, dt, m)
+    return _logits(program, op, *product)
 
 
 def _linear_parts_dx(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """As the product of the logits' gradient with the weight."""
-    dz, dt, m, x, weight, *_ = types
-    _check_gradients(op, dz, dt, m)
-    return [_product(program, _logits(program, x, weight, op), weight, (classes_of(op, weight),), op)]
+    weight = types[4]
+    return [_by(CONTRACT, program, (_gradient_of_logits(program, types, op), weight), op, classes_of(op, weight))]
 
 
 def _linear_parts_dw(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """As the product of the logits' gradient with the operand."""
-    dz, dt, m, x, weight, *_ = types
-    _check_gradients(op, dz, dt, m)
-    return [_product(program, _logits(program, x, weight, op), x, tokens_of(op, x), op)]
+    x = types[3]
+    return [_by(CONTRACT, program, (_gradient_of_logits(program, types, op), x), op, *tokens_of(op, x))]
+
+
+def _linear_parts_db(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """As the sum of the logits' gradient."""
+    return [_by(SUM, program, (_gradient_of_logits(program, types, op),), op, *tokens_of(op, types[3]))]
 
 
 def _linear_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """m is taken as constant, as that of logits."""
-    x, weight, _ = op.inputs
     (_, dz, dt), m = grads, op.outputs[0].name
-    back, attrs = [dz, dt, b.saved(m), *map(b.saved, op.inputs)], dict(op.attrs)
-    dx = b.emit(LINEAR_PARTS_DX.name, back, [x], **attrs)[0] if b.wanted(x) else None
-    dw = b.emit(LINEAR_PARTS_DW.name, back, [weight], **attrs)[0] if b.wanted(weight) else None
-    return [dx, dw, None]
+    return gradients(op, [dz, dt, b.saved(m), *map(b.saved, op.inputs)], LINEAR_PARTS_GRADIENTS, b)
 
 
 def _chunk(it: Local) -> int:
@@ -130,11 +138,11 @@ def _chunk(it: Local) -> int:
 
 
 def _sum_of_chunks(it: Local) -> int:
-    """The gradient of x adds up in float32, each part rounded first; that of the weight is made beside it."""
-    x, weight = 3, 4
+    """The gradient of x adds up in float32, each part rounded first; those of weight and bias are made beside it."""
+    x, weights = 3, (4, *range(6, len(it.types)))
     (logits, terms), narrow = chunk(it, x, by_tokens=False), it.bytes(x) < it.widened(x)
     part = it.bytes(x) if narrow else 0
-    total = it.widened(x) + it.bytes(weight) + logits + max(terms, part)
+    total = it.widened(x) + sum(map(it.bytes, weights)) + logits + max(terms, part)
     return total - it.bytes(x)
 
 
@@ -168,7 +176,7 @@ LOGIT_PARTS_DX = OpDef(
 LINEAR_PARTS = OpDef(
     "linear_parts",
     f"Of this rank's classes, with logits as linear_cross_entropy's: {OF_LOGITS}",
-    operands=takes("x", "w", "labels"),
+    operands=PRODUCT,
     attributes=(INNER, *LOGIT_PARTS.attributes),
     typing=_linear_parts,
     adjoint=_linear_adjoint,
@@ -179,7 +187,7 @@ LINEAR_PARTS = OpDef(
 LINEAR_PARTS_DX = OpDef(
     "linear_parts_dx",
     "The gradient of linear_parts' operand from those of z and t; m is taken as constant.",
-    operands=takes("dz", "dt", "m", "x", "w", "labels"),
+    operands=(*takes("dz", "dt", "m"), *PRODUCT),
     attributes=LINEAR_PARTS.attributes,
     typing=_linear_parts_dx,
     scratch=_sum_of_chunks,
@@ -191,3 +199,12 @@ LINEAR_PARTS_DW = OpDef(
     attributes=LINEAR_PARTS.attributes,
     typing=_linear_parts_dw,
 )
+LINEAR_PARTS_DB = OpDef(
+    "linear_parts_db",
+    "The gradient of its bias.",
+    operands=LINEAR_PARTS_DX.operands,
+    attributes=LINEAR_PARTS.attributes,
+    typing=_linear_parts_db,
+)
+LINEAR_PARTS_GRADIENTS = {LINEAR_PARTS_DX.name: 0, LINEAR_PARTS_DW.name: 1, LINEAR_PARTS_DB.name: 3}
+"""The ops that give gradients, and of which operand."""

@@ -108,6 +108,21 @@ PLANS = {
         state="zero 3 over dp",
         train=FUSED,
     ),
+    "fused, head with a bias": evolve(
+        DP_TP,
+        body=LLAMA.replace(", labels)", " + b_head[vocab], labels, smoothing=0.1, z=0.01)"),
+        dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
+        state="zero 3 over dp",
+        train=FUSED,
+    ),
+    "fused, head with a bias, vocabulary whole": evolve(
+        DP_TP,
+        body=LLAMA.replace("= cross_entropy(", "= cross_entropy(softcap(").replace(
+            "@ head[hidden -> vocab]", "@ wte + b_head[vocab], 2)"
+        ),
+        shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp",
+        train=FUSED,
+    ),
     "fused, logits of two losses": evolve(
         DP_TP,
         body=f"""{START} y = rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab]

@@ -166,6 +166,36 @@ def test_logits_that_are_not_their_loss_own_are_made(head: str, losses: int) -> 
     assert kinds(evolve(TP, body=f"{START} {head}")) == IN_PARTS * losses
 
 
+@pytest.mark.parametrize("sum_", ["{} + b[vocab]", "b[vocab] + {}"])
+@pytest.mark.parametrize("cap", ["{}", "softcap({}, 2)"])
+def test_a_bias_goes_into_the_product(sum_: str, cap: str) -> None:
+    logits = cap.format(sum_.format("x @ head[hidden -> vocab]"))
+    head = f"loss = cross_entropy({logits}, labels, smoothing=0.1)"
+    for plan, kind, kinds_ in ((ONE, "linear_cross_entropy", []), (TP, "linear_parts", ["rejoined"])):
+        plan = evolve(plan, body=f"{START} {head}")
+        assert kinds(plan) == [kind, *kinds_]
+        op = only(plan, kind)
+        assert [name.partition(".")[0] for name in op.inputs] == ["x", "head", "labels", "b"]
+        assert not {"add", "softcap"} & {op.kind for op in walk(fused(plan).region.body)}
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        "x @ head[hidden -> vocab] + silu(b[vocab])",
+        "x @ head[hidden -> vocab] + b[vocab] + c[vocab]",
+        "x @ head[hidden -> vocab] + b[seq, vocab]",
+        "softcap(x @ head[hidden -> vocab], 2) + b[vocab]",
+        "-(x @ head[hidden -> vocab]) + b[vocab]",
+        "(x @ head[hidden -> vocab]) * g[vocab] + b[vocab]",
+    ],
+)
+def test_other_sums_are_made(logits: str) -> None:
+    head = f"loss = cross_entropy({logits}, labels)"
+    assert kinds(evolve(ONE, body=f"{START} {head}")) == []
+    assert kinds(evolve(TP, body=f"{START} {head}")) == IN_PARTS
+
+
 def test_a_cap_alone_goes_into_the_loss() -> None:
     head = "loss = cross_entropy(softcap(tanh(x @ head[hidden -> vocab]), 2), labels, z=0.25)"
     one, parts = (evolve(plan, body=f"{START} {head}") for plan in (ONE, TP))

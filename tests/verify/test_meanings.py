@@ -143,8 +143,10 @@ def whole(logits: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **option
     return cross_entropy(capped(logits, cap), labels, **options)
 
 
-def head(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, **options: float) -> torch.Tensor:
-    return whole(x @ w.T, labels, **options)
+def head(
+    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, **options: float
+) -> torch.Tensor:
+    return whole(F.linear(x, w, bias), labels, **options)
 
 
 def parts_below(
@@ -163,13 +165,15 @@ def logit_parts(logits: torch.Tensor, labels: torch.Tensor, **options: float) ->
     return m.detach() + 0 * m, *parts_below(m.detach(), logits, labels, **options)
 
 
-def linear_parts(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
-    return logit_parts(x @ w.T, labels, **options)
+def linear_parts(
+    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, **options: float
+) -> Any:
+    return logit_parts(F.linear(x, w, bias), labels, **options)
 
 
 def linear_parts_back(wanted: int, **options: float) -> Formula:
-    def below(m: torch.Tensor, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> Any:
-        return parts_below(m, x @ w.T, labels, **options)
+    def below(m: torch.Tensor, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, *bias: torch.Tensor) -> Any:
+        return parts_below(m, F.linear(x, w, *bias), labels, **options)
 
     return vjp(below, wanted, results=2)
 
@@ -324,6 +328,12 @@ HEADS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "z": 0.25}
 
 PARTS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "cap": 0.5}]
 INNER: dict[str, Attr] = {"inner": ("hidden",)}
+PRODUCTS = ("sbh vh #sb", "sbh vh #sb v")
+"""Operands of a loss that makes its own logits, without and with a bias."""
+
+OF_PRODUCTS = {"x": (0, "sbh", PRODUCTS), "w": (1, "vh", PRODUCTS), "b": (3, "v", PRODUCTS[1:])}
+"""Which operand there is a gradient of, its shape, and of which of these."""
+
 SHARE: dict[str, Attr] = {"as": "share"}
 SHARED = INNER | SHARE
 
@@ -391,16 +401,26 @@ FUSED = {
         f"{name}_dx": [case("bsh bsh bsh -> bsh bsh", vjp(gated(f), 0, 1), **attrs) for f, attrs in each]
         for name, each in GATES.items()
     },
-    "linear_cross_entropy": [case("sbh vh #sb -> .", partial(head, **it), **it, **INNER) for it in HEADS],
-    "linear_cross_entropy_dx": [
-        case(". sbh vh #sb -> sbh", vjp(partial(head, **it), 0), **it, **INNER) for it in HEADS
+    "linear_cross_entropy": [
+        case(f"{word} -> .", partial(head, **it), **it, **INNER) for word in PRODUCTS for it in HEADS
     ],
-    "linear_cross_entropy_dw": [case(". sbh vh #sb -> vh", vjp(partial(head, **it), 1), **it, **INNER) for it in HEADS],
-    "linear_parts": [case("sbh vh #sb -> sb sbo sb", partial(linear_parts, **it), **it, **SHARED) for it in PARTS],
-    "linear_parts_dx": [
-        case("sbo sb sb sbh vh #sb -> sbh", linear_parts_back(1, **it), **it, **SHARED) for it in PARTS
+    **{
+        f"linear_cross_entropy_d{of}": [
+            case(f". {word} -> {shape}", vjp(partial(head, **it), at), **it, **INNER) for word in words for it in HEADS
+        ]
+        for of, (at, shape, words) in OF_PRODUCTS.items()
+    },
+    "linear_parts": [
+        case(f"{word} -> sb sbo sb", partial(linear_parts, **it), **it, **SHARED) for word in PRODUCTS for it in PARTS
     ],
-    "linear_parts_dw": [case("sbo sb sb sbh vh #sb -> vh", linear_parts_back(2, **it), **it, **SHARED) for it in PARTS],
+    **{
+        f"linear_parts_d{of}": [
+            case(f"sbo sb sb {word} -> {shape}", linear_parts_back(at + 1, **it), **it, **SHARED)
+            for word in words
+            for it in PARTS
+        ]
+        for of, (at, shape, words) in OF_PRODUCTS.items()
+    },
     "logit_parts": [case("sbv #sb -> sb sbo sb", partial(logit_parts, **it), **it, **SHARE) for it in PARTS],
     "logit_parts_dx": [
         case("sbo sb sb sbv #sb -> sbv", vjp(partial(parts_below, **it), 1, results=2), **it, **SHARE) for it in PARTS

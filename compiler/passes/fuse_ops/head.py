@@ -25,6 +25,7 @@ class _Made:
 
     places: tuple[int, ...]
     operands: tuple[str, ...]
+    bias: tuple[str, ...] = ()
     inner: Attrs = ()
     cap: Attrs = ()
 
@@ -65,7 +66,7 @@ class _Makers:
 
     def __init__(self, body: Sequence[Stmt], known: Known) -> None:
         self._known = known
-        self._ops = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "contract", "softcap")}
+        self._ops = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "add", "contract", "softcap")}
 
     def of(self, logits: str, users: int, *, products: bool = True) -> _Made | None:
         """How logits are made that so many ops use; None where others use them too, or no such ops make them."""
@@ -77,6 +78,17 @@ class _Makers:
         return evolve(made, places=(*made.places, at), cap=((CAP.name, op.get("cap")),))
 
     def _product(self, logits: str, users: int) -> _Made | None:
+        """One of a parameter, to which another one may be added that has the classes alone."""
+        if not (sum_ := self._only(logits, users, "add")):
+            return self._alone(logits, users)
+        (at, op), classes = sum_, self._known.types[logits].dims[-1:]
+        own = {name for name in op.inputs if self._known.types[name].dims == classes} & self._known.parameters
+        rest = [name for name in op.inputs if name not in own]
+        if len(own) != 1 or len(rest) != 1 or not (made := self._alone(rest[0], 1)):
+            return None
+        return evolve(made, places=(*made.places, at), bias=(*own,))
+
+    def _alone(self, logits: str, users: int) -> _Made | None:
         """With a parameter of one dim besides those that are contracted."""
         if not (found := self._only(logits, users, "contract")):
             return None
@@ -84,7 +96,7 @@ class _Makers:
         weight = op.inputs[1]
         if weight not in self._known.parameters or self._known.types[weight].dims[1:] != over:
             return None
-        return _Made((at,), op.inputs, (("inner", over),))
+        return _Made((at,), op.inputs, inner=(("inner", over),))
 
     def _only(self, logits: str, users: int, kind: str) -> tuple[int, Op] | None:
         """The op of this kind, with its place, that makes a value for so many uses and no more."""
@@ -99,7 +111,7 @@ def _given(op: Op, *names: str) -> Attrs:
 def _whole(made: _Made, loss: Op) -> Op:
     kind = LINEAR_CROSS_ENTROPY.name if made.is_product else loss.kind
     attrs = (*made.inner, *_given(loss, SMOOTHING.name, "z"), *made.cap)
-    return evolve(loss, kind=kind, inputs=(*made.operands, loss.inputs[1]), attrs=attrs)
+    return evolve(loss, kind=kind, inputs=(*made.operands, loss.inputs[1], *made.bias), attrs=attrs)
 
 
 def _in_parts(made: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op]:
@@ -108,7 +120,7 @@ def _in_parts(made: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op
     classes, smoothing = known.types[logits].dims[-1], _given(parts, SMOOTHING.name)
     shares = _shares(classes, known.types[logits].axes_of(classes), largest, known)
     kind = (LINEAR_PARTS if made.is_product else LOGIT_PARTS).name
-    inputs, attrs = (*made.operands, labels), (*made.inner, *smoothing, *made.cap, ("as", shares))
+    inputs, attrs = (*made.operands, labels, *made.bias), (*made.inner, *smoothing, *made.cap, ("as", shares))
     first = Op(kind, inputs, (), attrs, span=parts.span)
     own = OPS[kind].infer(known.program_with_dims, [known.types[name] for name in inputs], first)
     names = (m.name, known.names.fresh(z.name), known.names.fresh(t.name))

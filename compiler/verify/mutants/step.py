@@ -171,7 +171,7 @@ def _indexed(program: Program, op: Op, types: list[Type]) -> list[tuple[str, Typ
         case "logit_parts" | "logit_parts_dx":
             logits = types[op.kind.endswith("dx") * 3]
             return [(logits.dims[-1], logits)]
-        case "linear_parts" | "linear_parts_dx" | "linear_parts_dw":
+        case "linear_parts" | "linear_parts_dx" | "linear_parts_dw" | "linear_parts_db":
             weight = types[1 if op.kind == "linear_parts" else 4]
             return [(weight.dims[0], weight)]
         case "rejoined":
