@@ -1,4 +1,4 @@
-"""Cross entropy in one pass over its logits, and where these serve nothing else, of their product: none are held.
+"""Cross entropy in one pass over its logits or, with `logits = chunk`, of their product: none are held.
 
 Of a whole vocabulary that is one op.  Of one that ranks share out, the largest logit, from which they learn the largest
 of all, comes with the sums; these are brought to it afterwards.
@@ -14,6 +14,7 @@ from ...ops.head import LINEAR_CROSS_ENTROPY
 from ...ops.loss import CAP, CROSS_ENTROPY, SMOOTHING
 from ...ops.parts import LINEAR_PARTS, LOGIT_PARTS
 from ...ops.rejoined import REJOINED
+from ...settings import CHUNK
 from .known import Known, replaced
 
 Attrs = tuple[tuple[str, Attr], ...]
@@ -37,18 +38,18 @@ class _Made:
 
 def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """Fuses losses with what makes their logits and serves nothing else."""
-    makers = _Makers(body, known)
+    makers, chunks = _Makers(body, known), known.program.train.logits == CHUNK
     by: dict[int, Op | None] = {}
     for at, op in known.ops(body, CROSS_ENTROPY.name):
         narrow = known.types[op.inputs[0]].dtype == "f16"  # sums of gradients before the loss' factor would overflow
-        if made := makers.of(op.inputs[0], 1, products=not narrow):
+        if made := makers.of(op.inputs[0], 1, products=chunks and not narrow):
             by |= dict.fromkeys(made.places, None)
             by[at] = _whole(made, op)
     largest = _largest(body, known)
     for at, op in known.ops(body, "softmax_parts"):
         first, max_logit = largest.get(op.inputs[1], (0, None))
         if max_logit and max_logit.inputs == op.inputs[:1] and first not in by:
-            made = makers.of(op.inputs[0], 2) or _Made((), op.inputs[:1])
+            made = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])
             by |= dict.fromkeys(made.places, None)
             by[first], by[at] = _in_parts(made, max_logit, op, known)
     return replaced(body, by)
@@ -68,7 +69,7 @@ class _Makers:
         self._known = known
         self._ops = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "add", "contract", "softcap")}
 
-    def of(self, logits: str, users: int, *, products: bool = True) -> _Made | None:
+    def of(self, logits: str, users: int, *, products: bool) -> _Made | None:
         """How logits are made that so many ops use; None where others use them too, or no such ops make them."""
         cap = self._only(logits, users, "softcap")
         if not cap:
