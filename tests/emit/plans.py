@@ -62,7 +62,7 @@ BIASED = f"{START} {LAYERS} {TIED.replace('wte', 'wte + b_head[vocab]')}"
 OF_LOGITS = f"""{START} {LAYERS} y = softcap(rmsnorm(x, norm[hidden], 1e-5) @ wte, 20)
   loss = cross_entropy(y, labels, smoothing=0.1, z=0.01) + cross_entropy(softcap(y, 30), labels)"""
 
-KERNELS = "kernels = triton"
+KERNELS = "kernels = triton  logits = chunk"
 SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
 ADAM = "adamw { lr = 1e-2  clip = 1.0 }"
 GROUPS = 'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5 lr_scale = 2.0 } }'

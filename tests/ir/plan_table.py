@@ -20,7 +20,7 @@ DROP = "x = dropout(x, 0.1)"
 DROPPING = ATTENTION.replace("mask=causal", "mask=causal, dropout=0.2")
 DROPPED = MLP.replace("(m @ w_up[hidden -> ffn])", "dropout(m @ w_up[hidden -> ffn], 0.1)")
 DROPOUT = evolve(DP_TP, body=f"{START} {DROP} repeat layers {{ {DROPPING} {DROPPED} }} {HEAD}")
-FUSED = "precision = fp64  kernels = triton"
+FUSED = "precision = fp64  kernels = triton  logits = chunk"
 NO_DP = "vocab, heads, kv_heads, ffn over tp"
 SMALL_MLP = "silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
 

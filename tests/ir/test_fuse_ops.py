@@ -214,7 +214,7 @@ def test_a_cap_of_what_serves_two_losses_stands_by_itself() -> None:
 def test_a_cap_in_few_bits(precision: str, kind: str) -> None:
     """Of float16 the product is made, where each rank has the whole vocabulary."""
     head = "loss = cross_entropy(softcap(x @ head[hidden -> vocab], 2), labels)"
-    train = f"precision = {precision}  kernels = triton"
+    train = f"precision = {precision}  kernels = triton  logits = chunk"
     assert only(evolve(ONE, body=f"{START} {head}", train=train), kind).get("cap") == 2
     assert kinds(evolve(TP, body=f"{START} {head}", train=train)) == ["linear_parts", "rejoined"]
 
@@ -297,6 +297,49 @@ def test_an_old_gpu_cannot_be_given_ours() -> None:
         compile_plan(Source("old.scale", text), "resolve")
     (found,) = raised.value.diagnostics
     assert (found.code, found.label) == ("E0413", "`t4` has 7.5")
+
+
+# ---- whether logits are kept
+
+
+def _logits(plan: Plan) -> tuple[str, list[str]]:
+    """What the plan's logits are, and the ops of its loss."""
+    program = fused(plan)
+    losses = {LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, LOGIT_PARTS.name, "cross_entropy"}
+    return program.train.logits, [op.kind for op in walk(program.region.body) if op.kind in losses]
+
+
+@pytest.mark.parametrize(
+    ("said", "whole", "shared"),
+    [
+        ("auto", ("chunk", ["linear_cross_entropy"]), ("save", ["logit_parts"])),
+        ("save", ("save", ["cross_entropy"]), ("save", ["logit_parts"])),
+        ("chunk", ("chunk", ["linear_cross_entropy"]), ("chunk", ["linear_parts"])),
+    ],
+)
+def test_logits_are_kept_or_made_in_chunks(
+    said: str, whole: tuple[str, list[str]], shared: tuple[str, list[str]]
+) -> None:
+    train = f"kernels = triton  logits = {said}"
+    assert _logits(evolve(ONE, train=train)) == whole
+    assert _logits(evolve(TP, train=train)) == shared
+
+
+@pytest.mark.parametrize(("seq", "logits"), [(1024, "chunk"), (1023, "save")])
+def test_from_a_gib_on_a_rank_logits_are_made_in_chunks(seq: int, logits: str) -> None:
+    """Of 131072 classes on 2 ranks, in 4 bytes, 4 sequences of so many tokens."""
+    dims = DIMS.replace("vocab = 12", "vocab = 131072")
+    plan = evolve(TP, dims=dims, seq=seq, train="precision = fp32  kernels = triton")
+    assert plan.program("resolve").train.logits == logits
+
+
+def test_chunks_need_kernels() -> None:
+    text = evolve(ONE, train="kernels = torch  logits = chunk").text()
+    with pytest.raises(PlanError) as raised:
+        compile_plan(Source("torch.scale", text), "resolve")
+    (found,) = raised.value.diagnostics
+    assert found.code == "E0414"
+    assert found.span.line == next(i for i, line in enumerate(text.splitlines(), 1) if "logits = chunk" in line)
 
 
 def test_a_head_of_fewer_classes_than_tokens_reads_back() -> None:

@@ -47,7 +47,7 @@ def test_a_llama(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fused(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
     """With the functions of kernels; what these hold where they launch is not known here."""
-    train = f"train {{ global_batch = 16  microbatch = 4  precision = {precision}  kernels = triton }}"
+    train = f"train {{ global_batch = 16  microbatch = 4  precision = {precision}  kernels = triton  logits = chunk }}"
     text = f'use "tiny_llama.scale" {{ {SHAPES[shape]}  {train} }}\nmesh {{ {mesh} }}\n'
     module, program = compiled(text, tmp_path)
     _near(peak(module, 16), account(program))

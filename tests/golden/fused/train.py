@@ -59,7 +59,7 @@ try:
         AdamW,
         AddRMSNorm,
         Attention,
-        LogitParts,
+        LinearParts,
         RMSNorm,
         RopePair,
         SiluMul,
@@ -73,7 +73,7 @@ except ModuleNotFoundError as missing:  # one line on one rank, not a traceback 
 # Triton kernels, by the size they work on, with tiles for sm_90; elsewhere torch does the same.
 add_rms_norm = AddRMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
 attention = Attention({})
-logit_parts = LogitParts({128: Tile(rows=1, warps=4, columns=256)})
+linear_parts = LinearParts({128: Tile(rows=1, warps=4, columns=256)}, chunk=4096)
 rms_norm = RMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
 rope_pair = RopePair({16: Tile(rows=64, warps=4)})
 silu_mul = SiluMul({96: Tile(rows=8, warps=4)})
@@ -131,7 +131,7 @@ class Llama(nn.Module):
             x = layer(x, self.rotary)  # llama.scale:20
         n = rms_norm(x, self.norm, eps=1e-05)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
-        peak, z, t = logit_parts(linear(n, self.head), labels, self.tp)  # [s, b] maximal over tp  llama.scale:30
+        peak, z, t = linear_parts(n, self.head, labels, self.tp)  # [s, b] maximal over tp  llama.scale:30
         peak_2 = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
         z, t = rejoined(peak, z, t, peak_2, labels, self.tp, columns=128)  # [s, b] partial over tp  llama.scale:30
         z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
