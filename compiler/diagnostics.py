@@ -72,6 +72,7 @@ CODES = {
     "E0411": "element types that contradict",
     "E0412": "a setting that a compiled layer does not have",
     "E0413": "kernels that a GPU does not run",
+    "E0414": "chunks of logits without kernels",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",

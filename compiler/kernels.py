@@ -16,7 +16,7 @@ from .gpus import gpu
 from .ir import FLOATS, Op, Program, Type, types, walk
 from .leaves import leaves
 from .ops import OPS
-from .ops.head import few_columns, few_tokens
+from .ops.logits import few_columns, few_tokens
 from .settings import TRITON
 
 Size = Callable[[Program, Sequence[Type], Op], int]
@@ -67,6 +67,7 @@ KERNELS = {
     "layernorm": Kernel("LayerNorm", _of_weight),
     "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, few_tokens),
     "linear_parts": Kernel("LinearParts", _columns, few_columns),
+    "logit_parts": Kernel("LogitParts", _last),
     "rmsnorm": Kernel("RMSNorm", _of_weight),
     "rope": Kernel("Rope", _last),
     "rope_pair": Kernel("RopePair", _last),

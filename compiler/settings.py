@@ -41,8 +41,10 @@ from .schema import read, show
 
 __all__ = [
     "AUTO",
+    "CHUNK",
     "FILE",
     "ON",
+    "SAVE",
     "STDLIB",
     "TORCH",
     "TRITON",
@@ -68,6 +70,9 @@ AUTO, FILE = "auto", "file"
 
 TORCH, TRITON = "torch", "triton"
 """Whose kernels a program calls; `auto` is decided with the rest of the plan."""
+
+SAVE, CHUNK = "save", "chunk"
+"""What becomes of logits: kept for backward, or made a chunk at a time; `auto` is decided with the rest of the plan."""
 
 OFF, ON = "off", "on"
 
@@ -250,6 +255,10 @@ class Train(Settings):
             TORCH,
             TRITON,
         ),
+    )
+    logits: str = field(
+        default=AUTO,
+        metadata=choice("of losses: kept for backward, made a chunk at a time, or what suits them", AUTO, SAVE, CHUNK),
     )
     compile: str = field(
         default=OFF,

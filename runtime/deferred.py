@@ -6,7 +6,7 @@ for ops that have a backward of their own.
 Non-goals: when which part is done (`pipeline`); gradients of other ops, which are made with the input's.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -20,7 +20,7 @@ from .functional import embedding
 from .mesh import Axis
 
 Part = Callable[[], None]
-"""Makes the gradient of one weight, and adds it where autograd would."""
+"""Makes the gradients of some weights, one for most, and adds them where autograd would."""
 
 # Where input parts under way leave calls, the innermost last.  Of the module, as on CUDA a thread of autograd's own
 # runs backward, which sees neither what is local to the caller's thread nor its context variables.
@@ -39,11 +39,14 @@ def set_apart(parts: list[Part]) -> Generator[None]:
         _left.pop()
 
 
-def put_off(weight: Tensor, gradient: Callable[[], Tensor]) -> bool:
-    """Leaves the gradient of a weight to be made later, within `set_apart`; else, and of no parameter, it does not."""
-    if not _left or not weight.is_leaf:
+def put_off(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> bool:
+    """Leaves gradients of weights to be made later, together, within `set_apart`; else it does not.
+
+    Nor does it where one of the weights is no parameter; and of no weights there is nothing to leave.
+    """
+    if not (_left and weights) or not all(weight.is_leaf for weight in weights):
         return False
-    _left[-1].append(partial(_add, weight, gradient))
+    _left[-1].append(partial(_add, weights, gradients))
     return True
 
 
@@ -98,9 +101,9 @@ def _linear_gradient(gradient: Tensor, x: Tensor) -> Tensor:
 
 def now_or_later(weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | None:
     """A weight's gradient; None where it is put off."""
-    return None if put_off(weight, gradient) else gradient()
+    return None if put_off([weight], lambda: [gradient()]) else gradient()
 
 
-def _add(weight: Tensor, gradient: Callable[[], Tensor]) -> None:
-    """As autograd does it, with the weight's hooks: where gradients are wider than weights, those add."""
-    _backward(weight, gradient())
+def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> None:
+    """As autograd does it, with the weights' hooks: where gradients are wider than weights, those add."""
+    _backward(weights, gradients())

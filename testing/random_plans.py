@@ -57,7 +57,7 @@ def drafts(draw: st.DrawFn, ops: str = "", statements: Sequence[str] = ()) -> st
     each, microbatches = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     precision, gathered = draw(st.sampled_from(["fp64", "fp32", "bf16"])), draw(st.sampled_from(["save", "regather"]))
     recompute, state = draw(_recomputed(body)), draw(states(sharding, body))
-    kernels = draw(st.sampled_from(["torch", "triton"]))
+    kernels = draw(st.sampled_from(["torch", "triton  logits = save", "triton  logits = chunk"]))
     optimizer = draw(st.sampled_from(OPTIMIZERS)).replace("{clip}", draw(st.sampled_from(["0.0", "0.1", "100.0"])))
     documents, data = (", documents[batch, seq]", '  separator = "\\n"') if "documents" in body else ("", "")
     return Text(f"""{ops}model random(tokens[batch, seq], labels[batch, seq]{documents}) {{

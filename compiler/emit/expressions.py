@@ -11,7 +11,7 @@ from attrs import frozen
 from ..ir import Kind, Op, Program, Type
 from ..ops import OPS
 from ..ops.attention import documents_and_draws, head_dims
-from ..ops.head import classes_of
+from ..ops.logits import classes_of
 from ..ops.user import constants, module_and_function
 from ..placements import coercion_of, ends
 from .words import literal
@@ -235,6 +235,13 @@ def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Writte
     return _over_classes("cross_entropy", operands, (), context, options)
 
 
+def _logit_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    logits = context.types(op.inputs[0])
+    classes = logits.dims[-1]
+    options = [*_padding(classes, context), *_numbers(op)]
+    return _over_classes("logit_parts", operands, logits.axes_of(classes), context, options)
+
+
 def _linear_cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return _of_head(op, operands, (), context)
 
@@ -245,20 +252,23 @@ def _linear_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written
 
 
 def _of_head(op: Op, operands: Sequence[Expr], axes: tuple[str, ...], context: Context) -> Written:
-    """A call that makes its own logits, with what is padding of them."""
-    weight = context.types(op.inputs[1])
-    said = [f"{key}={literal(value)}" for key, value in op.attrs if key in ("smoothing", "z", "cap")]
-    return _over_classes(
-        OPS[op.kind].function, operands, axes, context, [*_padding(classes_of(op, weight), context), *said]
-    )
+    """A call that makes its own logits, with their bias, if there is one, and with what is padding of them."""
+    weight, bias = context.types(op.inputs[1]), [f"bias={each.text}" for each in operands[3:]]
+    options = [*bias, *_padding(classes_of(op, weight), context), *_numbers(op)]
+    return _over_classes(OPS[op.kind].function, operands[:3], axes, context, options)
 
 
 def _rejoined(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """Told how many classes each rank has."""
     classes, axes = str(op.get("classes")), context.types(op.inputs[0]).axes_in(Kind.MAXIMUM)
     columns = f"columns={context.program.size(classes) // context.program.degree(axes)}"
-    said = [f"{key}={literal(value)}" for key, value in op.attrs if key == "smoothing"]
-    return _over_classes("rejoined", operands, axes, context, [columns, *_padding(classes, context), *said])
+    options = [columns, *_padding(classes, context), *_numbers(op)]
+    return _over_classes("rejoined", operands, axes, context, options)
+
+
+def _numbers(op: Op) -> list[str]:
+    """The options of a loss."""
+    return [f"{key}={literal(value)}" for key, value in op.attrs if key in ("smoothing", "z", "cap")]
 
 
 def _padding(dim: str, context: Context) -> list[str]:
@@ -307,6 +317,7 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "layernorm": _named,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_parts": _linear_parts,
+    "logit_parts": _logit_parts,
     "mean": _mean,
     "mean_square": _mean,
     "max_logit": _max_logit,

@@ -11,7 +11,7 @@ from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Program, Region, Type, base, types, walk
 from ..kernels import Used, kernels_of
-from ..ops.head import class_dims
+from ..ops.logits import class_dims
 from ..resources import filled
 from ..source import Source
 from ..summary import launch, ranks

@@ -162,15 +162,18 @@ def put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[st
 def _needed(op: Op) -> Sequence[str]:
     """What a weight's gradient is made of; a loss makes it, and it is only to be scaled."""
     match op.kind:
-        case "linear_cross_entropy_dw":
+        case "linear_cross_entropy_dw" | "linear_cross_entropy_db":
             return [value.name for value in op.outputs]
-        case "linear_parts_dw":
+        case "linear_parts_dw" | "linear_parts_db":
             return op.inputs
         case _:
             return op.inputs[:2]
 
 
-OF_WEIGHTS = ("embedding_dw", "linear_cross_entropy_dw", "linear_parts_dw")
+OF_WEIGHTS = (
+    *("embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
+    *("linear_parts_dw", "linear_parts_db"),
+)
 
 
 def is_put_off(stmt: Stmt) -> bool:

@@ -6,6 +6,7 @@ from where its message begins.
 Non-goals: what an allocator loses.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
@@ -32,7 +33,7 @@ class Stage:
     kept      what autograd keeps of it, each storage once
     entered   bytes of what enters it that autograd does not keep; it is there as long
     later     bytes that the weights' part of backward needs of the part before it
-    largest   of the gradients that the weights' part makes, which goes as soon as it is added
+    largest   of the gradients that the weights' part makes together, which go as soon as they are added
     forward   the moment when most is there, but of other microbatches
     backward  likewise
     input     likewise, in backward without the weights' part
@@ -88,7 +89,10 @@ def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
     entered = sum(storages.bytes(name) for name in storages.cut.entering if storages.root(name) not in keeper.all)
     kept = tuple(keeper.all.values())
     body = storages.backward.body
-    largest = max((storages.bytes(op.outputs[0].name) for op in walk(body) if is_put_off(op)), default=0)
+    made = Counter[tuple[str, ...]]()  # what is made of the same is made together
+    for op in filter(is_put_off, walk(body)):
+        made[op.inputs] += storages.bytes(op.outputs[0].name)
+    largest = max(made.values(), default=0)
     later = sum(put_off(storages, body).values())
     apart = Walk(storages, keeper, device, splits=True).fullest
     back = walked["backward"]

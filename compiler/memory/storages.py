@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ..ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, Type, types, walk
 from ..ops import OPS
-from ..ops.head import GRADIENTS
+from ..ops.head import KEPT
 
 
 @frozen
@@ -144,9 +144,9 @@ class Storages:
             if op.kind == "linear_cross_entropy"
         }
         for op in walk(self.backward.body):
-            if op.kind in GRADIENTS:
+            if op.kind in KEPT:
                 loss = losses[tuple(map(self.origin, op.inputs[1:]))]
-                self._root[op.outputs[0].name] = f"{loss}: {GRADIENTS[op.kind]}"
+                self._root[op.outputs[0].name] = f"{loss}: {KEPT[op.kind]}"
 
     def _does(self, op: Op) -> object:
         attrs = tuple(attr for attr in op.attrs if attr[0] != "every")

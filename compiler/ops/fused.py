@@ -193,7 +193,10 @@ GATES = {function.name: f"{function.name}_mul" for function in FUNCTIONS if func
 NORMS = {norm.name: f"add_{norm.name}" for norm in (RMSNORM, LAYERNORM)}
 """Norms that may take in the sum before them."""
 
-FUSED = (*NORMS.values(), *GATES.values(), CONTRACTS.name, "linear_cross_entropy", "linear_parts", "rope_pair")
+LOSSES = ("linear_cross_entropy", "linear_parts", "logit_parts")
+"""Those that take in what makes their logits, or go through these once."""
+
+FUSED = (*NORMS.values(), *GATES.values(), CONTRACTS.name, *LOSSES, "rope_pair")
 """The ops of a forward that stand for several."""
 
 ENTRIES = (

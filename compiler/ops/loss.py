@@ -12,6 +12,8 @@ from .saved import Local, Saved
 
 SMOOTHING = Attribute("smoothing", default=0.0)
 Z_LOSS = Attribute("z_loss", default=0.0)
+CAP = Attribute("cap", default=0.0, implied=True)
+"""Of losses that bound their logits themselves, as softcap does, where a plan writes that before them."""
 
 
 def wide(dtype: str) -> str:
@@ -133,16 +135,21 @@ def _entropy_saves(it: Local) -> Saved:
 def _below(it: Local) -> int:
     """Of logits in few bits, or some of which are padding, a copy; where there are parts, logits − peak."""
     if it.kernels:
-        return _in_pass(it, 0)
+        return in_pass(it, 0)
     padded = it.program.valid(it.types[0].dims[-1]) < it.program.size(it.types[0].dims[-1])
     return it.widened() if it.op.attrs or padded or it.bytes() < it.widened() else 0
 
 
-def _in_pass(it: Local, logits: int) -> int:
-    """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy."""
-    classes = it.types[logits].dims[-1]
-    each = it.widened(logits) // it.program.size(classes) * it.program.valid(classes)
-    return 0 if it.launched else (2 if it.bytes(logits) < it.widened(logits) else 1) * each
+def in_pass(it: Local, logits: int) -> int:
+    """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy, and bounds them before."""
+    if it.launched:
+        return 0
+    type, narrow = it.types[logits], it.bytes(logits) < it.widened(logits)
+    classes, terms = type.dims[-1], 1 + narrow
+    if CAP.name in dict(it.op.attrs):
+        terms = 4 if it.op.kind.endswith("_dx") else 2 + narrow
+    columns = it.program.local_size(type, classes)
+    return terms * it.widened(logits) // columns * min(columns, it.program.valid(classes))
 
 
 def _parts_below(it: Local) -> int:
@@ -159,7 +166,7 @@ def _gradient_wide(it: Local) -> int:
     logits = next(i for i, type in enumerate(it.types) if type.dims == it.op.outputs[0].type.dims)
     wide, result = it.widened(logits), it.bytes(logits)
     if it.kernels and it.op.kind == "cross_entropy_dx":
-        return _in_pass(it, logits)
+        return in_pass(it, logits)
     if it.op.kind == "cross_entropy_dx" and not it.op.attrs:
         return 2 * wide - result
     return max(wide + _converted(it, logits) - result, wide if result < wide else 0)
@@ -171,7 +178,7 @@ CROSS_ENTROPY = OpDef(
     " negative label counts nothing.  s is `smoothing` (Szegedy et al. 2016), z PaLM's z-loss (Chowdhery et al. 2022).",
     _token_total,
     operands=(Operand("logits"), Operand("labels", given="labels")),
-    attributes=(SMOOTHING, Attribute("z", default=0.0)),
+    attributes=(SMOOTHING, Attribute("z", default=0.0), CAP),
     adjoint=_cross_entropy_adjoint,
     whole=_classes,
     expand=_expand,

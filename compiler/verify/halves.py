@@ -12,7 +12,10 @@ from attrs import evolve, field, frozen
 from ..ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, uses
 from .cut import Part, made
 
-PUT_OFF = ("contract", "embedding_dw", "linear_cross_entropy_dw", "linear_parts_dw")
+PUT_OFF = (
+    *("contract", "embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
+    *("linear_parts_dw", "linear_parts_db"),
+)
 
 
 @frozen

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ..ir import MICROBATCHES, Program, base, types, walk
-from ..ops.head import class_dims
+from ..ops.logits import class_dims
 from .flat import own
 from .holders import known
 from .numbers import Numbers

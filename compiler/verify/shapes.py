@@ -14,6 +14,7 @@ from ..ir import MICROBATCHES, Bucket, Claim, Dim, Op, Program, Region, Stmt, ty
 from ..layout import layout_of, shard_axes
 from ..ops import OPS
 from ..ops.attention import ROPES, SEQUENCE, head_dims
+from ..ops.parts import LINEAR_PARTS, LOGIT_PARTS
 from ..settings import Cluster
 from .recut import covers, few_microbatches, few_turns, recut, shared
 
@@ -173,7 +174,8 @@ def _loops(body: tuple[Stmt, ...]) -> Iterator[str]:
 
 def _shares(ops: list[Op]) -> dict[str, tuple[str, ...]]:
     """The dims of which each rank has one, and over which axes."""
-    pairs = ((str(op.get("as")), op.outputs[1].type) for op in ops if op.kind == "linear_parts")
+    parted = [op for op in ops if op.kind in (LINEAR_PARTS.name, LOGIT_PARTS.name)]
+    pairs = ((str(op.get("as")), op.outputs[1].type) for op in parted)
     return {dim: type.axes_of(dim) for dim, type in pairs}
 
 

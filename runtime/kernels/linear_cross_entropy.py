@@ -35,19 +35,19 @@ from ..deferred import put_off
 from ..functional import token_loss
 from .classes import Classes, classes_of
 from .launching import Tile, tile_for
-from .logits import Parts, add_parts, new_parts, put_gradient, wide
+from .logits import Parts, add_parts, new_parts, product, put_gradient, wide
 
 
 @dataclass(frozen=True)
 class LinearCrossEntropy:
-    """Sum of token losses of the logits x · weightᵀ, 0-dim, as `CrossEntropy` has it, without the logits.
+    """Sum of token losses of the logits x · weightᵀ + bias, 0-dim, as `CrossEntropy` has it, without the logits.
 
-    x [..., h], weight [v, h] with the whole vocabulary, labels [...], < 0 for none.  Logits of `chunk` tokens are made
-    at a time, 1024 or more for large products.
+    x [..., h], weight [v, h] and bias [v], if there is one, with the whole vocabulary, labels [...], < 0 for none.
+    Logits of `chunk` tokens are made at a time, 1024 or more for large products.
 
-    Where gradients will be asked for, saves those of x and weight of a loss that counts once, in their element types;
-    the weight's adds up chunks in it, each sum rounded.  Backward multiplies them in place, and runs only once; within
-    `set_apart` that of the weight is put off.
+    Where gradients will be asked for, saves those of x, weight and bias of a loss that counts once, in their element
+    types; the weight's adds up chunks in it, each sum rounded, the bias' in float32, each chunk rounded.  Backward
+    multiplies them in place, and runs only once; within `set_apart` those of weight and bias are put off.
     """
 
     tiles: Mapping[int, Tile]
@@ -62,12 +62,14 @@ class LinearCrossEntropy:
         smoothing: float = 0.0,
         z: float = 0.0,
         cap: float = 0.0,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """The loss; `z` weighs the z-loss."""
-        columns, wanted = weight.shape[0], torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        given = (it for it in (x, weight, bias) if it is not None)
+        columns, wanted = weight.shape[0], torch.is_grad_enabled() and any(it.requires_grad for it in given)
         here = classes_of(columns, None, classes, smoothing, cap)
         tokenwise = _Tokenwise(here, self.chunk, tile_for(self, self.tiles, columns, x), z, wanted)
-        return cast(Any, _LinearCrossEntropy).apply(x, weight, labels, tokenwise)
+        return cast(Any, _LinearCrossEntropy).apply(x, weight, bias, labels, tokenwise)
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,14 @@ class _Tokenwise:
     z_loss: float
     differentiated: bool
 
-    def chunks(self, x: Tensor, weight: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def chunks(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows of x, their loss, and the gradient of their logits; the next lie in the same memory."""
         memory = x.new_empty(min(self.chunk, x.shape[0]), weight.shape[0])
         for start in range(0, max(x.shape[0], 1), self.chunk):
             rows = slice(start, min(start + self.chunk, x.shape[0]))
-            logits = torch.mm(x[rows], weight.mT, out=memory[: rows.stop - start])
+            logits = product(x[rows], weight, bias, memory[: rows.stop - start])
             parts = new_parts(logits)
             add_parts(logits, labels[rows], parts, self.classes, self.tile)
             loss, of_parts = self._token_loss(parts, labels[rows])
@@ -104,26 +108,33 @@ class _Tokenwise:
 
 class _LinearCrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, tokenwise: _Tokenwise) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokenwise: _Tokenwise
+    ) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])
-        of_x, of_weight = (tokenwise.differentiated and needed for needed in ctx.needs_input_grad[:2])
+        of_x, of_weight, of_bias = (tokenwise.differentiated and needed for needed in ctx.needs_input_grad[:3])
         dx = torch.empty_like(tokens) if of_x else None
         dw = torch.empty_like(weight) if of_weight else None
+        db = weight.new_zeros(weight.shape[0], dtype=wide(x.dtype)) if of_bias else None
         total = tokens.new_zeros((), dtype=wide(x.dtype))
-        for rows, loss, gradient in tokenwise.chunks(tokens, weight, labels.reshape(-1).contiguous()):
+        for rows, loss, gradient in tokenwise.chunks(tokens, weight, bias, labels.reshape(-1).contiguous()):
             total += loss
             if dx is not None:
                 torch.mm(gradient, weight, out=dx[rows])
             if dw is not None:
                 dw.addmm_(gradient.mT, tokens[rows], beta=int(rows.start > 0))
-        ctx.save_for_backward(dx, dw)
-        ctx.weight, ctx.shape = weight, x.shape
+            if db is not None:
+                db.add_(gradient.sum(0))
+        ctx.save_for_backward(dx, dw, db if db is None else db.to(weight.dtype))
+        ctx.weights, ctx.shape = (weight, bias), x.shape
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (factor,), (dx, dw) = grad_outputs, cast(tuple[Tensor | None, ...], ctx.saved_tensors)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (factor,), (dx, *own) = grad_outputs, cast(tuple[Tensor | None, ...], ctx.saved_tensors)
         dx = dx if dx is None else dx.mul_(factor).view(ctx.shape)
-        if dw is None or put_off(ctx.weight, lambda: dw.mul_(factor)):
-            return dx, None, None, None
-        return dx, dw.mul_(factor), None, None
+        made = [(weight, it) for weight, it in zip(ctx.weights, own, strict=True) if it is not None]
+        if put_off([weight for weight, _ in made], lambda: [it.mul_(factor) for _, it in made]):
+            return dx, None, None, None, None
+        dw, db = (it if it is None else it.mul_(factor) for it in own)
+        return dx, dw, db, None, None

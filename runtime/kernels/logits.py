@@ -29,6 +29,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """The logits x · weightᵀ + bias, in the memory of `out`.  x [rows, h], weight [columns, h], bias [columns]."""
+    if bias is None:
+        return torch.mm(x, weight.mT, out=out)
+    return torch.addmm(bias, x, weight.mT, out=out)
+
+
 def new_parts(logits: Tensor) -> Parts:
     """Room for the parts of each row; `add_parts` with `begins` fills it."""
     m, z, t = (logits.new_empty(logits.shape[0], dtype=wide(logits.dtype)) for _ in range(3))

@@ -58,7 +58,11 @@ FUSED = LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)").replace("
 CAPPED = f"""{START} {LAYERS}
   loss = cross_entropy(softcap(layernorm(x, norm[hidden], bias[hidden], 1e-5) @ wte, 30), labels, z=0.01)"""
 
-KERNELS = "kernels = triton"
+BIASED = f"{START} {LAYERS} {TIED.replace('wte', 'wte + b_head[vocab]')}"
+OF_LOGITS = f"""{START} {LAYERS} y = softcap(rmsnorm(x, norm[hidden], 1e-5) @ wte, 20)
+  loss = cross_entropy(y, labels, smoothing=0.1, z=0.01) + cross_entropy(softcap(y, 30), labels)"""
+
+KERNELS = "kernels = triton  logits = chunk"
 SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
 ADAM = "adamw { lr = 1e-2  clip = 1.0 }"
 GROUPS = 'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5 lr_scale = 2.0 } }'
@@ -133,6 +137,13 @@ SMALL = {
     "groups": plan(optimizer=GROUPS),
     "fused": plan(FUSED, options=f"{KERNELS}  recompute = full"),
     "fused, vocabulary whole": plan(CAPPED, shard="batch over dp  heads, kv_heads, ffn over tp", options=KERNELS),
+    "fused, bias": plan(BIASED, options=f"{KERNELS}  gathered = regather").replace("vocab = 64", "vocab = 61 pad 4"),
+    "fused, bias, vocabulary whole": plan(BIASED, shard="batch over dp  heads, kv_heads, ffn over tp", options=KERNELS),
+    "fused, bias, stages": staged(BIASED, "zb_h1", options=KERNELS),
+    "fused, two losses": plan(OF_LOGITS, options=KERNELS).replace("vocab = 64", "vocab = 61 pad 4"),
+    "fused, logits capped alone": plan(
+        CAPPED, shard="batch over dp  heads, kv_heads, ffn over tp", options=f"{KERNELS}  precision = fp16"
+    ),
     "fp16": plan(options=FP16, optimizer="adamw { lr = 1e-2  clip = 1 }"),
     "fp16, unclipped": plan(options="precision = fp16", optimizer="sgd { lr = 1e-2 }"),
     "fp16, zero 1": plan(options=FP16, state="zero 1 over dp  bucket = 12KiB"),

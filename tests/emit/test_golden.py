@@ -33,7 +33,7 @@ SHARDS = {
     ),
     "zero_3": ("mesh { dp = 2  tp = 2 }  state { zero 3 over dp }", "precision = bf16  recompute = full"),
     "recomputed": ("mesh { dp = 2  tp = 2 }", "recompute = full"),
-    "fused": ("mesh { dp = 2  tp = 2 }", "precision = bf16  kernels = triton"),
+    "fused": ("mesh { dp = 2  tp = 2 }", "precision = bf16  kernels = triton  logits = chunk"),
     "compiled": ("mesh { dp = 2  tp = 2 }", "compile = on  recompute = full"),
     "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
 }

@@ -201,6 +201,12 @@ BY_HAND = {
         "linear_cross_entropy(n, self.wte",
         "linear_cross_entropy(x, self.wte",
     ),
+    "no bias": ("fused, bias", "bias=self.b_head, ", ""),
+    "another bias": ("fused, bias, vocabulary whole", "bias=self.b_head", "bias=self.norm"),
+    "parts of all logits": ("fused, two losses", "logit_parts(y, labels, self.tp", "logit_parts(y, labels"),
+    "padding among the classes": ("fused, two losses", "classes=61, smoothing=0.1)", "smoothing=0.1)"),
+    "another cap of logits": ("fused, two losses", "cap=30.0", "cap=31.0"),
+    "no cap of whole logits": ("fused, logits capped alone", ", cap=30.0", ""),
     "a captured value stands for the carried": ("captured", "x = layer(x, y,", "x = layer(y, y,"),
     "a loop that begins otherwise": ("two carried", "x, y = layer(x, y,", "x, y = layer(y, x,"),
     "a class compiled that is not innermost": (
@@ -314,7 +320,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16", "fused"])
+@pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16", "fused", "fused, bias", "fused, two losses"])
 @pytest.mark.parametrize("mutants", KINDS)
 def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:
     text, program = compiled(plan)

@@ -20,7 +20,7 @@ DROP = "x = dropout(x, 0.1)"
 DROPPING = ATTENTION.replace("mask=causal", "mask=causal, dropout=0.2")
 DROPPED = MLP.replace("(m @ w_up[hidden -> ffn])", "dropout(m @ w_up[hidden -> ffn], 0.1)")
 DROPOUT = evolve(DP_TP, body=f"{START} {DROP} repeat layers {{ {DROPPING} {DROPPED} }} {HEAD}")
-FUSED = "precision = fp64  kernels = triton"
+FUSED = "precision = fp64  kernels = triton  logits = chunk"
 NO_DP = "vocab, heads, kv_heads, ffn over tp"
 SMALL_MLP = "silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
 
@@ -106,6 +106,35 @@ PLANS = {
         ),
         shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp",
         state="zero 3 over dp",
+        train=FUSED,
+    ),
+    "fused, head with a bias": evolve(
+        DP_TP,
+        body=LLAMA.replace(", labels)", " + b_head[vocab], labels, smoothing=0.1, z=0.01)"),
+        dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
+        state="zero 3 over dp",
+        train=FUSED,
+    ),
+    "fused, head with a bias, vocabulary whole": evolve(
+        DP_TP,
+        body=LLAMA.replace("= cross_entropy(", "= cross_entropy(softcap(").replace(
+            "@ head[hidden -> vocab]", "@ wte + b_head[vocab], 2)"
+        ),
+        shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp",
+        train=FUSED,
+    ),
+    "fused, logits of two losses": evolve(
+        DP_TP,
+        body=f"""{START} y = rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab]
+        loss = cross_entropy(y, labels, z=0.01) + cross_entropy(softcap(y, 2), labels, smoothing=0.1)""",
+        dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4"),
+        train=FUSED,
+    ),
+    "fused, logits capped alone": evolve(
+        DP_TP,
+        body=LLAMA.replace(HEAD, "loss = cross_entropy(softcap(silu(x @ head[hidden -> vocab]), 2), labels, z=0.01)"),
+        mesh="dp = 2",
+        shard="batch over dp",
         train=FUSED,
     ),
     "one microbatch": evolve(DP_TP, microbatches=1),

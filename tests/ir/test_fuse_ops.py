@@ -10,14 +10,16 @@ from scalec.compiler.emit import emit
 from scalec.compiler.ir import Op, Program, walk
 from scalec.compiler.ops.attention import ROPE_PAIR
 from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
-from scalec.compiler.ops.head import LINEAR_CROSS_ENTROPY, LINEAR_PARTS, REJOINED
+from scalec.compiler.ops.head import LINEAR_CROSS_ENTROPY
+from scalec.compiler.ops.parts import LINEAR_PARTS, LOGIT_PARTS
+from scalec.compiler.ops.rejoined import REJOINED
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 
 ONE = Plan(train=FUSED)
 TP = Plan(mesh="tp = 2", shard=NO_DP, train=FUSED)
 NEW = {
-    *(CONTRACTS.name, LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, REJOINED.name, ROPE_PAIR.name),
+    *(CONTRACTS.name, LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, LOGIT_PARTS.name, REJOINED.name, ROPE_PAIR.name),
     *GATES.values(),
     *NORMS.values(),
 }
@@ -145,18 +147,83 @@ def test_products_with_weights_over_different_axes_are_apart() -> None:
     assert "contracts" not in kinds(body(statement, evolve(TP, shard="ffn over tp")))
 
 
+IN_PARTS = ["logit_parts", "rejoined"]
+TWO_LOSSES = "loss = cross_entropy(y, labels) + cross_entropy(y, labels, smoothing=0.1)"
+
+
 @pytest.mark.parametrize(
-    "head",
+    ("head", "losses"),
     [
-        "y = rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab]"
-        " loss = cross_entropy(y, labels) + cross_entropy(y, labels, smoothing=0.1)",
-        "loss = cross_entropy(tanh(x @ head[hidden -> vocab]), labels)",
-        "loss = cross_entropy(x @ head[hidden -> vocab] + b[vocab], labels)",
+        (f"y = x @ head[hidden -> vocab] {TWO_LOSSES}", 2),
+        ("loss = cross_entropy(tanh(x @ head[hidden -> vocab]), labels)", 1),
+        ("loss = cross_entropy(x @ silu(head[vocab, hidden]), labels)", 1),
+    ],
+    ids=["two losses", "a function of them", "a weight that is computed"],
+)
+def test_logits_that_are_not_their_loss_own_are_made(head: str, losses: int) -> None:
+    """Where ranks share the vocabulary out, each loss still goes through them once."""
+    assert kinds(evolve(ONE, body=f"{START} {head}")) == []
+    assert kinds(evolve(TP, body=f"{START} {head}")) == IN_PARTS * losses
+
+
+@pytest.mark.parametrize("sum_", ["{} + b[vocab]", "b[vocab] + {}"])
+@pytest.mark.parametrize("cap", ["{}", "softcap({}, 2)"])
+def test_a_bias_goes_into_the_product(sum_: str, cap: str) -> None:
+    logits = cap.format(sum_.format("x @ head[hidden -> vocab]"))
+    head = f"loss = cross_entropy({logits}, labels, smoothing=0.1)"
+    for plan, kind, kinds_ in ((ONE, "linear_cross_entropy", []), (TP, "linear_parts", ["rejoined"])):
+        plan = evolve(plan, body=f"{START} {head}")
+        assert kinds(plan) == [kind, *kinds_]
+        op = only(plan, kind)
+        assert [name.partition(".")[0] for name in op.inputs] == ["x", "head", "labels", "b"]
+        assert not {"add", "softcap"} & {op.kind for op in walk(fused(plan).region.body)}
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        "x @ head[hidden -> vocab] + silu(b[vocab])",
+        "x @ head[hidden -> vocab] + b[vocab] + c[vocab]",
+        "x @ head[hidden -> vocab] + b[seq, vocab]",
+        "softcap(x @ head[hidden -> vocab], 2) + b[vocab]",
+        "-(x @ head[hidden -> vocab]) + b[vocab]",
+        "(x @ head[hidden -> vocab]) * g[vocab] + b[vocab]",
     ],
 )
-@pytest.mark.parametrize("plan", [ONE, TP], ids=["whole", "in parts"])
-def test_logits_that_serve_more_than_a_loss_are_made(plan: Plan, head: str) -> None:
-    assert kinds(evolve(plan, body=f"{START} {head}")) == []
+def test_other_sums_are_made(logits: str) -> None:
+    head = f"loss = cross_entropy({logits}, labels)"
+    assert kinds(evolve(ONE, body=f"{START} {head}")) == []
+    assert kinds(evolve(TP, body=f"{START} {head}")) == IN_PARTS
+
+
+def test_a_cap_alone_goes_into_the_loss() -> None:
+    head = "loss = cross_entropy(softcap(tanh(x @ head[hidden -> vocab]), 2), labels, z=0.25)"
+    one, parts = (evolve(plan, body=f"{START} {head}") for plan in (ONE, TP))
+    assert dict(only(one, "cross_entropy").attrs) == {"z": 0.25, "cap": 2.0}
+    assert dict(only(parts, "logit_parts").attrs) == {"cap": 2.0, "as": "vocab_shares"}
+    assert "softcap" not in {op.kind for plan in (one, parts) for op in walk(fused(plan).region.body)}
+
+
+def test_a_cap_of_what_serves_two_losses_stands_by_itself() -> None:
+    head = f"y = softcap(x @ head[hidden -> vocab], 2) {TWO_LOSSES}"
+    for plan in (ONE, TP):
+        assert only(evolve(plan, body=f"{START} {head}"), "softcap").get("cap") == 2
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp16", "cross_entropy"), ("bf16", "linear_cross_entropy")])
+def test_a_cap_in_few_bits(precision: str, kind: str) -> None:
+    """Of float16 the product is made, where each rank has the whole vocabulary."""
+    head = "loss = cross_entropy(softcap(x @ head[hidden -> vocab], 2), labels)"
+    train = f"precision = {precision}  kernels = triton  logits = chunk"
+    assert only(evolve(ONE, body=f"{START} {head}", train=train), kind).get("cap") == 2
+    assert kinds(evolve(TP, body=f"{START} {head}", train=train)) == ["linear_parts", "rejoined"]
+
+
+@pytest.mark.parametrize(("again", "kind"), [("softcap", "logit_parts"), ("silu", "linear_parts")])
+def test_a_cap_that_backward_does_again_stands_by_itself(again: str, kind: str) -> None:
+    head = "loss = cross_entropy(softcap(silu(x) @ head[hidden -> vocab], 2), labels)"
+    plan = evolve(TP, body=f"{START} {head}", train=f"{FUSED}  recompute = selective({again})")
+    assert kinds(plan) == [kind, "rejoined"]
 
 
 @pytest.mark.parametrize("kernels", ["kernels = torch", "", "kernels = auto"])
@@ -230,6 +297,49 @@ def test_an_old_gpu_cannot_be_given_ours() -> None:
         compile_plan(Source("old.scale", text), "resolve")
     (found,) = raised.value.diagnostics
     assert (found.code, found.label) == ("E0413", "`t4` has 7.5")
+
+
+# ---- whether logits are kept
+
+
+def _logits(plan: Plan) -> tuple[str, list[str]]:
+    """What the plan's logits are, and the ops of its loss."""
+    program = fused(plan)
+    losses = {LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, LOGIT_PARTS.name, "cross_entropy"}
+    return program.train.logits, [op.kind for op in walk(program.region.body) if op.kind in losses]
+
+
+@pytest.mark.parametrize(
+    ("said", "whole", "shared"),
+    [
+        ("auto", ("chunk", ["linear_cross_entropy"]), ("save", ["logit_parts"])),
+        ("save", ("save", ["cross_entropy"]), ("save", ["logit_parts"])),
+        ("chunk", ("chunk", ["linear_cross_entropy"]), ("chunk", ["linear_parts"])),
+    ],
+)
+def test_logits_are_kept_or_made_in_chunks(
+    said: str, whole: tuple[str, list[str]], shared: tuple[str, list[str]]
+) -> None:
+    train = f"kernels = triton  logits = {said}"
+    assert _logits(evolve(ONE, train=train)) == whole
+    assert _logits(evolve(TP, train=train)) == shared
+
+
+@pytest.mark.parametrize(("seq", "logits"), [(1024, "chunk"), (1023, "save")])
+def test_from_a_gib_on_a_rank_logits_are_made_in_chunks(seq: int, logits: str) -> None:
+    """Of 131072 classes on 2 ranks, in 4 bytes, 4 sequences of so many tokens."""
+    dims = DIMS.replace("vocab = 12", "vocab = 131072")
+    plan = evolve(TP, dims=dims, seq=seq, train="precision = fp32  kernels = triton")
+    assert plan.program("resolve").train.logits == logits
+
+
+def test_chunks_need_kernels() -> None:
+    text = evolve(ONE, train="kernels = torch  logits = chunk").text()
+    with pytest.raises(PlanError) as raised:
+        compile_plan(Source("torch.scale", text), "resolve")
+    (found,) = raised.value.diagnostics
+    assert found.code == "E0414"
+    assert found.span.line == next(i for i, line in enumerate(text.splitlines(), 1) if "logits = chunk" in line)
 
 
 def test_a_head_of_fewer_classes_than_tokens_reads_back() -> None:

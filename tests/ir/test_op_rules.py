@@ -76,6 +76,7 @@ DROPS: dict[str, Attr] = {"dropout": 0.25, "site": 1}
 
 NORMS: dict[str, Attr] = {"eps": 0.1}
 HEAD: dict[str, Attr] = {"inner": ("hidden",)}
+PRODUCT = "seq batch hidden", "vocab hidden", "int seq batch"
 TWO_WEIGHTS = ("ffn hidden", "kv_heads head_dim hidden")
 
 FUSED = {
@@ -86,9 +87,10 @@ FUSED = {
     "contracts": [form(X, *TWO_WEIGHTS, over=("hidden",))],
     "gelu_mul": [form(X, X, approximate="tanh")],
     "gelu_mul_dx": [form(X, X, X, approximate="tanh")],
-    "linear_cross_entropy": [form("seq batch hidden", "vocab hidden", "int seq batch", **HEAD)],
-    "linear_cross_entropy_dw": [form("", "seq batch hidden", "vocab hidden", "int seq batch", **HEAD)],
-    "linear_cross_entropy_dx": [form("", "seq batch hidden", "vocab hidden", "int seq batch", **HEAD)],
+    "linear_cross_entropy": [form(*PRODUCT, **HEAD), form(*PRODUCT, "vocab", **HEAD)],
+    "linear_cross_entropy_db": [form("", *PRODUCT, "vocab", **HEAD)],
+    "linear_cross_entropy_dw": [form("", *PRODUCT, **HEAD), form("", *PRODUCT, "vocab", **HEAD)],
+    "linear_cross_entropy_dx": [form("", *PRODUCT, **HEAD), form("", *PRODUCT, "vocab", **HEAD)],
     "rope_pair": [form(Q, K, theta=100.0)],
     "rope_pair_dx": [form(Q, K, theta=100.0)],
     "silu_mul": [form(X, X)],

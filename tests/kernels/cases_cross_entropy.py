@@ -1,5 +1,7 @@
 """Cross entropy of logits, whole and of several ranks, against torch's own."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -80,6 +82,20 @@ def case_logits_that_are_not_contiguous(device: str) -> None:
 def case_logits_that_begin_anywhere(device: str) -> None:
     for precision in PRECISIONS[device]:
         _check_whole(moved(randn(4, 512, precision=precision, device=device)), LOSSES[-1], precision)
+
+
+def case_labels_with_gaps_between_them(device: str) -> None:
+    """A column of wider rows, and rows that are columns, whole and in parts."""
+    for precision in PRECISIONS[device]:
+        logits = randn(4, 3, 70, precision=precision, device=device)
+        whole, parts = CrossEntropy(_tiles(70)), LogitParts(_tiles(70))
+        for labels in (labels_of((4, 3, 2), 70, device)[..., 1], labels_of((3, 4), 70, device).T):
+            ways: list[Callable[[Tensor], Tensor]] = [
+                lambda x: whole(x, labels),  # noqa: B023
+                lambda x: joined(lambda _: parts(x, labels), labels, 70, 1, PLAIN),  # noqa: B023
+            ]
+            for way in ways:
+                check_loss(way, lambda x: PLAIN.of(x, labels.cpu()), [logits], precision)  # noqa: B023
 
 
 def case_logits_far_from_zero(device: str) -> None:

@@ -21,6 +21,7 @@ from scalec.compiler.emit.program import train_py
 from scalec.compiler.ir import Program, Region
 from scalec.compiler.passes import lower
 from scalec.compiler.passes.resolve import resolve
+from scalec.compiler.passes.resolve.logits import logits_for
 from scalec.compiler.source import Source
 from scalec.runtime import Batch, Mesh
 
@@ -36,7 +37,8 @@ def compiled(source: Source, gpu: str, kernels: str = "triton") -> Program:
     turned = set[str]() if program.pipeline else {region.dim for region in _repeats(program.region)}
     dims = (evolve(dim, size=TURNS, valid=TURNS) if dim.name in turned else dim for dim in program.dims)
     train, cluster = evolve(program.train, kernels=kernels), evolve(program.cluster, gpu=gpu)
-    return lower(evolve(program, dims=tuple(dims), train=train, cluster=cluster))
+    few = evolve(program, dims=tuple(dims), train=train, cluster=cluster)
+    return lower(evolve(few, train=evolve(train, logits=logits_for(few))))
 
 
 def _repeats(region: Region) -> Iterator[Region]:

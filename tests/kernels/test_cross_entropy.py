@@ -1,6 +1,7 @@
 """The torch twins of cross entropy in float64, on the CPU; what they save; weight gradients that are put off."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from kernels.cases import Precision
 from kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of, ranks
 from ranks import run_ranks
-from scalec.runtime import Mesh, all_reduce, max_logit, replicate, softmax_parts, token_loss
+from scalec.runtime import Axis, Mesh, all_reduce, max_logit, replicate, softmax_parts, token_loss
 from scalec.runtime.deferred import Part, set_apart
 from scalec.runtime.kernels import CrossEntropy, LinearCrossEntropy, LinearParts, LogitParts, rejoined
 
@@ -29,54 +30,68 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 6), st.i
 """Ranks, columns of each, classes that are padding (at most all but one), tokens, columns or tokens of a chunk."""
 
 
-@given(SHAPES, st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 0.01]), st.sampled_from([0.0, 3.0]))
+def _with_bias(op: LinearParts | LinearCrossEntropy, *args: Any, **options: Any) -> Any:
+    """Of x, weight and bias, if there is one, and all behind them."""
+    x, weight, *rest = args
+    bias = rest.pop(0) if rest[0].is_floating_point() else None
+    return op(x, weight, *rest, **options, bias=bias)
+
+
+@given(SHAPES, st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 0.01]), st.sampled_from([0.0, 3.0]), st.booleans())
 def test_all_ways_have_the_loss_and_the_gradients_of_one(
-    shape: tuple[int, ...], smoothing: float, z: float, cap: float
+    shape: tuple[int, ...], smoothing: float, z: float, cap: float, biased: bool
 ) -> None:
     world, columns, padding, tokens, chunk = shape
     whole = world * columns
     loss = Loss(max(1, whole - padding), smoothing, z, cap)
     labels = labels_of((tokens,), loss.classes or whole, "cpu")
-    x, weight = _randn(tokens, 4), _randn(whole, 4, seed=1)
+    operands = [_randn(tokens, 4), _randn(whole, 4, seed=1), *([_randn(whole, seed=2)] if biased else [])]
     parts, linear = LogitParts({}), LinearParts({}, chunk)
 
-    def split(x: Tensor, weight: Tensor) -> Tensor:
-        logits = F.linear(x, weight).chunk(world, -1)
+    def split(*operands: Tensor) -> Tensor:
+        logits = F.linear(*operands).chunk(world, -1)
         return joined(
             lambda axis: parts(logits[axis.rank], labels, axis, **loss.of_parts), labels, columns, world, loss
         )
 
-    def split_linear(x: Tensor, weight: Tensor) -> Tensor:
-        own = weight.chunk(world)
-        return joined(
-            lambda axis: linear(x, own[axis.rank], labels, axis, **loss.of_parts), labels, columns, world, loss
-        )
+    def split_linear(x: Tensor, *weights: Tensor) -> Tensor:
+        own = [*zip(*(weight.chunk(world) for weight in weights), strict=True)]
+
+        def of_rank(axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
+            return _with_bias(linear, x, *own[axis.rank], labels, axis, **loss.of_parts)
+
+        return joined(of_rank, labels, columns, world, loss)
 
     ways: list[Callable[..., Tensor]] = [
         split,
         split_linear,
-        lambda x, w: CrossEntropy({})(F.linear(x, w), labels, **loss.of_whole),
-        lambda x, w: LinearCrossEntropy({}, chunk)(x, w, labels, **loss.of_whole),
+        lambda *operands: CrossEntropy({})(F.linear(*operands), labels, **loss.of_whole),
+        lambda *operands: _with_bias(LinearCrossEntropy({}, chunk), *operands, labels, **loss.of_whole),
     ]
     for way in ways:
-        check_loss(way, lambda x, w: loss.of(F.linear(x, w), labels), [x, weight], EXACT)
+        check_loss(way, lambda *operands: loss.of(F.linear(*operands), labels), operands, EXACT)
 
 
 def _vocabulary_parallel(loss: Loss) -> None:
     """Each rank with its rows of the weight, as an emitted program would write it."""
     axis = Mesh({"tp": torch.distributed.get_world_size()}).axis("tp")
-    x, whole, labels = _randn(5, 4), _randn(6 * axis.size, 4, seed=1), labels_of((5,), 11, "cpu")
-    weight = whole.detach().chunk(axis.size)[axis.rank].clone().requires_grad_()
-    m, z, t = LinearParts({}, 4)(replicate(x, axis), weight, labels, axis, **loss.of_parts)
+    x, whole, labels = (
+        _randn(5, 4),
+        (_randn(6 * axis.size, 4, seed=1), _randn(6 * axis.size)),
+        labels_of((5,), 11, "cpu"),
+    )
+    weight, bias = (it.detach().chunk(axis.size)[axis.rank].clone().requires_grad_() for it in whole)
+    m, z, t = LinearParts({}, 4)(replicate(x, axis), weight, labels, axis, **loss.of_parts, bias=bias)
     peak = all_reduce(m, axis, op="max")
     z, t = rejoined(m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing)
     actual = token_loss(all_reduce(z, axis), all_reduce(t, axis), labels, peak if loss.z else None, loss.z)
-    dx, dw = torch.autograd.grad(actual, (x, weight))
-    expected = loss.of(F.linear(x, whole), labels)
-    right = torch.autograd.grad(expected, (x, whole))
+    dx, *of_weights = torch.autograd.grad(actual, (x, weight, bias))
+    expected = loss.of(F.linear(x, *whole), labels)
+    right, *rights = torch.autograd.grad(expected, (x, *whole))
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(dx, right[0], atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(dw, right[1].chunk(axis.size)[axis.rank], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(dx, right, atol=1e-12, rtol=1e-12)
+    for found, all_ in zip(of_weights, rights, strict=True):
+        torch.testing.assert_close(found, all_.chunk(axis.size)[axis.rank], atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [PLAIN, Loss(11, smoothing=0.1, z=0.01, cap=3.0)])
@@ -125,11 +140,14 @@ def test_saved_are_operands_and_the_maximum(dtype: torch.dtype) -> None:
     of_logits = _saved(lambda: LogitParts({})(logits, labels, smoothing=0.1, cap=5.0))
     assert [it.data_ptr() for it in of_logits[:2]] == [logits.data_ptr(), labels.data_ptr()]
     assert [(it.shape, it.dtype) for it in of_logits[2:]] == [(labels.shape, wide)]
-    of_product = _saved(lambda: LinearParts({}, 7)(x, weight, labels, smoothing=0.1, cap=5.0))
-    assert [it.data_ptr() for it in of_product[:3]] == [it.data_ptr() for it in (x, weight, labels)]
-    assert [(it.shape, it.dtype) for it in of_product[3:]] == [(labels.shape, wide)]
-    of_whole = _saved(lambda: LinearCrossEntropy({}, 7)(x, weight, labels))
-    assert [(it.numel(), it.dtype) for it in of_whole] == [(x.numel(), dtype), (weight.numel(), dtype)]
+    bias = weight.detach()[:, 0].clone().requires_grad_()
+    for biases in ([], [bias]):
+        operands, own = [x, weight, *biases], partial(_with_bias, LinearParts({}, 7), x, weight, *biases, labels)
+        of_product = _saved(partial(own, smoothing=0.1, cap=5.0))
+        assert [it.data_ptr() for it in of_product[:-1]] == [it.data_ptr() for it in (*operands, labels)]
+        assert [(it.shape, it.dtype) for it in of_product[-1:]] == [(labels.shape, wide)]
+        of_whole = _saved(partial(_with_bias, LinearCrossEntropy({}, 7), *operands, labels))
+        assert [(it.numel(), it.dtype) for it in of_whole] == [(it.numel(), dtype) for it in operands]
 
 
 def test_without_gradients_none_are_made_in_forward() -> None:
@@ -155,26 +173,57 @@ def test_gradients_made_in_forward_serve_once() -> None:
         torch.autograd.grad(loss, x)
 
 
-def _by_classes(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    return joined(lambda axis: LinearParts({}, 7)(x, weight, labels), labels, 18, 1, PLAIN)
+def _by_classes(*operands: Tensor) -> Tensor:
+    return joined(lambda axis: _with_bias(LinearParts({}, 7), *operands), operands[-1], 18, 1, PLAIN)
 
 
-def _by_tokens(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    return LinearCrossEntropy({}, 2)(x, weight, labels)
+def _by_tokens(*operands: Tensor) -> Tensor:
+    return _with_bias(LinearCrossEntropy({}, 2), *operands)
 
 
+@pytest.mark.parametrize("learns", ["weight", "bias", "weight and bias"])
 @pytest.mark.parametrize("loss", [_by_classes, _by_tokens])
-def test_the_gradient_of_the_weight_is_put_off(loss: Callable[..., Tensor]) -> None:
-    x, weight, labels = _randn(5, 4), _randn(18, 4, seed=1), labels_of((5,), 18, "cpu")
-    dx, dw = _gradients(x, weight, labels)
+def test_the_gradients_of_weights_are_put_off(loss: Callable[..., Tensor], learns: str) -> None:
+    """Together, those of them that are asked for."""
+    x, weight, bias, labels = _randn(5, 4), _randn(18, 4, seed=1), _randn(18, seed=2), labels_of((5,), 18, "cpu")
+    dx, dw, db = torch.autograd.grad(PLAIN.of(F.linear(x, weight, bias), labels), (x, weight, bias))
+    weight.requires_grad_("weight" in learns)
+    bias.requires_grad_("bias" in learns)
     later: list[Part] = []
     with set_apart(later):
-        loss(x, weight, labels).backward()
+        loss(x, weight, bias, labels).backward()
     torch.testing.assert_close(x.grad, dx, atol=1e-12, rtol=1e-12)
     assert weight.grad is None
+    assert bias.grad is None
     assert len(later) == 1
     later.pop()()
-    torch.testing.assert_close(weight.grad, dw, atol=1e-12, rtol=1e-12)
+    for it, right, name in ((weight, dw, "weight"), (bias, db, "bias")):
+        torch.testing.assert_close(it.grad, right if name in learns else None, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [PLAIN, LOSSES[-1]])
+def test_labels_with_gaps_between_them(loss: Loss) -> None:
+    """A column of wider rows, and rows that are columns: they are those of the same labels side by side."""
+    x, weight, bias = _randn(2, 5, 4), _randn(18, 4, seed=1), _randn(18, seed=2)
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda labels: CrossEntropy({})(F.linear(x, weight, bias), labels, **loss.of_whole),
+        lambda labels: joined(
+            lambda _: LogitParts({})(F.linear(x, weight, bias), labels, **loss.of_parts), labels, 18, 1, loss
+        ),
+        lambda labels: joined(
+            lambda _: LinearParts({}, 7)(x, weight, labels, **loss.of_parts, bias=bias), labels, 18, 1, loss
+        ),
+        lambda labels: LinearCrossEntropy({}, 3)(x, weight, labels, **loss.of_whole, bias=bias),
+    ]
+    for labels in (labels_of((2, 5, 4), 18, "cpu")[..., 1], labels_of((5, 2), 18, "cpu").T):
+        assert not labels.is_contiguous()
+        for way in ways:
+            check_loss(
+                lambda *_: way(labels),  # noqa: B023
+                lambda *operands: loss.of(F.linear(*operands), labels),  # noqa: B023
+                [x, weight, bias],
+                EXACT,
+            )
 
 
 @pytest.mark.parametrize("loss", [_by_classes, _by_tokens])
@@ -190,14 +239,20 @@ def test_of_a_weight_that_is_made_of_parameters_nothing_is_put_off(loss: Callabl
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_bfloat16_is_rounded_once_a_chunk(loss: Loss) -> None:
-    """dx and dW are as near to those of float64 as the element type lets them be."""
+    """The gradients are as near to those of float64 as the element type lets them be."""
     x, weight = (it.detach().to(torch.bfloat16).requires_grad_() for it in (_randn(40, 16), _randn(96, 16, seed=1)))
     labels = labels_of((40,), 96, "cpu")
+    bias = _randn(96, seed=2).detach().to(torch.bfloat16).requires_grad_()
     for chunk in (96, 16):
-        op = LinearParts({}, chunk)
-        check_loss(
-            lambda x, w: joined(lambda _: op(x, w, labels, **loss.of_parts), labels, 96, 1, loss),  # noqa: B023
-            lambda x, w: loss.of(F.linear(x, w), labels),
-            [x, weight],
-            Precision(torch.bfloat16, 8e-3, 1.6e-2),
-        )
+        parts, whole = LinearParts({}, chunk), LinearCrossEntropy({}, chunk)
+        ways: list[Callable[..., Tensor]] = [
+            lambda x, w, b: joined(lambda _: parts(x, w, labels, **loss.of_parts, bias=b), labels, 96, 1, loss),  # noqa: B023
+            lambda x, w, b: whole(x, w, labels, **loss.of_whole, bias=b),  # noqa: B023
+        ]
+        for way in ways:
+            check_loss(
+                way,
+                lambda *operands: loss.of(F.linear(*operands), labels),
+                [x, weight, bias],
+                Precision(torch.bfloat16, 8e-3, 1.6e-2),
+            )

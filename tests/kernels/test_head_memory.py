@@ -97,13 +97,19 @@ def _unfused(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
     return loss(F.linear(x, weight), labels)
 
 
-def _by_classes(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    m, z, t = LinearParts(TILES, 8064)(x, weight, labels)
+def _by_classes(x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
+    m, z, t = LinearParts(TILES, 8064)(x, weight, labels, bias=bias)
     return token_loss(z, t - m, labels)
 
 
-def _by_tokens(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    return LinearCrossEntropy(TILES, 1024)(x, weight, labels)
+def _by_tokens(x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
+    return LinearCrossEntropy(TILES, 1024)(x, weight, labels, bias=bias)
+
+
+def _biased(head: Callable[..., Tensor]) -> Head:
+    """A head with a bias to be learned."""
+    bias = torch.empty(CLASSES, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    return lambda x, weight, labels: head(x, weight, labels, bias)
 
 
 UNFUSED = partial(_unfused, CrossEntropy(TILES))
@@ -134,3 +140,12 @@ def test_by_tokens_gradients_are_kept_and_logits_are_made_once() -> None:
 @pytest.mark.parametrize(("head", "products"), [(_by_classes, 5), (_by_tokens, 3)])
 def test_a_gradient_that_is_put_off_may_need_logits_again(head: Head, products: int) -> None:
     assert _cost(head, later=True).products == products
+    assert _cost(_biased(head), later=True).products == products  # those of weight and bias need the same
+
+
+@pytest.mark.parametrize("head", [_by_classes, _by_tokens])
+def test_a_bias_costs_nothing_of_the_size_of_the_logits(head: Head) -> None:
+    one, other = _cost(head), _cost(_biased(head))
+    assert one.products == other.products
+    assert other.kept - one.kept <= 2 * CLASSES
+    assert other.most - one.most <= 8 * CLASSES

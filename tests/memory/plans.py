@@ -100,15 +100,18 @@ def texts() -> Iterator[tuple[str, str]]:
             yield f"{name}, {precision}", plan_text(replace(case, precision=precision))
         for case in (ONE, SP):
             case = replace(case, precision=precision)
+            fused = replace(case, kernels="triton", padded=True, smoothing=0.1, z=0.01)
+            yield f"logits apart, fused, {fused}", _apart(plan_text(fused))
             where = "sequence" if case.sp else "one rank"
             yield f"documents, {where}, {precision}", _documents(plan_text(case))
             yield f"dropout, {where}, {precision}", _documents(f"{DROPS}{_mesh(case, 'kv_heads, ')}{train_text(case)}")
     for i, model in enumerate(MODELS):
         case = replace(SP if i % 2 else ONE, precision="bf16" if i % 3 else "fp32", kv=2 if model.grouped else 4)
         yield f"{model.file}, {case}", of_model(model, case)
-    for name in ("gemma2", "gpt2", "gptj"):
+    for name in ("distilbert", "gemma2", "gpt2", "gptj"):
         model = next(model for model in MODELS if model.file == name)
-        case = replace(SP if name == "gpt2" else ONE, precision="bf16", kv=2 if model.grouped else 4, kernels="triton")
+        case = SP if name in ("distilbert", "gpt2") else ONE
+        case = replace(case, precision="bf16", kv=2 if model.grouped else 4, kernels="triton")
         yield f"{name}, fused", of_model(model, case)
     for stage in (2, 3):
         case = replace(SP, precision="bf16", recompute="none" if stage == 2 else "full")
@@ -129,6 +132,12 @@ def _mesh(case: Case, kv: str) -> str:
     return f"""mesh  {{ dp = {case.dp}  tp = {case.tp} }}
 shard {{ batch over dp  vocab, heads, {kv}ffn over tp  {seq} }}
 """
+
+
+def _apart(text: str) -> str:
+    """With logits that go through a function, and a cap behind that."""
+    product = "rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab]"
+    return text.replace(product, f"softcap(tanh({product}), 2)")
 
 
 def _documents(text: str) -> str:

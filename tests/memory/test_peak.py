@@ -47,8 +47,30 @@ def test_a_llama(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fused(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
     """With the functions of kernels; what these hold where they launch is not known here."""
-    train = f"train {{ global_batch = 16  microbatch = 4  precision = {precision}  kernels = triton }}"
+    train = f"train {{ global_batch = 16  microbatch = 4  precision = {precision}  kernels = triton  logits = chunk }}"
     text = f'use "tiny_llama.scale" {{ {SHAPES[shape]}  {train} }}\nmesh {{ {mesh} }}\n'
+    module, program = compiled(text, tmp_path)
+    _near(peak(module, 16), account(program))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mesh", ["dp = 2  tp = 1", "dp = 2  tp = 2"])
+def test_logits_that_stand_apart(mesh: str, precision: str, tmp_path: Path) -> None:
+    """And go through a cap in the loss itself."""
+    text = f"""model apart(tokens[batch, seq], labels[batch, seq]) {{
+  dims {{ vocab = 4090 pad 8  hidden = 64 }}
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  loss = cross_entropy(softcap(tanh(x @ head[hidden -> vocab]), 2), labels)
+}}
+mesh {{ {mesh} }}
+shard {{ batch over dp  vocab over tp }}
+train {{
+  seq = 128  global_batch = 16  microbatch = 4  steps = 1  precision = {precision}  kernels = triton
+  optimizer sgd {{ lr = 0.1 }}
+  data text {{ files = [python_stdlib] }}
+}}
+"""
     module, program = compiled(text, tmp_path)
     _near(peak(module, 16), account(program))
 
@@ -91,10 +113,12 @@ def test_few_tokens(state: str, reduce: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [(name, "torch") for name in ("gemma2", "gpt2", "gptj", "olmo2", "qwen3")]
-    + [("gemma2", "triton"), ("gpt2", "triton"), ("gptj", "triton")],
+    + [(name, "triton") for name in ("distilbert", "gemma2", "gpt2", "gptj")],
 )
 def test_a_model(name: str, kernels: str, tmp_path: Path) -> None:
     model = next(model for model in MODELS if model.file == name)
-    case = replace(SP if name == "gpt2" else ONE, kv=2 if model.grouped else 4, precision="fp32", kernels=kernels)
+    case = replace(
+        SP if name in ("distilbert", "gpt2") else ONE, kv=2 if model.grouped else 4, precision="fp32", kernels=kernels
+    )
     module, program = compiled(of_model(model, case).replace("seq = 8", "seq = 128"), tmp_path)
     _near(peak(module, module.PLAN.global_batch), account(program))

@@ -35,7 +35,11 @@ CASES = {
     "fused": replace(SP, kernels="triton", precision="bf16"),
     "fused, vocabulary whole": replace(SP, kernels="triton", vocab=False, model="tied", schedule="zb_h1"),
 }
-TEXTS = {name: plan_text(case) for name, case in CASES.items()} | {"cuts that differ": unlike()}
+BIASED = {
+    f"{name}, bias": plan_text(CASES[name]).replace(head, f"{head} + b_head[vocab]")
+    for name, head in (("fused", "@ head[hidden -> vocab]"), ("fused, vocabulary whole", "@ wte"))
+}
+TEXTS = {name: plan_text(case) for name, case in CASES.items()} | BIASED | {"cuts that differ": unlike()}
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -15,6 +15,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "valid": ("all", "uneven", "silent_rank", "silent_microbatch"),
     "gathered": ("save", "regather"),
     "kernels": ("torch", "triton"),
+    "logits": ("chunk", "save"),
     "optimizer": ("sgd", "momentum", "adamw", "groups"),
     "recompute": ("none", "full", "every(2, layers)", "selective(attention, silu)"),
     "state": (

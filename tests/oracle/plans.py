@@ -74,6 +74,7 @@ class Case:
     model: str = "llama"
     precision: str = "fp64"
     kernels: str = "auto"
+    logits: str = "chunk"  # where kernels are Triton's
     replicas: int = 1  # a second data axis, outside dp
     rules: str = ""  # of `shard`, in place of the usual ones
     padded: bool = False  # the last three of the vocabulary are padding
@@ -143,13 +144,18 @@ state {{ {case.state} }}
 {train_text(case)}"""
 
 
+def _kernels(case: Case) -> str:
+    logits = f"  logits = {case.logits}" if case.kernels == "triton" else ""
+    return f"kernels = {case.kernels}{logits}"
+
+
 def train_text(case: Case) -> str:
     """How a case trains."""
     t = case.training
     momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
     return f"""train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
-  precision = {case.precision}  kernels = {case.kernels}  compile = {case.compile}
+  precision = {case.precision}  {_kernels(case)}  compile = {case.compile}
   gathered = {case.gathered}  recompute = {case.recompute}
   optimizer {t.kind} {{
     lr = 0.01  {momentum}  weight_decay = {t.weight_decay}  clip = {t.clip}

@@ -57,6 +57,10 @@ NAMES = (
     "fused",
     "fused, smoothing, padding",
     "fused, vocabulary whole, tied, capped",
+    "fused, head with a bias",
+    "fused, head with a bias, vocabulary whole",
+    "fused, logits of two losses",
+    "fused, logits capped alone",
 )
 
 EXPECTED = {

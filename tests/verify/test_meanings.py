@@ -134,34 +134,48 @@ def token_loss_dx(dy: torch.Tensor, z: torch.Tensor, labels: torch.Tensor, *peak
     return vjp(partial(token_loss, z_loss=z_loss), 0, 1)(dy, z, torch.zeros_like(z), labels, *peak)
 
 
-def capped(x: torch.Tensor, w: torch.Tensor, cap: float) -> torch.Tensor:
-    """The logits of a product, bounded if there is a cap."""
-    logits = x @ w.T
+def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Bounded if there is a cap."""
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def head(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float) -> torch.Tensor:
-    return cross_entropy(capped(x, w, cap), labels, **options)
+def whole(logits: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float) -> torch.Tensor:
+    return cross_entropy(capped(logits, cap), labels, **options)
+
+
+def head(
+    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, **options: float
+) -> torch.Tensor:
+    return whole(F.linear(x, w, bias), labels, **options)
 
 
 def parts_below(
-    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, m: torch.Tensor, smoothing: float = 0.0, cap: float = 0.0
+    m: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, cap: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z, relative to m and in a dim of its own, and t, which is relative to nothing."""
-    logits = capped(x, w, cap)
+    logits = capped(logits, cap)
     z, _ = softmax_parts(logits, m, labels)
     _, t = softmax_parts(logits, torch.zeros_like(m), labels, smoothing)
     return z[..., None], t
 
 
-def linear_parts(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
+def logit_parts(logits: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
     """m has a gradient of zero."""
-    m = capped(x, w, options.get("cap", 0.0)).amax(-1)
-    return m.detach() + 0 * m, *parts_below(x, w, labels, m.detach(), **options)
+    m = capped(logits, options.get("cap", 0.0)).amax(-1)
+    return m.detach() + 0 * m, *parts_below(m.detach(), logits, labels, **options)
 
 
-def linear_parts_dx(wanted: int, **options: float) -> Formula:
-    return vjp(partial(parts_below, **options), wanted, results=2)
+def linear_parts(
+    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, **options: float
+) -> Any:
+    return logit_parts(F.linear(x, w, bias), labels, **options)
+
+
+def linear_parts_back(wanted: int, **options: float) -> Formula:
+    def below(m: torch.Tensor, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, *bias: torch.Tensor) -> Any:
+        return parts_below(m, F.linear(x, w, *bias), labels, **options)
+
+    return vjp(below, wanted, results=2)
 
 
 def rejoined(
@@ -301,7 +315,12 @@ ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
 DROPS: dict[str, Attr] = {"mask": "causal", "dropout": 0.25, "site": 1}
 """Attention that drops weights."""
 
-LOSSES: list[dict[str, float]] = [{"smoothing": 0.1}, {"z": 0.25}, {"smoothing": 0.1, "z": 0.25}]
+LOSSES: list[dict[str, float]] = [
+    {"smoothing": 0.1},
+    {"z": 0.25},
+    {"smoothing": 0.1, "z": 0.25},
+    {"smoothing": 0.1, "cap": 2.0},
+]
 """Options of the loss."""
 
 HEADS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "z": 0.25}, {"smoothing": 0.1, "cap": 0.5}]
@@ -309,7 +328,14 @@ HEADS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "z": 0.25}
 
 PARTS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "cap": 0.5}]
 INNER: dict[str, Attr] = {"inner": ("hidden",)}
-SHARED: dict[str, Attr] = INNER | {"as": "share"}
+PRODUCTS = ("sbh vh #sb", "sbh vh #sb v")
+"""Operands of a loss that makes its own logits, without and with a bias."""
+
+OF_PRODUCTS = {"x": (0, "sbh", PRODUCTS), "w": (1, "vh", PRODUCTS), "b": (3, "v", PRODUCTS[1:])}
+"""Which operand there is a gradient of, its shape, and of which of these."""
+
+SHARE: dict[str, Attr] = {"as": "share"}
+SHARED = INNER | SHARE
 
 
 def key(operand: int, *shape: int, result: int = 0) -> torch.Tensor:
@@ -375,14 +401,30 @@ FUSED = {
         f"{name}_dx": [case("bsh bsh bsh -> bsh bsh", vjp(gated(f), 0, 1), **attrs) for f, attrs in each]
         for name, each in GATES.items()
     },
-    "linear_cross_entropy": [case("sbh vh #sb -> .", partial(head, **it), **it, **INNER) for it in HEADS],
-    "linear_cross_entropy_dx": [
-        case(". sbh vh #sb -> sbh", vjp(partial(head, **it), 0), **it, **INNER) for it in HEADS
+    "linear_cross_entropy": [
+        case(f"{word} -> .", partial(head, **it), **it, **INNER) for word in PRODUCTS for it in HEADS
     ],
-    "linear_cross_entropy_dw": [case(". sbh vh #sb -> vh", vjp(partial(head, **it), 1), **it, **INNER) for it in HEADS],
-    "linear_parts": [case("sbh vh #sb -> sb sbo sb", partial(linear_parts, **it), **it, **SHARED) for it in PARTS],
-    "linear_parts_dx": [case("sbo sb sbh vh #sb sb -> sbh", linear_parts_dx(0, **it), **it, **SHARED) for it in PARTS],
-    "linear_parts_dw": [case("sbo sb sbh vh #sb sb -> vh", linear_parts_dx(1, **it), **it, **SHARED) for it in PARTS],
+    **{
+        f"linear_cross_entropy_d{of}": [
+            case(f". {word} -> {shape}", vjp(partial(head, **it), at), **it, **INNER) for word in words for it in HEADS
+        ]
+        for of, (at, shape, words) in OF_PRODUCTS.items()
+    },
+    "linear_parts": [
+        case(f"{word} -> sb sbo sb", partial(linear_parts, **it), **it, **SHARED) for word in PRODUCTS for it in PARTS
+    ],
+    **{
+        f"linear_parts_d{of}": [
+            case(f"sbo sb sb {word} -> {shape}", linear_parts_back(at + 1, **it), **it, **SHARED)
+            for word in words
+            for it in PARTS
+        ]
+        for of, (at, shape, words) in OF_PRODUCTS.items()
+    },
+    "logit_parts": [case("sbv #sb -> sb sbo sb", partial(logit_parts, **it), **it, **SHARE) for it in PARTS],
+    "logit_parts_dx": [
+        case("sbo sb sb sbv #sb -> sbv", vjp(partial(parts_below, **it), 1, results=2), **it, **SHARE) for it in PARTS
+    ],
     "rejoined": [
         case("sb sbo sb sb #sb -> sb sb", rejoined, classes="vocab"),
         case("sb sbo sb sb #sb -> sb sb", partial(rejoined, smoothing=0.1), smoothing=0.1, classes="vocab"),
@@ -452,11 +494,11 @@ CASES = {
     "cross_entropy": [
         case("bsv #bs -> .", cross_entropy),
         case("sbv #sb -> .", cross_entropy),
-        *(case("sbv #sb -> .", partial(cross_entropy, **options), **options) for options in LOSSES),
+        *(case("sbv #sb -> .", partial(whole, **options), **options) for options in LOSSES),
     ],
     "cross_entropy_dx": [
         case(". sbv #sb -> sbv", vjp(cross_entropy, 0)),
-        *(case(". sbv #sb -> sbv", vjp(partial(cross_entropy, **options), 0), **options) for options in LOSSES),
+        *(case(". sbv #sb -> sbv", vjp(partial(whole, **options), 0), **options) for options in LOSSES),
     ],
     "div": [
         case("bsh bsh -> bsh", torch.div),

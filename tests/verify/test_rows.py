@@ -105,6 +105,8 @@ PLANS = (
     "recomputed, dropout",
     "two key/value heads on four ranks",
     "one device",
+    "fused, head with a bias",
+    "fused, head with a bias, vocabulary whole",
 )
 
 
@@ -201,6 +203,18 @@ def test_a_stage_waits_for_weights_alone() -> None:
         assert all("w" in op.outputs[0].name for op in then)
         names = Counter(v.name for part in (both.input, both.weight) for op in walk(part.body) for v in op.outputs)
         assert names == Counter(v.name for op in walk(share.backward.body) for v in op.outputs)
+
+
+@pytest.mark.parametrize(("name", "head"), [("", "linear_parts"), (", vocabulary whole", "linear_cross_entropy")])
+def test_the_weight_of_a_head_waits_with_its_bias(name: str, head: str) -> None:
+    program = small(piped(f"fused, head with a bias{name}", "zb_h1")).program
+    (region,) = [stmt for stmt in program.region.body if isinstance(stmt, Region)]
+    types = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
+    types |= {arg.value.name: arg.value.type for inner in _regions(region) for arg in inner.args}
+    last = halves(shares(program, pipeline_of(program), region)[-1].backward, types)
+    now, then = ({op.kind for op in walk(part.body)} for part in (last.input, last.weight))
+    assert {kind for kind in now | then if kind.startswith(head)} == {f"{head}_d{of}" for of in "xwb"}
+    assert {f"{head}_dw", f"{head}_db"} == {kind for kind in then if kind.startswith(head)}
 
 
 def _regions(region: Region) -> list[Region]:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from ...ir import Bucket, Op, Program, Type, base, walk
 from ...kernels import accumulates, optimizer_tile
 from ...layout import shard_axes
-from ...ops.head import class_dims
+from ...ops.logits import class_dims
 from ...settings import ON
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks

@@ -17,6 +17,7 @@ from .branches import divide
 from .compiled import check_compiled
 from .document import Document, gather
 from .inputs import check_data
+from .logits import logits_for
 from .model import build
 from .parts import claims_of_parts, state_of_parts, train_of_parts
 from .pipeline import pipelined
@@ -65,6 +66,7 @@ def resolve(source: Source) -> Program:
     check_compiled(train)
     built = build(divided.model, frame, scope, ops, *element_types(train))
     program = evolve(frame, region=built.region, params=built.params)
+    program = evolve(program, train=evolve(program.train, logits=logits_for(program)))
     laid = claims_of_parts(_claims(rules), divided.dims)
     program = pipelined(program, document.sections.get("pipeline"), laid)
     check_patterns(sections["state"], program)

@@ -4,7 +4,22 @@ Purpose: the only thing the evaluator knows of ops; shared with nothing that com
 formula and each gradient against autograd.
 """
 
-from . import algebra, attention, dropout, embedding, fused, head, join, loss, norm, pointwise, reduce, step, user
+from . import (
+    algebra,
+    attention,
+    dropout,
+    embedding,
+    fused,
+    head,
+    join,
+    loss,
+    norm,
+    parts,
+    pointwise,
+    reduce,
+    step,
+    user,
+)
 from .call import Call, Meaning
 
 MEANINGS: dict[str, Meaning] = {
@@ -17,6 +32,7 @@ MEANINGS: dict[str, Meaning] = {
     **join.MEANINGS,
     **loss.MEANINGS,
     **norm.MEANINGS,
+    **parts.MEANINGS,
     **pointwise.MEANINGS,
     **reduce.MEANINGS,
     **step.MEANINGS,

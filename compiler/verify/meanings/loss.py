@@ -57,6 +57,21 @@ class Labelled(Logits):
         return n.total(self.dims, through, n.product(self.dims, dt, self.target))
 
 
+class Capped(Labelled):
+    """Logits that the op bounds first, if it says by what."""
+
+    def __init__(self, c: Call, x: Tensor, at: int, labels: int) -> None:
+        self._slope: list[Tensor] = []
+        if cap := c.number("cap"):
+            self._slope = [c.numbers.function("softcap slope", x, constants=(cap,))]
+            x = c.numbers.function("softcap", x, constants=(cap,))
+        super().__init__(c, x, at, labels)
+
+    def gradient(self, dz: Tensor, dt: Tensor, peak: Tensor) -> Tensor:
+        """The gradient of the logits as the op takes them."""
+        return self.n.product(self.dims, super().gradient(dz, dt, peak), *self._slope)
+
+
 def number(n: Numbers, value: Fraction) -> Tensor:
     return n.ratio(value.numerator, value.denominator)
 
@@ -111,9 +126,9 @@ def whole_dx(c: Call, dy: Tensor, logits: Labelled, labels: Tensor) -> Tensor:
     return logits.gradient(*token_loss_dx(c, z_loss, dy, z, labels, *([peak] if z_loss else [])), peak)
 
 
-def _whole(c: Call, at: int) -> Labelled:
+def logits_of(c: Call, at: int) -> Capped:
     """The logits, the operand `at`, and the labels behind them."""
-    return Labelled(c, c.args[at], at, at + 1)
+    return Capped(c, c.args[at], at, at + 1)
 
 
 # ---- in parts
@@ -136,10 +151,10 @@ def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "cross_entropy": Meaning(
-        lambda c: [whole(c, _whole(c, 0), c.args[1])],
-        lambda c, grads: [whole_dx(c, grads[0], _whole(c, 0), c.args[1]), None],
+        lambda c: [whole(c, logits_of(c, 0), c.args[1])],
+        lambda c, grads: [whole_dx(c, grads[0], logits_of(c, 0), c.args[1]), None],
     ),
-    "cross_entropy_dx": Meaning(lambda c: [whole_dx(c, c.args[0], _whole(c, 1), c.args[2])]),
+    "cross_entropy_dx": Meaning(lambda c: [whole_dx(c, c.args[0], logits_of(c, 1), c.args[2])]),
     "max_logit": Meaning(lambda c: [Logits(c, c.args[0], 0).peak()], lambda c, grads: [None]),
     "softmax_parts": Meaning(lambda c: [*Labelled(c, c.args[0], 0, 2).parts(c.args[1])], _softmax_parts_gradients),
     "softmax_parts_dx": Meaning(_softmax_parts_dx),

@@ -168,8 +168,11 @@ def _indexed(program: Program, op: Op, types: list[Type]) -> list[tuple[str, Typ
         case "softmax_parts" | "softmax_parts_dx":
             logits = types[op.kind.endswith("dx") * 2]
             return [(logits.dims[-1], logits)]
-        case "linear_parts" | "linear_parts_dx" | "linear_parts_dw":
-            weight = types[1 if op.kind == "linear_parts" else 3]
+        case "logit_parts" | "logit_parts_dx":
+            logits = types[op.kind.endswith("dx") * 3]
+            return [(logits.dims[-1], logits)]
+        case "linear_parts" | "linear_parts_dx" | "linear_parts_dw" | "linear_parts_db":
+            weight = types[1 if op.kind == "linear_parts" else 4]
             return [(weight.dims[0], weight)]
         case "rejoined":
             classes, axes = str(op.get("classes")), types[0].axes_in(Kind.MAXIMUM)

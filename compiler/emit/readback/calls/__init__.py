@@ -23,6 +23,7 @@ CALLS: dict[str, Reader] = {
     "linear_cross_entropy": head.linear_cross_entropy,
     "linear_parts": head.linear_parts,
     "linears": fused.linears,
+    "logit_parts": head.logit_parts,
     "max_logit": loss.max_logit,
     "mean": reduce.mean("mean"),
     "mean_square": reduce.mean("mean_square"),

@@ -1,4 +1,4 @@
-"""Reads the last product with its loss."""
+"""Reads the last product with its loss, and losses in parts."""
 
 import ast
 
@@ -7,33 +7,54 @@ from ..expressions import Expressions
 from ..text import demand, literal
 from ..values import Local, Seen
 from .loss import split_numbers
-from .vocabulary import classes_named
+from .vocabulary import classes, classes_named
 
 
 def linear_cross_entropy(e: Expressions, call: ast.Call) -> Local:
     """Of a whole vocabulary."""
-    values, attrs = _operands(e, call)
-    classes_named(e, split_numbers(call, "smoothing", "z", "cap")[0], 3, (), values[1].dims[0])
+    rest, values, attrs = _operands(e, call)
+    classes_named(e, rest, 3, (), values[1].dims[0])
     return e.take(call, "linear_cross_entropy", values, attrs)[0]
 
 
 def linear_parts(e: Expressions, call: ast.Call) -> Seen:
     """Of a part of it; the shares of all ranks have a dim of their own."""
-    values, attrs = _operands(e, call)
-    classes, type = values[1].dims[0], e.types[values[1].name]
-    classes_named(e, split_numbers(call, "smoothing", "z", "cap")[0], 3, type.axes_of(classes), classes)
+    rest, values, attrs = _operands(e, call)
+    dim, type = values[1].dims[0], e.types[values[1].name]
+    classes_named(e, rest, 3, type.axes_of(dim), dim)
+    return _of_shares(e, call, "linear_parts", values, attrs)
+
+
+def logit_parts(e: Expressions, call: ast.Call) -> Seen:
+    """Of a part of it, of logits that are there."""
+    logits, labels = values = [e.plain(node) for node in call.args[:2]]
+    demand(call, logits.dims[:-1] == labels.dims, "the operands' tokens lie differently")
+    rest, attrs = split_numbers(call, "smoothing", "cap")
+    classes(e, rest, 2, e.types[logits.name].axes_of(logits.dims[-1]), logits)
+    return _of_shares(e, call, "logit_parts", values, attrs)
+
+
+def _of_shares(e: Expressions, call: ast.Call, kind: str, values: list[Local], attrs: dict[str, Attr]) -> Seen:
+    """The op, whose dim of shares the call does not name."""
     operands = [value.name for value in values]
-    able = (dim.name for dim in e.program.dims if e.ops.has("linear_parts", operands, attrs | {"as": dim.name}))
-    return e.take(call, "linear_parts", values, attrs | {"as": next(able, "")})
+    able = (dim.name for dim in e.program.dims if e.ops.has(kind, operands, attrs | {"as": dim.name}))
+    return e.take(call, kind, values, attrs | {"as": next(able, "")})
 
 
-def _operands(e: Expressions, call: ast.Call) -> tuple[list[Local], dict[str, Attr]]:
-    """The value, the weight, the labels; what is contracted, and what numbers are given."""
+def _operands(e: Expressions, call: ast.Call) -> tuple[ast.Call, list[Local], dict[str, Attr]]:
+    """The call without what is read here: the value, the weight, the labels, and a bias, if there is one; what is
+    contracted, and what numbers are given.
+    """
+    biases = [e.plain(keyword.value) for keyword in call.keywords if keyword.arg == "bias"]
     x, weight, labels = values = [e.plain(node) for node in call.args[:3]]
     over = weight.dims[1:]
     demand(call, x.dims[-len(over) :] == over, f"contracts {over} of {x.dims}")
     demand(call, x.dims[: -len(over)] == labels.dims, "the operands' tokens lie differently")
-    return values, {"inner": over, **split_numbers(call, "smoothing", "z", "cap")[1]}
+    demand(call, all(each.dims == weight.dims[:1] for each in biases), "the bias is not one of the classes")
+    rest, attrs = split_numbers(call, "smoothing", "z", "cap")
+    without = [keyword for keyword in rest.keywords if keyword.arg != "bias"]
+    rest = ast.copy_location(ast.Call(rest.func, rest.args, without), call)
+    return rest, [*values, *biases], {"inner": over, **attrs}
 
 
 def rejoined(e: Expressions, call: ast.Call) -> Seen:

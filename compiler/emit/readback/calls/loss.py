@@ -13,7 +13,7 @@ def cross_entropy(e: Expressions, call: ast.Call) -> Local:
     """Of whole logits."""
     logits, labels = values = e.operands(call, 2)
     demand(call, logits.dims[:-1] == labels.dims, "the operands' tokens lie differently")
-    call, attrs = split_numbers(call, "smoothing", "z")
+    call, attrs = split_numbers(call, "smoothing", "z", "cap")
     classes(e, call, 2, (), logits)
     return e.take(call, "cross_entropy", values, attrs)[0]
 

@@ -1,0 +1,75 @@
+"""Cross entropy in parts, each relative to its rank's own largest logit, and what they are relative to that of all."""
+
+from fractions import Fraction
+
+from ...ir import Kind, Type, sharded
+from ..tensors import Dims, Tensor
+from .call import Call, Meaning
+from .loss import Labelled, logits_of, number
+
+
+def _shared(x: Tensor, dims: Dims) -> Tensor:
+    """What a rank has one of, with a dim of that size behind."""
+    return Tensor(dims, x.array[..., None], x.degree)
+
+
+def parts(c: Call, logits: Labelled) -> list[Tensor]:
+    """m, z relative to it in a dim of its own, and t, which is relative to nothing."""
+    m = logits.peak()
+    z = logits.n.product(logits.tokens, logits.exponential(m))
+    return [m, _shared(z, c.op.outputs[1].type.dims), logits.n.product(logits.tokens, logits.target, logits.x)]
+
+
+def shared_gradient(logits: Labelled, dz: Tensor, dt: Tensor, m: Tensor) -> Tensor:
+    """The gradient of logits; `dz` has the dim of shares, of which each rank holds one."""
+    return logits.gradient(logits.n.product(logits.tokens, dz), dt, m)
+
+
+def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    logits = logits_of(c, 0)
+    return [shared_gradient(logits, grads[1], grads[2], logits.peak()), None]
+
+
+# ---- together again
+
+
+def _below(c: Call, m: Tensor, peak: Tensor) -> Tensor:
+    return c.numbers.exponential(m, peak)
+
+
+def _rejoined(c: Call) -> list[Tensor]:
+    n, (m, z, t, peak, _) = c.numbers, c.args
+    lost = n.negative(n.product(t.dims, _share_of_labels(c), peak))
+    return [n.product(m.dims, z, _below(c, m, peak)), n.total(t.dims, t, lost)]
+
+
+def _share_of_labels(c: Call) -> Tensor:
+    """What of each label this rank's classes are."""
+    n, labels, classes = c.numbers, c.args[4], str(c.op.get("classes"))
+    m = c.types[0]
+    type = Type(m.dtype, (classes,), tuple((axis, sharded(classes)) for axis in m.axes_in(Kind.MAXIMUM)))
+    index, dims, share = c.world.indices(type, classes), (*labels.dims, classes), Fraction(c.number("smoothing"))
+    is_label = (labels.onto(dims) == Tensor((classes,), index).onto(dims)).astype(int)
+    real = n.constant((index < c.program.valid(classes)).astype(int), (classes,))
+    hot = n.product(labels.dims, n.constant(is_label, dims), number(n, 1 - share))
+    each = n.product((), real, number(n, share / c.program.valid(classes)))
+    return n.total(labels.dims, hot, each)
+
+
+def _rejoined_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    m, z, _, peak, _ = c.args
+    dz = c.numbers.product(m.dims, grads[0], _below(c, m, peak))
+    return [None, _shared(dz, z.dims), grads[1], None, None]
+
+
+def _rejoined_dz(c: Call) -> list[Tensor]:
+    dz, m, peak = c.args
+    return [_shared(c.numbers.product(m.dims, dz, _below(c, m, peak)), c.dims)]
+
+
+MEANINGS = {
+    "logit_parts": Meaning(lambda c: parts(c, logits_of(c, 0)), _logit_gradients),
+    "logit_parts_dx": Meaning(lambda c: [shared_gradient(logits_of(c, 3), *c.args[:3])]),
+    "rejoined": Meaning(_rejoined, _rejoined_gradients),
+    "rejoined_dz": Meaning(_rejoined_dz),
+}
