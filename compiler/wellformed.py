@@ -34,6 +34,7 @@ from .ir import (
     Yield,
 )
 from .layout import layout_of
+from .leaves import products
 from .limits import MAX_DEPTH
 from .ops import OPS, TypingError
 from .placements import COERCIONS, ends
@@ -155,6 +156,11 @@ class _Declarations(_Checker):
         for bucket in it.buckets:
             assert bucket.params, self._at(f"bucket {bucket.name} is empty")
             self._type(bucket.name, bucket.type)
+        for names in products(it) if fused else ():
+            (bucket,) = (bucket for bucket in it.buckets if names[0] in bucket.params)
+            at = bucket.params.index(names[0])
+            own = bucket.params[at : at + len(names)]
+            assert own == names, self._at(f"{', '.join(names)} of one product lie as {', '.join(own)}")
 
     def _train(self) -> None:
         """The settings are those that the dims were made from."""

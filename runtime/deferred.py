@@ -6,7 +6,7 @@ for ops that have a backward of their own.
 Non-goals: when which part is done (`pipeline`); gradients of other ops, which are made with the input's.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -41,9 +41,14 @@ def set_apart(parts: list[Part]) -> Generator[None]:
 
 def put_off(weight: Tensor, gradient: Callable[[], Tensor]) -> bool:
     """Leaves the gradient of a weight to be made later, within `set_apart`; else, and of no parameter, it does not."""
-    if not _left or not weight.is_leaf:
+    return put_off_all([weight], lambda: [gradient()])
+
+
+def put_off_all(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> bool:
+    """The same of several weights, whose gradients are made at once."""
+    if not _left or not all(weight.is_leaf for weight in weights):
         return False
-    _left[-1].append(partial(_add, weight, gradient))
+    _left[-1].append(partial(_add, weights, gradients))
     return True
 
 
@@ -101,6 +106,6 @@ def now_or_later(weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | Non
     return None if put_off(weight, gradient) else gradient()
 
 
-def _add(weight: Tensor, gradient: Callable[[], Tensor]) -> None:
-    """As autograd does it, with the weight's hooks: where gradients are wider than weights, those add."""
-    _backward(weight, gradient())
+def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> None:
+    """As autograd does it, with the weights' hooks: where gradients are wider than weights, those add."""
+    _backward(weights, gradients())

@@ -147,12 +147,9 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
         "dp_split_tp": Bucket(
             Group(
                 "wte",
-                "layers.*.wq",
-                "layers.*.wk",
-                "layers.*.wv",
+                ("layers.*.wq", "layers.*.wk", "layers.*.wv"),
                 "layers.*.wo",
-                "layers.*.w_gate",
-                "layers.*.w_up",
+                ("layers.*.w_gate", "layers.*.w_up"),
                 "layers.*.w_down",
                 "head",
                 weight_decay=0.1,
