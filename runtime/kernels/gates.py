@@ -138,9 +138,9 @@ class _Gate(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (a, b), (kind, tile) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
         if tile is None:
-            da, db = beside([a, b])
             value, slope = _activated_torch(a, kind)
-            return torch.mul(g * b, slope, out=da), torch.mul(g, value, out=db), None, None
+            da, db = beside([a, b])
+            return da.copy_(slope.mul_(g).mul_(b)), db.copy_(value.mul_(g)), None, None
         return *_backward(g, a, b, kind, tile), None, None
 
 
