@@ -1,9 +1,12 @@
-"""Which values of a step are parameters as the model uses them.
+"""Which values of a step are parameters as the model uses them, and of which of them one product is made.
 
 Non-goals: what leads from a parameter's state of record to its uses (`passes.place_state`, `passes.fuse_buckets`).
 """
 
-from .ir import Op, Program, walk
+from collections.abc import Iterator
+
+from .ir import Op, Program, Region, walk
+from .ops.fused import CONTRACTS
 
 
 def leaves(program: Program) -> dict[str, str]:
@@ -17,3 +20,17 @@ def leaves(program: Program) -> dict[str, str]:
         if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in of:
             of[op.outputs[0].name] = of[op.inputs[0]]
     return of
+
+
+def products(program: Program) -> list[tuple[str, ...]]:
+    """The parameters of each product with several weights: these lie one behind the other, in each turn of a repeat."""
+    return [*dict.fromkeys(_products(program.region, leaves(program)))]
+
+
+def _products(region: Region, of: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    of = of | {arg.value.name: of[arg.source] for arg in region.args if arg.source in of}
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from _products(stmt, of)
+        elif stmt.kind == CONTRACTS.name:
+            yield tuple(of[name] for name in stmt.inputs[1:])

@@ -4,6 +4,7 @@ Purpose: what can be set, in one table.  `schema.read` turns syntax into instanc
 Non-goals: rules between settings, and what a plan's dims and axes have to do with them (`passes`).
 """
 
+from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from attrs import field, frozen
@@ -139,6 +140,11 @@ class Optimizer(Settings):
         if self.kind == "adamw":
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.momentum else ()
+
+    def place(self, param: str) -> int:
+        """The place of the group that a parameter is in, from 1; 0 if it is in none."""
+        groups = enumerate(self.groups, 1)
+        return next((i for i, group in groups if any(fnmatchcase(param, pattern) for pattern in group.params)), 0)
 
 
 @frozen

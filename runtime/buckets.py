@@ -7,7 +7,7 @@ of each chunk of a pipeline, which has memory of its own (`chunks`).
 Non-goals: no choice of what goes together (the plan's), no communication.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .claims import Claims, Holders, Turn, by_stages, by_turns, claimed, whole
+from .claims import Claims, Holders, Turn, by_stages, by_turns, claimed, products, whole
 from .flat import Flat
 from .gradient import Accumulate, Gradient, Reductions
 from .layout import Layout, Members
@@ -84,13 +84,14 @@ class Memory:
         self,
         bucket: Bucket,
         turns: Mapping[Turn, Members],
+        products: Sequence[tuple[str, ...]],
         mesh: Mesh,
         elements: Elements,
         stages: tuple[int, ...],
         reductions: Reductions,
     ) -> None:
         self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*turns]), stages
-        self.reductions = reductions
+        self._products, self.reductions = products, reductions
         axis = mesh.axis(*bucket.shards)
         layouts = [Layout(members, mesh, axis) for members in turns.values()]
         assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, "bucket: odd turns"
@@ -119,7 +120,8 @@ class Memory:
         gradient = Gradient(self._gradient[index], layout, by_parts, self.reductions, self._accumulate)
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
         apart = {*self.bucket.shards, *filter(None, [self.bucket.stages])}
-        return Flat(index or self._stages, layout, self._mesh, apart, working, gradient, self._master[index], slots)
+        memory = working, gradient, self._master[index], slots
+        return Flat(index or self._stages, layout, self._mesh, apart, *memory, self._products)
 
     @property
     def is_chunk(self) -> bool:
@@ -189,9 +191,9 @@ def memories(
         claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
         for stages, own in _chunks(bucket, claims, holders).items():
-            together = mesh.axis(*bucket.shards).size == 1  # of parts, the compiler's layout says where they are cut
-            turns = by_turns(own) if bucket.turns else {(): whole(own, together)}
-            found.setdefault(name, []).append(Memory(bucket, turns, mesh, elements, stages, reductions))
+            turns = by_turns(own) if bucket.turns else {(): whole(own)}
+            memory = Memory(bucket, turns, products(own), mesh, elements, stages, reductions)
+            found.setdefault(name, []).append(memory)
     assert not left, f"state: in no bucket: {', '.join(left)}"
     return found
 

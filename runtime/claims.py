@@ -21,11 +21,12 @@ Holders = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A parameter that a pattern matches, and what the pattern's `*` stand for."""
+    """A parameter that a pattern matches, what the pattern's `*` stand for, and the pattern's tuple."""
 
     name: str
     spec: Spec
     turn: Turn
+    patterns: tuple[str, ...]
 
 
 Claims = list[tuple[Group, list[Claimed]]]
@@ -46,18 +47,16 @@ def by_turns(claims: Claims) -> Mapping[Turn, Members]:
     }
 
 
-def whole(claims: Claims, together: bool) -> Members:
-    """The groups with all of their parameters: those of a pattern one behind the other, or `together` those of a turn.
-
-    So weights of one product are neighbours (`linears`).
-    """
-    return [(group, _specs(_turn_by_turn(claimed) if together else claimed)) for group, claimed in claims]
+def whole(claims: Claims) -> Members:
+    """The groups with all of their parameters."""
+    return [(group, _specs(claimed)) for group, claimed in claims]
 
 
-def _turn_by_turn(claimed: Iterable[Claimed]) -> list[Claimed]:
-    """Those of repeats that stand in a row by their turns; all else stays where it is."""
-    runs = groupby(claimed, key=lambda each: len(each.turn))
-    return [each for _, run in runs for each in sorted(run, key=lambda each: each.turn)]
+def products(claims: Claims) -> list[tuple[str, ...]]:
+    """The weights of each product with several, which lie side by side."""
+    several = [each for _, claimed in claims for each in claimed if len(each.patterns) > 1]
+    runs = groupby(several, key=lambda each: (each.patterns, each.turn))
+    return [tuple(each.name for each in run) for _, run in runs]
 
 
 def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
@@ -74,10 +73,14 @@ def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[in
 def _claim(group: Group, left: dict[str, Spec], partial: bool) -> list[Claimed]:
     """Takes out of `left` what a group's patterns match; asserts that each does, but where a model is `partial`."""
     claimed: list[Claimed] = []
-    for pattern in group.patterns:
-        names = [name for name in left if _matches(name, pattern)]
-        assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
-        claimed += [Claimed(name, left.pop(name), _turn(name, pattern)) for name in names]
+    for patterns in group.patterns:
+        found: list[Claimed] = []
+        for pattern in patterns:
+            names = [name for name in left if _matches(name, pattern)]
+            assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
+            found += [Claimed(name, left.pop(name), _turn(name, pattern), patterns) for name in names]
+        turns = [*dict.fromkeys(each.turn for each in found)]
+        claimed += sorted(found, key=lambda each: turns.index(each.turn))
     return claimed
 
 

@@ -5,16 +5,17 @@ Parameters and gradients are views, so that one collective gathers or reduces, a
 Non-goals: where what lies (`layout`), whose memory it is (`buckets`), no communication (`flows`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from .gradient import Gradient, accumulate_into
 from .layout import Layout, Piece
+from .linears import join
 from .mesh import Copies, Mesh, Role
 from .parameters import Spec, initialise
 from .working import Working
@@ -34,7 +35,8 @@ class Flat:
     """One turn of a bucket, a chunk, or the whole of one; ranks along the axes `apart` hold other parts or parameters.
 
     `place` is the turn's index in each repeat, or the stages that a chunk is of; in its order buffers are gathered.
-    The optimizer updates `master`, of the part: `working`'s own, or a copy in another dtype.
+    The optimizer updates `master`, of the part: `working`'s own, or a copy in another dtype.  Of `products` those whose
+    weights are here have them as one matrix.
     """
 
     def __init__(
@@ -47,11 +49,15 @@ class Flat:
         gradient: Gradient,
         master: Tensor,
         slots: Mapping[str, Tensor],
+        products: Sequence[tuple[str, ...]] = (),
     ) -> None:
         self.place, self.layout, self.mesh, self.apart = place, layout, mesh, {*apart}
         self.working, self.gradient, self.master, self.slots = working, gradient, master, slots
         self.is_mixed = master.dtype != working.whole.dtype
         self.parameters = dict(self._parameters())
+        for names in products:
+            if names[0] in self.parameters:
+                self._join(names)
         working.free()  # of memory that views cannot be made without
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -66,6 +72,15 @@ class Flat:
             else:
                 parameter.grad = piece.view(self.gradient.kept)  # autograd accumulates in place
             yield piece.name, parameter
+
+    def _join(self, names: Sequence[str]) -> None:
+        """Lets `linears` have neighbours, which are rows of one length, as one matrix."""
+        pieces = [piece for piece in self.layout.pieces if piece.name in names]
+        first, last = pieces[0], pieces[-1]
+        assert [piece.name for piece in pieces] == [*names], f"flat: {names} of one product lie in another order"
+        assert {piece.shape[1:] for piece in pieces} == {(first.row,)}, f"flat: {names} differ in their rows"
+        assert all(a.stop == b.start for a, b in pairwise(pieces)), f"flat: {names} are no neighbours"
+        join(self.parameters[first.name], self.working.whole.data[first.start : last.stop].view(-1, first.row))
 
     def record(self) -> Iterator[Record]:
         """What a checkpoint holds: this rank's part of every parameter and slot."""

@@ -17,10 +17,14 @@ _fused_sgd: Callable[..., None] = cast(Any, torch)._fused_sgd_
 
 
 class Group:
-    """Parameters, by patterns such as `layers.*.wq`, that share a weight decay and a factor on the learning rate."""
+    """Parameters, by patterns such as `layers.*.wq`, that share a weight decay and a factor on the learning rate.
 
-    def __init__(self, *patterns: str, weight_decay: float = 0.0, lr_scale: float = 1.0) -> None:
-        self.patterns = patterns
+    A tuple has the patterns of weights of which one product is made (`linears`), in its order: in each turn of a repeat
+    these lie side by side.
+    """
+
+    def __init__(self, *patterns: str | tuple[str, ...], weight_decay: float = 0.0, lr_scale: float = 1.0) -> None:
+        self.patterns = tuple(each if isinstance(each, tuple) else (each,) for each in patterns)
         self.weight_decay = weight_decay
         self.lr_scale = lr_scale
 

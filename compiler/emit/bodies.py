@@ -48,7 +48,7 @@ class Body:
         self._body = tuple(stmt for stmt in body if not is_flat(frame.program, stmt))
         self._frame, self._module, self._ends, self._prefix, self._depth = frame, module, ends, prefix, depth
         self._uses = Counter(reads(self._body)) + Counter(ends)
-        self._consumer = {name: op.kind for op in self._body if isinstance(op, Op) for name in op.inputs}
+        self._consumer = {name: op for op in self._body if isinstance(op, Op) for name in op.inputs}
         self._lines = Lines(frame, module, prefix, self._uses)
         self._flats: dict[str, str] = {}  # bucket → the text of its buffers, one for each turn of a repeat of this body
 
@@ -113,7 +113,16 @@ class Body:
         elif len(op.outputs) == 1 and self._inlines(op):
             self._lines.exprs[op.outputs[0].name] = expr
         else:
-            self._lines.assign([value.name for value in op.outputs], expr)
+            values = [value.name for value in op.outputs]
+            self._lines.assign(values, expr, [self._becomes(value) for value in values] if values[1:] else values)
+
+    def _becomes(self, value: str) -> str:
+        """What an unnamed result is called: as what is made of it, so that nothing holds its memory from there on."""
+        op = self._consumer.get(value)
+        if not value.startswith("_") or self._uses[value] != 1 or op is None:
+            return value
+        made = op.outputs[0] if len(op.outputs) == 1 else dict(zip(op.inputs, op.outputs, strict=False)).get(value)
+        return value if made is None or made.name.startswith("_") else made.name
 
     def _express(self, op: Op) -> Expr:
         return express(op, [self._lines.operand(name) for name in op.inputs], self._lines.context)
@@ -123,9 +132,9 @@ class Body:
         consumer = self._consumer.get(value.name)
         if self._uses[value.name] != 1 or consumer is None or not value.name.startswith("_"):
             return False
-        if op.kind == consumer == "add":
+        if op.kind == consumer.kind == "add":
             return False  # in Python both would be one sum
-        return consumer == "add" if op.kind == "coerce" else consumer != "coerce"
+        return consumer.kind == "add" if op.kind == "coerce" else consumer.kind != "coerce"
 
     def _longest(self, op: Op) -> str:
         """The operand of `op` with the longest text of its own; "" if all are names."""

@@ -129,14 +129,10 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     over = op.names("over")
     left = f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
     weights = [context.types(name) for name in op.inputs[1:]]
-    views = (
-        "" if context.is_matrix(n) else matrix_view(t, len(over)) for n, t in zip(op.inputs[1:], weights, strict=True)
-    )
-    rights = [e.within(ATOM) + view if view else e.text for e, view in zip(operands[1:], views, strict=True)]
     into = [tuple(context.program.local_size(w, dim) for dim in w.dims if dim not in over) for w in weights]
     options = [f"into={literal(tuple(into))}"] if any(len(sizes) > 1 for sizes in into) else []
     options += [f"apart={literal(tuple(map(int, op.names('apart'))))}"] if op.names("apart") else []
-    return f"linears({', '.join([left, *rights, *options])})", ATOM
+    return f"linears({', '.join([left, *(weight.text for weight in operands[1:]), *options])})", ATOM
 
 
 def _prefix(context: Context) -> str:

@@ -5,6 +5,7 @@ line.  Non-goals: which lines there are (`bodies`).
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ..ir import Kind, Op
 from ..layout import stored_as_matrix
@@ -30,10 +31,10 @@ class Lines:
 
     # ---- lines
 
-    def assign(self, values: list[str], expr: Expr) -> None:
-        """A line of its own for values."""
+    def assign(self, values: list[str], expr: Expr, like: Sequence[str] = ()) -> None:
+        """A line of its own for values, perhaps with the names of others."""
         self.read(expr)
-        targets = ", ".join(map(self.hold, values))
+        targets = ", ".join(map(self.hold, values, like or values))
         self.append(f"{targets} = {expr.text}", self.comment(expr))
         self.close_blocks()
 
@@ -84,10 +85,10 @@ class Lines:
             return Expr(f"self.{self._attribute(name)}", ATOM, ())
         raise AssertionError(f"emit: {name} is read before it is written")
 
-    def hold(self, value: str) -> str:
-        """A Python name for `value`: its own, if what held it is not read any more."""
+    def hold(self, value: str, like: str = "") -> str:
+        """A Python name for `value`: its own, or that of another, if what held it is not read any more."""
         held = {name for name, value in self._holder.items() if self.left[value]}
-        name = identifier(value, held | self._fixed)
+        name = identifier(like or value, held | self._fixed)
         self.rename(name, value)
         return name
 

@@ -3,12 +3,12 @@
 Non-goals: how buckets move in a step (`step`, `turns`).
 """
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 
 from ..ir import PRECISIONS, Bucket, Program
 from ..kernels import accumulates, optimizer_tile
 from ..layout import shard_axes
+from ..leaves import products
 from ..routes import Route, routes
 from ..settings import Flow, Group
 from .words import DTYPES, call, literal
@@ -48,13 +48,17 @@ def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> li
     rest = Group("", (), settings.weight_decay)
     groups: dict[Group, list[str]] = {}
     for name in bucket.params:
-        group = next((g for g in settings.groups if any(fnmatchcase(name, p) for p in g.params)), rest)
-        groups.setdefault(group, []).append(patterns[name])
-    return [_group(group, names) for group, names in groups.items()]
+        place = settings.place(name)
+        groups.setdefault(settings.groups[place - 1] if place else rest, []).append(name)
+    together = {name: names for names in products(program) for name in names}
+    found = {group: dict.fromkeys(together.get(name, (name,)) for name in names) for group, names in groups.items()}
+    return [_group(group, [[patterns[name] for name in names] for names in each]) for group, each in found.items()]
 
 
-def _group(group: Group, patterns: list[str]) -> str:
-    arguments = [*map(literal, patterns), f"weight_decay={literal(group.weight_decay)}"]
+def _group(group: Group, patterns: Sequence[Sequence[str]]) -> str:
+    """A pattern for each parameter, and a tuple of patterns for those of one product."""
+    arguments = [literal(tuple(several) if several[1:] else several[0]) for several in patterns]
+    arguments.append(f"weight_decay={literal(group.weight_decay)}")
     if group.lr_scale != 1:
         arguments.append(f"lr_scale={literal(group.lr_scale)}")
     return call("Group", arguments, 12)

@@ -5,6 +5,7 @@ Non-goals: where they stand (`passes.fuse_ops`); the head with its loss (`head`)
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from ..ir import ITEM_BYTES, Op, Program, Type
 from .algebra import CONTRACT
@@ -114,6 +115,18 @@ def _copies(it: Local) -> int:
     return sum(it.program.elements(type) * ITEM_BYTES[type.dtype] for type in found)
 
 
+def _gradients_together(it: Local) -> int:
+    """The results' gradients as one, where that copy saves as much memory traffic as it costs (`linears`).
+
+    Gradients that are slices of one from the start are not copied, which is not known here.
+    """
+    grads, weights = len(it.types) // 2, it.types[len(it.types) // 2 :]
+    inner = it.op.names("inner")
+    width = prod(it.program.local_size(weights[0], dim) for dim in inner)
+    rows = sum(it.program.elements(weight) for weight in weights) // width
+    return sum(map(it.bytes, range(grads))) if rows <= width * (grads - 1) else 0
+
+
 CONTRACTS = OpDef(
     "contracts",
     "The products x·w of one value with several weights, each summed over the dims `over`, as one; the results share"
@@ -135,6 +148,7 @@ CONTRACTS_DX = OpDef(
     more=True,
     attributes=(Attribute("inner", kinds=(tuple,)),),
     typing=_sum_of_products,
+    scratch=_gradients_together,
 )
 
 # ---- a gate

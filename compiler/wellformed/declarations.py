@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from ..ir import FLOATS, MICROBATCHES, Param
+from ..leaves import products
 from .checker import STEP_STAGES, Checker
 
 FIRST = "resolve"
@@ -80,6 +81,11 @@ class Declarations(Checker):
         for bucket in it.buckets:
             assert bucket.params, self.at(f"bucket {bucket.name} is empty")
             self.type(bucket.name, bucket.type)
+        for names in products(it) if fused else ():
+            (bucket,) = (bucket for bucket in it.buckets if names[0] in bucket.params)
+            at = bucket.params.index(names[0])
+            own = bucket.params[at : at + len(names)]
+            assert own == names, self.at(f"{', '.join(names)} of one product lie as {', '.join(own)}")
 
     def _train(self) -> None:
         """The settings are those that the dims were made from."""

@@ -6,7 +6,8 @@
 
     da = g · b · slope(a)      db = g · activation(a)
 
-Backward computes the activation again: a and b are all that is saved.
+Backward computes the activation again: a and b are all that is saved.  Where these are slices of one product
+(`linears`), so are da and db, of which backward then makes one product too.
 """
 # pyright: basic
 # (Triton has no types.)
@@ -22,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
+from ..beside import beside
 from . import launching
 from .launching import Tile, blocks, matrix, padded, tile_for
 
@@ -76,6 +78,7 @@ def gate_backward(
     g_stride,
     a_stride,
     b_stride,
+    d_stride,
     rows,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -89,8 +92,8 @@ def gate_backward(
     gate = tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32)
     value, slope = _activated(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
     other = tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(da + row * WIDTH + column, (grad * other * slope).to(da.dtype.element_ty), mask=inside)
-    tl.store(db + row * WIDTH + column, (grad * value).to(db.dtype.element_ty), mask=inside)
+    tl.store(da + row * d_stride + column, (grad * other * slope).to(da.dtype.element_ty), mask=inside)
+    tl.store(db + row * d_stride + column, (grad * value).to(db.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,30 +139,40 @@ class _Gate(Function):
         (g,), (a, b), (kind, tile) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
         if tile is None:
             value, slope = _activated_torch(a, kind)
-            return (g * b * slope).to(a.dtype), (g * value).to(b.dtype), None, None
+            da, db = beside([a, b])
+            return da.copy_(slope.mul_(g).mul_(b)), db.copy_(value.mul_(g)), None, None
         return *_backward(g, a, b, kind, tile), None, None
 
 
 def _forward(a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> Tensor:
     out = torch.empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
-    _launch(gate_forward, (a, b), (out,), kind, tile)
+    _launch(gate_forward, (a, b), (out,), (), kind, tile)
     return out
 
 
 def _backward(g: Tensor, a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> tuple[Tensor, Tensor]:
-    da, db = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, b))
-    _launch(gate_backward, (g, a, b), (da, db), kind, tile)
+    da, db = beside([a, b])
+    width = a.shape[-1]
+    _launch(gate_backward, (g, a, b), (da, db), (matrix(da, width).stride(0),), kind, tile)
     return da, db
 
 
-def _launch(kernel: Any, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], kind: Kind, tile: Tile) -> None:
+def _launch(
+    kernel: Any,
+    operands: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    strides: tuple[int, ...],
+    kind: Kind,
+    tile: Tile,
+) -> None:
+    """With the rows' strides of the operands, and `strides` of results that are not dense."""
     width = results[0].shape[-1]
     matrices = [matrix(x, width) for x in operands]
     rows, columns = matrices[0].shape[0], tile.columns or padded(width)
     launching.launch(
         kernel,
         (blocks(rows, tile.rows), blocks(width, columns)),
-        *(*matrices, *results, *(x.stride(0) for x in matrices), rows),
+        *(*matrices, *results, *(x.stride(0) for x in matrices), *strides, rows),
         warps=tile.warps,
         WIDTH=width,
         COLUMNS=columns,

@@ -182,10 +182,20 @@ BY_HAND = {
         "add_rms_norm(x, y, self.norm1, eps=1e-05)",
     ),
     "products of other weights": ("fused", "linears(a, self.wq, self.wk", "linears(a, self.wq, self.wv"),
+    "weights of one product in another order": (
+        "fused",
+        "('layers.*.wq', 'layers.*.wk'",
+        "('layers.*.wk', 'layers.*.wq'",
+    ),
+    "weights of one product apart": (
+        "fused",
+        "('layers.*.w_gate', 'layers.*.w_up')",
+        "'layers.*.w_gate', 'layers.*.w_up'",
+    ),
     "products of another value": ("fused", "linears(m, ", "linears(x, "),
     "results of another shape": ("fused", "into=((2, 8),", "into=((8, 2),"),
     "another result apart": ("fused", "apart=(2,)", "apart=(1,)"),
-    "queries turned alone": ("fused", "rope_pair(y, y_2, ", "rope_pair(y, y, "),
+    "queries turned alone": ("fused", "rope_pair(q, k, ", "rope_pair(q, q, "),
     "another smoothing": ("fused", "self.tp, smoothing=0.1)\n", "self.tp, smoothing=0.2)\n"),
     "parts of all classes": (
         "fused",

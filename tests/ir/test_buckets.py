@@ -6,12 +6,18 @@ Non-goals: that the step is the single device's (`tests/verify`), and what the b
 from math import prod
 
 import pytest
+from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ir.plans import LLAMA, MLP, START, Plan
+from ir.plan_table import FUSED
+from ir.plans import HEAD, LLAMA, MLP, START, Plan
 from scalec.compiler.ir import Kind, Program, Region, walk
+from scalec.compiler.leaves import products
+from scalec.compiler.passes import compile_plan
 from scalec.compiler.routes import Route, routes
+from scalec.compiler.source import Source
+from scalec.compiler.wellformed import check
 
 NESTED = f"""{START}
   repeat blocks {{ repeat layers {{ {MLP} }} x = rmsnorm(x, inner[hidden], eps) }}
@@ -137,3 +143,52 @@ def test_no_gradient_is_reduced_before_it_is_whole() -> None:
 def _kinds(program: Program, names: tuple[str, ...]) -> list[Kind]:
     made = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
     return [place.kind for name in names for _, place in made[name].places]
+
+
+BIASES = f"""{START} repeat layers {{
+    q = x @ wq[hidden -> ffn] + bq[ffn]
+    k = x @ wk[hidden -> ffn] + bk[ffn]
+    x = x + (silu(q) * tanh(k)) @ w_down[ffn -> hidden]
+}} {HEAD}"""
+OUTSIDE = BIASES.replace(START, f"{START} x = x + (x @ wk[hidden -> ffn]) @ back[ffn -> hidden]").replace(
+    "wk[hidden -> ffn] + bk", "wk + bk"
+)
+GROUPS = 'group keys { params = ["wk"]  weight_decay = 0.5 }'
+STATES = ["", "bucket = 1B", "zero 1 over dp", "zero 2 over dp", "zero 3 over dp", "zero 3 over dp  bucket = 1B"]
+
+
+def _fused(body: str, state: str = "", group: str = "") -> Program:
+    text = Plan(body, "dp = 2", "batch over dp", 2, state=state, train=FUSED).text()
+    return compile_plan(Source("tiny.scale", text.replace("clip = 0.0", f"clip = 0.0  {group}")))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_weights_of_one_product_lie_side_by_side_whatever_the_cap(state: str) -> None:
+    """Biases that the plan has between them come behind."""
+    program = _fused(BIASES, state)
+    assert products(program) == [("wq", "wk")]
+    (own,) = (bucket.params for bucket in program.buckets if "wq" in bucket.params)
+    at = own.index("wq")
+    assert own[at : at + 2] == ("wq", "wk")
+
+
+def test_buckets_that_part_the_weights_of_one_product_are_no_program() -> None:
+    program = _fused(BIASES, "bucket = 1B")
+    (bucket,) = (bucket for bucket in program.buckets if "wq" in bucket.params)
+    apart = tuple(evolve(b, params=b.params[::-1]) if b is bucket else b for b in program.buckets)
+    with pytest.raises(AssertionError, match="wq, wk of one product lie as wq"):
+        check(evolve(program, buckets=apart))
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "group"),
+    [
+        (BIASES, "", GROUPS),
+        (BIASES, 'zero 1 over dp  group keys { params = ["wk"]  zero 3 over dp }', ""),
+        (BIASES.replace("tanh(k)", "tanh(k) * sum(wk, over=hidden)"), "", ""),
+        (OUTSIDE, "", ""),
+    ],
+    ids=["other settings", "other state", "read twice", "read outside"],
+)
+def test_weights_that_cannot_lie_side_by_side_are_products_of_their_own(body: str, state: str, group: str) -> None:
+    assert products(_fused(body, state, group)) == []

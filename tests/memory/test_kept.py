@@ -18,6 +18,8 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 
 TEXTS = dict(texts())
+SLICES = {"fused, every op, fp32", "fused, every op, bf16"}
+"""Where several ops keep a slice each of one product, of which the first keeps all."""
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -25,7 +27,8 @@ def test_the_account_is_what_is_held(name: str, tmp_path: Path) -> None:
     module, program = compiled(TEXTS[name], tmp_path)
     it = account(program)
     for rank in measure(module, module.PLAN.global_batch):
-        assert rank.kept == _by_kind(it) if AGAIN not in rank.kept else sum(rank.kept.values()) == it.activations
+        apart = AGAIN not in rank.kept and name not in SLICES
+        assert rank.kept == _by_kind(it) if apart else sum(rank.kept.values()) == it.activations
         assert (rank.state, rank.tables, rank.inputs) == (it.state, it.tables, it.inputs)
 
 

@@ -6,10 +6,13 @@ Non-goals: classes and steps.
 import ast
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
+from typing import cast
 
 from ...ir import Bucket, Op, Program, Type, base, walk
 from ...kernels import accumulates, optimizer_tile
 from ...layout import shard_axes
+from ...leaves import products
 from ...ops.logits import class_dims
 from ...settings import ON
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
@@ -86,12 +89,20 @@ def _check_buckets(stmt: ast.stmt, program: Program, paths: dict[str, str]) -> N
         if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "Bucket"):
             raise wrong(node, "is no bucket")
         bucket = program.bucket(str(name))
-        found = [pair for group in node.args for pair in _group(group)]
+        groups = [_group(group) for group in node.args]
+        found = [(pattern, settings) for several, settings in groups for pattern in chain(*several)]
         wanted = [(paths.get(param, ""), _settings(param, program)) for param in bucket.params]
         demand(node, sorted(found) == sorted(wanted), f"bucket {name} is {sorted(found)}, not {sorted(wanted)}")
+        together = sorted(patterns for several, _ in groups for patterns in several if len(patterns) > 1)
+        demand(node, together == _together(bucket, program, paths), f"bucket {name} lays {together} side by side")
         kept = _kept(bucket, program)
         for option, value in keywords(node, *kept).items():
             demand_same(value, repr(kept[option]))
+
+
+def _together(bucket: Bucket, program: Program, paths: dict[str, str]) -> list[tuple[str, ...]]:
+    """The patterns of each product with several weights of the bucket, in the product's order."""
+    return sorted(tuple(paths[name] for name in names) for names in products(program) if names[0] in bucket.params)
 
 
 def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
@@ -126,16 +137,17 @@ Settings = tuple[float, float]
 """Weight decay, and the factor on the learning rate."""
 
 
-def _group(node: ast.expr) -> list[tuple[str, Settings]]:
-    """Each pattern of a group with the group's settings."""
+def _group(node: ast.expr) -> tuple[list[tuple[str, ...]], Settings]:
+    """The patterns of a group, those that lie side by side together, and its settings."""
     if not isinstance(node, ast.Call):
         raise wrong(node, "is no group")
-    patterns = [str(literal(pattern)) for pattern in node.args]
+    said = [literal(pattern) for pattern in node.args]
     options = {str(keyword.arg): literal(keyword.value) for keyword in node.keywords}
-    demand_same(node, f"Group({', '.join([*map(repr, patterns), *(f'{k}={v!r}' for k, v in options.items())])})")
-    demand(node, bool(patterns) and set(options) <= {"weight_decay", "lr_scale"}, f"sets {sorted(options)}")
+    demand_same(node, f"Group({', '.join([*map(repr, said), *(f'{k}={v!r}' for k, v in options.items())])})")
+    demand(node, bool(said) and set(options) <= {"weight_decay", "lr_scale"}, f"sets {sorted(options)}")
     settings = float(str(options["weight_decay"])), float(str(options.get("lr_scale", 1.0)))
-    return [(pattern, settings) for pattern in patterns]
+    patterns = [cast(tuple[object, ...], each) if isinstance(each, tuple) else (each,) for each in said]
+    return [tuple(map(str, several)) for several in patterns], settings
 
 
 def _settings(param: str, program: Program) -> Settings:

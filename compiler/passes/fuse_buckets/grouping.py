@@ -7,12 +7,13 @@ Non-goals: what is done with them (`flats`, `turns`).
 """
 
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
+from itertools import groupby
 from math import prod
 
 from attrs import evolve, frozen
 
 from ...ir import ITEM_BYTES, Bucket, Kind, Program, StateAxes, Type
+from ...leaves import products
 from .homes import Home
 
 SMALL = 25 << 20
@@ -79,8 +80,9 @@ class Group:
 
 def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
     """The buckets, in the order in which backward completes their gradients."""
+    order = _order(program)
     alike: dict[tuple[Key, object, object], list[Used]] = {}
-    for param in params:
+    for param in sorted(params, key=lambda param: order[param.name]):
         place = param.home and param.home.place
         apart = _axes(program, param), sharing(program, param.name)
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
@@ -91,7 +93,6 @@ def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
             buckets += _capped(program, key, each, turns)
         else:
             rest.setdefault((key, apart), []).extend(each)
-    order = {param.name: i for i, param in enumerate(program.params)}
     for each in rest.values():
         each.sort(key=lambda param: order[param.name])
         buckets += _capped(program, _key(each[0].gradient), each, 0)
@@ -104,6 +105,14 @@ def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Use
     found = ((bucket, [used[name] for name in bucket.params]) for bucket in buckets)
     groups = ((b, _group(program, _key(each[0].gradient), each, len(b.turns))) for b, each in found)
     return [evolve(group, name=bucket.name) for bucket, group in groups]
+
+
+def _order(program: Program) -> dict[str, tuple[int, int]]:
+    """Where each parameter stands: in the program's order, those of one product in its order behind the first."""
+    order = {param.name: (i, 0) for i, param in enumerate(program.params)}
+    for names in products(program):
+        order |= {name: (order[names[0]][0], i) for i, name in enumerate(names)}
+    return order
 
 
 def _axes(program: Program, param: Used) -> StateAxes:
@@ -144,30 +153,31 @@ def _capped(program: Program, key: Key, params: list[Used], turns: int) -> Itera
     """The parameters, last ones first, in as few buckets as the cap allows."""
     full: list[list[Used]] = [[]]
     filled = 0
-    for param in reversed(params):
-        size = _bytes(program, param, turns)
+    for together in reversed([*_together(program, params)]):
+        size = sum(_bytes(program, param, turns) for param in together)
         if full[-1] and program.flow.bucket and filled + size > program.flow.bucket:
             full.append([])
             filled = 0
-        full[-1].insert(0, param)
+        full[-1][:0] = together
         filled += size
     for part in full:
         yield _group(program, key, part, turns)
+
+
+def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
+    """The parameters, those of one product in one piece."""
+    first = {name: names[0] for names in products(program) for name in names}
+    for _, run in groupby(params, key=lambda param: first.get(param.name, param.name)):
+        yield [*run]
 
 
 def _group(program: Program, key: Key, params: list[Used], turns: int) -> Group:
     state = program.state_of(params[0].name)
     shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
     dims = params[0].gradient.dims[:turns]
-    ordered = tuple(sorted(params, key=lambda param: _optimizer_group(program, param.name)))
+    ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))  # group by group
     keeps = (not (turns and shards and axes) for axes in (state.parameters, state.gradients))
     return Group("_".join([*dims, key.name]), key, ordered, dims, shards, *keeps)
-
-
-def _optimizer_group(program: Program, param: str) -> int:
-    """Parameters of one optimizer group lie side by side; those of none come first."""
-    groups = program.train.optimizer.groups
-    return next((i for i, g in enumerate(groups, 1) if any(fnmatchcase(param, p) for p in g.params)), 0)
 
 
 def _named(groups: list[Group]) -> list[Group]:

@@ -83,7 +83,7 @@ class _Makers:
         if not (sum_ := self._only(logits, users, "add")):
             return self._alone(logits, users)
         (at, op), classes = sum_, self._known.types[logits].dims[-1:]
-        own = {name for name in op.inputs if self._known.types[name].dims == classes} & self._known.parameters
+        own = {name for name in op.inputs if self._known.types[name].dims == classes} & self._known.parameters.keys()
         rest = [name for name in op.inputs if name not in own]
         if len(own) != 1 or len(rest) != 1 or not (made := self._alone(rest[0], 1)):
             return None

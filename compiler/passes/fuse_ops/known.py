@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from ...ir import Dim, Enter, Names, Op, Program, Region, Stmt, Type, types, uses, walk
+from ...ir import Dim, Enter, Names, Op, Param, Program, Region, Stmt, Type, types, uses, walk
 
 
 @frozen
 class Known:
     """The program that is fused.
 
-    parameters  the values that are parameters, or slices of one
+    parameters  the values that are parameters, or slices of one, and whose
+    readers     how many ops read each parameter
     apart       kinds of ops that stay by themselves
     dims        those that patterns add
     """
@@ -20,7 +21,8 @@ class Known:
     program: Program
     types: Mapping[str, Type]
     uses: Counter[str]
-    parameters: frozenset[str]
+    parameters: Mapping[str, Param]
+    readers: Counter[str]
     apart: frozenset[str]
     names: Names
     dims: list[Dim] = field(factory=list[Dim])
@@ -28,9 +30,12 @@ class Known:
     @classmethod
     def of(cls, program: Program) -> "Known":
         found = types(program)
-        leaves = {value.name for op in walk(program.region.body) if op.kind == "leaf" for value in op.outputs}
-        parameters = frozenset(leaves | _slices(program.region, leaves))
-        return cls(program, found, uses(program.region), parameters, _apart(program), Names(found))
+        of = {param.name: param for param in program.params}
+        ops = [*walk(program.region.body)]
+        leaves = {value.name: of[op.inputs[0]] for op in ops if op.kind == "leaf" for value in op.outputs}
+        parameters = leaves | _slices(program.region, leaves)
+        readers = Counter(parameters[name].name for op in ops for name in op.inputs if name in parameters)
+        return cls(program, found, uses(program.region), parameters, readers, _apart(program), Names(found))
 
     @property
     def program_with_dims(self) -> Program:
@@ -43,11 +48,13 @@ class Known:
         return [(i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op) and stmt.kind in free]
 
 
-def _slices(region: Region, of: set[str]) -> set[str]:
+def _slices(region: Region, of: dict[str, Param]) -> dict[str, Param]:
     """What repeats take of some values, turn by turn."""
-    own = {arg.value.name for arg in region.args if arg.enter is Enter.EACH and arg.source in of}
-    inner = (stmt for stmt in region.body if isinstance(stmt, Region))
-    return own.union(*(_slices(each, of | own) for each in inner))
+    own = {arg.value.name: of[arg.source] for arg in region.args if arg.enter is Enter.EACH and arg.source in of}
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            own |= _slices(stmt, of | own)
+    return own
 
 
 def _apart(program: Program) -> frozenset[str]:

@@ -14,7 +14,7 @@ def norms(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     for at, op in known.ops(body, *NORMS):
         total, *weights = op.inputs
         first, add = added.pop(total, (0, None))
-        if add and known.uses[total] > 1 and _two_alike(add, known) and known.parameters >= {*weights}:
+        if add and known.uses[total] > 1 and _two_alike(add, known) and known.parameters.keys() >= {*weights}:
             outputs = (*add.outputs, *op.outputs)
             by |= {at: None, first: evolve(op, kind=NORMS[op.kind], inputs=(*add.inputs, *weights), outputs=outputs)}
     return replaced(body, by)

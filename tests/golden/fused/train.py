@@ -99,8 +99,8 @@ class Layer(nn.Module):
         a = rms_norm(x, self.norm1, eps=1e-05)  # [s/tp, b, h]  llama.scale:21
         a = all_gather(a, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:22
         # [s, b, n/tp, d]  llama.scale:22
-        y, y_2, v = linears(a, self.wq, self.wk, self.wv, into=((2, 16), (1, 16), (1, 16)), apart=(2,))
-        q, k = rope_pair(y, y_2, rotary)  # [s, b, n/tp, d]  llama.scale:22
+        q, k, v = linears(a, self.wq, self.wk, self.wv, into=((2, 16), (1, 16), (1, 16)), apart=(2,))
+        q, k = rope_pair(q, k, rotary)  # [s, b, n/tp, d]  llama.scale:22
         y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         y = reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
         x, m = add_rms_norm(x, y, self.norm2, eps=1e-05)  # [s/tp, b, h]  llama.scale:27
@@ -147,12 +147,9 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
         "dp_split_tp": Bucket(
             Group(
                 "wte",
-                "layers.*.wq",
-                "layers.*.wk",
-                "layers.*.wv",
+                ("layers.*.wq", "layers.*.wk", "layers.*.wv"),
                 "layers.*.wo",
-                "layers.*.w_gate",
-                "layers.*.w_up",
+                ("layers.*.w_gate", "layers.*.w_up"),
                 "layers.*.w_down",
                 "head",
                 weight_decay=0.1,
