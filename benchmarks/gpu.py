@@ -5,11 +5,9 @@ Non-goals: what is measured (`gpu_kernels`, `gpu_steps`), and how results are pr
 
 import gc
 import platform
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TILES = Path(__file__).parent.parent / "compiler" / "tiles.toml"
+from scalec.compiler.kernels import USUAL, chip_for, nearest, tiles_for
+
 PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
 """TFLOP/s of dense bfloat16 by NVIDIA's data sheets, by a word of the device's name; the first that fits."""
 COLD = 256 << 20
@@ -130,11 +129,8 @@ def _driver() -> str:
 
 
 def tiles(kernels: Any, name: str, size: int) -> dict[int, Any]:
-    """The tile that a program for this chip has for a class and a size, from `compiler/tiles.toml`."""
-    table = tomllib.loads(TILES.read_text())
-    own = table.get(_chip(), table["sm_90"])[name]
-    known = sorted(map(int, own))
-    chosen = own[str(next((each for each in known if each >= size), known[-1]))]
+    """The tile that a program for this chip has for a class and a size."""
+    chosen = nearest(tiles_for(_chip())[name], size)
     if name == "Attention":
         parts = {part: kernels.Block(**block) for part, block in chosen.items()}
         return {size: kernels.Blocks(**parts)}
@@ -142,4 +138,7 @@ def tiles(kernels: Any, name: str, size: int) -> dict[int, Any]:
 
 
 def _chip() -> str:
-    return "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else "sm_90"
+    if not torch.cuda.is_available():
+        return USUAL
+    major, minor = torch.cuda.get_device_capability()
+    return chip_for(10 * major + minor)

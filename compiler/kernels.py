@@ -110,7 +110,24 @@ class Used:
 def chip(program: Program) -> str:
     """The chip whose tiles a program has."""
     found = gpu(program)
-    return next(name for least, name in CHIPS.items() if found.capability >= least) if found else USUAL
+    return chip_for(found.capability) if found else USUAL
+
+
+def chip_for(capability: int) -> str:
+    """The chip whose tiles a GPU has."""
+    return next(name for least, name in CHIPS.items() if capability >= least)
+
+
+def tiles_for(name: str) -> Mapping[str, dict[str, Tile]]:
+    """By class and size, the tiles of a chip."""
+    names = [*CHIPS.values()]
+    return ChainMap(*(_table().get(each, {}) for each in names[names.index(name) :]))
+
+
+def nearest(tiles: Mapping[str, Tile], size: int) -> Tile:
+    """The tile of this size, or of the next larger one of which there is one, or of the largest."""
+    known = sorted(map(int, tiles))
+    return tiles[str(next((each for each in known if each >= size), known[-1]))]
 
 
 def kernels_of(program: Program) -> list[Used]:
@@ -123,7 +140,7 @@ def kernels_of(program: Program) -> list[Used]:
             operands = [known[name] for name in op.inputs]
             size, found = KERNELS[op.kind].size(program, operands, op), sizes.setdefault(op.kind, {})
             found[size] = max(found.get(size, 0), FLOATS[operands[0].dtype])
-    tiles = _tiles(program)
+    tiles = tiles_for(chip(program))
     used = (_used(kind, sorted(found.items()), tiles) for kind, found in sizes.items())
     return sorted(used, key=lambda each: each.function)
 
@@ -134,7 +151,7 @@ def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
     if not kernel or kernel.tile == "Tile":
         return True
     size = program.local_size(operands[0], operands[0].dims[-1])
-    return bool(_tile(kernel, size, FLOATS[operands[0].dtype], _tiles(program)))
+    return bool(_tile(kernel, size, FLOATS[operands[0].dtype], tiles_for(chip(program))))
 
 
 def optimizer_tile(program: Program) -> str:
@@ -142,7 +159,7 @@ def optimizer_tile(program: Program) -> str:
     name = OPTIMIZERS.get(program.train.optimizer.kind)
     if program.train.kernels != TRITON or not name:
         return ""
-    (tile,) = _tiles(program)[name].values()
+    (tile,) = tiles_for(chip(program))[name].values()
     return _call("Tile", tile)
 
 
@@ -151,11 +168,6 @@ def accumulates(program: Program) -> bool:
     known = types(program)
     made = {known[name].dtype for name in leaves(program)}
     return program.train.kernels == TRITON and len(made) > 1
-
-
-def _tiles(program: Program) -> Mapping[str, dict[str, Tile]]:
-    names = [*CHIPS.values()]
-    return ChainMap(*(_table().get(name, {}) for name in names[names.index(chip(program)) :]))
 
 
 @cache
@@ -175,14 +187,8 @@ def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[
 def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]) -> Tile | None:
     """For a size, and elements of so many bytes; None where the table has none."""
     if kernel.tile == "Tile":
-        return _nearest(tiles.get(kernel.name, {}), size)
+        return nearest(tiles.get(kernel.name, {}), size)
     return tiles.get(kernel.name + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None
-
-
-def _nearest(tiles: dict[str, Tile], size: int) -> Tile:
-    """The tile of this size, or of the next larger one of which there is one, or of the largest."""
-    known = sorted(map(int, tiles))
-    return tiles[str(next((each for each in known if each >= size), known[-1]))]
 
 
 def _call(name: str, arguments: Tile) -> str:

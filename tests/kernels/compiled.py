@@ -52,6 +52,11 @@ class Launch:
         return f"{self.name}({', '.join(args)}, {self.constants}, {self.options})"
 
     @property
+    def bytes(self) -> int:
+        """Of all operands and results."""
+        return sum(arg.numel() * arg.itemsize for arg in self.args if isinstance(arg, Tensor))
+
+    @property
     def name(self) -> str:
         """The kernel, with its module."""
         return f"{self.kernel.__module__.rpartition('.')[-1]}.{self.kernel.__name__}"

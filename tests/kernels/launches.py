@@ -5,6 +5,7 @@ starts is listed.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,14 @@ def launches(path: Path, gpu: str) -> Iterator[Launch]:
                 _watch(module, used.function, started)
             step(module, "meta")
         yield from started
+
+
+def distinct(gpu: str) -> list[Launch]:
+    """Of all plans, one launch for each configuration of a kernel: that of the largest operands."""
+    found: dict[str, Launch] = {}
+    for launch in chain.from_iterable(launches(path, gpu) for path in PLANS):
+        found[str(launch)] = max(found.get(str(launch), launch), launch, key=lambda it: it.bytes)
+    return [*found.values()]
 
 
 def _watch(module: ModuleType, function: str, started: list[Launch]) -> None:

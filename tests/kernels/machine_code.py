@@ -14,10 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
-from torch import Tensor
-
 from kernels.compiled import Compiled, Launch, compile_for
-from kernels.launches import GPUS, PLANS, launches
+from kernels.launches import GPUS, distinct
 
 PRODUCTS = {"forward_kernel", "keys_kernel", "queries_kernel"}
 """The kernels that multiply matrices."""
@@ -93,6 +91,11 @@ def read(launch: Launch, code: Compiled, chip: Chip) -> Reading:
     )
 
 
+def is_bound(launch: Launch) -> bool:
+    """Whether memory is what bounds it."""
+    return launch.kernel.__name__ not in PRODUCTS and launch.bytes >= LARGE
+
+
 def check_flow(launch: Launch, code: Compiled, capability: int) -> None:
     """Raises where a launch has narrow or scattered accesses, asks for too little at a time, or waits for a place."""
     chip = CHIPS[capability]
@@ -108,11 +111,6 @@ def resident(code: Compiled, warps: int, chip: Chip) -> int:
     """Programs that a multiprocessor has at once, with 64 warps, 65536 registers by 256, 1 KiB of its own for each."""
     registers = ceil(code.registers * 32 / 256) * 256 * warps
     return min(64 // warps, 32, 65536 // registers, chip.shared // (code.shared + 1024))
-
-
-def moved(launch: Launch) -> int:
-    """Bytes of all operands and results."""
-    return sum(arg.numel() * arg.itemsize for arg in launch.args if isinstance(arg, Tensor))
 
 
 def _accesses(layouts: str) -> Iterator[tuple[int, int]]:
@@ -156,10 +154,9 @@ def _useful(constants: Mapping[str, int]) -> float:
 def _rows() -> Iterator[tuple[str, ...]]:
     """Of each kernel on each chip the worst of all its launches."""
     for capability, gpu in GPUS.items():
-        found = {str(launch): launch for path in PLANS for launch in launches(path, gpu)}
         readings: dict[str, list[Reading]] = {}
-        for launch in found.values():
-            if launch.kernel.__name__ not in PRODUCTS and moved(launch) >= LARGE:
+        for launch in distinct(gpu):
+            if is_bound(launch):
                 reading = read(launch, compile_for(launch, capability), CHIPS[capability])
                 readings.setdefault(launch.name, []).append(reading)
         for name, all in sorted(readings.items()):
