@@ -7,6 +7,7 @@ class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kern
 import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Kernel:
     """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
-    tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and float32
+    tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and all element types
     """
 
     name: str
@@ -74,6 +75,9 @@ KERNELS = {
     "silu_mul": Kernel("SiluMul", _last),
 }
 """By the kind of op."""
+
+BLOCKS = {2: "", 4: "32"}
+"""What the table has behind the name of a class whose tiles are for elements of so many bytes."""
 
 PARTS = {"Blocks": "Block"}
 """The classes of what a tile consists of."""
@@ -115,31 +119,40 @@ def chip_of(capability: int) -> str:
     return next(name for least, name in CHIPS.items() if capability >= least)
 
 
-def tiles_of(chip: str) -> Mapping[str, dict[str, Tile]]:
+def tiles_of(name: str) -> Mapping[str, dict[str, Tile]]:
     """By class, and by size; a class of which the chip has none has those of the next older one."""
     names = [*CHIPS.values()]
-    tables: dict[str, Tiles] = tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())
-    return ChainMap(*(tables.get(name, {}) for name in names[names.index(chip) :]))
+    return ChainMap(*(_table().get(each, {}) for each in names[names.index(name) :]))
+
+
+def nearest(tiles: Mapping[str, Tile], size: int) -> Tile:
+    """The tile of this size, or of the next larger one of which there is one, or of the largest."""
+    known = sorted(map(int, tiles))
+    return tiles[str(next((each for each in known if each >= size), known[-1]))]
 
 
 def kernels_of(program: Program) -> list[Used]:
     """The kernels that a program calls, by their functions."""
     if program.train.kernels != TRITON:
         return []
-    known, sizes = types(program), dict[str, set[int]]()
+    known, sizes = types(program), dict[str, dict[int, int]]()
     for op in walk(program.region.body):
         if op.kind in KERNELS:
             operands = [known[name] for name in op.inputs]
-            sizes.setdefault(op.kind, set()).update(_size(program, operands, op))
+            size, found = KERNELS[op.kind].size(program, operands, op), sizes.setdefault(op.kind, {})
+            found[size] = max(found.get(size, 0), FLOATS[operands[0].dtype])
     tiles = tiles_of(chip(program))
-    used = (_used(kind, sorted(found), tiles) for kind, found in sizes.items())
+    used = (_used(kind, sorted(found.items()), tiles) for kind, found in sizes.items())
     return sorted(used, key=lambda each: each.function)
 
 
-def _size(program: Program, operands: Sequence[Type], op: Op) -> set[int]:
-    """The size of an op; none where no tile serves its element type, as blocks serve none of more than two bytes."""
-    kernel = KERNELS[op.kind]
-    return {kernel.size(program, operands, op)} if kernel.tile == "Tile" or FLOATS[operands[0].dtype] == 2 else set()
+def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
+    """Whether there is a tile for an op, or for its backward, of operands on one rank; for what is no kernel, too."""
+    kernel = KERNELS.get(op.kind.removesuffix("_dx"))
+    if not kernel or kernel.tile == "Tile":
+        return True
+    size = program.local_size(operands[0], operands[0].dims[-1])
+    return bool(_tile(kernel, size, FLOATS[operands[0].dtype], tiles_of(chip(program))))
 
 
 def optimizer_tile(program: Program) -> str:
@@ -158,18 +171,25 @@ def accumulates(program: Program) -> bool:
     return program.train.kernels == TRITON and len(made) > 1
 
 
-def _used(kind: str, sizes: Sequence[int], tiles: Mapping[str, dict[str, Tile]]) -> Used:
+@cache
+def _table() -> dict[str, Tiles]:
+    """By chip."""
+    return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())
+
+
+def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[str, Tile]]) -> Used:
+    """For some sizes, each with the bytes of its widest elements."""
     kernel = KERNELS[kind]
-    own = tiles.get(kernel.name, {})
-    chosen = ((size, nearest(own, size) if kernel.tile == "Tile" else own.get(str(size))) for size in sizes)
+    chosen = ((size, _tile(kernel, size, item, tiles)) for size, item in sizes)
     calls = tuple((size, _call(kernel.tile, tile)) for size, tile in chosen if tile)
-    return Used(OPS[kind].function, kernel.name, calls, kernel.chunk and kernel.chunk(sizes[-1]))
+    return Used(OPS[kind].function, kernel.name, calls, kernel.chunk and kernel.chunk(sizes[-1][0]))
 
 
-def nearest(tiles: dict[str, Tile], size: int) -> Tile:
-    """The tile of this size, or of the next larger one of which there is one, or of the largest."""
-    known = sorted(map(int, tiles))
-    return tiles[str(next((each for each in known if each >= size), known[-1]))]
+def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]) -> Tile | None:
+    """For a size, and elements of so many bytes; None where the table has none."""
+    if kernel.tile == "Tile":
+        return nearest(tiles.get(kernel.name, {}), size)
+    return tiles.get(kernel.name + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None
 
 
 def _call(name: str, arguments: Tile) -> str:

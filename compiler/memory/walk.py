@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from ..ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
+from ..kernels import serves
 from ..ops import OPS
 from ..ops.saved import Device, Local
 from .kept import Keeper, Kept, Turn, bound
@@ -204,7 +205,8 @@ class Walk:
                 self._live[root] = self._storages.bytes(value.name)
         self._live |= others
         types = tuple(self._storages.types[name] for name in op.inputs)
-        local = Local(self._storages.program, op, types, (True,) * len(types), self._device)
+        program = self._storages.program
+        local = Local(program, op, types, (True,) * len(types), self._device, serves(program, op, types))
         self._look(op, OPS[op.kind].scratch(local))
 
     def _widened(self, op: Op) -> int:

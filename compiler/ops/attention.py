@@ -136,7 +136,7 @@ def _attention_scratch(it: Local) -> int:
     special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > (5 if back else 3)
     if not it.kernels or "dropout" in given or not special:
         return _scores_twice(it)
-    return 0 if it.launched and it.is_narrow else _scores_of_some(it, back, "softcap" in given, window)
+    return 0 if it.launched else _scores_of_some(it, back, "softcap" in given, window)
 
 
 def _scores_of_some(it: Local, back: bool, capped: bool, window: int) -> int:

@@ -152,8 +152,8 @@ def _layer_saves(it: Local) -> Saved:
     return Saved(operands=tuple(range(len(it.types))), others=(("mean", each), ("1 / deviation", each)))
 
 
-PROGRAMS = 528 * 4096
-"""Elements of the sums that the programs of a norm's backward make for its weight, before these are added up."""
+PROGRAMS = 296 * 8192
+"""Elements of the sums that the programs of a norm's backward make for its weight, by whatever tile, at most."""
 
 
 def norm_scratch(it: Local) -> int:

@@ -22,6 +22,7 @@ class Local:
 
     types   of the operands
     wanted  which operands get a gradient
+    served  whether there is a tile with which a kernel could run
     """
 
     program: Program
@@ -29,6 +30,7 @@ class Local:
     types: tuple[Type, ...]
     wanted: tuple[bool, ...]
     device: Device
+    served: bool = True
 
     def elements(self, operand: int = 0) -> int:
         """The number of elements of an operand on this rank."""
@@ -60,7 +62,7 @@ class Local:
     @property
     def launched(self) -> bool:
         """Whether a Triton kernel runs, which holds nothing that it does not say; else it is of plain torch."""
-        return self.kernels and self.device == "cuda" and self.types[0].dtype != "f64"
+        return self.kernels and self.served and self.device == "cuda" and self.types[0].dtype != "f64"
 
 
 @frozen

@@ -44,7 +44,9 @@ class Accumulate:
         if same or launching.tile_for(self, {size: self.tile}, size, total, x) is None:
             total.add_(x)
             return
-        grid = (launching.blocks(size, self.tile.columns),)
-        launching.launch(
-            accumulate_kernel, grid, total, x.contiguous(), size, warps=self.tile.warps, COLUMNS=self.tile.columns
-        )
+        flat, added = total.view(-1), x.contiguous().view(-1)
+        for span in launching.evenly(size):
+            count = span.stop - span.start
+            grid = (launching.blocks(count, self.tile.columns),)
+            args = (flat[span], added[span], count)
+            launching.launch(accumulate_kernel, grid, *args, warps=self.tile.warps, COLUMNS=self.tile.columns)

@@ -100,15 +100,21 @@ class AdamW(optimizers.AdamW):
             super().update(part, lr, step, skip, scale)
             return
         lr *= part.group.lr_scale
-        launching.launch(
-            _adamw,
-            (launching.blocks(size, self.tile.columns), turns),
-            *(p, g, m, v, copies, step, skip, scale),
-            *(p.stride(0), g.stride(0), m.stride(0), 0 if copies is None else copies.stride(0), size),
+        numbers = (
             *(lr, lr * part.group.weight_decay),
             *(1 - beta for beta in self.betas),
             *(math.log(beta) if beta else -math.inf for beta in self.betas),
             self.eps,
-            warps=self.tile.warps,
-            COLUMNS=self.tile.columns,
         )
+        strides = (p.stride(0), g.stride(0), m.stride(0), 0 if copies is None else copies.stride(0))
+        for span in launching.evenly(size):
+            launching.launch(
+                _adamw,
+                (launching.blocks(span.stop - span.start, self.tile.columns), turns),
+                *(x if x is None else x[:, span] for x in (p, g, m, v, copies)),
+                *(step, skip, scale),
+                *((0, 0, 0, 0) if turns == 1 else strides),  # of one turn's they are odd where its size is
+                *(span.stop - span.start, *numbers),
+                warps=self.tile.warps,
+                COLUMNS=self.tile.columns,
+            )

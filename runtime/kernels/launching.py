@@ -77,6 +77,16 @@ def matrix(x: Tensor, width: int) -> Tensor:
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
+def evenly(size: int) -> list[slice]:
+    """As many of `size` elements as 16 divides, and the rest.
+
+    For numbers that 16 divides Triton compiles a kernel anew, with accesses of 16 bytes; behind a mask by any other
+    number they are of one element.
+    """
+    even = size - size % 16
+    return [part for part in (slice(0, even), slice(even, size)) if part.start < part.stop]
+
+
 def blocks(size: int, each: int) -> int:
     """How many blocks of `each` cover `size`."""
     return -(-size // each)

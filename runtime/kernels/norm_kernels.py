@@ -50,6 +50,15 @@ def norm_forward(
     tl.store(a + start * WIDTH + column, out.to(a.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _normal(s, da, mean, r, inside, POLICY: tl.constexpr):
+    """n and da of some rows, from those of s and da, their mean or None, and 1 / root."""
+    n = tl.load(s, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)  # pyright: ignore[reportArgumentType]
+    if mean is not None:
+        n -= mean
+    return n * r, tl.load(da, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)  # pyright: ignore[reportArgumentType]
+
+
 @triton.jit(do_not_specialize=["rows"])
 def norm_backward(
     da,
@@ -68,7 +77,9 @@ def norm_backward(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):
+    """AGAIN: rows are read once for their sums and again, from the L1 cache, for the rest, instead of kept."""
     column = tl.arange(0, COLUMNS)[None, :]
     to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)
     to_bias = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -76,19 +87,24 @@ def norm_backward(
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < WIDTH)
         start = row.to(tl.int64)[:, None]
-        n = tl.load(s + start * s_stride + column, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(da + start * da_stride + column, mask=inside, other=0.0).to(tl.float32)
+        of_s, of_da = s + start * s_stride + column, da + start * da_stride + column
+        of_weight = tl.broadcast_to(weight + column, [ROWS, COLUMNS])
         r = tl.load(root + row, mask=row < rows, other=0.0)[:, None]
-        if mean is not None:
-            n -= tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
-        n *= r
+        center = None if mean is None else tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
+        n, d = _normal(of_s, of_da, center, r, inside, "evict_last" if AGAIN else "")
+        if AGAIN:
+            d *= tl.load(of_weight, mask=inside, other=0.0).to(tl.float32)
+            along, ahead = tl.sum(d * n, 1) / WIDTH, tl.sum(d, 1) / WIDTH
+            n, d = _normal(of_s, of_da, center, r, inside, "evict_first")
         to_weight += d * n
         if dbias is not None:
             to_bias += d
-        d *= tl.load(tl.broadcast_to(weight + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
-        back = d - n * (tl.sum(d * n, 1) / WIDTH)[:, None]
+        d *= tl.load(of_weight, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if not AGAIN:
+            along, ahead = tl.sum(d * n, 1) / WIDTH, tl.sum(d, 1) / WIDTH
+        back = d - n * along[:, None]
         if mean is not None:
-            back -= (tl.sum(d, 1) / WIDTH)[:, None]
+            back -= ahead[:, None]
         back *= r
         if gs is not None:
             back += tl.load(gs + start * gs_stride + column, mask=inside, other=0.0).to(tl.float32)

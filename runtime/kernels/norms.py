@@ -25,6 +25,9 @@ from torch.autograd import Function
 from . import launching, norm_kernels
 from .launching import Tile, blocks, matrix, padded
 
+KEPT = 4096
+"""Elements of rows that a program's registers hold in backward, beside sums of as many; of more it reads rows twice."""
+
 
 class _Norm(Function):
     """By a kernel or by torch, with the same tensors saved."""
@@ -110,6 +113,7 @@ def _backward(
         WIDTH=width,
         COLUMNS=padded(width),
         ROWS=tile.rows,
+        AGAIN=tile.rows * padded(width) > KEPT,
     )
     return ds, *sums.sum(1).unbind()
 

@@ -167,6 +167,8 @@ def _launched(q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int)
     table, q = table.contiguous(), _by_head(q, dims)
     k = None if k is None else _by_head(k, dims)
     q_rows, k_rows = (0 if x is None else x.shape[0] * x.shape[1] for x in (q, k))
+    half = padded(turned // 2)
+    parts = tile.rows * half * q.element_size() // 16  # more threads would have less than 16 bytes each
     launching.launch(
         rope_kernel,
         (blocks(q_rows, tile.rows) + blocks(k_rows, tile.rows),),
@@ -174,10 +176,10 @@ def _launched(q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int)
         *(q.shape[1], 1 if k is None else k.shape[1], q.stride(0), q.stride(1)),
         *((0, 0) if k is None else (k.stride(0), k.stride(1))),
         *(between, seq, table.stride(0)),
-        warps=tile.warps,
+        warps=min(tile.warps, max(parts // 32, 1)),
         SIZE=size,
         TURNED=turned,
-        HALF=padded(turned // 2),
+        HALF=half,
         REST=padded(size - turned) if turned < size else 0,
         ROWS=tile.rows,
         SIGN=sign,

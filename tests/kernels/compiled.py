@@ -25,9 +25,6 @@ SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227
 SECONDS = 30
 """What compiling one kernel may take of processors' time; half a second is usual, attention takes one or two."""
 
-SPILLED = 16
-"""Bytes a thread that may be put aside."""
-
 _NAMES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -51,18 +48,35 @@ class Launch:
     options: dict[str, int]
 
     def __str__(self) -> str:
-        args = [str(_typed(arg)) for arg in self.args]
-        name = f"{self.kernel.__module__.rpartition('.')[-1]}.{self.kernel.__name__}"
-        return f"{name}({', '.join(args)}, {self.constants}, {self.options})"
+        args = [_typed(arg) + (" of 16" if _of_16(arg) else "") for arg in self.args]
+        return f"{self.name}({', '.join(args)}, {self.constants}, {self.options})"
+
+    @property
+    def bytes(self) -> int:
+        """Of all operands and results."""
+        return sum(arg.numel() * arg.itemsize for arg in self.args if isinstance(arg, Tensor))
+
+    @property
+    def name(self) -> str:
+        """The kernel, with its module."""
+        return f"{self.kernel.__module__.rpartition('.')[-1]}.{self.kernel.__name__}"
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What a compiled kernel needs: bytes of shared memory a program, registers and spilled bytes a thread."""
+class Compiled:
+    """What a kernel became: bytes of shared memory a program, registers and spilled bytes a thread, and two texts.
+
+    layouts is Triton's own language for GPUs, in which tensors have theirs.
+    """
 
     shared: int
     registers: int
     spilled: int
+    layouts: str
+    ptx: str
+
+    def __str__(self) -> str:
+        return f"{self.shared} bytes shared, {self.registers} registers, {self.spilled} bytes spilled"
 
 
 @contextmanager
@@ -80,19 +94,21 @@ def recorded() -> Iterator[list[Launch]]:
         yield launches
 
 
-def check(launch: Launch, capability: int, spilled: float = SPILLED) -> None:
-    """Raises where a kernel does not compile for a chip, takes long to, does not fit it, or spills."""
+def check(launch: Launch, capability: int, spilled: float = 0) -> Compiled:
+    """Raises where a kernel does not compile for a chip, takes long to, does not fit it, spills, or does nothing."""
     began = sum(os.times()[:4])  # with those of assemblers
-    needs = compile_for(launch, capability)
+    code = compile_for(launch, capability)
     assert sum(os.times()[:4]) - began < SECONDS, str(launch)
-    assert needs.shared <= SHARED[capability], f"{launch}: {needs}"
-    assert needs.spilled <= spilled, f"{launch}: {needs}"
+    assert code.shared <= SHARED[capability], f"{launch}: {code}"
+    assert code.spilled <= spilled, f"{launch}: {code}"
+    assert "st.global" in code.ptx, f"{launch}: of what Triton takes for undefined, LLVM leaves nothing"
+    return code
 
 
-def compile_for(launch: Launch, capability: int) -> Resources:
+def compile_for(launch: Launch, capability: int) -> Compiled:
     """Compiles for a chip of this compute capability, as triton does where it starts the kernel there."""
     made = _compiled(launch, capability)
-    return Resources(made.metadata.shared, *_usage(made.asm["cubin"]))
+    return Compiled(made.metadata.shared, *_usage(made.asm["cubin"]), made.asm["ttgir"], made.asm["ptx"])
 
 
 def narrow_offsets(launch: Launch) -> list[str]:
@@ -120,11 +136,18 @@ def _compiled(launch: Launch, capability: int) -> Any:
         signature[parameter.name] = "constexpr" if fixed or parameter.is_constexpr else _typed(arg)
         if signature[parameter.name] == "constexpr":
             constants[parameter.name] = arg
-        elif isinstance(arg, Tensor) or (_is_int(arg) and arg % 16 == 0 and not parameter.do_not_specialize):
+        elif _of_16(arg) and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
     signature = {name: signature[name] for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def _of_16(arg: Any) -> bool:
+    """Whether Triton knows of an argument that 16 divides it, or the address; memory itself begins at such a one."""
+    if isinstance(arg, Tensor):
+        return arg.storage_offset() * arg.itemsize % 16 == 0
+    return _is_int(arg) and arg % 16 == 0
 
 
 def _is_int(arg: Any) -> TypeGuard[int]:

@@ -36,9 +36,12 @@ def _outcome(case: Callable[[str], None]) -> str:
 
 def _main(name: str) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent))
+    from kernels.tensor_cores import emulated
+
     module = importlib.import_module(f"kernels.{name}")
     cases = {key: value for key, value in vars(module).items() if key.startswith("case_")}
-    print(json.dumps({key: _outcome(case) for key, case in cases.items()}))
+    with emulated():
+        print(json.dumps({key: _outcome(case) for key, case in cases.items()}))
 
 
 if __name__ == "__main__":

@@ -118,9 +118,9 @@ def test_queries_that_see_nothing() -> None:
     assert all(not it.any() for it in torch.autograd.grad(out.sum(), qkv))
 
 
-def _on_gpu(dim: int, dtype: torch.dtype) -> Tensor:
+def _on_gpu(dim: int, dtype: torch.dtype, heads: int = 2) -> Tensor:
     """What a choice of backend sees of a tensor on a GPU, on a machine without one."""
-    return cast(Tensor, SimpleNamespace(is_cuda=True, is_meta=False, dtype=dtype, shape=(4, 1, 2, dim)))
+    return cast(Tensor, SimpleNamespace(is_cuda=True, is_meta=False, dtype=dtype, shape=(4, 1, heads, dim)))
 
 
 HALF, FULL, DOUBLE = torch.bfloat16, torch.float32, torch.float64
@@ -132,7 +132,10 @@ HALF, FULL, DOUBLE = torch.bfloat16, torch.float32, torch.float64
         (128, HALF, False, False, "torch"),
         (128, HALF, True, False, "triton"),
         (128, HALF, True, True, "torch"),
-        (128, FULL, False, False, "triton"),
+        (128, FULL, False, False, "torch"),
+        (128, FULL, True, False, "triton"),
+        (20, FULL, False, False, "torch"),
+        (64, FULL, True, False, "plain"),
         (128, DOUBLE, False, False, "torch"),
         (128, DOUBLE, True, False, "plain"),
         (64, FULL, False, False, "torch"),
@@ -147,6 +150,13 @@ def test_which_backend_a_call_takes_on_a_gpu(
     q = _on_gpu(dim, dtype)
     blocks = {20: SMALL, 128: SMALL}
     assert backend(Attention(blocks), blocks, q, q, q, special=special, drops=drops).backend == expected
+
+
+@pytest.mark.parametrize(("dim", "expected"), [(128, "triton"), (64, "torch")])
+def test_float32_with_fewer_heads_of_keys_takes_our_kernel_where_it_has_blocks(dim: int, expected: str) -> None:
+    """torch would hold all scores."""
+    q, k, blocks = _on_gpu(dim, FULL, heads=4), _on_gpu(dim, FULL), {128: SMALL}
+    assert backend(Attention(blocks), blocks, q, k, k, special=False, drops=False).backend == expected
 
 
 @pytest.mark.parametrize(

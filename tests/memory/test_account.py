@@ -166,6 +166,37 @@ def test_a_head_with_the_whole_vocabulary_keeps_its_gradients() -> None:
     assert it.peak.kept == it.activations
 
 
+ATTENDED = """model near(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 6  hidden = 4  heads = 2  head_dim = DIM  layers = 1 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {
+    q = x @ wq[hidden -> heads, head_dim]
+    k = x @ wk[hidden -> heads, head_dim]
+    v = x @ wv[hidden -> heads, head_dim]
+    x = x + attention(q, k, v, mask=causal, window=700) @ wo[heads, head_dim -> hidden]
+  }
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+cluster { gpu = h100_sxm }
+train {
+  seq = 1024  global_batch = 1  microbatch = 1  steps = 1  precision = TYPE  kernels = triton
+  optimizer adamw { lr = 0.1 }
+  data text { files = ["a"] }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "has"), [(64, "bf16", True), (80, "bf16", False), (64, "fp32", True), (256, "fp32", False)]
+)
+def test_where_attention_has_no_blocks_some_scores_are_in_memory(dim: int, dtype: str, has: bool) -> None:
+    """Those of 256 queries, of each head, in float32; with blocks there are none."""
+    it = account(program(ATTENDED.replace("DIM", str(dim)).replace("TYPE", dtype)))
+    scores = 2 * 256 * 956 * 4
+    assert (it.peak.other > 4 * scores) == (not has)  # of which backward holds six functions
+
+
 def test_a_layer_more_costs_a_layer() -> None:
     sizes = [layers(count).activations for count in (1, 2, 3, 126)]
     assert [size - sizes[0] for size in sizes] == [0, 5 * X, 10 * X, 125 * 5 * X]

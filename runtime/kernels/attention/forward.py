@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import launching
 from .layouts import sizes, strides, unit
-from .masks import LOG2E, load_ids, logits, near, seen, span
+from .masks import LOG2E, PRECISION, load_ids, logits, near, seen, span
 from .setting import Setting
 from .tiles import Block, load_tile, place, store_row, store_tile
 
@@ -54,7 +54,7 @@ def forward_kernel(
             less = tl.exp2(peak - finite)
             total = total * less + tl.sum(weights, 1)
             v_tile = load_tile(v, first, v_row, keys, COLUMNS, D, DP, PHASE != 1)
-            sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * less[:, None], input_precision="ieee")
+            sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * less[:, None], input_precision=PRECISION)
             peak = higher
     store_row(lse + (batch * heads + head) * queries, (peak + tl.log2(total)) / LOG2E, begin, queries, ROWS)
     result = sums / tl.where(total == 0, 1.0, total)[:, None]

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from .masks import LOG2E, load_ids, logits, near, seen, span, uncapped
+from .masks import LOG2E, PRECISION, load_ids, logits, near, seen, span, uncapped
 from .tiles import load_row, load_tile, place, store_tile
 
 
@@ -48,10 +48,10 @@ def keys_kernel(
                 if DOCUMENTS:
                     pairs &= load_ids(q_ids, q_ids_row, rows, queries)[None, :] == own[:, None]
                 weights = tl.where(pairs, weights, 0.0)
-            v_sums = tl.dot(weights.to(g_tile.dtype), g_tile, v_sums, input_precision="ieee")
-            g_weights = tl.dot(v_tile, tl.trans(g_tile), input_precision="ieee")
+            v_sums = tl.dot(weights.to(g_tile.dtype), g_tile, v_sums, input_precision=PRECISION)
+            g_weights = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
             g_product = uncapped(weights * (g_weights - row_delta[None, :]), logit, CAP)
-            k_sums = tl.dot(g_product.to(q_tile.dtype), q_tile, k_sums, input_precision="ieee")
+            k_sums = tl.dot(g_product.to(q_tile.dtype), q_tile, k_sums, input_precision=PRECISION)
     to = batch * g_k_batch + kv_head * g_k_head
     store_tile(g_k + to, k_sums * scale, begin, g_k_row, keys, COLUMNS, D, DP)
     store_tile(g_v + to, v_sums, begin, g_k_row, keys, COLUMNS, D, DP)

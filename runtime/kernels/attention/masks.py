@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+PRECISION = tl.constexpr("tf32x3")
+"""Of products in float32, by tensor cores: of the upper 11 bits of both factors, and of each with the other's rest."""
+
 _CHUNK = tl.constexpr(1024)
 
 
@@ -70,7 +73,7 @@ def seen(rows, columns, queries, keys, shift, BACK: tl.constexpr, FORTH: tl.cons
 @triton.jit
 def logits(a, b, scale, CAP: tl.constexpr):
     """log₂e · cap(a·b · scale); cap(x) is CAP · tanh(x / CAP)."""
-    product = tl.dot(a, b, input_precision="ieee")
+    product = tl.dot(a, b, input_precision=PRECISION)
     if CAP > 0:
         away = tl.exp2(product * (scale * (2 * LOG2E / CAP)))
         result = (CAP * LOG2E) * (1 - 2 / (away + 1))  # tanh that cannot overflow

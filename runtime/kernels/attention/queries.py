@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from .masks import LOG2E, load_ids, logits, near, seen, span, uncapped
+from .masks import LOG2E, PRECISION, load_ids, logits, near, seen, span, uncapped
 from .tiles import load_row, load_tile, place, store_tile
 
 
@@ -47,7 +47,7 @@ def queries_kernel(
                 if DOCUMENTS:
                     pairs &= own[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
                 weights = tl.where(pairs, weights, 0.0)
-            g_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision="ieee")
+            g_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
             g_product = uncapped(weights * (g_weights - row_delta), logit, CAP)
-            sums = tl.dot(g_product.to(k_tile.dtype), k_tile, sums, input_precision="ieee")
+            sums = tl.dot(g_product.to(k_tile.dtype), k_tile, sums, input_precision=PRECISION)
     store_tile(g_q + batch * g_q_batch + head * g_q_head, sums * scale, begin, g_q_row, queries, ROWS, D, DP)
