@@ -144,7 +144,7 @@ def _conjugate(
     def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
         ctx.axis, ctx.dims = axis, dims
         if axis.watch is None:
-            return forward(x, axis, *dims)
+            return traced.distinct(forward(x, axis, *dims))
         ctx.line = axis.watch.here()
         return ahead(x=x, axis=axis, dims=dims, line=ctx.line)
 
