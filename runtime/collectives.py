@@ -158,7 +158,11 @@ def _conjugate(
     function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
     # Past `Function.apply`, a wrapper in Python that serves functorch transforms alone: a microsecond and more a call.
     parent: Any = super(Function, function)
-    return parent.apply
+
+    def coerced(*operands: Any) -> Tensor:
+        return (function if is_compiling() else parent).apply(*operands)  # torch 2.11 does not trace the parent's
+
+    return coerced
 
 
 _replicate = _conjugate("Replicate", "IR", _same, _reduce)

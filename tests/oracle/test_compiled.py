@@ -107,6 +107,7 @@ def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     _compare(case, tmp_path, "aot_eager")
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="inductor of 2.11 takes float64 attention's sums for float32")
 @pytest.mark.skipif(not INDUCTOR, reason="inductor needs a C++ compiler and Python's headers")
 def test_two_steps_by_inductor_equal_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
