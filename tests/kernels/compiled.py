@@ -25,7 +25,10 @@ SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227
 SECONDS = 30
 """What compiling one kernel may take of processors' time; half a second is usual, attention takes one or two."""
 
-SPILLED = 16
+TUNED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+"""Whether kernels have the registers for which tiles were chosen: from 3.8 on Triton gives some of them more."""
+
+SPILLED = 16 if TUNED else 96
 """Bytes a thread that may be put aside."""
 
 _NAMES = {
