@@ -144,7 +144,7 @@ def _conjugate(
     def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
         ctx.axis, ctx.dims = axis, dims
         if axis.watch is None:
-            return forward(x, axis, *dims)
+            return traced.distinct(forward(x, axis, *dims))
         ctx.line = axis.watch.here()
         return ahead(x=x, axis=axis, dims=dims, line=ctx.line)
 
@@ -158,7 +158,11 @@ def _conjugate(
     function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
     # Past `Function.apply`, a wrapper in Python that serves functorch transforms alone: a microsecond and more a call.
     parent: Any = super(Function, function)
-    return parent.apply
+
+    def coerced(*operands: Any) -> Tensor:
+        return (function if is_compiling() else parent).apply(*operands)  # torch 2.11 does not trace the parent's
+
+    return coerced
 
 
 _replicate = _conjugate("Replicate", "IR", _same, _reduce)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .mesh import Axis
 
@@ -35,3 +36,12 @@ def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
     """What every rank has for this one, [ranks, …]: piece i of `pieces` goes to rank i."""
     each = [1] * axis.size
     return _ops.wait_tensor(_ops.all_to_all_single(pieces, each, each, axis.group.group_name))
+
+
+def distinct(x: Tensor) -> Tensor:
+    """x as the forward of a `Function` may return it: while traced, a view that is no other value of that forward.
+
+    Where a value is one tensor under two names, as behind a `to` or `contiguous` that has nothing to do, or behind an
+    op in place, torch 2.11 gives the result's gradient to the other name, where it is lost.
+    """
+    return x.view_as(x) if is_compiling() else x

@@ -17,16 +17,23 @@ import torch.distributed as dist
 os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # else gloo accepts unequal sizes and dtypes in silence
 
 
-def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+debug: Any = dist  # the stubs leave its levels out
+
+
+def run_ranks(
+    world: int, function: Callable[..., Any], *args: Any, timeout: float = 60, functional: bool = False
+) -> list[Any]:
     """`function(*args)` on each of `world` ranks with a gloo group; their results, by rank.
 
     A rank that raises fails the test with its traceback; then, and after `timeout` seconds, all are killed.
+    `functional` says that torch's functional collectives are used, as DTensor and graphs do: before 2.13 torch has them
+    on gloo only where it does not compare what ranks do.
     """
     context = multiprocessing.get_context("fork")
-    port = _free_port()
+    port, compared = _free_port(), not functional or torch.__version__ >= "2.13"
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     ranks = [
-        context.Process(target=_main, args=(sender, rank, world, port, function, args), daemon=True)
+        context.Process(target=_main, args=(sender, rank, world, port, compared, function, args), daemon=True)
         for rank, (_, sender) in enumerate(pipes)
     ]
     for rank in ranks:
@@ -46,9 +53,17 @@ def _free_port() -> int:
 
 
 def _main(
-    sender: Connection, rank: int, world: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]
+    sender: Connection,
+    rank: int,
+    world: int,
+    port: int,
+    compared: bool,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    if not compared:
+        debug.set_debug_level(debug.DebugLevel.OFF)
     try:
         address = f"tcp://127.0.0.1:{port}"
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)

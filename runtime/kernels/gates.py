@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..beside import beside
+from ..traced import distinct
 from . import launching
 from .launching import Tile, blocks, matrix, padded, tile_for
 
@@ -131,7 +132,7 @@ class _Gate(Function):
         ctx.save_for_backward(a, b)
         ctx.how = (kind, tile)
         if tile is None:
-            return (_activated_torch(a, kind)[0] * b).to(torch.promote_types(a.dtype, b.dtype))
+            return distinct((_activated_torch(a, kind)[0] * b).to(torch.promote_types(a.dtype, b.dtype)))
         return _forward(a, b, kind, tile)
 
     @staticmethod

@@ -134,7 +134,7 @@ def _forward_torch(
 def _backward_torch(
     da: Tensor, gs: Tensor | None, s: Tensor, weight: Tensor, mean: Tensor | None, root: Tensor, biased: bool
 ) -> tuple[Tensor, ...]:
-    g, u = (matrix(it, weight.numel()).to(root.dtype) for it in (da, s))
+    g, u = [matrix(it, weight.numel()).to(root.dtype) for it in (da, s)]  # a generator stops torch 2.14 in a graph
     n = (u if mean is None else u - mean.unsqueeze(1)) * root.unsqueeze(1)
     d = g * weight.flatten()
     back = d - n * (d * n).mean(1, keepdim=True)

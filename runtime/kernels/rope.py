@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
+from ..traced import distinct
 from . import launching
 from .launching import Tile, blocks, padded, tile_for
 
@@ -136,7 +137,7 @@ class _Rope(Function):
     def forward(ctx: Any, table: Tensor, tile: Tile | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(table)
         ctx.tile = tile
-        return _turned(tensors, table, tile, 1)
+        return tuple(distinct(out) for out in _turned(tensors, table, tile, 1))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

@@ -25,6 +25,12 @@ SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227
 SECONDS = 30
 """What compiling one kernel may take of processors' time; half a second is usual, attention takes one or two."""
 
+TUNED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+"""Whether kernels have the registers for which tiles were chosen: from 3.8 on Triton gives some of them more."""
+
+SPILLED = 0 if TUNED else 96
+"""Bytes a thread that may be put aside."""
+
 _NAMES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -94,7 +100,7 @@ def recorded() -> Iterator[list[Launch]]:
         yield launches
 
 
-def check(launch: Launch, capability: int, spilled: float = 0) -> Compiled:
+def check(launch: Launch, capability: int, spilled: float = SPILLED) -> Compiled:
     """Raises where a kernel does not compile for a chip, takes long to, does not fit it, spills, or does nothing."""
     began = sum(os.times()[:4])  # with those of assemblers
     code = compile_for(launch, capability)

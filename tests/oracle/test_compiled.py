@@ -45,7 +45,9 @@ COERCIONS: dict[str, Callable[[Tensor, Axis], Tensor]] = {
     "all_reduce": rt.all_reduce,
     "the maximum": lambda x, axis: x * rt.all_reduce(x, axis, op="max"),
     "all_gather": partial(rt.all_gather, dim=1),
+    "all_gather of one row": lambda x, axis: rt.all_gather(x[:1], axis, dim=1),
     "reduce_scatter": partial(rt.reduce_scatter, dim=0),
+    "reduce_scatter of one row": lambda x, axis: rt.reduce_scatter(x[:1], axis, dim=1),
     "all_gather_invariant": partial(rt.all_gather_invariant, dim=0),
     "shard": partial(rt.shard, dim=1),
     "take_shard": partial(rt.take_shard, dim=0),
@@ -75,7 +77,7 @@ def _compiled_and_not(_: None) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_every_coercion_is_the_same_in_a_graph() -> None:
-    for eager, compiled in run_ranks(2, _compiled_and_not, None, timeout=300):
+    for eager, compiled in run_ranks(2, _compiled_and_not, None, timeout=300, functional=True):
         for name, *pairs in zip(COERCIONS, *eager, *compiled, strict=True):
             sums, gradients = pairs[::2], pairs[1::2]
             torch.testing.assert_close(*sums, rtol=1e-12, atol=0, msg=name)
@@ -95,7 +97,8 @@ def _compare(case: Case, folder: Path, backend: str) -> None:
     module.compile_each = partial(compile_each, backend=backend)
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
     expected = reference.run(case.config, case.training, start, batches, LR)
-    steps, breaks = zip(*run_ranks(case.ranks, _train, module, start, batches, timeout=300), strict=True)
+    results = run_ranks(case.ranks, _train, module, start, batches, timeout=300, functional=True)
+    steps, breaks = zip(*results, strict=True)
     assert not any(breaks), breaks
     for number, (got, want) in enumerate(zip(zip(*steps, strict=True), expected, strict=True)):
         assert_same(harness._joined(got), want, f"step {number}: ")
@@ -106,6 +109,7 @@ def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     _compare(case, tmp_path, "aot_eager")
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="inductor of 2.11 takes float64 attention's sums for float32")
 @pytest.mark.skipif(not INDUCTOR, reason="inductor needs a C++ compiler and Python's headers")
 def test_two_steps_by_inductor_equal_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

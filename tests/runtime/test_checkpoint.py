@@ -68,11 +68,14 @@ def _handed_on(old: Path, new: Path, axes: Axes, kind: type[State]) -> None:
 
 
 def test_a_checkpoint_of_any_mesh_loads_on_any_other(tmp_path: Path) -> None:
-    saved = run_ranks(4, _save, tmp_path, {"dp": 2, "tp": 2})[0]
+    saved = run_ranks(4, _save, tmp_path, {"dp": 2, "tp": 2}, functional=True)[0]
     assert saved["optimizer/step"] == 3
     assert saved["up"].shape == (12, 8)
     alone, further = _load(tmp_path, {"dp": 1, "tp": 1})
-    elsewhere = [*run_ranks(4, _load, tmp_path, {"dp": 4}), *run_ranks(2, _load, tmp_path, {"tp": 2, "dp": 1})]
+    elsewhere = [
+        *run_ranks(4, _load, tmp_path, {"dp": 4}, functional=True),
+        *run_ranks(2, _load, tmp_path, {"tp": 2, "dp": 1}, functional=True),
+    ]
     for key, value in saved.items():
         assert torch.equal(alone[key], value), key
         assert all(torch.equal(loaded[key], value) for loaded, _ in elsewhere), key
@@ -82,7 +85,7 @@ def test_a_checkpoint_of_any_mesh_loads_on_any_other(tmp_path: Path) -> None:
 
 def test_from_mesh_to_mesh_the_bits_stay(tmp_path: Path) -> None:
     """Each saves what it loaded from the one before; some hold only rows of a parameter."""
-    saved = run_ranks(4, _save, tmp_path / "0", {"dp": 2, "tp": 2})[0]
+    saved = run_ranks(4, _save, tmp_path / "0", {"dp": 2, "tp": 2}, functional=True)[0]
     run_ranks(4, _handed_on, tmp_path / "0", tmp_path / "1", {"dp": 2, "tp": 2}, _Rows)
     _handed_on(tmp_path / "1", tmp_path / "2", {"dp": 1, "tp": 1}, State)
     run_ranks(4, _handed_on, tmp_path / "2", tmp_path / "3", {"dp": 1, "tp": 4}, State)
@@ -93,7 +96,7 @@ def test_from_mesh_to_mesh_the_bits_stay(tmp_path: Path) -> None:
 
 
 def test_each_box_is_written_once_and_a_rank_without_any_writes_no_file(tmp_path: Path) -> None:
-    run_ranks(4, _save, tmp_path, {"dp": 2, "tp": 2}, _Rows)
+    run_ranks(4, _save, tmp_path, {"dp": 2, "tp": 2}, _Rows, functional=True)
     folder = tmp_path / "step-000003"
     index = json.loads((folder / "index.json").read_text())
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", *sorted(index["files"])]
@@ -104,7 +107,7 @@ def test_each_box_is_written_once_and_a_rank_without_any_writes_no_file(tmp_path
         {"offset": [0], "size": [8], "file": "rank-00002.safetensors", "name": "norm"}
     ]
     assert "up[4:6, 0:8]" not in files["rank-00000.safetensors"]
-    run_ranks(4, _save, tmp_path / "copies", {"dp": 4})
+    run_ranks(4, _save, tmp_path / "copies", {"dp": 4}, functional=True)
     assert len(load_file(tmp_path / "copies" / "step-000003" / "rank-00003.safetensors")) == 3  # its share of `both`
 
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
+from ...traced import distinct
 from .. import launching
 from ..launching import Tile
 from .layouts import across, padded, sizes, strides, unit
@@ -149,7 +150,8 @@ def _launch(
 
 def _plain(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor, seq: int) -> tuple[Tensor, Tensor]:
     share1, share2, lse = _plain_shares(lse1, lse2)
-    return (across(share1, seq) * out1 + across(share2, seq) * out2).to(out1.dtype), lse
+    out = (across(share1, seq) * out1 + across(share2, seq) * out2).to(out1.dtype)
+    return distinct(out), lse
 
 
 def _plain_backward(saved: _Gradients, g_out: Tensor, g_lse: Tensor | None, seq: int) -> _Gradients:
