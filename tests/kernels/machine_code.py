@@ -103,7 +103,7 @@ def check_flow(launch: Launch, code: Compiled, capability: int) -> None:
     assert found.wide >= 0.9, f"{launch}: {found}"
     assert found.segment >= _SEGMENT, f"{launch}: {found}"
     assert found.flying >= found.demand, f"{launch}: {found}"
-    if launch.kernel.__name__ == "backward":  # a norm's, of which each program takes rows in turn
+    if launch.kernel.__name__ == "norm_backward":  # a norm's, of which each program takes rows in turn
         assert launch.grid[0] <= found.programs * chip.processors, f"{launch}: {found}"
 
 

@@ -13,7 +13,7 @@ from scalec.runtime.kernels import Accumulate
 
 CACHED = {"weight", "bias", "table", "step", "skip", "scale", "labels", "m", "g_z", "g_t"}
 """What is small, and stays in caches between the programs that read it."""
-TWICE = {("norm_kernels.backward", "s"), ("norm_kernels.backward", "da")}
+TWICE = {("norm_kernels.norm_backward", "s"), ("norm_kernels.norm_backward", "da")}
 """What a program may read again right after, while its L1 cache has it."""
 
 

@@ -17,7 +17,10 @@ from scalec.runtime import kernels
 from scalec.runtime.kernels import Tile
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks/tune_kernels.py"
-FIRST = {"Attention": kernels.Blocks(*(kernels.Block(32, 64, warps=4, stages=2) for _ in range(3)))}
+FIRST = {
+    "Attention": kernels.Blocks(*(kernels.Block(32, 64, warps=4, stages=2) for _ in range(3))),
+    "Rope": Tile(rows=16, warps=2),  # of few rows it takes no more warps than have 16 bytes each
+}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
