@@ -13,5 +13,7 @@ from .regions import Regions
 
 def check(program: Program) -> None:
     """Asserts that `program` is legal; a failure names the pass that made it."""
-    Declarations(program).check()
+    declarations = Declarations(program)
+    declarations.check()
     Regions(program).outermost()
+    declarations.check_products()

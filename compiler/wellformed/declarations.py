@@ -81,8 +81,12 @@ class Declarations(Checker):
         for bucket in it.buckets:
             assert bucket.params, self.at(f"bucket {bucket.name} is empty")
             self.type(bucket.name, bucket.type)
-        for names in products(it) if fused else ():
-            (bucket,) = (bucket for bucket in it.buckets if names[0] in bucket.params)
+
+    def check_products(self) -> None:
+        """The weights of one product lie side by side in a bucket; asked of a program whose ops are right."""
+        buckets = self.program.buckets
+        for names in products(self.program) if buckets else ():
+            (bucket,) = (bucket for bucket in buckets if names[0] in bucket.params)
             at = bucket.params.index(names[0])
             own = bucket.params[at : at + len(names)]
             assert own == names, self.at(f"{', '.join(names)} of one product lie as {', '.join(own)}")

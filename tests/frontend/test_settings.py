@@ -252,6 +252,7 @@ trains = st.builds(
     st.sampled_from([None, "fp32", "bf16"]),
     st.sampled_from([None, "fp32", "bf16", "fp16"]),
     st.sampled_from(["auto", "torch", "triton"]),
+    st.sampled_from(["auto", "save", "chunk"]),
     st.sampled_from(["off", "on"]),
     st.sampled_from(["save", "regather"]),
 )
@@ -300,6 +301,7 @@ def test_show() -> None:
           seed = 0
           precision = fp32
           kernels = auto
+          logits = auto
           compile = off
           gathered = save
           recompute = none

@@ -96,6 +96,12 @@ def is_bound(launch: Launch) -> bool:
     return launch.kernel.__name__ not in PRODUCTS and launch.bytes >= LARGE
 
 
+def is_aligned(launch: Launch) -> bool:
+    """Whether rows of logits begin at multiples of 16 bytes: those of 6300 classes, GPT-J's on a rank, do not."""
+    rows = launch.args[0]
+    return not launch.kernel.__name__.startswith("logit_") or rows.stride(0) * rows.itemsize % 16 == 0
+
+
 def check_flow(launch: Launch, code: Compiled, capability: int) -> None:
     """Raises where a launch has narrow or scattered accesses, asks for too little at a time, or waits for a place."""
     chip = CHIPS[capability]

@@ -12,7 +12,7 @@ import torch
 from kernels.cases_attention import call
 from kernels.compiled import SHARED, check, recorded
 from kernels.launches import GPUS, distinct
-from kernels.machine_code import PRODUCTS, check_flow, is_bound
+from kernels.machine_code import PRODUCTS, check_flow, is_aligned, is_bound
 from scalec.compiler import kernels as table
 from scalec.runtime.kernels import Attention, Block, Blocks
 
@@ -30,7 +30,7 @@ BLOCKS = [
 def test_every_kernel_of_every_plan_fits_the_chip(capability: int) -> None:
     for launch in distinct(GPUS[capability]):
         code = check(launch, capability)
-        if is_bound(launch):
+        if is_bound(launch) and is_aligned(launch):
             check_flow(launch, code, capability)
 
 

@@ -19,7 +19,9 @@ from scalec.runtime.kernels import Tile
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks/tune_kernels.py"
 FIRST = {
     "Attention": kernels.Blocks(*(kernels.Block(32, 64, warps=4, stages=2) for _ in range(3))),
-    "Rope": Tile(rows=16, warps=2),  # of few rows it takes no more warps than have 16 bytes each
+    # Of few rows it takes no more warps than have 16 bytes each.
+    "Rope": Tile(rows=16, warps=2),
+    "RopePair": Tile(rows=16, warps=2),
 }
 
 
