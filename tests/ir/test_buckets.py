@@ -17,7 +17,7 @@ from scalec.compiler.leaves import products
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.routes import Route, routes
 from scalec.compiler.source import Source
-from scalec.compiler.wellformed import check
+from scalec.compiler.wellformed.declarations import Declarations
 
 NESTED = f"""{START}
   repeat blocks {{ repeat layers {{ {MLP} }} x = rmsnorm(x, inner[hidden], eps) }}
@@ -177,7 +177,7 @@ def test_buckets_that_part_the_weights_of_one_product_are_no_program() -> None:
     (bucket,) = (bucket for bucket in program.buckets if "wq" in bucket.params)
     apart = tuple(evolve(b, params=b.params[::-1]) if b is bucket else b for b in program.buckets)
     with pytest.raises(AssertionError, match="wq, wk of one product lie as wq"):
-        check(evolve(program, buckets=apart))
+        Declarations(evolve(program, buckets=apart)).check_products()
 
 
 @pytest.mark.parametrize(
