@@ -149,7 +149,7 @@ def kernels_of(program: Program) -> list[Used]:
 def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
     """Whether there is a tile for an op, or for its backward, of operands on one rank; for what is no kernel, too."""
     kernel = KERNELS.get(op.kind.removesuffix("_dx"))
-    if not kernel or kernel.tile == "Tile":
+    if program.train.kernels != TRITON or not kernel or kernel.tile == "Tile":
         return True
     size = program.local_size(operands[0], operands[0].dims[-1])
     return bool(_tile(kernel, size, FLOATS[operands[0].dtype], tiles_of(chip(program))))
