@@ -12,15 +12,15 @@ from torch.compiler import is_compiling
 
 
 def joint(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor [..., Σn] that `parts` [..., n] are slices of; None if they are not, or in a graph: nobody can say."""
-    if is_compiling() or not are_beside(parts):
+    """The tensor [..., Σn] that `parts` [..., n] are slices of; None if they are not."""
+    if not are_beside(parts):
         return None
     first = parts[0]
     return first.as_strided((*first.shape[:-1], sum(part.shape[-1] for part in parts)), first.stride())
 
 
 def are_beside(parts: Sequence[Tensor]) -> bool:
-    """Whether each begins where the one before ends, in each row of one piece of memory."""
+    """Whether each begins where the one before ends, in each row of one piece of memory; in a graph nobody can say."""
     if is_compiling() or any(part.stride(-1) != 1 for part in parts):
         return False
     return all(
