@@ -6,21 +6,22 @@ Non-goals: the time that they cost.
 """
 
 from collections.abc import Iterator
+from math import inf
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .again import selectable
 from .diagnostics import Diagnostic, PlanError
 from .gpus import GIB
 from .ir import Program, StateAxes
-from .memory import account, fits
+from .memory import account, capacity, fits
 from .memory import too_large as warning
 from .ops.attention import ROPES
 from .ops.norm import LAYERNORM, RMSNORM
 from .ops.pointwise import FUNCTIONS
 from .passes import passed, resolve
 from .reader import is_ir
-from .settings import ON
+from .settings import AUTO, ON
 from .source import Source
 
 CHEAP = {*ROPES, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
@@ -54,7 +55,7 @@ class _Remedy:
     changes: tuple[Change, ...]
     model: Program
     program: Program
-    needs: int
+    needs: float
     fits: bool
 
     def __str__(self) -> str:
@@ -81,28 +82,50 @@ def _help(now: _Remedy, source: Source) -> str:
     """Each kind of change by itself, the best first; if none is enough, the best with more on top."""
     if is_ir(source.text):
         return ELSE
-    alone = _best(now, source)
-    lines = [str(remedy) for remedy in alone]
-    together = alone[0] if alone else now
-    while alone and not together.fits and len(together.changes) < DEEPEST:
-        alone = _best(together, source)
-        together = alone[0] if alone else together
-    lines += [str(together)] if len(together.changes) > 1 else []
-    return "\n".join(lines if together.fits else [*lines, ELSE])
+    if (bound := _bound(now)) and (kept := now.with_change(bound, source)):
+        return str(kept)
+    together = evolve(now, changes=(bound,), needs=inf) if bound else now
+    found = alone = _best(together, source)
+    while found:
+        together = found[0]
+        enough = together.fits or len(together.changes) == DEEPEST
+        found = [] if enough else _best(together, source)
+    lines = [str(remedy) for remedy in (*alone, together) if remedy.changes]
+    return "\n".join(dict.fromkeys(lines if together.fits else [*lines, ELSE]))
 
 
 def _best(now: _Remedy, source: Source) -> list[_Remedy]:
-    """Of each kind of change that helps, the mildest that is enough, or the one that leaves least; the best first."""
-    found: list[_Remedy] = []
-    for changes in (_again(now.model), _microbatches(now.model), _shared(now.model), _stages(now.model)):
-        tried: list[_Remedy] = []
-        for change in changes:
-            remedy = now.with_change(change, source)
-            tried += [remedy] if remedy and remedy.needs < WORTH * now.needs else []
-            if tried and tried[-1].fits:
-                break
-        found += [min(tried, key=lambda it: (not it.fits, it.needs))] if tried else []
+    """The best of each kind of change, best first; more stages, whose rows take long, if nothing else is enough."""
+    kinds = (_again(now.model), _microbatches(now.model), _shared(now.model))
+    found = [remedy for changes in kinds for remedy in _mildest(now, changes, source)]
+    if not any(remedy.fits for remedy in found):
+        found += _mildest(now, _stages(now.model), source)
     return sorted(found, key=lambda it: it.needs)
+
+
+def _mildest(now: _Remedy, changes: Iterator[Change], source: Source) -> list[_Remedy]:
+    """The first change that is enough, or the one that leaves least; none if none is worth it."""
+    tried: list[_Remedy] = []
+    for change in changes:
+        remedy = now.with_change(change, source)
+        if remedy and remedy.needs < WORTH * now.needs:
+            tried.append(remedy)
+            if remedy.fits:
+                return [remedy]
+    return [min(tried, key=lambda it: it.needs)] if tried else []
+
+
+def _bound(now: _Remedy) -> Change | None:
+    """Rows that keep to what the GPU has, where the compiler makes them: without that, it takes what makes them fast.
+
+    A plan for which there are no such rows is found to be none before any are looked for.
+    """
+    pipeline, room = now.model.pipeline, capacity(now.program)
+    if not pipeline or pipeline.settings.schedule.kind != AUTO or room is None:
+        return None
+    chunks = pipeline.settings.schedule.chunks
+    most = (room - account(now.program).reserve) // GIB
+    return "pipeline", f"schedule = auto({f'chunks={chunks}, ' if chunks else ''}memory={most}GiB)"
 
 
 def _again(model: Program) -> Iterator[Change]:
