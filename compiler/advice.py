@@ -22,7 +22,7 @@ def advice(program: Program) -> Iterator[Diagnostic]:
 def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
     """A reserve, where no GPU is named of whose memory it would be a part."""
     if program.cluster.reserve is not None and not program.cluster.gpu:
-        span = program.cluster.spans["reserve"]
+        span = program.cluster.spans.get("reserve", program.region.span)
         yield Diagnostic("W0916", "the cluster has no GPU with such a reserve", span, help="name it: `gpu = h100_sxm`")
 
 

@@ -90,7 +90,7 @@ def _help(now: _Remedy, source: Source) -> str:
         together = found[0]
         enough = together.fits or len(together.changes) == DEEPEST
         found = [] if enough else _best(together, source)
-    lines = [str(remedy) for remedy in (*alone, together) if remedy.changes]
+    lines = [str(remedy) for remedy in (*alone, together)] if alone else []
     return "\n".join(dict.fromkeys(lines if together.fits else [*lines, ELSE]))
 
 

@@ -242,6 +242,9 @@ def test_rows_that_the_compiler_makes_keep_to_what_the_gpu_has() -> None:
     found = remedies(plan(rows.replace("layers = 100", "layers = 420")))
     assert found[0][0] == [bound, "state { zero 1 over dp }"]
     assert found[0][2]
+    never = warned(plan(rows.replace("layers = 100", "layers = 1000").replace("hidden = 1024", "hidden = 65536")))
+    assert never
+    assert never.help.startswith("put dims of parameters over more ranks")
 
 
 def test_changes_together_where_none_is_enough() -> None:
