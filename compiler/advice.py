@@ -16,6 +16,14 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     yield from _answers_in_sight(program)
     yield from _reduced_once(program)
     yield from _one_turn_again(program)
+    yield from _reserve_of_nothing(program)
+
+
+def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
+    """A reserve, where no GPU is named of whose memory it would be a part."""
+    if program.cluster.reserve is not None and not program.cluster.gpu:
+        span = program.cluster.spans.get("reserve", program.region.span)
+        yield Diagnostic("W0916", "the cluster has no GPU with such a reserve", span, help="name it: `gpu = h100_sxm`")
 
 
 def _reduced_once(program: Program) -> Iterator[Diagnostic]:

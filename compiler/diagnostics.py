@@ -115,6 +115,8 @@ CODES = {
     "W0901": "a step that does not fit",
     "W0902": "attention to what is to be predicted; gradients that stages are to reduce in each microbatch",
     "W0903": "more turns to a part than there are",
+    "W0915": "a plan of which it is not known whether it fits",
+    "W0916": "a reserve of no GPU",
 }
 """Every code and what it stands for; those with W are warnings."""
 

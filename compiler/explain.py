@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from .amounts import amount
 from .gpus import GPUS
 from .ir import Program
-from .memory import Account, Kept, Moment, account, capacity, place
+from .memory import Account, Kept, Moment, account, capacity, fits, place
 from .summary import headline, table
 
 SHOWN = 12
@@ -24,13 +24,13 @@ def memory(program: Program) -> str:
 
 def _verdict(program: Program, it: Account) -> str:
     """Whether it fits."""
-    needs = f"needs {amount(it.total)} on {place(program, it)}"
+    needs = f"needs {amount(it.needs)} on {place(program, it)}"
     gpu, room = program.cluster.gpu, capacity(program)
     if not gpu:
         return f"{needs}, as on the CPU: the plan names no GPU"
     if room is None:
         return f"{needs}; how much `{gpu}` has is not known, as of {', '.join(sorted(GPUS))}"
-    return f"{'fits' if it.total <= room else 'does not fit'}: {needs}, of {amount(room)} of {gpu}"
+    return f"{'fits' if fits(program, it) else 'does not fit'}: {needs}, of {amount(room)} of {gpu}"
 
 
 def _always(it: Account) -> Iterator[tuple[str, str, str]]:
@@ -49,7 +49,8 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
         ("gathered", f"weights of {parts}, for a while", it.peak.weights),
         ("summed", f"gradients of {parts}, for a while", it.peak.gradients),
         ("on its way", moment(it.peak), it.peak.other),
-        ("together", "at the fullest moment", it.total),
+        ("reserve", "driver, CUDA, cuBLAS, NCCL", it.reserve),
+        ("together", "at the fullest moment", it.needs),
     ]
     yield "per rank", "", "bytes"
     yield from ((what, detail, amount(size)) for what, detail, size in held if size)

@@ -91,6 +91,9 @@ class Cluster(Settings):
         default=None, metadata=count("GPUs in one machine; unset, an equal part of the mesh's ranks", at_least=1)
     )
     nodes: int = field(default=1, metadata=count("machines", at_least=1))
+    reserve: int | None = field(
+        default=None, metadata=size("of a GPU, what is left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate")
+    )
 
 
 @frozen

@@ -55,6 +55,11 @@ def headline(program: Program) -> str:
     return f"{program.name}: {parameter_count(program):,} parameters on {where}"
 
 
+def tokens(program: Program) -> str:
+    """For instance `4,194,304 tokens a step`."""
+    return f"{program.train.global_batch * program.train.seq:,} tokens a step"
+
+
 def _mesh(program: Program) -> str:
     """The axes as the plan names them, those that were factored with their factors."""
     axes: list[str] = []

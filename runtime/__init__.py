@@ -1,14 +1,15 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
 Modules in reading order: mesh, traced, collectives, counters, dropout, functional, linears; parameters, optimizers,
-boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred,
-messages, cells, pipeline; disk, payload, index, saved, together, checkpoint; export, launch, compiling, ending, log,
-loop.
+boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, allocator, plan;
+deferred, messages, cells, pipeline; disk, payload, index, saved, together, checkpoint; export, launch, compiling,
+ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
 
 from .again import recompute, recomputed
+from .allocator import Account
 from .buckets import Bucket
 from .chunks import reduce_each
 from .collectives import (
@@ -74,6 +75,7 @@ from .weights import HuggingFace, Stored
 
 __all__ = [
     "SGD",
+    "Account",
     "AdamW",
     "Axis",
     "Batch",

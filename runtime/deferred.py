@@ -77,7 +77,8 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
-        of_weight = now_or_later(ctx.weight, partial(_linear_gradient, gradient, x))
+        make = partial(_linear_gradient, gradient, x.detach())  # without what x was made by, which would stay too
+        of_weight = now_or_later(ctx.weight, make)
         return gradient @ weight if ctx.needs_input_grad[0] else None, of_weight
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .allocator import expand_segments
 from .errors import RunError
 from .mesh import Mesh, Watch
 from .plan import Plan
@@ -163,6 +164,7 @@ def connect(plan: Plan, device_type: str) -> Mesh:
     local = _environment("LOCAL_RANK", 0)
     device = torch.device(device_type, local) if device_type == "cuda" else torch.device(device_type)
     if device_type == "cuda":
+        expand_segments(os.environ)
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // _environment("LOCAL_WORLD_SIZE", 1)))

@@ -59,7 +59,7 @@ class _Linears(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, whole = cast(tuple[Tensor, ...], ctx.saved_tensors)
         _, of_x, _, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad)
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.detach().reshape(-1, x.shape[-1])  # without what x was made by, which would stay if it is put off
         grads = _together([grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs], whole.shape[1])
         d_x = _summed(grads, whole).view(x.shape) if of_x else None
         make = partial(_of_weights, grads, rows, [weight.shape[0] for weight in ctx.weights])

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .allocator import Account, Peak, line
 from .errors import RunError
 from .plan import Metrics
 
@@ -101,6 +102,14 @@ class Log:
         loss = float(metrics.loss)
         self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
         self._write({"step": step, "validation": loss})
+
+    def memory(self, step: int, account: int, of: Account, found: Peak | None) -> None:
+        """What a step took of a GPU, beside what the compiler counted for this rank."""
+        if self._folder is None:
+            return
+        self._say(line(account, of, found))
+        measured = {} if found is None else vars(found)
+        self._write({"step": step, "account": account, "reserve": of.reserve, **measured})
 
     def say(self, line: str) -> None:
         """A line on the terminal."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import checkpoint
+from . import allocator, checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
 from .ending import ending
 from .errors import RunError
@@ -150,6 +150,7 @@ class _Run:
             if recording():
                 observers.enter_context(self._recorder())
             self._begin()
+            allocator.forget(self.mesh.device)
             for step in range(self.start.first, self.options.steps):
                 lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
                 metrics = self.train_step(self.model, self.state, self.loader.batch(step), lr)
@@ -203,6 +204,9 @@ class _Run:
         def due(every: int) -> bool:
             return done % every == 0 or done == self.options.steps
 
+        if done == self.start.first + 1 and (of := self.plan.account):
+            account = of.ranks[self.mesh.rank(of.axis) if of.axis else 0]
+            self.log.memory(done, account, of, allocator.peak(self.mesh.device))
         self.log.settle()  # the step before this one
         if due(self.options.log_every):
             self.log.step(done, metrics, lr)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .allocator import Account
 from .data import Corpus, Input
 from .schedule import Schedule
 from .weights import HuggingFace
@@ -31,6 +32,7 @@ class Plan:
     schedule: Schedule
     nodes: int = 1
     names: HuggingFace | None = None  # where files of weights hold the parameters
+    account: Account | None = None  # what a step takes in memory, as the compiler counts it
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ COMMANDS = (
         "check",
         plans.check,
         "say whether a plan is right",
-        "Compiles a plan without writing anything: says `ok` with the model's size, or what is wrong with it.",
+        "Compiles a plan without writing anything: says `ok` with the model's size and the tokens of a step, or what\n"
+        "is wrong with it; warns where it does not fit its GPU, with what would make it fit.",
         "scalec check plans/llama3_405b.scale",
     ),
     Command(
@@ -162,6 +163,9 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--times", default="", metavar="TIMES", help=f"some of {times}, which they are by default")
         for form, help in schedule.FORMS.items():
             parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write {help}")
+    if command == "check":
+        help = "end with exit status 1 unless it fits the GPU that the plan's cluster names"
+        parser.add_argument("--must-fit", action="store_true", help=help)
     if command in ("compile", "run"):
         help = "the folder to write to (default out/ and the plan's name)"
         parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=help)

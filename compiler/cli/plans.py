@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from .usage import UsageError
+from .usage import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
+    from ..diagnostics import Diagnostic
     from ..ir import Program
     from ..source import Source
 
@@ -70,13 +71,16 @@ def ir(options: Namespace) -> None:
     sys.stdout.write(print_ir(program))
 
 
-def check(options: Namespace) -> None:
-    """`scalec check`."""
-    from ..summary import headline
+def check(options: Namespace) -> int:
+    """`scalec check`; returns the exit status."""
+    from ..summary import headline, tokens
 
-    program = load(options.plan).program
-    _warn(program)
-    print(f"ok  {headline(program)}")
+    plan = load(options.plan)
+    _warn(plan)
+    if options.must_fit and not _fits(plan.program):
+        return PLAN_WRONG
+    print(f"ok  {headline(plan.program)}, {tokens(plan.program)}")
+    return 0
 
 
 def explain(options: Namespace) -> None:
@@ -132,14 +136,29 @@ def read(source: "Source") -> "Program":
     return program
 
 
-def _warn(program: "Program") -> None:
+def _warn(plan: Plan) -> None:
     """Says on standard error where a plan does not fit its GPUs, and what it hardly means."""
     from ..advice import advice
-    from ..diagnostics import render, wants_colour
-    from ..memory import account, too_large
+    from ..remedies import too_large
 
-    for found in filter(None, (*advice(program), too_large(program, account(program)))):
-        sys.stderr.write(f"{render(found, colour=wants_colour(sys.stderr))}\n\n")
+    for found in filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source))):
+        _tell(found)
+
+
+def _fits(program: "Program") -> bool:
+    """Whether a plan is known to fit its GPUs; says so where they are not known."""
+    from ..memory import account, fits, unknown
+
+    found = fits(program, account(program))
+    if found is None:
+        _tell(unknown(program))
+    return bool(found)
+
+
+def _tell(found: "Diagnostic") -> None:
+    from ..diagnostics import render, wants_colour
+
+    sys.stderr.write(f"{render(found, colour=wants_colour(sys.stderr))}\n\n")
 
 
 def _write(plan: Plan, options: Namespace) -> Path:
@@ -149,7 +168,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit.user_ops import copies
     from ..summary import communication, headline, kernels
 
-    _warn(plan.program)
+    _warn(plan)
     proof = None
     if options.verify:
         from ..verify import verify

@@ -98,6 +98,7 @@ def _memory(program: Program) -> dict[str, Any]:
             "of": it.peak.name,
             "line": str(it.peak.op.span) if it.peak.op else "",
         },
+        "reserve": it.reserve,
         "capacity": capacity(program),
     }
 

@@ -11,6 +11,7 @@ from .. import __version__
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Program, Region, Type, base, types, walk
 from ..kernels import Used, kernels_of
+from ..memory import account, accounts
 from ..ops.logits import class_dims
 from ..resources import filled
 from ..source import Source
@@ -146,7 +147,16 @@ def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> 
         f"lr={literal(train.optimizer.lr)},",
         f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
         *([f"nodes={program.cluster.nodes},"] if program.cluster.nodes > 1 else []),
+        f"{call('account=Account', _account(program), 4)},",
     ]
+
+
+def _account(program: Program) -> list[str]:
+    """What tensors take in memory, of each rank of a pipeline's axis, and what is left to CUDA besides."""
+    pipeline, first = program.pipeline, account(program)
+    ranks = tuple(it.total for it in accounts(program)) if pipeline else (first.total,)
+    reserve = [f"reserve={first.reserve}"] if first.reserve else []
+    return [literal(first.device), literal(ranks), *reserve, *([f"axis={literal(pipeline.axis)}"] if pipeline else [])]
 
 
 def _input(arg: Arg) -> str:

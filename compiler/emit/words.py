@@ -34,14 +34,14 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 
 RUNTIME = tuple(
     """
-    SGD AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan State
-    Stored Text Tokens add_layer_norm add_rms_norm all_gather all_gather_ all_gather_invariant all_reduce all_reduce_
-    all_to_all attention await_weights clip_scale compile_each concat count_valid cross_entropy dropout embedding exp
-    fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linear_cross_entropy linear_parts
-    linears logit_parts max_logit mean mean_square normal once once_replicated ones pad_shard recompute recomputed
-    reduce_each reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope rope_pair
-    rope_table shard sigmoid silu_mul softcap softmax_parts split split_embedding split_linear sum_squares take_shard
-    tanh token_loss train weight zeros
+    SGD Account AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan
+    State Stored Text Tokens add_layer_norm add_rms_norm all_gather all_gather_ all_gather_invariant all_reduce
+    all_reduce_ all_to_all attention await_weights clip_scale compile_each concat count_valid cross_entropy dropout
+    embedding exp fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linear_cross_entropy
+    linear_parts linears logit_parts max_logit mean mean_square normal once once_replicated ones pad_shard recompute
+    recomputed reduce_each reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
+    rope_pair rope_table shard sigmoid silu_mul softcap softmax_parts split split_embedding split_linear sum_squares
+    take_shard tanh token_loss train weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""

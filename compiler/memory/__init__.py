@@ -1,11 +1,11 @@
 """The memory account: what one rank holds of a step, read off the IR.
 
 Purpose: state, what autograd keeps, and the moment when most is in memory, before anything starts.
-Non-goals: tables for people (`explain`); what CUDA, the allocator and communication libraries take besides.
+Non-goals: tables for people (`explain`); what the allocator loses.
 """
 
 from .account import Account, Bucket, account, accounts
-from .capacity import capacity, place, too_large
+from .capacity import capacity, fits, place, too_large, unknown
 from .kept import Kept
 from .room import room
 from .walk import Moment
@@ -18,7 +18,9 @@ __all__ = [
     "account",
     "accounts",
     "capacity",
+    "fits",
     "place",
     "room",
     "too_large",
+    "unknown",
 ]

@@ -13,6 +13,7 @@ from ..portions import of_rank
 from ..routes import Route, routes
 from ..stages import has
 from .kept import Keeper, Kept
+from .reserve import reserve
 from .rows import Stage, device_of, fullest, keeps, stages_of
 from .storages import Storages
 from .walk import Moment, Walk, update
@@ -58,6 +59,7 @@ class Account:
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
     peak    the moment when most is in memory
+    reserve what no tensor gets: CUDA, its libraries and NCCL have it
     rank    along the pipeline's axis, of which it is; None without a pipeline, where it is that of each rank
     """
 
@@ -68,6 +70,7 @@ class Account:
     inputs: int
     kept: tuple[Kept, ...]
     peak: Moment
+    reserve: int = 0
     rank: int | None = None
 
     @property
@@ -92,8 +95,13 @@ class Account:
 
     @property
     def total(self) -> int:
-        """The most that is in memory at once."""
+        """The most that tensors take at once."""
         return self.always + self.peak.bytes
+
+    @property
+    def needs(self) -> int:
+        """With what no tensor gets."""
+        return self.total + self.reserve
 
 
 def account(program: Program) -> Account:
@@ -142,6 +150,7 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
         peak,
+        reserve(storages.program),
     )
 
 

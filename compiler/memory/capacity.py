@@ -1,22 +1,13 @@
 """What GPUs hold, and the warning that a plan does not fit.
 
 A warning and no error: the account does not know what a user means to change in the program, and CUDA is not measured.
-Non-goals: what a driver and communication libraries keep for themselves.
+Non-goals: what would make it fit (`remedies`).
 """
 
-from ..diagnostics import Diagnostic, Note
-from ..gpus import gpu
+from ..diagnostics import Diagnostic, Note, listing
+from ..gpus import GIB, GPUS, gpu
 from ..ir import Program
 from .account import Account
-
-GIB = 2**30
-
-SHARED = (
-    "masters and optimizer state",
-    "gradients, masters and optimizer state",
-    "parameters and all that belongs to them",
-)
-"""What the stages of ZeRO share out."""
 
 
 def capacity(program: Program) -> int | None:
@@ -32,47 +23,33 @@ def place(program: Program, account: Account) -> str:
     return f"rank {account.rank} of {program.pipeline.axis}, which needs most"
 
 
-def too_large(program: Program, account: Account) -> Diagnostic | None:
-    """The warning that a rank holds more than its GPU, if it does."""
+def fits(program: Program, account: Account) -> bool | None:
+    """Whether a rank's GPU holds what the rank needs; None where it is not known how much it has."""
     room = capacity(program)
-    if room is None or account.total <= room:
-        return None
-    peak = account.peak
+    return None if room is None else account.needs <= room
+
+
+def unknown(program: Program) -> Diagnostic:
+    """The warning that it is not known whether a plan fits."""
+    gpu = program.cluster.gpu
+    message = f"how much `{gpu}` has is not known" if gpu else "the plan names no GPU that it would have to fit"
+    help = f"name one in `cluster`: {listing(GPUS)}"
+    return Diagnostic("W0915", message, program.cluster.spans.get("gpu", program.region.span), help=help)
+
+
+def too_large(program: Program, account: Account, help: str) -> Diagnostic:
+    """The warning that a rank needs more than its GPU has, with what to do."""
+    room, peak = capacity(program), account.peak
+    assert room is not None, "memory: a GPU that is not known"
     parts = {"state": account.state, "inputs and tables": account.always - account.state}
     parts |= {"kept for backward": peak.kept, "of turns": peak.weights + peak.gradients, "on its way": peak.other}
+    parts |= {"reserve": account.reserve}
     sizes = " + ".join(f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20)
     return Diagnostic(
         "W0901",
-        f"does not fit: needs {account.total / GIB:,.1f} GiB of {room / GIB:,.1f} GiB on {place(program, account)}",
+        f"does not fit: needs {account.needs / GIB:,.1f} GiB of {room / GIB:,.1f} GiB on {place(program, account)}",
         program.cluster.spans.get("gpu", program.region.span),
         f"has {room / GIB:,.0f} GiB",
         (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"),),
-        _help(program, account, room),
+        help,
     )
-
-
-def _help(program: Program, account: Account, room: int) -> str:
-    """What makes the larger part smaller."""
-    data = tuple(dict.fromkeys(claim.axis for claim in program.claims if claim.dim == "batch"))
-    if data and account.state > account.activations and (stage := _stage(program, account, room, data)):
-        return f"share out {SHARED[stage - 1]}: `state {{ zero {stage} over {', '.join(data)} }}`"
-    if account.state > room:
-        return "put dims of parameters over more ranks, as `vocab, heads, ffn over tp` does"
-    ways = ["`recompute = full`"] if program.train.recompute.word == "none" else []
-    ways += [f"`microbatch` below {program.train.microbatch}"] if program.train.microbatch > 1 else []
-    ways += ["a shorter `seq`", "a larger degree of the axes that shard activations"]
-    return f"try {', '.join(ways[:-1])} or {ways[-1]}"
-
-
-def _stage(program: Program, account: Account, room: int, data: tuple[str, ...]) -> int:
-    """The first stage of ZeRO over these axes that is not taken and may make it fit, or else the last; 0 if all are."""
-    buckets, needs, found = account.buckets, account.total, 0
-    sizes = {
-        "optimizer": sum(bucket.masters + bucket.optimizer for bucket in buckets),
-        "gradients": sum(bucket.gradients for bucket in buckets),
-        "parameters": sum(bucket.parameters for bucket in buckets),
-    }
-    for stage, (kind, size) in enumerate(sizes.items(), start=1):
-        if needs > room and not any(getattr(state, kind) for state in program.state):
-            needs, found = needs - size + size // program.degree(data), stage
-    return found

@@ -135,7 +135,7 @@ def _attention_scratch(it: Local) -> int:
     window = round(float(str(given.get("window", 0))))
     special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > (5 if back else 3)
     if not it.kernels or "dropout" in given or not special:
-        return _scores_twice(it)
+        return _scores_twice(it) or _flash_backward(it) * back
     return 0 if it.launched else _scores_of_some(it, back, "softcap" in given, window)
 
 
@@ -156,6 +156,18 @@ def _scores_twice(it: Local) -> int:
     if not {"softcap", "dropout"} & {*dict(it.op.attrs)}:
         return 0
     return 2 * it.elements() // it.program.size(it.types[0].dims[-1]) * it.program.size(SEQUENCE) * it.wide
+
+
+def _flash_backward(it: Local) -> int:
+    """On CUDA the sums of dq in float32, a number for each of its rows, and dk and dv of each query head.
+
+    As torch's copy of FlashAttention-2 allocates them (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp:
+    dq_accum, softmax_d, dk_expanded, dv_expanded), unmeasured; cuDNN's workspace is of that size.
+    """
+    if it.device == "cpu" or not it.is_narrow:
+        return 0
+    repeated = 2 * it.bytes() if it.elements(2) < it.elements() else 0
+    return it.widened() + it.widened() // it.program.size(it.types[0].dims[-1]) + repeated
 
 
 def _pairs(it: Local) -> int:

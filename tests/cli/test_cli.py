@@ -65,12 +65,16 @@ def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_check(scalec: Run) -> None:
-    assert scalec("check", "tiny.scale") == (0, "ok  tiny: 64 parameters on 4 ranks, dp 2 x tp 2\n", "")
+    assert scalec("check", "tiny.scale") == (
+        0,
+        "ok  tiny: 64 parameters on 4 ranks, dp 2 x tp 2, 128 tokens a step\n",
+        "",
+    )
 
 
 def test_one_rank(scalec: Run) -> None:
     Path("tiny.scale").write_text(PLAN.replace("dp = 2  tp = 2", "dp = 1  tp = 1"))
-    assert scalec("check", "tiny.scale")[1] == "ok  tiny: 64 parameters on one rank\n"
+    assert scalec("check", "tiny.scale")[1] == "ok  tiny: 64 parameters on one rank, 128 tokens a step\n"
 
 
 def test_an_axis_that_was_factored(scalec: Run) -> None:

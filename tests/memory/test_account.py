@@ -10,10 +10,9 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.emit import emit
 from scalec.compiler.explain import memory
-from scalec.compiler.gpus import GPUS
 from scalec.compiler.ir import Op, Program, Region
 from scalec.compiler.limits import load
-from scalec.compiler.memory import Account, account, capacity, too_large
+from scalec.compiler.memory import Account, account
 from scalec.compiler.memory.passing import Passing
 from scalec.compiler.memory.storages import Storages
 from scalec.compiler.passes import compile_plan
@@ -314,65 +313,11 @@ def test_plan_json_has_all_of_it() -> None:
     source = Source("tiny.scale", PLAN)
     said, it = json.loads(emit(compiled, source)["plan.json"])["memory"], account(compiled)
     assert (said["state"], said["activations"], said["capacity"]) == (it.state, it.activations, 80 * 2**30)
+    assert said["reserve"] == it.reserve > 0
     assert sum(each["bytes"] * each["count"] for each in said["kept"]) == it.activations
     assert said["peak"]["bytes"] == said["state"] + said["inputs"] + said["tables"] + sum(
         said["peak"][what] for what in ("kept", "weights", "gradients", "other")
     )
-
-
-# ---- whether it fits
-
-
-def test_a_plan_that_fits_is_not_warned_of() -> None:
-    compiled = program()
-    assert capacity(compiled) == GPUS["h100_sxm"].memory * 2**30
-    assert too_large(compiled, account(compiled)) is None
-
-
-@pytest.mark.parametrize("gpu", ["", "cluster { gpu = h1000 }"])
-def test_of_other_machines_nothing_is_known(gpu: str) -> None:
-    compiled = program(PLAN.replace("cluster { gpu = h100_sxm }", gpu))
-    assert capacity(compiled) is None
-    assert too_large(compiled, account(compiled)) is None
-
-
-def test_a_plan_that_does_not_fit() -> None:
-    compiled = compile_plan(load(PLANS / "llama3_405b.scale"))
-    found = too_large(compiled, account(compiled))
-    assert found
-    assert (found.severity, found.code) == ("warning", "W0901")
-    line = found.span.text.split("\n")[found.span.line - 1]
-    assert line[found.span.column - 1 : found.span.end_column - 1] == "gpu = h100_sxm"
-    assert found.message == "does not fit: needs 969.5 GiB of 80.0 GiB on each rank"
-    assert "zero 3 over dp" in found.help
-
-
-@pytest.mark.parametrize(
-    ("layers", "state", "help"),
-    [
-        (1200, "", "share out masters and optimizer state: `state { zero 1 over dp }`"),
-        (1200, "zero 1 over dp", None),
-        (1450, "", "share out gradients, masters and optimizer state: `state { zero 2 over dp }`"),
-        (1450, "zero 1 over dp", "share out gradients, masters and optimizer state: `state { zero 2 over dp }`"),
-        (1700, "", "share out parameters and all that belongs to them: `state { zero 3 over dp }`"),
-        (1700, "zero 2 over dp", "share out parameters and all that belongs to them: `state { zero 3 over dp }`"),
-        (4000, "", "share out parameters and all that belongs to them: `state { zero 3 over dp }`"),
-        (4000, "zero 3 over dp", "put dims of parameters over more ranks, as `vocab, heads, ffn over tp` does"),
-    ],
-)
-def test_what_to_share_out(layers: int, state: str, help: str | None) -> None:
-    """A layer has 2^20 parameters, which take 18 bytes each, or under the stages of ZeRO 12, 10 and 9, of 2^34."""
-    compiled = shared(state, PLAN.replace("h100_sxm", "t4"), layers, hidden=512, ffn=1024)
-    found = too_large(compiled, account(compiled))
-    assert (found and found.help) == help
-
-
-def test_most_of_it_is_activations() -> None:
-    text = PLAN.replace("h100_sxm", "t4").replace("seq = 10  global_batch = 12", "seq = 65536  global_batch = 256")
-    compiled = program(text.replace("microbatch = 2", "microbatch = 128").replace("vocab = 6", "vocab = 600"))
-    found = too_large(compiled, account(compiled))
-    assert found
-    assert "`microbatch` below 128" in found.help
 
 
 # ---- the commands
@@ -382,10 +327,3 @@ def test_explain_memory(capsys: pytest.CaptureFixture[str]) -> None:
     path = PLANS / "llama3_405b.scale"
     assert cli.main(("explain", "memory", str(path))) == 0
     assert capsys.readouterr().out == memory(compile_plan(load(path))) + "\n"
-
-
-def test_a_warning_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(("check", str(PLANS / "llama3_405b.scale"))) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("ok  llama")
-    assert said.err.startswith("warning[W0901]: does not fit: needs 969.5 GiB")

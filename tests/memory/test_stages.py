@@ -8,8 +8,9 @@ import pytest
 from memory.measured import measure_stages, peaks
 from memory.plans import compiled
 from oracle.plans import Case, plan_text
-from scalec.compiler.memory import accounts
+from scalec.compiler.memory import account, accounts
 from scalec.compiler.memory.rows import stages_of
+from scalec.compiler.schedules.generate import SCHEDULES
 from unlike import unlike
 
 SP = Case(pp=2, tp=2, sp=True, microbatches=4, layers=5, optimizer="adamw")
@@ -70,6 +71,18 @@ SHAPES = {
 def test_the_fullest_moment(shape: str, precision: str, recompute: str, tmp_path: Path) -> None:
     options = f"precision = {precision}  recompute = {recompute}"
     _check_fullest(_text(*SHAPES[shape], dp=1, state="", options=options), tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_fullest_rank(schedule: str, ranks: int, tmp_path: Path) -> None:
+    """As many layers as ranks and chunks divide, so that ranks differ by little."""
+    text = _text(schedule, 192, 192, 2 * ranks, dp=1, state="", options="precision = fp32")
+    module, program = compiled(text.replace("pp = 2", f"pp = {ranks}"), tmp_path)
+    found, measured = accounts(program), peaks(module, module.PLAN.global_batch)
+    assert [it.peak.bytes for it in found] == pytest.approx(measured, rel=0.001), found
+    held = [it.always + peak for it, peak in zip(found, measured, strict=True)]
+    assert account(program).rank == held.index(max(held))
 
 
 @pytest.mark.parametrize("options", ["precision = fp32", "precision = bf16  reduce = bf16"])

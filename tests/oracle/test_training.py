@@ -93,7 +93,8 @@ class _Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / RUN
         lines = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
-        self.log = [{key: line[key] for key in ("step", "loss", "norm", "lr", "tokens")} for line in lines]
+        keys = ("step", "loss", "norm", "lr", "tokens")
+        self.log = [{key: line[key] for key in keys} for line in lines if "loss" in line]
         self.state = _state(self.folder / "checkpoints" / f"step-{STEPS:06d}")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from scalec.runtime import (
@@ -165,12 +166,23 @@ def test_gradients_that_are_wider_than_weights_are_added_where_they_are_kept() -
 
 def test_an_input_is_kept_until_its_weight_part_is_done() -> None:
     x, w = _randn(3, 4), nn.Parameter(_randn(5, 4))
-    alive, parts = weakref.ref(x), list[Part]()
+    memory, parts = StorageWeakRef(x.untyped_storage()), list[Part]()
     with set_apart(parts):
         split_linear(x, w).square().sum().backward()
     del x
-    assert alive() is not None
+    assert not memory.expired()
     parts.pop()()
+    assert memory.expired()
+
+
+def test_of_an_input_it_keeps_the_values_and_not_the_graph() -> None:
+    """That leads to what has entered a stage, and to its gradient."""
+    entered, w = _randn(3, 4).requires_grad_(), nn.Parameter(_randn(5, 4))
+    alive, parts = weakref.ref(entered), list[Part]()
+    with set_apart(parts):
+        split_linear(entered.sin(), w).square().sum().backward()
+    del entered
+    assert parts
     assert alive() is None
 
 

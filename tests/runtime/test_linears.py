@@ -1,5 +1,6 @@
 """Products of one value with several weights that a group has side by side, as one."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -133,6 +134,18 @@ def test_gradients_of_weights_are_put_off(width: int) -> None:
         part()
     expected = torch.autograd.grad(_loss(*_separate(x, weights)), weights)
     torch.testing.assert_close([w.grad for w in weights], [*expected], rtol=1e-12, atol=1e-12)
+
+
+def test_of_what_is_put_off_the_values_are_kept_and_not_the_graph() -> None:
+    """That leads to what has entered a stage, and to its gradient."""
+    _, (layer, _) = _layers(NARROW)
+    entered, parts = _x(NARROW), list[Part]()
+    alive = weakref.ref(entered)
+    with set_apart(parts):
+        layer(entered.sin()).backward()
+    del entered
+    assert parts
+    assert alive() is None
 
 
 def test_each_turns_weights_are_neighbours_and_other_patterns_lie_one_behind_the_other() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bigram import PLAN, build, eval_step, failing_step, train_step
 from scalec.runtime import (
+    Account,
     Batch,
     Metrics,
     Plan,
@@ -121,6 +122,20 @@ def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
     losses = [record["loss"] for record in records if "loss" in record]
     assert 5.6 > losses[0] > losses[1] > losses[2]
     assert (folder / "runs/bigram/checkpoints/step-000005").is_dir()
+
+
+def test_a_run_says_what_it_takes_in_memory_once(folder: Path) -> None:
+    """Behind its first step, of the account that of its own place along a pipeline's axis."""
+    plan = replace(PLAN, account=Account("cpu", (2**20, 2**21), axis="dp"))
+    first, second = _run(folder, plan, "--log-every 1 --steps 2 --data text/*.txt")
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert first.out.count("memory: the account for cpu says 1.00 MiB") == 1
+    assert "memory" not in second.out
+    assert [record for record in _records(folder) if "account" in record] == [
+        {"step": 1, "account": 2**20, "reserve": 0}
+    ]
+    (resumed, _) = _run(folder, plan, "--resume --steps 3 --data text/*.txt")
+    assert resumed.out.count("memory: ") == 1
 
 
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:

@@ -38,9 +38,10 @@ STEPS = {
 TURNS = {"Flat", "Flats", "await_weights", "free_weights", "gather_weights", "reduce_gradients"}
 WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
 STAGES = {"Carried", "Pipeline", "reduce_each"}
-SETTINGS = set(
-    "AdamW Bucket Constant Cosine Group compile_each HuggingFace Input Plan SGD State Stored Text Tokens train".split()
-)
+SETTINGS = {
+    *"Account AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens".split(),
+    *("compile_each", "train"),
+}
 IMPORTS = {
     "torch": frozenset({"Tensor", "nn"}),
     "torch.nn.functional": FUNCTIONAL,

@@ -13,6 +13,7 @@ from ...ir import Bucket, Op, Program, Type, base, walk
 from ...kernels import accumulates, optimizer_tile
 from ...layout import shard_axes
 from ...leaves import products
+from ...memory import account, accounts
 from ...ops.logits import class_dims
 from ...settings import ON
 from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
@@ -189,7 +190,16 @@ def _plan(program: Program, types: dict[str, Type]) -> dict[str, str]:
         "schedule": f"{schedule.kind.capitalize()}(warmup={schedule.warmup}{floor})",
         **{name: repr(number) for name, number in numbers.items()},
         **({"nodes": repr(program.cluster.nodes)} if program.cluster.nodes > 1 else {}),
+        "account": _account(program),
     }
+
+
+def _account(program: Program) -> str:
+    """Of all ranks along a pipeline's axis; without one, of one that stands for all."""
+    found = accounts(program) if program.pipeline else [account(program)]
+    options = f", reserve={found[0].reserve}" if found[0].reserve else ""
+    options += f", axis={program.pipeline.axis!r}" if program.pipeline else ""
+    return f"Account({found[0].device!r}, {tuple(it.total for it in found)!r}{options})"
 
 
 def _data(program: Program) -> str:

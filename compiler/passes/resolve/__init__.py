@@ -29,9 +29,9 @@ from .user_ops import user_ops
 SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train")
 
 
-def resolve(source: Source) -> Program:
-    """The program of a plan.  Raises PlanError."""
-    document = gather(source)
+def resolve(source: Source, over: Source | None = None) -> Program:
+    """The program of a plan, with the sections of another text over its own as in a `use`.  Raises PlanError."""
+    document = gather(source, over)
     found = Diagnostics()
     sections = _sections(document, found)
     train = read(Train, sections["train"], found)

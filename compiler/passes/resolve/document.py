@@ -29,9 +29,11 @@ class Document:
     ops: tuple[syntax.UserOp, ...]
 
 
-def gather(source: Source) -> Document:
-    """The document of a plan and the files that it uses.  Raises PlanError."""
+def gather(source: Source, over: Source | None = None) -> Document:
+    """The document of a plan and the files that it uses, with sections `over` its own.  Raises PlanError."""
     models, sections, ops = _gather(source, ())
+    for section in parse_plan(over).sections() if over else ():
+        sections[section.kind.name] = _over(sections.get(section.kind.name), section)
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
     if not models:

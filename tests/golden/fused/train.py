@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 
 try:
     from scalec.runtime import (
+        Account,
         Batch,
         Bucket,
         Cosine,
@@ -223,6 +224,7 @@ PLAN = Plan(
     seed=0,
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
+    account=Account("cpu", (5651076,)),
     names=HuggingFace(
         torch.bfloat16,
         {

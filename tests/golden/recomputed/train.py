@@ -26,6 +26,7 @@ from torch.nn.functional import linear, silu
 
 try:
     from scalec.runtime import (
+        Account,
         AdamW,
         Batch,
         Bucket,
@@ -205,6 +206,7 @@ PLAN = Plan(
     seed=0,
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
+    account=Account("cpu", (5187588,)),
     names=HuggingFace(
         torch.float32,
         {

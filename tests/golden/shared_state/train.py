@@ -25,6 +25,7 @@ from torch.nn.functional import linear, silu
 
 try:
     from scalec.runtime import (
+        Account,
         AdamW,
         Batch,
         Bucket,
@@ -188,6 +189,7 @@ PLAN = Plan(
     seed=0,
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
+    account=Account("cpu", (12037644,)),
     names=HuggingFace(
         torch.bfloat16,
         {

@@ -27,6 +27,7 @@ from torch.nn.functional import linear, silu
 
 try:
     from scalec.runtime import (
+        Account,
         AdamW,
         Batch,
         Bucket,
@@ -244,6 +245,7 @@ PLAN = Plan(
     seed=0,
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
+    account=Account("cpu", (8984580, 6347524), axis="pp"),
     names=HuggingFace(
         torch.float32,
         {
