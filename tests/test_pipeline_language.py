@@ -13,7 +13,7 @@ from scalec.compiler.passes import STAGES, compile_plan, lower
 from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import read_ir
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.generate import SCHEDULES, folded, looped
 from scalec.compiler.schedules.holding import high_water
 from scalec.compiler.schedules.messages import with_messages
 from scalec.compiler.schedules.resized import resized
@@ -120,7 +120,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "at least 8",
     ),
     "microbatches that make no turns": (
-        {"1f1b": "interleaved_1f1b(chunks=2)", "global_batch = 24": "global_batch = 36"},
+        {"1f1b": "interleaved_1f1b(chunks=2)", "global_batch = 24": "global_batch = 32"},
         "E0517",
         "schedule = interleaved_1f1b(chunks=2)",
         "9 / 2 is not whole",
@@ -329,8 +329,53 @@ def times_of(edits: Mapping[str, str]) -> Times:
     return estimated(program, program.pipeline)
 
 
+TWO_STAGES = {"layers = 6": "layers = 8", "global_batch = 24": "global_batch = 32"}
+"""Of eight layers each rank can have two; eight microbatches."""
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "breadth_first", "interleaved_zero_bubble", "zbv", "dualpipev"])
+def test_auto_is_no_slower_than_what_has_a_name_and_two_stages_on_each_rank(name: str) -> None:
+    """Wherever that has its stages."""
+    times = times_of({**TWO_STAGES, "1f1b": "zbv"})
+    named = schedule_of({**TWO_STAGES, "1f1b": name})
+    made = schedule_of({**TWO_STAGES, "1f1b": f"auto(chunks=2, memory={max(high_water(named)):g})"})
+    assert max(high_water(made)) <= max(high_water(named))
+    assert simulate(made, times).total <= simulate(named, times).total
+
+
 def test_auto_has_as_many_stages_as_it_is_told() -> None:
-    assert schedule_of({"1f1b": "auto(chunks=2)"}).homes == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert schedule_of({"1f1b": "auto(chunks=2)"}).homes in (looped(4, 2), folded(4, 2))
+
+
+DOWN_AND_UP = {**TWO_STAGES, "1f1b": "auto(chunks=2, memory=2)"}
+
+
+def test_what_auto_decides_is_in_the_ir() -> None:
+    """Homes and rows from `place_stages` on, to which the later passes keep."""
+    program = compiled(DOWN_AND_UP, "place_stages")
+    assert program.pipeline
+    assert program.pipeline.given
+    assert program.pipeline.homes == program.pipeline.given.homes == folded(4, 2)
+    last = lower(read_ir(Source("plan.ir", print_ir(program))))
+    assert last == compiled(DOWN_AND_UP)
+
+
+@pytest.mark.parametrize("tied", [{}, {"x @ head[hidden -> vocab]": "x @ wte"}], ids=["", "tied"])
+def test_stages_of_auto_that_lie_down_and_up_are_proved(tied: dict[str, str]) -> None:
+    """The first rank has the embedding and the head: of one tied no sum over ranks is left."""
+    model = compile_plan(Source("plan.scale", edited({**DOWN_AND_UP, **tied})), "resolve")
+    program = lower(model)
+    verify(program, model)
+    assert program.pipeline
+    assert program.pipeline.ranks_of("wte") == (0,)
+
+
+def test_stages_lie_where_their_bytes_have_room() -> None:
+    """Down and up the first rank has the embedding and the head, around the ranks each on its own has less."""
+    edits = {**TWO_STAGES, "vocab = 64": "vocab = 640", "microbatch = 2": "microbatch = 1", "batch = 32": "batch = 12"}
+    least = max(it.total for it in accounts(compiled({**edits, "1f1b": "interleaved_1f1b(chunks=2)"})))
+    assert schedule_of({**edits, "1f1b": f"auto(chunks=2, memory={least}B)"}).homes == looped(4, 2)
+    assert max(it.total for it in accounts(compiled({**edits, "1f1b": "zbv"}))) > least
 
 
 # ---- from a file
