@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelined import PLAN, compiled, edited
+from scalec.compiler.cli.plans import read
 from scalec.compiler.diagnostics import CODES, Diagnostic, PlanError
 from scalec.compiler.memory import accounts
 from scalec.compiler.passes import STAGES, compile_plan, lower
@@ -120,7 +121,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "at least 8",
     ),
     "microbatches that make no turns": (
-        {"1f1b": "interleaved_1f1b(chunks=2)", "global_batch = 24": "global_batch = 32"},
+        {"1f1b": "interleaved_1f1b(chunks=2)", "global_batch = 24": "global_batch = 36"},
         "E0517",
         "schedule = interleaved_1f1b(chunks=2)",
         "9 / 2 is not whole",
@@ -270,6 +271,47 @@ def test_rows_in_ir_text_that_are_none() -> None:
     text = print_ir(compiled({})).replace('row "0F0', 'row "F0')
     with pytest.raises(PlanError, match="these are not rows"):
         read_ir(Source("plan.ir", text))
+
+
+ILLEGAL = {  # what is written instead of what, and the note
+    "a send too late": (
+        "0SEND_F0 (.*?)0RECV_B0",
+        r"0RECV_B0 \1 0SEND_F0",
+        "rows of rank 1: `1RECV_F0` gets `0SEND_F1`",
+    ),
+    "two parts in the wrong order": (r"1I1 (.*)1W1", r"1W1 \1 1I1", "rows of rank 1: `1W1` (rank 1, cell "),
+    "twice": ("3W0", "3W1", "rows of rank 3: `3W1`: `3W1` in cell "),
+    "left out": (" 1W5", "", "rows of rank 1: the row lacks `1W5`"),
+    "a send left out": (" 1SEND_F5", "", "rows of rank 1: the row lacks `1SEND_F5`"),
+    "no rows": (r'row ".*"\n', "", "a pipeline without rows"),
+    "fewer ranks": (r'row "3.*"\n', "", "rows of 3 ranks, the axis has 4"),
+    "other homes": (r"homes \[0, 1", "homes [1, 0", "rows have stages on other ranks than their homes"),
+    "a rank that there is not": (r"homes \[0", "homes [4", "stages lie on ranks [1, 2, 3, 4] of 4"),
+    "too many turns": (r"turns \[1", "turns [2", "stages have 7 turns, the repeats 6"),
+    "a stage that there is not": (r"held wte by \[0\]", "held wte by [4]", "wte: held by a stage that there is not"),
+}
+
+
+@pytest.mark.parametrize("what", ILLEGAL)
+def test_rows_and_stages_edited_into_something_illegal_are_told(what: str) -> None:
+    before, after, note = ILLEGAL[what]
+    text, times = re.subn(before, after, print_ir(compiled({"1f1b": "zb_h1"})))
+    assert times
+    with pytest.raises(PlanError) as error:
+        read(Source("plan.ir", text))
+    (found,) = error.value.diagnostics
+    assert (found.code, found.message) == ("E0190", "this IR is not legal")
+    assert note in found.notes[0].text
+
+
+@pytest.mark.parametrize("stage", ["resolve", "place_state", "fuse_buckets"])
+def test_rows_of_a_file_edited_in_ir_text_are_told(stage: str, plan: str) -> None:
+    """Before they have messages, too."""
+    written(plan, csv(SCHEDULES["zb_h1"](4, 6)))
+    text = print_ir(compiled(FILE, stage, plan))
+    assert (text.count("given "), text.count("row ")) == (4, 0)
+    with pytest.raises(PlanError, match="not legal"):
+        read(Source("plan.ir", text.replace("3F0 3I0", "3I0 3F0")))
 
 
 # ---- made for the plan's costs

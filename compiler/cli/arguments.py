@@ -68,9 +68,9 @@ COMMANDS = (
         schedule.schedule,
         "draw what each rank of a plan's pipeline does when",
         "Draws the schedule of a plan's pipeline as a row for each rank, with how long each computes, waits, and how\n"
-        "much it holds; or writes it to files.  Times are for a stage and a microbatch: `f` of forward, `b` and `w` of\n"
-        "the input and weight parts of backward, `comm` of a message between ranks.  By default they are what stages\n"
-        "cost, in parts of the dearest forward, and messages take none.",
+        "much it holds; or writes it to files.  Times are for a stage and a microbatch: `f` of forward, `b` and `w`\n"
+        "of the input and weight parts of backward, `comm` of a message between ranks.  By default they are what\n"
+        "stages cost, in parts of the dearest forward, and messages take none.",
         "scalec schedule plans/tiny_pipeline.scale --times f=1,b=1,w=1,comm=0.1",
     ),
     Command(

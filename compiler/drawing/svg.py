@@ -1,6 +1,7 @@
 """A schedule as SVG: a row for each rank, to scale, with an axis and a legend.
 
-Purpose: one static picture that any viewer shows, in which actions hold their labels, but for those much shorter than others.
+Purpose: one static picture that any viewer shows, in which actions hold their labels, but for those that are
+much shorter than others.
 """
 
 from collections.abc import Iterator
