@@ -28,8 +28,9 @@ class Times:
 
     def rounded(self) -> "Times":
         """To a thousandth."""
-        stages = (tuple(round(time, 3) for time in times) for times in (self.forward, self.input, self.weight))
-        return Times(*stages, round(self.send, 3))
+        kinds = self.forward, self.input, self.weight
+        forward, input, weight = (tuple(round(time, 3) for time in times) for times in kinds)
+        return Times(forward, input, weight, round(self.send, 3))
 
     @property
     def are_alike(self) -> bool:
