@@ -7,7 +7,7 @@ STAMP   := .venv/.set-up
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
 setup: $(STAMP) ## make .venv with pinned packages
 
@@ -21,6 +21,9 @@ test: $(STAMP) ## check format, lint, layers and types, then run the tests
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+test-long: $(STAMP) ## run the tests that take minutes
+	$(BIN)/pytest -n 2 --dist loadgroup --long -m long
 
 format: $(STAMP) ## format the code and apply safe lint fixes
 	$(BIN)/ruff format
@@ -37,4 +40,4 @@ $(STAMP): pyproject.toml constraints.txt
 	$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-.PHONY: help setup demo test format
+.PHONY: help setup demo test test-long format

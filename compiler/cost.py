@@ -1,7 +1,8 @@
 """What a body costs: operations of its forward and of the two parts of its backward, as they are counted for balance.
 
 Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an operation for each
-element, which against matrix products is next to nothing.
+element, which against matrix products is next to nothing.  Attention counts the pairs of query and key that its mask
+lets through, whatever a kernel computes besides; documents, whose lengths no plan says, count as one.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from math import prod
 from attrs import frozen
 
 from .ir import Op, Program, Region, Stmt, Type
+from .ops.attention import SEQUENCE, seen_pairs, window_of
 
 
 @frozen
@@ -58,7 +60,8 @@ def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
             in_parts = op.kind == "linear_parts"  # backward makes logits again; else forward makes gradients
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case "attention":
-            products = 4 * made * program.size("seq")
+            size = program.size(SEQUENCE)
+            products = 4 * made // size * seen_pairs(size, op.get("mask") == "causal", window_of(op))
             return Cost(products, 2 * products)
         case _:
             return Cost(made, made)

@@ -1,18 +1,14 @@
-"""In which order the stages of a pipeline do their work: by name, from the plan's file, or made for what stages cost.
+"""Where the stages of a pipeline lie, in which order they do their work, and how long that takes.
 
-Purpose: homes and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: messages
-(`schedules.messages`), whether rows are right (`schedules.check`).
+Purpose: homes and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: rows made for what
+stages cost (`passes.place_stages`), messages (`schedules.messages`), whether rows are right (`schedules.check`).
 """
-
-from collections.abc import Callable
 
 from .cost import Cost, cost
 from .ir import Pipeline, Program, types
 from .schedules.actions import Schedule
-from .schedules.generate import SCHEDULES, looped
-from .schedules.holding import Room
+from .schedules.generate import SCHEDULES, folded, looped
 from .schedules.impossible import Impossible
-from .schedules.listing import listed
 from .schedules.timeline import Times
 from .settings import AUTO
 from .stages import forward, groups, stages
@@ -21,31 +17,36 @@ MOST = 2**17
 """Forwards in a schedule: with 16 ranks of 4 stages each, 2048 microbatches."""
 
 
-def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
-    """The rank of each stage.  Raises Impossible."""
+def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The rank of each stage; for `auto` all ways that are tried, of as many stages each.  Raises Impossible."""
     order = pipeline.settings.schedule
     if pipeline.given:
-        return pipeline.given.homes
+        return (pipeline.given.homes,)
     if order.kind == AUTO:
-        return looped(ranks, order.chunks or 1)
-    return SCHEDULES[order.kind].homes(ranks, order.chunks)
+        chunks = order.chunks or 1
+        return tuple(dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks))))
+    return (SCHEDULES[order.kind].homes(ranks, order.chunks),)
 
 
-def rows(
-    pipeline: Pipeline, ranks: int, microbatches: int, times: Times, room: Callable[[], Room], splits: bool
-) -> Schedule:
-    """The rows, without messages; `times`, `room` and `splits` are for those made for them.  Raises Impossible."""
-    order, placed = pipeline.settings.schedule, homes(pipeline, ranks)
-    if (forwards := len(placed) * microbatches) > MOST:
+def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
+    """The first of them.  Raises Impossible."""
+    return placements(pipeline, ranks)[0]
+
+
+def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
+    """The rows, without messages.  Raises Impossible."""
+    demand_few(len(homes(pipeline, ranks)), microbatches)
+    order = pipeline.settings.schedule
+    return pipeline.given or SCHEDULES[order.kind](ranks, microbatches, order.chunks)
+
+
+def demand_few(stages: int, microbatches: int) -> None:
+    """Forwards that can be listed.  Raises Impossible."""
+    if (forwards := stages * microbatches) > MOST:
         raise Impossible(
-            f"{len(placed)} stages × {microbatches} microbatches = {forwards:,} forwards are too many to be listed",
+            f"{stages} stages × {microbatches} microbatches = {forwards:,} forwards are too many to be listed",
             f"at most {MOST:,}: take larger microbatches",
         )
-    if pipeline.given:
-        return pipeline.given
-    if order.kind == AUTO:
-        return listed(placed, microbatches, times, room(), splits)
-    return SCHEDULES[order.kind](ranks, microbatches, order.chunks)
 
 
 def estimated(program: Program, pipeline: Pipeline) -> Times:

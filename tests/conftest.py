@@ -22,12 +22,15 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--update-golden`."""
+    """Adds `--update-golden` and `--long`."""
+    parser.addoption("--long", action="store_true", help="run tests that take minutes, too")
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what is marked `gpu` on a machine without one."""
+    """Skips what is marked `gpu` on a machine without one, and what is `long` unless it is asked for."""
+    if item.get_closest_marker("long") and not item.config.getoption("--long"):
+        pytest.skip("takes minutes: --long")
     if item.get_closest_marker("gpu") is None:
         return
     import torch

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from pipelined import PLAN, compiled, edited
+from scalec.compiler.cli.plans import read
 from scalec.compiler.diagnostics import CODES, Diagnostic, PlanError
 from scalec.compiler.memory import accounts
 from scalec.compiler.passes import STAGES, compile_plan, lower
 from scalec.compiler.printer import print_ir
 from scalec.compiler.reader import read_ir
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.generate import SCHEDULES
+from scalec.compiler.schedules.generate import SCHEDULES, folded, looped
 from scalec.compiler.schedules.holding import high_water
 from scalec.compiler.schedules.messages import with_messages
 from scalec.compiler.schedules.resized import resized
@@ -272,6 +273,47 @@ def test_rows_in_ir_text_that_are_none() -> None:
         read_ir(Source("plan.ir", text))
 
 
+ILLEGAL = {  # what is written instead of what, and the note
+    "a send too late": (
+        "0SEND_F0 (.*?)0RECV_B0",
+        r"0RECV_B0 \1 0SEND_F0",
+        "rows of rank 1: `1RECV_F0` gets `0SEND_F1`",
+    ),
+    "two parts in the wrong order": (r"1I1 (.*)1W1", r"1W1 \1 1I1", "rows of rank 1: `1W1` (rank 1, cell "),
+    "twice": ("3W0", "3W1", "rows of rank 3: `3W1`: `3W1` in cell "),
+    "left out": (" 1W5", "", "rows of rank 1: the row lacks `1W5`"),
+    "a send left out": (" 1SEND_F5", "", "rows of rank 1: the row lacks `1SEND_F5`"),
+    "no rows": (r'row ".*"\n', "", "a pipeline without rows"),
+    "fewer ranks": (r'row "3.*"\n', "", "rows of 3 ranks, the axis has 4"),
+    "other homes": (r"homes \[0, 1", "homes [1, 0", "rows have stages on other ranks than their homes"),
+    "a rank that there is not": (r"homes \[0", "homes [4", "stages lie on ranks [1, 2, 3, 4] of 4"),
+    "too many turns": (r"turns \[1", "turns [2", "stages have 7 turns, the repeats 6"),
+    "a stage that there is not": (r"held wte by \[0\]", "held wte by [4]", "wte: held by a stage that there is not"),
+}
+
+
+@pytest.mark.parametrize("what", ILLEGAL)
+def test_rows_and_stages_edited_into_something_illegal_are_told(what: str) -> None:
+    before, after, note = ILLEGAL[what]
+    text, times = re.subn(before, after, print_ir(compiled({"1f1b": "zb_h1"})))
+    assert times
+    with pytest.raises(PlanError) as error:
+        read(Source("plan.ir", text))
+    (found,) = error.value.diagnostics
+    assert (found.code, found.message) == ("E0190", "this IR is not legal")
+    assert note in found.notes[0].text
+
+
+@pytest.mark.parametrize("stage", ["resolve", "place_state", "fuse_buckets"])
+def test_rows_of_a_file_edited_in_ir_text_are_told(stage: str, plan: str) -> None:
+    """Before they have messages, too."""
+    written(plan, csv(SCHEDULES["zb_h1"](4, 6)))
+    text = print_ir(compiled(FILE, stage, plan))
+    assert (text.count("given "), text.count("row ")) == (4, 0)
+    with pytest.raises(PlanError, match="not legal"):
+        read(Source("plan.ir", text.replace("3F0 3I0", "3I0 3F0")))
+
+
 # ---- made for the plan's costs
 
 
@@ -329,8 +371,53 @@ def times_of(edits: Mapping[str, str]) -> Times:
     return estimated(program, program.pipeline)
 
 
+TWO_STAGES = {"layers = 6": "layers = 8", "global_batch = 24": "global_batch = 32"}
+"""Of eight layers each rank can have two; eight microbatches."""
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "breadth_first", "interleaved_zero_bubble", "zbv", "dualpipev"])
+def test_auto_is_no_slower_than_what_has_a_name_and_two_stages_on_each_rank(name: str) -> None:
+    """Wherever that has its stages."""
+    times = times_of({**TWO_STAGES, "1f1b": "zbv"})
+    named = schedule_of({**TWO_STAGES, "1f1b": name})
+    made = schedule_of({**TWO_STAGES, "1f1b": f"auto(chunks=2, memory={max(high_water(named)):g})"})
+    assert max(high_water(made)) <= max(high_water(named))
+    assert simulate(made, times).total <= simulate(named, times).total
+
+
 def test_auto_has_as_many_stages_as_it_is_told() -> None:
-    assert schedule_of({"1f1b": "auto(chunks=2)"}).homes == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert schedule_of({"1f1b": "auto(chunks=2)"}).homes in (looped(4, 2), folded(4, 2))
+
+
+DOWN_AND_UP = {**TWO_STAGES, "1f1b": "auto(chunks=2, memory=2)"}
+
+
+def test_what_auto_decides_is_in_the_ir() -> None:
+    """Homes and rows from `place_stages` on, to which the later passes keep."""
+    program = compiled(DOWN_AND_UP, "place_stages")
+    assert program.pipeline
+    assert program.pipeline.given
+    assert program.pipeline.homes == program.pipeline.given.homes == folded(4, 2)
+    last = lower(read_ir(Source("plan.ir", print_ir(program))))
+    assert last == compiled(DOWN_AND_UP)
+
+
+@pytest.mark.parametrize("tied", [{}, {"x @ head[hidden -> vocab]": "x @ wte"}], ids=["", "tied"])
+def test_stages_of_auto_that_lie_down_and_up_are_proved(tied: dict[str, str]) -> None:
+    """The first rank has the embedding and the head: of one tied no sum over ranks is left."""
+    model = compile_plan(Source("plan.scale", edited({**DOWN_AND_UP, **tied})), "resolve")
+    program = lower(model)
+    verify(program, model)
+    assert program.pipeline
+    assert program.pipeline.ranks_of("wte") == (0,)
+
+
+def test_stages_lie_where_their_bytes_have_room() -> None:
+    """Down and up the first rank has the embedding and the head, around the ranks each on its own has less."""
+    edits = {**TWO_STAGES, "vocab = 64": "vocab = 640", "microbatch = 2": "microbatch = 1", "batch = 32": "batch = 12"}
+    least = max(it.total for it in accounts(compiled({**edits, "1f1b": "interleaved_1f1b(chunks=2)"})))
+    assert schedule_of({**edits, "1f1b": f"auto(chunks=2, memory={least}B)"}).homes == looped(4, 2)
+    assert max(it.total for it in accounts(compiled({**edits, "1f1b": "zbv"}))) > least
 
 
 # ---- from a file

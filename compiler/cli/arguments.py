@@ -69,8 +69,9 @@ COMMANDS = (
         schedule.schedule,
         "draw what each rank of a plan's pipeline does when",
         "Draws the schedule of a plan's pipeline as a row for each rank, with how long each computes, waits, and how\n"
-        "much it holds; or writes it to files.  Times are for a stage and a microbatch, in any unit: `f` of forward,\n"
-        "`b` and `w` of the input and weight parts of backward, `comm` of a message between ranks.",
+        "much it holds; or writes it to files.  Times are for a stage and a microbatch: `f` of forward, `b` and `w`\n"
+        "of the input and weight parts of backward, `comm` of a message between ranks.  By default they are what\n"
+        "stages cost, in parts of the dearest forward, and messages take none.",
         "scalec schedule plans/tiny_pipeline.scale --times f=1,b=1,w=1,comm=0.1",
     ),
     Command(
@@ -159,8 +160,9 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("topic", choices=("memory", "collectives"), help="what to show")
     parser.add_argument("plan", type=Path, metavar="PLAN", help=text)
     if command == "schedule":
-        times = ",".join(f"{name}={value:g}" for name, value in schedule.TIMES.items())
-        parser.add_argument("--times", default="", metavar="TIMES", help=f"some of {times}, which they are by default")
+        help = "some of f=1,b=1,w=1,comm=0.1: the same for all stages"
+        parser.add_argument("--times", default="", metavar="TIMES", help=help)
+        parser.add_argument("--unit", action="store_true", help="draw all stages as if they took f=1,b=1,w=1")
         for form, help in schedule.FORMS.items():
             parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write {help}")
     if command == "check":

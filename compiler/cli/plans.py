@@ -124,12 +124,13 @@ def read(source: "Source") -> "Program":
     from ..diagnostics import Diagnostic, Note, PlanError
     from ..passes import STAGES
     from ..reader import read_ir
-    from ..wellformed import check
+    from ..wellformed import check, check_rows
 
     program = read_ir(source)
     try:
         assert program.stage in STAGES, f"there is no pass `{program.stage}`"
         check(program)
+        check_rows(program)
     except AssertionError as error:
         note = Note(None, str(error))
         raise PlanError([Diagnostic("E0190", "this IR is not legal", source.whole(), notes=(note,))]) from None

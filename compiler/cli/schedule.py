@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..drawing.picture import Picture
     from ..ir import Program
 
-TIMES = {"f": 1.0, "b": 1.0, "w": 1.0, "comm": 0.0}
-"""How long a stage's forward and the two parts of its backward take, and a message between ranks, by default."""
+TIMES = {"f": "forward", "b": "input", "w": "weight", "comm": "send"}
+"""Of a stage's forward and the two parts of its backward, and of a message between ranks: the fields of `Times`."""
 
 FORMS = {
     "csv": "the order of actions, as torch.distributed.pipelining reads it: a line for each rank",
@@ -34,9 +34,9 @@ _WITHIN = (0.001, 1000)
 
 def schedule(options: Namespace) -> None:
     """`scalec schedule`."""
-    set_to = times(options.times)
+    given = times(options.times)
     program = _program(options.plan)
-    picture = _picture(program, set_to)
+    picture = _picture(program, options.unit, given)
     paths = {form: path for form in FORMS if (path := getattr(options, form)) is not None}
     if not paths:
         print(_shown(picture, program))
@@ -50,7 +50,7 @@ def schedule(options: Namespace) -> None:
 
 
 def times(text: str) -> dict[str, float]:
-    """The times that `--times` sets, the others by default.  Raises UsageError."""
+    """The times that `--times` sets.  Raises UsageError."""
     from ..diagnostics import listing
 
     given: dict[str, float] = {}
@@ -61,7 +61,7 @@ def times(text: str) -> dict[str, float]:
         if name in given:
             raise UsageError(f"--times sets `{name}` twice")
         given[name] = _time(name, value)
-    return TIMES | given
+    return given
 
 
 def _time(name: str, value: str) -> float:
@@ -86,8 +86,10 @@ def _program(path: Path) -> "Program":
     return program
 
 
-def _picture(program: "Program", given: dict[str, float]) -> "Picture":
+def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Picture":
+    """All stages alike, or as long as they are estimated to take, but for the times that are given."""
     from ..drawing.picture import picture
+    from ..orders import estimated
     from ..schedules.timeline import Times
 
     pipeline = program.pipeline
@@ -96,7 +98,10 @@ def _picture(program: "Program", given: dict[str, float]) -> "Picture":
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
     ranks = f"{schedule.ranks} ranks of {pipeline.axis}"
     title = f"{program.name}: {kind}, {schedule.stages} stages on {ranks}, {schedule.microbatches} microbatches"
-    return picture(title, kind, schedule, Times.uniform(schedule.stages, **given))
+    times = Times.uniform(schedule.stages) if unit else estimated(program, pipeline).rounded()
+    for name, time in given.items():
+        times = times.alike(TIMES[name], time)
+    return picture(title, kind, schedule, times)
 
 
 def _shown(picture: "Picture", program: "Program") -> str:

@@ -43,6 +43,8 @@ def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:
         yield "held: the most at once, of any stage, from forward to the end of backward"
     if accounts:
         yield "activations: what microbatches take at the fullest moment; with state: all that the rank holds then"
+    if not picture.times.are_alike:
+        yield "f, b, w: what stages cost, from the least to the most, in parts of the dearest forward; --unit: alike"
     yield f"bubble: {share(timeline.bubble)} of all ranks' time"
     formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
     if not formula:

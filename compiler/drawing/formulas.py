@@ -61,11 +61,7 @@ class Expected:
 def expected(kind: str, ranks: int, microbatches: int, times: Times) -> Expected | None:
     """The idle time of each rank of the schedule `kind`; none where no formula is known to be true."""
     formula = FORMULAS.get(kind)
-    if formula is None or microbatches < formula.least(ranks) or len({*_stages(times)}) > 1:
+    if formula is None or microbatches < formula.least(ranks) or not times.are_alike:
         return None
-    f, b, w = next(_stages(times))
+    f, b, w = times.forward[0], times.input[0], times.weight[0]
     return Expected(formula.text, (ranks - 1) * formula.idle(f, b, w)) if formula.holds(f, b, w) else None
-
-
-def _stages(times: Times) -> "zip[tuple[float, float, float]]":
-    return zip(times.forward, times.input, times.weight, strict=True)

@@ -16,6 +16,9 @@ from ..schedules.timeline import Slot, Timeline, Times
 MARK = "Written by scalec schedule"
 """Stands in the opening lines of every file that has room for it."""
 
+_UNLIKE = 50
+"""How many times as long as an action another may be, for both to have labels."""
+
 WORDS = {
     Work.FORWARD: "forward",
     Work.BACKWARD: "backward",
@@ -56,8 +59,9 @@ class Picture:
 
     @property
     def shortest(self) -> float:
-        """How long the shortest action takes."""
-        return min(slot.end - slot.start for slot in self.slots)
+        """How long the shortest action takes that a drawing to scale has room to label."""
+        lasting = [slot.end - slot.start for slot in self.slots]
+        return min(time for time in lasting if time * _UNLIKE >= max(lasting))
 
     @property
     def subtitle(self) -> str:
@@ -105,6 +109,7 @@ def ticks(until: float, apart: float) -> Iterator[float]:
 
 
 def _times(times: Times) -> str:
-    """As `--times` takes them, wherever they are the same for all stages."""
+    """As `--times` takes them, wherever they are the same for all stages; else from the least to the most."""
     parts = {"f": times.forward, "b": times.input, "w": times.weight, "comm": (times.send,)}
-    return ", ".join(f"{name}={'|'.join(map(number, dict.fromkeys(values)))}" for name, values in parts.items())
+    ends = {name: dict.fromkeys((min(values), max(values))) for name, values in parts.items()}
+    return ", ".join(f"{name}={'–'.join(map(number, values))}" for name, values in ends.items())

@@ -1,6 +1,7 @@
 """A schedule as SVG: a row for each rank, to scale, with an axis and a legend.
 
-Purpose: one static picture that any viewer shows, in which the shortest action holds its label.
+Purpose: one static picture that any viewer shows, in which actions hold their labels, but for those that are
+much shorter than others.
 """
 
 from collections.abc import Iterator
@@ -73,8 +74,10 @@ class _Svg:
         style = _style(self._picture.chunks[slot.action.stage], slot.action.work)
         width = _pixels((slot.end - slot.start) * self._scale)
         box = f'<rect class="{style}" x="{self._x(slot.start)}" y="{top}" width="{width}" height="{_BAR}"/>'
-        middle = self._x((slot.start + slot.end) / 2)
-        return f'{box}<text class="middle" x="{middle}" y="{top + 16}">{self._label(slot)}</text>'
+        middle, told = self._x((slot.start + slot.end) / 2), self._label(slot)
+        if (slot.end - slot.start) * self._scale < len(told) * _LETTER:
+            return box
+        return f'{box}<text class="middle" x="{middle}" y="{top + 16}">{told}</text>'
 
     def _legend(self) -> Iterator[str]:
         top = self._foot + 48

@@ -88,11 +88,11 @@ class _Grid:
 
     def _cell(self, action: Action, start: int, end: int, window: _Window) -> str:
         """An action with a blank behind it; no label that would be cut, since `F1` of `F12` is another microbatch."""
-        told = self._label(action)
-        told = told if window.has(told, start) else ""
-        shown = window.cut(told.ljust(end - start - 1, " " if self._colour else _FILL), start)
-        blank = window.cut(" ", end - 1) if len(told) < end - start else ""
-        return self._paint(shown, self._picture.chunks[action.stage], action.work) + blank
+        wide, told = end - start, self._label(action)
+        told = told if len(told) <= wide and window.has(told, start) else ""
+        filled = told.ljust(max(wide - 1, min(wide, 1)), " " if self._colour else _FILL)
+        blank = window.cut(" ", end - 1) if len(filled) < wide else ""
+        return self._paint(window.cut(filled, start), self._picture.chunks[action.stage], action.work) + blank
 
     def _marks(self) -> list[tuple[str, int]]:
         """What stands on the axis, at which column."""

@@ -121,11 +121,11 @@ class Pipeline:
     dims: tuple[str, ...]
     settings: Pipelining
     given: Schedule | None = None
-    """The rows of the plan's file, without messages."""
+    """The rows of the plan's file, or, from `place_stages` on, those made for it; without messages."""
     turns: tuple[int, ...] = ()
     """Of each stage; from `cut_stages` on."""
     homes: tuple[int, ...] = ()
-    """The rank of each stage on the axis."""
+    """The rank of each stage on the axis; of `auto` from `place_stages` on."""
     held: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """The stages of each parameter that is no slice of a repeat that is cut."""
     schedule: Schedule | None = None

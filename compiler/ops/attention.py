@@ -31,6 +31,21 @@ def documents_and_draws(op: Op, rest: Sequence[T]) -> tuple[Sequence[T], Sequenc
     return rest[:cut], rest[cut:]
 
 
+def seen_pairs(size: int, causal: bool, window: int = 0) -> int:
+    """How many pairs of a query and a key a mask lets through, in a sequence of `size`; a window of 0 is none.
+
+    Documents let fewer through: how long they are is known in a run alone, so this is the most.
+    """
+    width = min(window or size, size)
+    before = width * (width + 1) // 2 + (size - width) * width  # the query's own place is one of them
+    return before if causal else 2 * before - size
+
+
+def window_of(op: Op) -> int:
+    """How near a key must be to be seen; 0 if any is."""
+    return round(float(str(dict(op.attrs).get("window", 0))))
+
+
 def head_dims(q: Type, k: Type) -> tuple[str, str]:
     """The dims that count query heads and key/value heads: each operand's one besides batch, sequence and the last."""
     return _heads(q), _heads(k)
@@ -102,7 +117,7 @@ def _attention_saves(it: Local) -> Saved:
     row = ("logsumexp", it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide)
     if it.kernels:
         return Saved(operands=(0, 1, 2), results=(0,), others=(row,))
-    window = 0 < float(str(given.get("window", 0))) < it.program.size(SEQUENCE)
+    window = 0 < window_of(it.op) < it.program.size(SEQUENCE)
     masked = window or len(it.types) > 3
     mask = (("mask", _pairs(it) * it.bytes() // it.elements()),) if masked else ()
     return Saved(operands=(0, 1, 2), results=(0,), others=(*mask, row))
@@ -132,7 +147,7 @@ def _attention_scratch(it: Local) -> int:
     """What torch's holds, or for what torch has no kernel, scalec's: its kernels hold nothing."""
     given = dict(it.op.attrs)
     back = it.op.kind == "attention_dx"
-    window = round(float(str(given.get("window", 0))))
+    window = window_of(it.op)
     special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > (5 if back else 3)
     if not it.kernels or "dropout" in given or not special:
         return _scores_twice(it) or _flash_backward(it) * back

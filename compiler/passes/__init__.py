@@ -18,6 +18,7 @@ from .flatten_sums import flatten_sums
 from .fuse_buckets import fuse_buckets
 from .fuse_ops import fuse_ops
 from .insert_collectives import insert_collectives
+from .place_stages import place_stages
 from .place_state import place_state
 from .propagate import propagate
 from .resolve import resolve
@@ -37,6 +38,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_ops,
     differentiate,
     place_state,
+    place_stages,
     fuse_buckets,
     schedule_pipeline,
 )

@@ -4,9 +4,6 @@ Purpose: rows of actions with their messages; loss, norm and the gradients of pa
 sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are (`cut_stages`).
 """
 
-from functools import partial
-from math import inf
-
 from attrs import evolve
 
 from ..diagnostics import Diagnostic, Note, PlanError
@@ -24,14 +21,12 @@ from ..ir import (
     Value,
     types,
 )
-from ..memory import room
 from ..orders import estimated, rows
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
-from ..schedules.holding import Room
 from ..schedules.impossible import Impossible
 from ..schedules.messages import with_messages
-from ..settings import ON, Size
+from ..settings import ON
 
 
 def schedule_pipeline(program: Program) -> Program:
@@ -39,10 +34,15 @@ def schedule_pipeline(program: Program) -> Program:
     pipeline = program.pipeline
     if not pipeline:
         return program
-    program = evolve(program, region=_Sums(program, pipeline).region())
+    program = summed(program, pipeline)
     pipeline = evolve(pipeline, schedule=_schedule(program, pipeline))
     _demand_whole(program, pipeline)
     return evolve(program, pipeline=pipeline)
+
+
+def summed(program: Program, pipeline: Pipeline) -> Program:
+    """The program with sums over its stages' ranks."""
+    return evolve(program, region=_Sums(program, pipeline).region())
 
 
 def _demand_whole(program: Program, pipeline: Pipeline) -> None:
@@ -58,27 +58,18 @@ def _demand_whole(program: Program, pipeline: Pipeline) -> None:
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
     """Rows with messages, checked: whoever made them, they do all the work in an order that does not deadlock."""
     ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
-    times = estimated(program, pipeline)
     try:
-        whole = program.train.compile == ON
-        made = rows(pipeline, ranks, microbatches, times, partial(_room, program, pipeline), splits=not whole)
+        made = rows(pipeline, ranks, microbatches)
     except Impossible as error:
-        raise PlanError([_impossible(error, program, pipeline)]) from None
-    schedule = with_messages(made, times)
+        raise PlanError([impossible(error, program, pipeline)]) from None
+    schedule = with_messages(made, estimated(program, pipeline))
     found = problems(schedule)
     assert not found, f"schedule_pipeline: {pipeline.settings.schedule.kind}: {found[0]}"
     return schedule
 
 
-def _room(program: Program, pipeline: Pipeline) -> Room:
-    """What ranks may hold, in bytes or microbatches."""
-    most = pipeline.settings.schedule.memory
-    if isinstance(most, Size):
-        return room(program, most.bytes)
-    return Room.counted(program.axis(pipeline.axis).size, len(pipeline.homes), inf if most is None else most)
-
-
-def _impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
+def impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
+    """What a schedule cannot do, told at the plan's line."""
     dim = next(dim for dim in program.dims if dim.name == MICROBATCHES)
     notes = Note(dim.span, f"{dim.size} microbatches"), Note(program.axis(pipeline.axis).span, "the ranks")
     order = pipeline.settings.schedule

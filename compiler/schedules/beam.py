@@ -67,6 +67,8 @@ class Bound:
     """The least time that orders can take: the rest of each stage's work, and then what must follow the last of it."""
 
     task: Task
+    begins: tuple[float, ...]
+    """When each rank can begin at the earliest."""
     after_forward: tuple[float, ...]
     """What follows the forward of the last microbatch on each stage."""
     after_backward: tuple[float, ...]
@@ -76,6 +78,10 @@ class Bound:
     def of(cls, task: Task) -> "Bound":
         """The parts that are the same for all orders."""
         times, last = task.times, task.stages - 1
+        there = [0.0]
+        for stage in range(1, task.stages):
+            there.append(there[-1] + times.forward[stage - 1] + task.delay(stage - 1, stage))
+        begins = (min((there[stage] for stage in own), default=0.0) for own in task.places.stages_of)
         back = [times.weight[0]]
         for stage in range(1, task.stages):
             onward = task.delay(stage, stage - 1) + times.input[stage - 1] + back[-1]
@@ -83,14 +89,14 @@ class Bound:
         forth = [times.input[last] + back[last]]
         for stage in reversed(range(last)):
             forth.append(task.delay(stage, stage + 1) + times.forward[stage + 1] + forth[-1])
-        return cls(task, tuple(reversed(forth)), tuple(back))
+        return cls(task, tuple(begins), tuple(reversed(forth)), tuple(back))
 
     def __call__(self, progress: Progress) -> float:
         """For one order."""
         least = 0.0
         times, count, filling = self.task.times, self.task.microbatches, progress.filling
         for rank, stages in enumerate(self.task.places.stages_of):
-            rest = free = progress.free[rank]
+            rest = free = max(progress.free[rank], self.begins[rank])
             for stage in stages:
                 forwards, backwards = count - filling.forwards[stage], count - filling.backwards[stage]
                 forward, backward = forwards * times.forward[stage], backwards * times.input[stage]

@@ -1,17 +1,17 @@
 """A schedule made for given times and memory: `schedule = auto(memory = …)`.
 
 Purpose: the best of all that is known: the schedules with names, rows made by rules, and a search.  Non-goals: where
-stages lie and what they cost (`passes.cut_stages`).
+stages may lie (`orders.placements`) and what they cost (`cost`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
 
 from attrs import evolve, frozen
 
 from .actions import Action, Row, Schedule, Work
-from .beam import searched
+from .beam import Bound, searched
 from .generate import SCHEDULES
 from .holding import Room, least
 from .impossible import Impossible
@@ -25,36 +25,47 @@ RULED = 200_000  # cells that rules may write: a few seconds
 SEARCHED = 6_000  # orders that the search may go on from
 
 
-def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room, splits: bool = True) -> Schedule:
-    """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
-
-    No slower than any schedule with a name that has these homes and keeps to `room`.  Where backward cannot be split,
-    without `splits`, it is one of those.  `Impossible` if one microbatch alone is too much for a rank.
-    """
-    task = Task(homes, microbatches, times, room)
-    _demand_room(task)
-    if not splits:
-        return _first((it for it in _named(task) if not it.schedule.splits), task).schedule
-    cells = 3 * len(homes) * microbatches
-    made = [followed(rule, task) for rule in islice(rules(task), max(2, RULED // cells))]
-    best = _first([*_named(task), *map(_Found.of, made)], task)
-    width = SEARCHED // cells
-    if width and (better := searched(task, best.total, width, lambda it: _fits(it.schedule(), task))):
-        best = _Found.of(better)
-    return _joined(best.schedule, times) if best.schedule.splits else best.schedule
-
-
 @frozen
 class _Found:
     """A schedule, and how long it takes."""
 
     total: float
     schedule: Schedule
+    task: Task
 
     @classmethod
     def of(cls, made: Progress) -> "_Found":
         """One that was made cell by cell."""
-        return cls(max(made.free), made.schedule())
+        return cls(max(made.free), made.schedule(), made.task)
+
+
+def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room, splits: bool = True) -> Schedule:
+    """The fastest schedule found of stages that have these homes."""
+    return fastest([Task(homes, microbatches, times, room)], splits)
+
+
+def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
+    """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
+
+    The tasks differ in where stages lie.  It is no slower than any schedule with a name that has the homes of one of
+    them and keeps to its room.  Where backward cannot be split, without `splits`, it is one of those.  `Impossible` if
+    one microbatch alone is too much for a rank.
+    """
+    for task in tasks:
+        _demand_room(task)
+    named = [it for task in tasks for it in _named(task) if splits or not it.schedule.splits]
+    best = _first(named) or _one_by_one(tasks[0])
+    if splits and best.total > min(Bound.of(task)(Progress.begin(task)) for task in tasks):
+        best = _improved(tasks, best)
+    return _joined(best.schedule, best.task.times) if best.schedule.splits else best.schedule
+
+
+def _improved(tasks: Sequence[Task], best: _Found) -> _Found:
+    """The fastest of the best with a name and of what is made without one."""
+    best = _first([best, *(it for task in tasks for it in _ruled(task, len(tasks)))]) or best
+    for task in tasks:
+        best = _searched(task, best, len(tasks)) or best
+    return best
 
 
 def _demand_room(task: Task) -> None:
@@ -75,13 +86,26 @@ def _named(task: Task) -> Iterator[_Found]:
         except Impossible:
             continue
         if schedule.homes == task.homes and kept.holds(schedule):
-            yield _Found(simulate(schedule, task.times).total, schedule)
+            yield _Found(simulate(schedule, task.times).total, schedule, task)
 
 
-def _first(found: Iterable[_Found], task: Task) -> _Found:
+def _ruled(task: Task, tasks: int) -> Iterator[_Found]:
+    """Those that rules make, fewer where there are several tasks."""
+    count = max(1, RULED // task.cells // tasks)
+    return (_Found.of(followed(rule, task)) for rule in islice(rules(task), count))
+
+
+def _searched(task: Task, best: _Found, tasks: int) -> _Found | None:
+    """What a search finds that is faster than the best so far."""
+    width = SEARCHED // task.cells // tasks
+    made = searched(task, best.total, width, lambda it: _fits(it.schedule(), task)) if width else None
+    return _Found.of(made) if made else None
+
+
+def _first(found: Iterable[_Found]) -> _Found | None:
     """The fastest that fits, of several one that does not split backward."""
     ordered = sorted(found, key=lambda it: (it.total, it.schedule.splits))
-    return next((it for it in ordered if _fits(it.schedule, task)), _one_by_one(task))
+    return next((it for it in ordered if _fits(it.schedule, it.task)), None)
 
 
 def _fits(schedule: Schedule, task: Task) -> bool:
@@ -98,7 +122,7 @@ def _one_by_one(task: Task) -> _Found:
         for rank in range(task.ranks)
     )
     schedule = Schedule(task.homes, task.microbatches, tuple(rows))
-    return _Found(simulate(schedule, task.times).total, schedule)
+    return _Found(simulate(schedule, task.times).total, schedule, task)
 
 
 def _joined(schedule: Schedule, times: Times) -> Schedule:

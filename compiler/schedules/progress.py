@@ -38,6 +38,11 @@ class Task:
         """The number of ranks."""
         return len(self.room.most)
 
+    @property
+    def cells(self) -> int:
+        """How many cells rows have in which each backward is in two parts."""
+        return 3 * self.stages * self.microbatches
+
     @cached_property
     def places(self) -> Places:
         """Where stages are."""

@@ -3,7 +3,7 @@
 Purpose: the classes; `simulate` makes them, `scalec schedule` draws them.
 """
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .actions import Action, Work
 
@@ -21,6 +21,21 @@ class Times:
     def uniform(cls, stages: int, f: float = 1, b: float = 1, w: float = 1, comm: float = 0) -> "Times":
         """The same for all stages."""
         return cls((f,) * stages, (b,) * stages, (w,) * stages, comm)
+
+    def alike(self, field: str, time: float) -> "Times":
+        """With one kind of time the same for all stages."""
+        return evolve(self, **{field: time if field == "send" else (time,) * len(self.forward)})
+
+    def rounded(self) -> "Times":
+        """To a thousandth."""
+        kinds = self.forward, self.input, self.weight
+        forward, input, weight = (tuple(round(time, 3) for time in times) for times in kinds)
+        return Times(forward, input, weight, round(self.send, 3))
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all stages take equally long."""
+        return len({*zip(self.forward, self.input, self.weight, strict=True)}) == 1
 
     def of(self, action: Action) -> float:
         """How long an action takes; backward in one takes both parts."""

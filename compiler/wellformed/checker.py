@@ -2,7 +2,7 @@
 
 from ..ir import INVARIANT, ITEM_BYTES, Kind, Placement, Program, Type
 
-STEP_STAGES = ("differentiate", "place_state", "fuse_buckets", "schedule_pipeline")
+STEP_STAGES = ("differentiate", "place_state", "place_stages", "fuse_buckets", "schedule_pipeline")
 """After these passes the program is a training step, before them a model."""
 
 

@@ -75,7 +75,7 @@ class Declarations(Checker):
     def _buckets(self) -> None:
         it = self.program
         held = [name for bucket in it.buckets for name in bucket.params]
-        fused = it.stage in STEP_STAGES[2:]
+        fused = it.stage in STEP_STAGES[3:]
         want = sorted(p.name for p in it.params) if fused else []
         assert sorted(held) == want, self.at("buckets and parameters differ")
         for bucket in it.buckets:

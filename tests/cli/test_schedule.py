@@ -22,12 +22,16 @@ from scalec.compiler.drawing.picture import Picture, label, picture, ticks
 from scalec.compiler.drawing.svg import svg
 from scalec.compiler.drawing.terminal import GAP, drawing
 from scalec.compiler.drawing.trace import trace
+from scalec.compiler.orders import estimated
+from scalec.compiler.passes import compile_plan
 from scalec.compiler.schedules.actions import Work
 from scalec.compiler.schedules.generate import SCHEDULES
 from scalec.compiler.schedules.impossible import Impossible
 from scalec.compiler.schedules.messages import with_messages
 from scalec.compiler.schedules.rows import read_csv
+from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Slot, Times
+from scalec.compiler.source import Source
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 4  wide = 8  layers = 4 }
@@ -72,7 +76,7 @@ def each(request: pytest.FixtureRequest) -> Picture:
 def scalec(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`scalec(*options)` runs `scalec schedule` on a plan: its exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "118")
+    monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.delenv("NO_COLOR", raising=False)
     Path("tiny.scale").write_text(PLAN)
 
@@ -98,7 +102,64 @@ def test_what_is_shown(scalec: Run, golden: Callable[[str, str], None]) -> None:
 
 
 def test_what_is_shown_where_messages_take_time(scalec: Run, golden: Callable[[str, str], None]) -> None:
-    golden("schedule/tiny_late.txt", scalec("--times", "b=1.5, comm=0.2")[1])
+    golden("schedule/tiny_late.txt", scalec("--unit", "--times", "b=1.5, comm=0.2")[1])
+
+
+def test_what_is_shown_of_stages_that_are_taken_as_alike(scalec: Run, golden: Callable[[str, str], None]) -> None:
+    out = scalec("--unit")[1]
+    golden("schedule/tiny_unit.txt", out)
+    bubble = "".join(out.rpartition("\nbubble: ")[1:])
+    assert bubble in (Path(__file__).parents[2] / "docs" / "schedule.md").read_text()
+
+
+def costs() -> Times:
+    """What the plan's stages are estimated to take, to a thousandth."""
+    program = compile_plan(Source("tiny.scale", Path("tiny.scale").read_text()))
+    assert program.pipeline
+    times = estimated(program, program.pipeline)
+    return times.rounded()
+
+
+def slots(file: str) -> list[tuple[str, float, float]]:
+    """The actions of a trace, with when each begins and how long it takes."""
+    events = json.loads(Path(file).read_text())["traceEvents"]
+    return [(it["name"], it["ts"] / 1000, it["dur"] / 1000) for it in events if it["ph"] == "X"]
+
+
+def test_stages_take_what_they_cost_in_every_form(scalec: Run) -> None:
+    text = scalec()[1]
+    scalec("--html", "x.html", "--csv", "x.csv", "--trace", "x.json", "--svg", "x.svg")
+    times = costs()
+    assert len({*times.forward}) > 1
+    timeline = simulate(read_csv(Path("x.csv").read_text()), times)
+    drawn = [(str(it.action), it.start, it.end - it.start) for row in timeline.slots for it in row]
+    assert slots("x.json") == [(name, pytest.approx(start), pytest.approx(took)) for name, start, took in drawn]
+    total = f"comm=0: {timeline.total:.9g} in all, bubble {timeline.bubble:.1%}"
+    for shown in (text, *(Path(f"x.{form}").read_text() for form in ("html", "json", "svg"))):
+        assert total in shown
+
+
+def test_times_that_are_given_are_those_of_all_stages(scalec: Run) -> None:
+    """The others stay what stages cost."""
+    scalec("--trace", "x.json", "--times", "f=2")
+    forwards = {took for name, _, took in slots("x.json") if "F" in name}
+    backwards = {took for name, _, took in slots("x.json") if "B" in name}
+    assert forwards == {2}
+    assert backwards == {round(b + w, 3) for b, w in zip(costs().input, costs().weight, strict=True)}
+
+
+def test_a_stage_that_costs_next_to_nothing_has_no_label(scalec: Run) -> None:
+    """Room for one would leave none on any page."""
+    Path("tiny.scale").write_text(PLAN.replace("layers = 4", "layers = 2"))  # the first stage is an embedding alone
+    out = scalec()[1]
+    assert "1F0" in out
+    assert "0F0" not in out
+    scalec("--svg", "x.svg", "--html", "x.html", "--csv", "x.csv")
+    root = ElementTree.parse("x.svg").getroot()
+    assert float(root.get("width", "")) < 2000
+    shown = [it.text for it in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert shown.count("F0") == 3
+    assert "0F0" in Path("x.csv").read_text()
 
 
 def rows(text: str) -> list[str]:
@@ -327,7 +388,7 @@ def test_rows_read_back(scalec: Run) -> None:
 def test_several_files_at_once_and_again(scalec: Run) -> None:
     options = ["--html", "a.html", "--csv", "a.csv", "--trace", "a.json", "--svg", "a.svg"]
     for times in ("f=1", "f=2"):
-        assert scalec("--times", times, *options) == (0, "wrote a.csv and a.svg and a.html and a.json\n", "")
+        assert scalec("--unit", "--times", times, *options) == (0, "wrote a.csv and a.svg and a.html and a.json\n", "")
     assert all("f=2, b=1" in Path(name).read_text() for name in ("a.html", "a.json", "a.svg"))
     assert sorted(path.name for path in Path().iterdir()) == ["a.csv", "a.html", "a.json", "a.svg", "tiny.scale"]
 

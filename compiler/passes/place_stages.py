@@ -1,0 +1,64 @@
+"""Decides where the stages of `schedule = auto` lie, by the rows that can be made of them.
+
+Purpose: homes and rows, without messages, that are the fastest for what stages cost and ranks may hold.
+Before: `place_state`.  Non-goals: schedules with names, whose homes are known (`orders`); messages
+(`schedule_pipeline`).
+"""
+
+from math import inf
+
+from attrs import evolve
+
+from ..diagnostics import PlanError
+from ..ir import MICROBATCHES, Pipeline, Program
+from ..memory import room
+from ..orders import demand_few, estimated, placements
+from ..schedules.holding import Room
+from ..schedules.impossible import Impossible
+from ..schedules.listing import fastest
+from ..schedules.progress import Task
+from ..settings import AUTO, ON, Size
+from .fuse_buckets import fuse_buckets
+from .schedule_pipeline import impossible, summed
+
+
+def place_stages(program: Program) -> Program:
+    """The program with rows for its stages, if the plan leaves them to the compiler.  Raises PlanError."""
+    pipeline = program.pipeline
+    if not pipeline or pipeline.given or pipeline.settings.schedule.kind != AUTO:
+        return program
+    try:
+        made = fastest(_tasks(program, pipeline), splits=program.train.compile != ON)
+    except Impossible as error:
+        raise PlanError([impossible(error, program, pipeline)]) from None
+    return evolve(program, pipeline=evolve(pipeline, homes=made.homes, given=made))
+
+
+def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
+    """One for each way to lay the stages that leaves ranks room for a microbatch.  Raises Impossible if none does."""
+    demand_few(len(pipeline.homes), program.size(MICROBATCHES))
+    found: list[Task] = []
+    wrong: list[Impossible] = []
+    for homes in placements(pipeline, program.axis(pipeline.axis).size):
+        try:
+            found.append(_task(program, evolve(pipeline, homes=homes)))
+        except Impossible as error:
+            wrong.append(error)
+    if not found:
+        raise wrong[0]
+    return found
+
+
+def _task(program: Program, pipeline: Pipeline) -> Task:
+    """What is asked of rows where stages lie so: of the step as the later passes make it, whose state ranks hold."""
+    fused = fuse_buckets(evolve(program, pipeline=pipeline))
+    step = summed(fused, pipeline)
+    return Task(pipeline.homes, step.size(MICROBATCHES), estimated(step, pipeline), _room(step, pipeline))
+
+
+def _room(program: Program, pipeline: Pipeline) -> Room:
+    """What ranks may hold, in bytes or microbatches."""
+    most = pipeline.settings.schedule.memory
+    if isinstance(most, Size):
+        return room(program, most.bytes)
+    return Room.counted(program.axis(pipeline.axis).size, len(pipeline.homes), inf if most is None else most)

@@ -1,0 +1,90 @@
+"""Where `auto` lays stages: no schedule with a name that keeps the bound is faster, around the ranks or down and up."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+from attrs import frozen
+
+from scalec.compiler.schedules.actions import Schedule
+from scalec.compiler.schedules.check import problems
+from scalec.compiler.schedules.generate import SCHEDULES, folded, looped
+from scalec.compiler.schedules.holding import Room, high_water
+from scalec.compiler.schedules.impossible import Impossible
+from scalec.compiler.schedules.listing import fastest
+from scalec.compiler.schedules.progress import Task
+from scalec.compiler.schedules.simulate import simulate
+from scalec.compiler.schedules.timeline import Times
+
+
+@frozen
+class Named:
+    """A schedule with a name, the most microbatches that a rank of it holds, and how long it takes."""
+
+    name: str
+    held: float
+    total: float
+
+
+def alike(stages: int) -> Times:
+    """All stages the same."""
+    return Times.uniform(stages)
+
+
+def unlike(stages: int) -> Times:
+    """A dear head, a cheap first stage, and messages that take time."""
+    times = (0.5, *(1.0,) * (stages - 2), 1.5)[:stages]
+    return Times(times, times, times, send=0.25)
+
+
+def named(ranks: int, chunks: int, microbatches: int, times: Times) -> Iterator[Named]:
+    """All that there are with so many stages on a rank."""
+    for name, maker in SCHEDULES.items():
+        try:
+            schedule = maker(ranks, microbatches, chunks)
+        except Impossible:
+            continue
+        yield Named(name, max(high_water(schedule)), simulate(schedule, times).total)
+
+
+def auto(ranks: int, chunks: int, microbatches: int, times: Times, most: float) -> Schedule:
+    """The schedule that is made, which is right and keeps the bound."""
+    placements = dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks)))
+    room = Room.counted(ranks, ranks * chunks, most)
+    schedule = fastest([Task(homes, microbatches, times, room) for homes in placements])
+    assert problems(schedule) == []
+    assert room.holds(schedule)
+    return schedule
+
+
+def demand_none_faster(ranks: int, chunks: int, microbatches: int, times: Times, every: bool) -> None:
+    """For the bounds that schedules with names need, and, if `every`, for those between."""
+    known = [*named(ranks, chunks, microbatches, times)]
+    bounds = {int(it.held) for it in known}
+    for most in range(chunks, max(bounds) + 1) if every else sorted(bounds):
+        total = simulate(auto(ranks, chunks, microbatches, times, most), times).total
+        for it in known:
+            assert it.held > most or total <= it.total + 1e-9, (it, most, total)
+
+
+@pytest.mark.parametrize(("ranks", "times"), [*product((2, 3, 4, 5), (alike, unlike))])
+def test_no_schedule_with_a_name_that_keeps_the_bound_is_faster(ranks: int, times: Callable[[int], Times]) -> None:
+    for chunks, microbatches in ((1, 6), (2, 2), (2, 6), (2, 9), (2, 12), (3, 6)):
+        demand_none_faster(ranks, chunks, microbatches, times(ranks * chunks), every=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("times", [alike, unlike])
+@pytest.mark.parametrize(("ranks", "chunks"), [*product(range(1, 6), range(1, 4))])
+@pytest.mark.parametrize(("first", "last"), [(1, 8), (9, 10), (11, 12)])
+def test_none_is_faster_whatever_the_bound(
+    ranks: int, chunks: int, first: int, last: int, times: Callable[[int], Times]
+) -> None:
+    for microbatches in range(first, last + 1):
+        demand_none_faster(ranks, chunks, microbatches, times(ranks * chunks), every=True)
+
+
+def test_with_the_least_memory_stages_lie_down_and_up() -> None:
+    """A microbatch that is alone on its way waits for fewer messages, and holds the last rank for a shorter time."""
+    assert auto(4, 2, 6, alike(8), most=2).homes == folded(4, 2)
+    assert auto(4, 2, 6, alike(8), most=100).homes == looped(4, 2), "of two that are as fast, around the ranks"
