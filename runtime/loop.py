@@ -184,7 +184,7 @@ class _Run:
     def _begin(self) -> None:
         if self.start.weights is not None:
             self.start.weights.fill(self.state)
-            self.log.say(f"beginning with {self.options.init}")
+            self.log.say(f"beginning with {self.start.weights}")
         elif self.start.resume is None:
             self.state.initialise(self.options.seed)
         else:

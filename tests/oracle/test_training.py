@@ -112,9 +112,7 @@ def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None)
 def _state(checkpoint: Path) -> dict[str, Tensor]:
     """A checkpoint's tensors, whole."""
     saved = Saved(checkpoint)
-    values = {key: torch.empty_like(each, device="cpu") for key, each in saved.tensors().items()}
-    saved.fill(values)
-    return values
+    return saved.whole([*saved.tensors()])
 
 
 def _start(ranks: int, folder: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:
