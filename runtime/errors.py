@@ -1,4 +1,4 @@
-"""The one exception for what a user can put right: a single clear line instead of a traceback."""
+"""What a user can put right: a single clear line instead of a traceback, by one exception or the system's own."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,22 @@ _SHOWN = 3  # names of a list
 
 
 class RunError(Exception):
-    """What is wrong and what to do, in one line: what cannot be printed, as in names out of files, is escaped."""
+    """What is wrong and what to do, in one line."""
 
     def __init__(self, line: str) -> None:
-        super().__init__("".join(each if each.isprintable() else _escaped(each) for each in line))
+        super().__init__(_printable(line))
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+def reason(error: RunError | OSError) -> str:
+    """The line for it: of the system's errors, the file and why it refuses."""
+    if isinstance(error, RunError):
+        return str(error)
+    return _printable(": ".join(str(each) for each in (error.filename, error.strerror or error) if each))
 
 
-def reason(error: OSError) -> str:
-    """Why the system refuses, and of which file."""
-    return ": ".join(map(str, filter(None, (error.filename, error.strerror or str(error)))))
+def _printable(line: str) -> str:
+    """The line with all else escaped, as there may be in names out of files."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def named(names: Sequence[str]) -> str:

@@ -39,7 +39,10 @@ def export(path: Path, folder: Path, names: HuggingFace) -> None:
     part.mkdir(parents=True)
     for file, tensors in files.items():
         values = _values({tensor: held[tensor] for tensor in tensors}, saved, names.dtype)
-        package.save_file(values, part / file, metadata={"format": "pt"})
+        try:
+            package.torch.save_file(values, part / file, metadata={"format": "pt"})
+        except package.SafetensorError as error:
+            raise RunError(f"cannot write {part / file}: {error}") from None
     if len(files) > 1:
         (part / INDEX).write_text(_index(files, sum(_bytes(parts, names) for parts in held.values())))
     part.rename(folder)

@@ -165,23 +165,21 @@ class Reader:
 def safetensors() -> Any:
     """The package, which no other part of the runtime needs.  RunError where it is missing."""
     try:
-        import safetensors.torch as found
+        import safetensors.torch
     except ModuleNotFoundError:
         raise RunError("weights are read and written with the package safetensors: pip install safetensors") from None
-    return found
+    return safetensors
 
 
 def _opened(path: Path) -> dict[str, Any]:
     """The tensors at a path: of each the file that holds it, open."""
-    safetensors()
-    from safetensors import SafetensorError, safe_open
-
+    package = safetensors()
     found: dict[str, Any] = {}
     for file in _files(path):
         size_of(file)
         try:
-            opened = safe_open(file, framework="pt", device="cpu")
-        except (OSError, SafetensorError) as error:
+            opened = package.safe_open(file, framework="pt", device="cpu")
+        except (OSError, package.SafetensorError) as error:
             raise RunError(f"cannot read weights from {file}: {error}") from None
         if twice := found.keys() & opened.keys():
             raise RunError(f"{path}: more than one file has {named(sorted(twice))}")

@@ -63,6 +63,8 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     _run(folder, "--export", "../out")
     there = _run(folder, "--export", "../out", status=2)
     assert there.stderr == "error: ../out is there already: name a new folder\n"
+    below = _run(folder, "--export", "../corpus/below", status=2)
+    assert below.stderr == "error: ../corpus/below.tmp: Not a directory\n"
 
     _run(folder, "--export", "../half", "--export-dtype", "bf16")
     whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "half"))

@@ -159,6 +159,14 @@ def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Pl
     assert second.err == second.out == first.out == ""
 
 
+def test_a_file_that_cannot_be_written_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_RECORD", "1")
+    (folder / "runs/bigram").mkdir(parents=True)
+    (folder / "runs/bigram/recorded").write_text("")
+    (ended,) = _run(folder, ALONE)
+    assert (ended.status, ended.err) == (1, "error: runs/bigram/recorded: File exists\n")
+
+
 def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
     began = time.monotonic()
     first, second = _run(folder, PLAN, step=failing_step)
