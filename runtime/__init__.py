@@ -2,8 +2,8 @@
 
 Modules in reading order: mesh, traced, collectives, counters, dropout, functional, linears; parameters, optimizers,
 boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, plan; deferred,
-messages, cells, pipeline; disk, untrusted, payload, index, saved, together, checkpoint; export, launch, compiling, ending, log,
-loop.
+messages, cells, pipeline; disk, untrusted, payload, index, saved, together, checkpoint; export, launch, compiling,
+ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """

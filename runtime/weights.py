@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -165,10 +166,10 @@ class Reader:
 def safetensors() -> Any:
     """The package, which no other part of the runtime needs.  RunError where it is missing."""
     try:
-        import safetensors.torch
+        import_module("safetensors.torch")
     except ModuleNotFoundError:
         raise RunError("weights are read and written with the package safetensors: pip install safetensors") from None
-    return safetensors
+    return import_module("safetensors")
 
 
 def _opened(path: Path) -> dict[str, Any]:

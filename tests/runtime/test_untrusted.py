@@ -168,7 +168,7 @@ def test_whatever_is_changed_is_read_or_a_line(kind: str, good: Path, tmp_path: 
 # ---- what no change of a few bytes makes
 
 
-def _index(change: Callable[[Any], object]) -> Callable[[Path], None]:
+def _index(change: Callable[[Any], object]) -> Callable[[Path], object]:
     def damage(folder: Path) -> None:
         file = folder / STEP / "index.json"
         index = json.loads(file.read_text())
@@ -190,7 +190,7 @@ def _huge(index: Any, shape: list[int]) -> None:
     index["tensors"]["up"]["boxes"][0].update(offset=[0] * len(shape), size=shape)
 
 
-def _instead(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+def _instead(file: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
     def damage(folder: Path) -> None:
         (folder / file).unlink()
         make(folder / file)
@@ -208,13 +208,13 @@ def _nothing_stamped(folder: Path) -> None:
     _stamped(folder)
 
 
-def _mapped(value: object) -> Callable[[Path], None]:
-    return lambda folder: (folder / "in" / INDEX).write_text(json.dumps({"weight_map": value}))  # type: ignore[return-value]
+def _mapped(value: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / "in" / INDEX).write_text(json.dumps({"weight_map": value}))
 
 
 NOT_OURS = "index.json is damaged, or no index of a checkpoint"
 NO_INDEX = f"{INDEX} is damaged, or no index of weights"
-CASES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
+CASES: dict[str, tuple[Callable[[Path], object], Callable[[Path], None], str]] = {
     "endless": (_instead(f"{STEP}/index.json", lambda path: path.symlink_to("/dev/zero")), _load, "it is no file"),
     "pipe": (_instead(f"{STEP}/index.json", os.mkfifo), _load, "it is no file"),
     "sparse": (_instead(f"{STEP}/index.json", _sparse), _load, "it is larger than any index"),
@@ -238,14 +238,14 @@ CASES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
     ),
     "no_map": (_mapped(["0.safetensors"]), _init, NO_INDEX),
     "no_names": (_mapped({"m.up": 1}), _init, NO_INDEX),
-    "no_object": (lambda folder: (folder / "in" / INDEX).write_text("[]") and None, _init, NO_INDEX),
+    "no_object": (lambda folder: (folder / "in" / INDEX).write_text("[]"), _init, NO_INDEX),
     "up": (_mapped({"m.up": "../in/0.safetensors"}), _init, "names `../in/0.safetensors`, which cannot be a file in"),
     "absolute": (_mapped({"m.up": "/etc/passwd"}), _init, "names `/etc/passwd`, which cannot be"),
     "nul": (_mapped({"m.up": "\0"}), _init, "names `\\x00`, which cannot be"),
     "pipe_of_weights": (_instead("in/0.safetensors", os.mkfifo), _init, "it is no file"),
     "folder_of_weights": (_instead("in/0.safetensors", Path.mkdir), _init, "it is no file"),
     "twice": (
-        lambda folder: shutil.copy(folder / "in" / "0.safetensors", folder / "in" / "1.safetensors") and None,
+        lambda folder: shutil.copy(folder / "in" / "0.safetensors", folder / "in" / "1.safetensors"),
         _init,
         "more than one file has `m.",
     ),
@@ -254,7 +254,7 @@ CASES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize(("damage", "read", "message"), CASES.values(), ids=CASES)
 def test_each_is_told(
-    damage: Callable[[Path], None], read: Callable[[Path], None], message: str, good: Path, tmp_path: Path
+    damage: Callable[[Path], object], read: Callable[[Path], None], message: str, good: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     damage(tmp_path)
