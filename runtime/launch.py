@@ -126,7 +126,7 @@ def check(plan: Plan, options: Options) -> None:
 def _check_rank(plan: Plan, world: int) -> None:
     """RunError if this process is none of the ranks, or cannot find the others."""
     if (rank := _environment("RANK", 0)) >= world:
-        raise RunError(f"RANK is {rank}, but there are {world} ranks; start it with: {torchrun(plan)}")
+        raise RunError(f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}")
     _environment("MASTER_PORT", 0)
     if world > 1 and (lacking := [name for name in _MEETING if name not in os.environ]):
         raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")

@@ -1,4 +1,4 @@
-"""Files that others may have written or damaged: what is not as it must be is a line, whatever it is.
+"""Files that others may have written or damaged: whatever they hold is read, or an error of one line.
 
 Non-goals: what is in them (`index`, `payload`, `weights`).
 """
@@ -11,7 +11,7 @@ from typing import Any
 from .errors import RunError, reason
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What is raised where JSON is none, or not of the form that is read from it."""
+"""The errors of reading text that is no JSON, or JSON of another form."""
 
 LARGEST_INDEX = 1 << 33
 """Bytes, some more than a checkpoint of the largest plans has on the most ranks."""

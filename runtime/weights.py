@@ -36,7 +36,7 @@ class Stored:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
 
     Where `interleaved` is (64, 256), of the 256 rows of each head the first 64 stand pair by pair: (0, 1), (2, 3), …
-    Rows that are `positions` may be more in a file, of which a plan with shorter sequences takes the first.
+    A file may have more `positions` than the plan's sequences: its first rows are read.
     """
 
     tensor: str  # {i} stands for the first index in the parameter's name, {j} for the second, as in {2*i+1}
@@ -95,7 +95,7 @@ class HuggingFace:
 
     @cached_property
     def places(self) -> Mapping[str, tuple[str, Stored]]:
-        """Of every parameter of the plan the tensor that holds it, and what part of it: of all ranks and stages."""
+        """The tensor that holds each parameter of the plan, and which part of it: for all ranks and stages."""
         return {
             pattern.replace("*", "{}").format(*indices): (stored.named(indices), stored)
             for pattern, stored in self.stored.items()
@@ -119,9 +119,7 @@ class Reader:
         prefix = self._left_out(names)
         self._places = {name: (tensor.removeprefix(prefix), part) for name, (tensor, part) in names.places.items()}
         self._check_names()
-        self._longer = {
-            tensor: rows for tensor, stored in self._places.values() if (rows := self._more(tensor, stored))
-        }
+        self._cut = {note for tensor, stored in self._places.values() if (note := self._compared(tensor, stored))}
 
     def _left_out(self, names: HuggingFace) -> str:
         """What the names of a model without its head lack: the first word of all others, as GPT-2's `transformer.`."""
@@ -133,25 +131,25 @@ class Reader:
         """RunError unless the files hold the plan's tensors, and no others."""
         lacking = {tensor: name for name, (tensor, _) in self._places.items() if tensor not in self._file_of}
         if lacking:
-            raise RunError(f"{self._path} has no {named([*lacking])}: the plan's {named([*lacking.values()])}")
+            params = named([*lacking.values()])
+            raise RunError(f"{self._path} has no {named([*lacking])}, which the plan needs for {params}")
         used = {tensor for tensor, _ in self._places.values()}
         if left := sorted(name for name in self._file_of if name not in used and not name.endswith(BUFFERS)):
             raise RunError(f"{self._path}: the plan does not use {named(left)}")
 
-    def _more(self, tensor: str, stored: Stored) -> int:
-        """The rows of a tensor that has more than the plan's, else 0.  RunError if it differs in anything else."""
+    def _compared(self, tensor: str, stored: Stored) -> str:
+        """What the plan takes of a tensor that is longer than its own, else "".  RunError if it differs otherwise."""
         view = self._file_of[tensor].get_slice(tensor)
         shape, dtype = tuple(view.get_shape()), view.get_dtype()
         if shape != stored.shape and not stored.is_longer(shape):
             raise RunError(f"{self._path}: `{tensor}` is {list(shape)}, but the plan's is {list(stored.shape)}")
         if dtype not in DTYPES:
             raise RunError(f"{self._path}: `{tensor}` is {dtype}, which is not one of {', '.join(DTYPES)}")
-        return 0 if shape == stored.shape else shape[0]
+        return "" if shape == stored.shape else f"the first {stored.shape[0]} of {shape[0]} positions of `{tensor}`"
 
     def __str__(self) -> str:
-        """The path, and what of the files the plan leaves."""
-        first = [f", of the {rows} positions of `{tensor}` the first" for tensor, rows in self._longer.items()]
-        return f"{self._path}{''.join(first)}"
+        """The path, and what the plan takes where it does not take all."""
+        return ": ".join([str(self._path), *sorted(self._cut)])
 
     def fill(self, state: State) -> None:
         """Gives every parameter its value."""
@@ -173,7 +171,7 @@ def safetensors() -> Any:
 
 
 def _opened(path: Path) -> dict[str, Any]:
-    """The tensors at a path: of each the file that holds it, open."""
+    """The tensors at a path, each with the open file that holds it."""
     package = safetensors()
     found: dict[str, Any] = {}
     for file in _files(path):

@@ -117,7 +117,7 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
 
 Tensors = dict[str, Tensor]
 WRONG: list[tuple[Callable[[Tensors], object], str]] = [
-    (lambda t: t.pop("lm_head.weight"), "has no `lm_head.weight`: the plan's `head`"),
+    (lambda t: t.pop("lm_head.weight"), "has no `lm_head.weight`, which the plan needs for `head`"),
     (
         lambda t: t.update({"model.norm.weight": torch.ones(31)}),
         "`model.norm.weight` is [31], but the plan's is [32]",

@@ -48,7 +48,7 @@ def _refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ({"LOCAL_WORLD_SIZE": "0"}, 1, f"LOCAL_WORLD_SIZE is `0` {NO_NUMBER}"),
         (TWO | {"MASTER_PORT": "http"}, 2, f"MASTER_PORT is `http` {NO_NUMBER}"),
         (TWO | {"WORLD_SIZE": "0"}, 1, f"WORLD_SIZE is `0` {NO_NUMBER}"),
-        ({"RANK": "1"}, 1, "RANK is 1, but there are 1 ranks; start it with: python train.py"),
+        ({"RANK": "1"}, 1, "RANK is 1, but WORLD_SIZE is 1; start it with: python train.py"),
         (
             {"WORLD_SIZE": "2"},
             2,
