@@ -2,7 +2,7 @@
 
 Modules in reading order: mesh, traced, collectives, counters, dropout, functional, linears; parameters, optimizers,
 boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, allocator, plan;
-deferred, messages, cells, pipeline; disk, payload, index, saved, together, checkpoint; export, launch, compiling,
+deferred, messages, cells, pipeline; disk, untrusted, payload, index, saved, together, checkpoint; export, launch, compiling,
 ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from . import index, loss_scale, payload
 from .boxes import Box, whole
 from .disk import Disk, put, settle
-from .errors import RunError
-from .saved import INDEX, Saved, folder_name, named
+from .errors import RunError, named
+from .saved import INDEX, Saved, folder_name
 from .state import State
 from .together import anywhere, together
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from .errors import RunError
+from .errors import RunError, reason
 
 _GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
 
@@ -26,8 +26,8 @@ def ending() -> Generator[None]:
         yield
         if dist.is_initialized():
             cast(Any, dist).barrier()  # no rank tears down what another one still reads
-    except RunError as error:
-        _leave(f"error: {error}", 1)
+    except (RunError, OSError) as error:
+        _leave(f"error: {reason(error)}", 1)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BaseException:  # torch's CheckpointException is no Exception

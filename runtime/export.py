@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .errors import RunError
+from .errors import RunError, named
 from .saved import Saved
 from .weights import INDEX, HuggingFace, Stored, safetensors
 
@@ -32,25 +32,46 @@ def export(path: Path, folder: Path, names: HuggingFace) -> None:
         raise RunError(f"{folder} is there already: name a new folder")
     package, saved = safetensors(), Saved(path)
     recorded = saved.parameters()
-    held = _held(recorded, names)
+    held = _held(recorded, names, path)
     files = _split({tensor: _bytes(parts, names) for tensor, parts in held.items()})
     part = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     for file, tensors in files.items():
-        values = _values({tensor: held[tensor] for tensor in tensors}, saved, recorded, names.dtype)
-        package.save_file(values, part / file, metadata={"format": "pt"})
+        values = _values({tensor: held[tensor] for tensor in tensors}, saved, names.dtype)
+        try:
+            package.torch.save_file(values, part / file, metadata={"format": "pt"})
+        except package.SafetensorError as error:
+            raise RunError(f"cannot write {part / file}: {error}") from None
     if len(files) > 1:
         (part / INDEX).write_text(_index(files, sum(_bytes(parts, names) for parts in held.values())))
     part.rename(folder)
 
 
-def _held(recorded: Mapping[str, Tensor], names: HuggingFace) -> Held:
+def _held(recorded: Mapping[str, Tensor], names: HuggingFace, path: Path) -> Held:
+    """RunError unless the plan's parameters are those of the checkpoint at `path`."""
+    if lacking := [name for name in names.places if name not in recorded]:
+        raise RunError(f"{path} lacks {named(lacking)}")
+    if others := [name for name in recorded if name not in names.places]:
+        raise RunError(f"{path} has {named(others)}, which the plan has not")
     held: Held = {}
     for name in sorted(recorded, key=_by_number):
-        tensor, stored = names.place(name)
+        tensor, stored = names.places[name]
         held.setdefault(tensor, []).append((name, stored))
-    return {tensor: sorted(parts, key=lambda part: part[1].start) for tensor, parts in held.items()}
+    for parts in held.values():
+        parts.sort(key=lambda part: part[1].start)
+        if not _fit(parts, recorded):
+            raise RunError(f"{path}: {named([name for name, _ in parts])}: the plan's shapes are others")
+    return held
+
+
+def _fit(parts: list[tuple[str, Stored]], recorded: Mapping[str, Tensor]) -> bool:
+    """Whether parameters of these sizes are whole rows, or heads, of a tensor, and enough of them."""
+    stored, counts = parts[0][1], [recorded[name].numel() for name, _ in parts]
+    row = prod(stored.rows(0)[1:])
+    wholes = [row * (each.interleaved[1] if each.interleaved else 1) for _, each in parts]
+    is_whole = all(count % whole == 0 for count, whole in zip(counts, wholes, strict=True))
+    return is_whole and sum(counts) >= prod(stored.shape)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -76,11 +97,10 @@ def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
     return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
 
 
-def _values(held: Held, saved: Saved, recorded: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _values(held: Held, saved: Saved, dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensors as files have them."""
     names = [name for parts in held.values() for name, _ in parts]
-    read = {name: torch.empty_like(recorded[name], device="cpu") for name in names}
-    saved.fill(read)
+    read = saved.whole(names)
     return {tensor: _joined(parts, read).to(dtype) for tensor, parts in held.items()}
 
 

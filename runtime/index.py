@@ -15,6 +15,7 @@ import torch
 from .boxes import Box, Extent, Shape, fault
 from .errors import RunError
 from .payload import NAMES, Stamp
+from .untrusted import DAMAGE, is_within, natural, shape
 from .weights import DTYPES
 
 _FORMAT = "scalec checkpoint"
@@ -107,7 +108,7 @@ def parsed(data: bytes) -> Index:
     """Reads the JSON of `text`.  RunError if it is none, or of another version."""
     try:
         return _index(json.loads(data))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except DAMAGE:
         raise RunError("is damaged, or no index of a checkpoint") from None
 
 
@@ -116,30 +117,20 @@ def _index(read: Any) -> Index:
         raise ValueError
     if read["version"] != _VERSION:
         raise RunError(f"has format version {read['version']}; this program reads {_VERSION}")
-    files = {name: Stamp(_natural(each["bytes"]), str(each["blake2b"])) for name, each in read["files"].items()}
-    if any("/" in name for name in files):  # all lie in the checkpoint's own folder
+    files = {name: Stamp(natural(each["bytes"]), str(each["blake2b"])) for name, each in read["files"].items()}
+    if any("/" in name or not is_within(name) for name in files):  # all lie in the checkpoint's own folder
         raise ValueError
     tensors = {key: _entry(each, files) for key, each in read["tensors"].items()}
-    return Index(_natural(read["step"]), tensors, files)
+    return Index(natural(read["step"]), tensors, files)
 
 
 def _entry(read: Any, files: Mapping[str, Stamp]) -> Entry:
-    shape = _shape(read["shape"])
-    return Entry(shape, DTYPES[read["dtype"]], tuple(_part(box, len(shape), files) for box in read["boxes"]))
+    sizes = shape(read["shape"])
+    return Entry(sizes, DTYPES[read["dtype"]], tuple(_part(box, len(sizes), files) for box in read["boxes"]))
 
 
 def _part(read: Any, dims: int, files: Mapping[str, Stamp]) -> Part:
-    extent, file = Extent(_shape(read["offset"]), _shape(read["size"])), read["file"]
+    extent, file = Extent(shape(read["offset"]), shape(read["size"])), read["file"]
     if not len(extent.offset) == len(extent.size) == dims or file not in files:
         raise ValueError
     return Part(extent, file, str(read["name"]))
-
-
-def _shape(read: Any) -> Shape:
-    return tuple(_natural(size) for size in read)
-
-
-def _natural(read: Any) -> int:
-    if type(read) is not int or read < 0:
-        raise ValueError
-    return read

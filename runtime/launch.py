@@ -16,12 +16,15 @@ import torch
 import torch.distributed as dist
 
 from .allocator import expand_segments
-from .errors import RunError
+from .errors import RunError, named
 from .mesh import Mesh, Watch
 from .plan import Plan
 
 EXPORTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The element types that weights may be written in, beside the plan's own."""
+
+_MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What several ranks need to find each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +118,45 @@ def check(plan: Plan, options: Options) -> None:
     if world != ranks:
         axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
         raise RunError(f"the plan's mesh, {axes}, takes {ranks} ranks, not {world}; start it with: {torchrun(plan)}")
-    local, gpus = _environment("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    _check_rank(plan, world)
+    local, gpus = max(_environment("LOCAL_WORLD_SIZE", 1), _environment("LOCAL_RANK", 0) + 1), torch.cuda.device_count()
     if options.device == "cuda" and gpus < local:
         raise RunError(f"{local} ranks on this node, but {gpus} GPUs; with --device cpu it runs without")
 
 
-def _environment(name: str, default: int) -> int:
-    return int(os.environ.get(name, default))
+def _check_rank(plan: Plan, world: int) -> None:
+    """RunError if this process is none of the ranks, or cannot find the others."""
+    if (rank := _environment("RANK", 0)) >= world:
+        raise RunError(f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}")
+    _environment("MASTER_PORT", 0)
+    if world > 1 and (lacking := [name for name in _MEETING if name not in os.environ]):
+        raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")
+
+
+def check_folder(folder: Path) -> None:
+    """RunError unless the folder can be written to, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {'it is a file' if folder.is_file() else error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RunError(f"cannot write to {folder}: Permission denied")
+
+
+def _environment(name: str, least: int) -> int:
+    """A number that a launcher gives; `least` where there is none.  RunError where it is no such number."""
+    value = os.environ.get(name, str(least))
+    if not value.isdecimal() or int(value) < least:
+        raise RunError(f"{name} is `{value}` in the environment, where launchers write a number: unset it")
+    return int(value)
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0 of the job."""
-    return _environment("RANK", 0) == 0
+    """Whether this process is rank 0 of the job, or cannot know."""
+    try:
+        return not 0 < _environment("RANK", 0) < _environment("WORLD_SIZE", 1)
+    except RunError:
+        return True
 
 
 def recording() -> bool:

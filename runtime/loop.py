@@ -16,11 +16,12 @@ from torch import nn
 from . import allocator, checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
 from .ending import ending
-from .errors import RunError
+from .errors import RunError, reason
 from .launch import (
     Options,
     Profiled,
     check,
+    check_folder,
     check_options,
     connect,
     going_on,
@@ -57,9 +58,9 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
             return
         check(plan, options)
         start = _prepare(plan, options)
-    except RunError as error:
+    except (RunError, OSError) as error:
         if is_first():
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)
     with ending():
         _Run(plan, options, start, build, train_step, eval_step).go()
@@ -87,6 +88,7 @@ def _prepare(plan: Plan, options: Options) -> _Start:
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
     if (asked := profiling()) and asked.first > options.steps - first:
         raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
+    check_folder(options.out)
     return _Start(
         Stream(training, plan.data.dtype, plan.data.width(plan.seq)),
         Stream(held, plan.data.dtype, plan.data.width(plan.seq)) if held else None,
@@ -185,7 +187,7 @@ class _Run:
     def _begin(self) -> None:
         if self.start.weights is not None:
             self.start.weights.fill(self.state)
-            self.log.say(f"beginning with {self.options.init}")
+            self.log.say(f"beginning with {self.start.weights}")
         elif self.start.resume is None:
             self.state.initialise(self.options.seed)
         else:

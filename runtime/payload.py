@@ -4,11 +4,10 @@ The format is eight bytes of a length, that much JSON, and the tensors' bytes (i
 Written here because the package wants all tensors in host memory at once, and another turn through the file to hash
 it; and so that a checkpoint, which every run saves, needs nothing but torch.
 
-Non-goals: files that others wrote (`weights`): what is read here has passed its hash.
+Non-goals: files that other programs wrote (`weights`).
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from .disk import Disk, put
 from .errors import RunError
+from .untrusted import DAMAGE, natural, shape, size_of
 from .weights import DTYPES
 
 _CHUNK = 1 << 26  # bytes written at a time
@@ -52,11 +52,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], disk: Disk) -> Stamp:
 
 def read(path: Path, stamp: Stamp) -> dict[str, Tensor]:
     """The tensors of a file, as views of its mapped memory.  RunError if it is not, bit for bit, what was written."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}") from None
+    size = size_of(path)
     if size != stamp.size:
         raise RunError(f"{path} has {size} bytes, but {stamp.size} were written")
     data = torch.from_file(str(path), size=size, dtype=torch.uint8)
@@ -64,7 +60,10 @@ def read(path: Path, stamp: Stamp) -> dict[str, Tensor]:
     digest.update(_bytes(data))
     if digest.hexdigest() != stamp.blake2b:
         raise RunError(f"{path} is not what was written: its hash differs")
-    return _views(data)
+    try:
+        return _views(data)
+    except DAMAGE:
+        raise RunError(f"{path} is no file of tensors, though its hash is right") from None
 
 
 def _hash() -> blake2b:
@@ -89,15 +88,19 @@ def _stream(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _views(data: Tensor) -> dict[str, Tensor]:
+    """All tensors, by name.  ValueError and the like where the header is none."""
     begin = 8 + int.from_bytes(_bytes(data[:8]), "little")
-    header: dict[str, dict[str, Any]] = json.loads(bytes(_bytes(data[8:begin])))
-    tensors: dict[str, Tensor] = {}
-    for name, about in header.items():
-        start, stop = about["data_offsets"]
-        flat = data[begin + start : begin + stop].view(DTYPES[about["dtype"]])
-        assert flat.numel() == prod(about["shape"]), f"payload: {name} is not of its shape"
-        tensors[name] = flat.view(about["shape"])
-    return tensors
+    header = json.loads(bytes(_bytes(data)[8:begin]))
+    return {name: _view(data, begin, about) for name, about in header.items()}
+
+
+def _view(data: Tensor, begin: int, about: Any) -> Tensor:
+    """One tensor, by what the header says about it; offsets are counted from `begin`."""
+    dtype, sizes = DTYPES[about["dtype"]], shape(about["shape"])
+    start, stop = (begin + natural(offset) for offset in about["data_offsets"])
+    if start % dtype.itemsize or stop > len(data) or stop - start != prod(sizes) * dtype.itemsize:
+        raise ValueError
+    return data[start:stop].view(dtype).view(sizes)
 
 
 def _bytes(data: Tensor) -> memoryview:

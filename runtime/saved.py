@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from . import index, payload
-from .boxes import Box
-from .errors import RunError
+from .boxes import Box, whole
+from .errors import RunError, named
+from .untrusted import index_of
 
 INDEX = "index.json"
-_SHOWN = 3  # names of a list
 
 
 class Saved:
@@ -37,16 +37,21 @@ class Saved:
         """Those that are parameters."""
         return {key: tensor for key, tensor in self.tensors().items() if not key.startswith("optimizer/")}
 
-    def fill(self, values: dict[str, Tensor]) -> None:
-        """Fills whole tensors by name."""
-        boxes = [Box(key, tuple(each.shape), (0,) * each.dim(), each, own=True) for key, each in values.items()]
-        self.check(boxes)
-        for target, source in self.copies(boxes):
-            target.copy_(source)
+    def whole(self, keys: Sequence[str]) -> dict[str, Tensor]:
+        """Whole tensors, of those that are here, by key."""
+        self._check_parts(keys)
+        return {key: self._joined(self._index.tensors[key]) for key in keys}
+
+    def _joined(self, entry: index.Entry) -> Tensor:
+        parts = [(part.extent, self._tensor(part, entry.dtype)) for part in entry.parts]
+        joined = torch.empty(entry.shape, dtype=entry.dtype)  # which asks for no more memory than the parts have
+        for extent, values in parts:
+            joined[extent.within(whole(entry.shape))] = values
+        return joined
 
     def check(self, boxes: Sequence[Box]) -> None:
         """RunError unless each box is of a tensor that is here, of its shape and element type, and whole."""
-        keys = dict.fromkeys(box.key for box in boxes)
+        keys = list(dict.fromkeys(box.key for box in boxes))
         if missing := [key for key in keys if key not in self._index.tensors]:
             raise RunError(f"{self.path} lacks {named(missing)}")
         for box in boxes:
@@ -54,32 +59,31 @@ class Saved:
             saved, wanted = (_kind(of.shape, dtype) for of, dtype in ((entry, entry.dtype), (box, box.tensor.dtype)))
             if saved != wanted:
                 raise RunError(f"{self.path}: `{box.key}` is {saved}, but the plan's is {wanted}")
+        self._check_parts(keys)
+
+    def _check_parts(self, keys: Sequence[str]) -> None:
+        """RunError unless the parts of each of these tensors are all of it."""
         if fault := index.faults(self._index, keys):
             raise RunError(f"{self.path / INDEX}: {fault}")
 
     def copies(self, boxes: Iterable[Box]) -> list[tuple[Tensor, Tensor]]:
         """Parts of checked boxes, and what to copy into each: together all of them."""
         return [
-            (box.tensor[shared.within(box.extent)], self._tensor(part)[shared.within(part.extent)])
+            (box.tensor[shared.within(box.extent)], self._tensor(part, box.tensor.dtype)[shared.within(part.extent)])
             for box in boxes
             for part in self._index.tensors[box.key].parts
             if (shared := part.extent.overlap(box.extent))
         ]
 
-    def _tensor(self, part: index.Part) -> Tensor:
+    def _tensor(self, part: index.Part, dtype: torch.dtype) -> Tensor:
         path = self.path / part.file
         if part.file not in self._files:
             self._files[part.file] = payload.read(path, self._index.files[part.file])
         found = self._files[part.file].get(part.name)
-        if found is None or tuple(found.shape) != part.extent.size:
-            raise RunError(f"{path} has no `{part.name}` of shape {list(part.extent.size)}, though {INDEX} says so")
+        if found is None or (found.shape, found.dtype) != (part.extent.size, dtype):
+            wanted = _kind(part.extent.size, dtype)
+            raise RunError(f"{path} has no `{part.name}` that is {wanted}, though {INDEX} says so")
         return found
-
-
-def named(names: Sequence[str]) -> str:
-    """The first few of many names."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more
 
 
 def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
@@ -90,10 +94,9 @@ def _index_of(path: Path) -> index.Index:
     file = path / INDEX
     if not file.exists() and (path / ".metadata").exists():
         raise RunError(f"{path} is of an earlier version, by torch.distributed.checkpoint, and cannot be read")
+    data = index_of(file)
     try:
-        found = index.parsed(file.read_bytes())
-    except OSError as error:
-        raise RunError(f"cannot read {file}: {error.strerror}") from None
+        found = index.parsed(data)
     except RunError as error:
         raise RunError(f"{file} {error}") from None
     if path.name != folder_name(found.step):

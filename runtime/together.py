@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import RunError
+from .errors import RunError, reason
 
 _LONGEST = 1000  # bytes of a line
 _T = TypeVar("_T")
@@ -22,7 +22,7 @@ def together(device: torch.device, do: Callable[[], _T]) -> _T:
     try:
         done.append(do())
     except (RunError, OSError) as error:
-        failure = str(error)
+        failure = reason(error)
     if failure := _first(failure, device):
         raise RunError(failure)
     return done[0]

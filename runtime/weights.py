@@ -6,8 +6,11 @@ Non-goals: writing them (`export`); the configuration and the tokenizer, which l
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import RunError
+from .errors import RunError, named
 from .mesh import Mesh
 from .parameters import Spec
 from .state import State
+from .untrusted import DAMAGE, index_of, is_within, size_of
 
 INDEX = "model.safetensors.index.json"
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
@@ -32,6 +36,7 @@ class Stored:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
 
     Where `interleaved` is (64, 256), of the 256 rows of each head the first 64 stand pair by pair: (0, 1), (2, 3), …
+    A file may have more `positions` than the plan's sequences: its first rows are read.
     """
 
     tensor: str  # {i} stands for the first index in the parameter's name, {j} for the second, as in {2*i+1}
@@ -39,8 +44,9 @@ class Stored:
     start: int = 0
     transposed: bool = False
     interleaved: tuple[int, int] | None = None
+    positions: bool = False
 
-    def named(self, indices: list[str]) -> str:
+    def named(self, indices: Sequence[int]) -> str:
         """The tensor of one repetition."""
         value = dict(zip("ij", indices, strict=False))
 
@@ -49,6 +55,10 @@ class Stored:
             return str(sum(prod(int(value.get(word, word)) for word in term) for term in terms))
 
         return re.sub(r"\{(.*?)\}", index, self.tensor)
+
+    def is_longer(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape has all positions, and more."""
+        return self.positions and shape[1:] == self.shape[1:] and shape[:1] > self.shape[:1]
 
     def rows(self, count: int) -> tuple[int, ...]:
         """The shape of `count` elements of it: so many rows."""
@@ -74,79 +84,122 @@ class Stored:
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """What a plan says of such files: the element type they are written in, and the parameters, by name pattern."""
+    """What a plan says of such files: the element type they are written in, and the parameters, by name pattern.
+
+    `repeats` is how often each repeat is repeated, by what patterns have before its `*`.
+    """
 
     dtype: torch.dtype
     stored: Mapping[str, Stored]
+    repeats: Mapping[str, int]
 
-    def place(self, parameter: str) -> tuple[str, Stored]:
-        """The tensor that holds a parameter, and what part of it: `layers.3.wq` goes by `layers.*.wq`."""
-        parts = parameter.split(".")
-        stored = self.stored[".".join("*" if part.isdigit() else part for part in parts)]
-        return stored.named([part for part in parts if part.isdigit()]), stored
+    @cached_property
+    def places(self) -> Mapping[str, tuple[str, Stored]]:
+        """The tensor that holds each parameter of the plan, and which part of it: for all ranks and stages."""
+        return {
+            pattern.replace("*", "{}").format(*indices): (stored.named(indices), stored)
+            for pattern, stored in self.stored.items()
+            for indices in product(*map(range, self._counts(pattern)))
+        }
+
+    def _counts(self, pattern: str) -> Iterator[int]:
+        """How often each repeat around a parameter is repeated, outermost first."""
+        paths = pattern.split(".*")
+        return (self.repeats[".*".join(paths[:depth])] for depth in range(1, len(paths)))
 
 
 class Reader:
-    """Files that are open for reading: one, or a folder of them.  RunError where there are none."""
+    """Files that are open for reading: one, or a folder of them.
+
+    RunError where there are none, or they and the plan do not have the same tensors.
+    """
 
     def __init__(self, path: Path, names: HuggingFace) -> None:
-        self._path, self._names = path, names
-        self._file_of = {name: file for file in _files(path) for name in file.keys()}  # noqa: SIM118 (no dict)
-        self._prefix = self._left_out()
-        self._left = {name for name in self._file_of if not name.endswith(BUFFERS)}
+        self._path, self._file_of = path, _opened(path)
+        prefix = self._left_out(names)
+        self._places = {name: (tensor.removeprefix(prefix), part) for name, (tensor, part) in names.places.items()}
+        self._check_names()
+        self._cut = {note for tensor, stored in self._places.values() if (note := self._compared(tensor, stored))}
 
-    def _left_out(self) -> str:
+    def _left_out(self, names: HuggingFace) -> str:
         """What the names of a model without its head lack: the first word of all others, as GPT-2's `transformer.`."""
-        first, *others = {stored.tensor.partition(".")[0] for stored in self._names.stored.values()}
+        first, *others = {stored.tensor.partition(".")[0] for stored in names.stored.values()}
         prefix = f"{first}."
         return "" if others or any(name.startswith(prefix) for name in self._file_of) else prefix
 
+    def _check_names(self) -> None:
+        """RunError unless the files hold the plan's tensors, and no others."""
+        lacking = {tensor: name for name, (tensor, _) in self._places.items() if tensor not in self._file_of}
+        if lacking:
+            params = named([*lacking.values()])
+            raise RunError(f"{self._path} has no {named([*lacking])}, which the plan needs for {params}")
+        used = {tensor for tensor, _ in self._places.values()}
+        if left := sorted(name for name in self._file_of if name not in used and not name.endswith(BUFFERS)):
+            raise RunError(f"{self._path}: the plan does not use {named(left)}")
+
+    def _compared(self, tensor: str, stored: Stored) -> str:
+        """What the plan takes of a tensor that is longer than its own, else "".  RunError if it differs otherwise."""
+        view = self._file_of[tensor].get_slice(tensor)
+        shape, dtype = tuple(view.get_shape()), view.get_dtype()
+        if shape != stored.shape and not stored.is_longer(shape):
+            raise RunError(f"{self._path}: `{tensor}` is {list(shape)}, but the plan's is {list(stored.shape)}")
+        if dtype not in DTYPES:
+            raise RunError(f"{self._path}: `{tensor}` is {dtype}, which is not one of {', '.join(DTYPES)}")
+        return "" if shape == stored.shape else f"the first {stored.shape[0]} of {shape[0]} positions of `{tensor}`"
+
+    def __str__(self) -> str:
+        """The path, and what the plan takes where it does not take all."""
+        return ": ".join([str(self._path), *sorted(self._cut)])
+
     def fill(self, state: State) -> None:
-        """Gives every parameter its value.  RunError where files and plan do not have the same tensors."""
+        """Gives every parameter its value."""
         state.take(lambda name, spec: self._part(name, spec, state.mesh))
-        if self._left:
-            some = ", ".join(f"`{name}`" for name in sorted(self._left)[:3])
-            raise RunError(f"{self._path}: the plan does not use {len(self._left)} of its tensors, for instance {some}")
 
     def _part(self, name: str, spec: Spec, mesh: Mesh) -> Tensor:
         """This rank's part of a parameter."""
-        tensor, stored = self._names.place(name)
-        tensor = tensor.removeprefix(self._prefix)
-        if tensor not in self._file_of:
-            raise RunError(f"{self._path} has no `{tensor}`, which holds the plan's `{name}`")
-        self._left.discard(tensor)
-        view = self._file_of[tensor].get_slice(tensor)
-        shape, dtype = tuple(view.get_shape()), DTYPES.get(view.get_dtype())
-        if shape != stored.shape:
-            raise RunError(f"{self._path}: `{tensor}` is {list(shape)}, but the plan's is {list(stored.shape)}")
-        if dtype is None:
-            raise RunError(f"{self._path}: `{tensor}` is {view.get_dtype()}, which is not one of {', '.join(DTYPES)}")
-        return _part(view, stored, spec, mesh)
+        tensor, stored = self._places[name]
+        return _part(self._file_of[tensor].get_slice(tensor), stored, spec, mesh)
 
 
 def safetensors() -> Any:
     """The package, which no other part of the runtime needs.  RunError where it is missing."""
     try:
-        import safetensors.torch as found
+        import_module("safetensors.torch")
     except ModuleNotFoundError:
         raise RunError("weights are read and written with the package safetensors: pip install safetensors") from None
+    return import_module("safetensors")
+
+
+def _opened(path: Path) -> dict[str, Any]:
+    """The tensors at a path, each with the open file that holds it."""
+    package = safetensors()
+    found: dict[str, Any] = {}
+    for file in _files(path):
+        size_of(file)
+        try:
+            opened = package.safe_open(file, framework="pt", device="cpu")
+        except (OSError, package.SafetensorError) as error:
+            raise RunError(f"cannot read weights from {file}: {error}") from None
+        if twice := found.keys() & opened.keys():
+            raise RunError(f"{path}: more than one file has {named(sorted(twice))}")
+        found |= dict.fromkeys(opened.keys(), opened)
     return found
 
 
-def _files(path: Path) -> list[Any]:
-    """The files at a path, open."""
-    safetensors()
-    from safetensors import SafetensorError, safe_open
-
+def _files(path: Path) -> list[Path]:
+    """The files at a path."""
     index = path / INDEX
+    if not index.exists():
+        return [path / "model.safetensors" if path.is_dir() else path]
+    data = index_of(index)
     try:
-        if index.exists():
-            paths = [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        else:
-            paths = [path / "model.safetensors" if path.is_dir() else path]
-        return [safe_open(file, framework="pt", device="cpu") for file in paths]
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(f"cannot read weights from {path}: {error}") from None
+        names = sorted(set(json.loads(data)["weight_map"].values()))
+        wrong = [name for name in names if not is_within(name)]
+    except DAMAGE:
+        raise RunError(f"{index} is damaged, or no index of weights") from None
+    if wrong:
+        raise RunError(f"{index} names {named(wrong)}, which cannot be a file in its folder")
+    return [path / name for name in names]
 
 
 def _part(view: Any, stored: Stored, spec: Spec, mesh: Mesh) -> Tensor:

@@ -23,7 +23,19 @@ def weights_lines(program: Program, patterns: dict[str, str]) -> Iterator[str]:
     for each in program.names:
         yield from _entry(patterns[each.param], each, program)
     yield "    },"
+    counts = ", ".join(f"{literal(path)}: {count}" for path, count in _repeats(program, patterns).items())
+    yield f"    repeats={{{counts}}},"
     yield "),"
+
+
+def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
+    """How often each repeat around a parameter is repeated, by what the parameters' names have before its `*`."""
+    found: dict[str, int] = {}
+    for param in program.params:
+        parts = patterns[param.name].split(".*")
+        for depth, dim in enumerate(param.type.dims[: param.stacked], start=1):
+            found[".*".join(parts[:depth])] = program.size(dim)
+    return found
 
 
 def _entry(pattern: str, each: Stored, program: Program) -> Iterator[str]:
@@ -34,6 +46,8 @@ def _entry(pattern: str, each: Stored, program: Program) -> Iterator[str]:
         arguments.append("transposed=True")
     if each.interleaved:
         arguments.append(f"interleaved=({each.interleaved}, {_head(each, program)})")
+    if _has_positions(each, program):
+        arguments.append("positions=True")
     line = f"        {literal(pattern)}: Stored({', '.join(arguments)}),"
     if len(line) <= 116:
         yield line
@@ -68,6 +82,13 @@ def _head(each: Stored, program: Program) -> int:
     """The rows of a head: the last of a parameter's dims that no matrix product sums over."""
     param = next(param for param in program.params if param.name == each.param)
     return program.valid(param.type.dims[len(param.type.dims) - param.inner - 1])
+
+
+def _has_positions(each: Stored, program: Program) -> bool:
+    """Whether the tensor is a table of positions, of which a file may have more than the plan's sequences."""
+    (param,) = (param for param in program.params if param.name == each.param)
+    is_table = param.type.dims[param.stacked :][:1] == (SEQUENCE,) and not param.inner
+    return is_table and not each.transposed and each.parts == 1
 
 
 def _tables(program: Program) -> set[str]:

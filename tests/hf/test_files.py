@@ -63,6 +63,8 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     _run(folder, "--export", "../out")
     there = _run(folder, "--export", "../out", status=2)
     assert there.stderr == "error: ../out is there already: name a new folder\n"
+    below = _run(folder, "--export", "../corpus/below", status=2)
+    assert below.stderr == "error: ../corpus/below.tmp: Not a directory\n"
 
     _run(folder, "--export", "../half", "--export-dtype", "bf16")
     whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "half"))
@@ -115,14 +117,14 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
 
 Tensors = dict[str, Tensor]
 WRONG: list[tuple[Callable[[Tensors], object], str]] = [
-    (lambda t: t.pop("lm_head.weight"), "has no `lm_head.weight`, which holds the plan's `head`"),
+    (lambda t: t.pop("lm_head.weight"), "has no `lm_head.weight`, which the plan needs for `head`"),
     (
         lambda t: t.update({"model.norm.weight": torch.ones(31)}),
         "`model.norm.weight` is [31], but the plan's is [32]",
     ),
     (
         lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.ones(1)}),
-        "the plan does not use 1 of its tensors, for instance `model.layers.2.mlp.up_proj.weight`",
+        "the plan does not use `model.layers.2.mlp.up_proj.weight`",
     ),
     (
         lambda t: t.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}),
@@ -138,9 +140,8 @@ def test_files_that_are_not_the_plans(change: Callable[[Tensors], object], messa
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
-    _, state = module.build(Mesh(module.PLAN.mesh))
     with pytest.raises(RunError) as caught:
-        Reader(tmp_path, module.PLAN.names).fill(state)
+        Reader(tmp_path, module.PLAN.names)
     assert message in str(caught.value)
 
 
@@ -148,5 +149,5 @@ def test_no_files_and_no_such_files(tmp_path: Path) -> None:
     for content in (None, b"", b"{}"):
         if content is not None:
             (tmp_path / "model.safetensors").write_bytes(content)
-        with pytest.raises(RunError, match="cannot read weights from"):
+        with pytest.raises(RunError, match="cannot read"):
             Reader(tmp_path, None)  # type: ignore[arg-type] the files come first

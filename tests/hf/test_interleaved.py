@@ -150,7 +150,13 @@ def test_ir_and_program_say_what_the_plan_says() -> None:
         wellformed.check(evolve(program, names=tuple(longer)))
     text = train_py(program, source)
     check(text, program)
-    for old, new in (("(6, 8)", "(4, 8)"), ("(8, 8)", "(8, 16)"), (", interleaved=(6, 8)", "")):
+    for old, new in (
+        ("(6, 8)", "(4, 8)"),
+        ("(8, 8)", "(8, 16)"),
+        (", interleaved=(6, 8)", ""),
+        (", positions=True", ""),
+        ('repeats={"layers": 2}', 'repeats={"layers": 3}'),
+    ):
         assert old in text
         with pytest.raises(AssertionError):
             check(text.replace(old, new, 1), program)

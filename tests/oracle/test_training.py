@@ -113,9 +113,7 @@ def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None)
 def _state(checkpoint: Path) -> dict[str, Tensor]:
     """A checkpoint's tensors, whole."""
     saved = Saved(checkpoint)
-    values = {key: torch.empty_like(each, device="cpu") for key, each in saved.tensors().items()}
-    saved.fill(values)
-    return values
+    return saved.whole([*saved.tensors()])
 
 
 def _start(ranks: int, folder: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:
@@ -146,7 +144,8 @@ def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
 def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
     """On four ranks it is rank 0 that says so, before it waits for the others, which are not there at all."""
     script = harness.written(plan_text(MESH), tmp_path) / "train.py"
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    launched = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environment = {**os.environ, **launched}
     command = [sys.executable, str(script), "--device=cpu", "--data", str(tmp_path / "nowhere*")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0

@@ -115,7 +115,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "name": (
         _index(lambda index: _boxes(index)[1].update(name="down[0:8, 6:12]")),
-        SECOND + " has no `down[0:8, 6:12]` of shape [6, 8], though index.json says so",
+        SECOND + " has no `down[0:8, 6:12]` that is float32 [6, 8], though index.json says so",
     ),
     "former": (_as_before, f"/{STEP} is of an earlier version, by torch.distributed.checkpoint, and cannot be read"),
 }

@@ -101,9 +101,8 @@ def _records(folder: Path) -> list[dict[str, float]]:
 
 
 def _weights(folder: Path, step: int) -> Tensor:
-    values = {"table": torch.zeros(256, 256), "optimizer/exp_avg_sq/table": torch.zeros(256, 256)}
-    Saved(folder / f"runs/bigram/checkpoints/step-{step:06d}").fill(values)
-    return torch.stack(list(values.values()))
+    saved = Saved(folder / f"runs/bigram/checkpoints/step-{step:06d}")
+    return torch.stack([*saved.whole(["table", "optimizer/exp_avg_sq/table"]).values()])
 
 
 def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
@@ -173,6 +172,14 @@ def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Pl
     assert (first.status, second.status) == (2, 2)
     assert first.err == f"error: {line}\n"
     assert second.err == second.out == first.out == ""
+
+
+def test_a_file_that_cannot_be_written_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_RECORD", "1")
+    (folder / "runs/bigram").mkdir(parents=True)
+    (folder / "runs/bigram/recorded").write_text("")
+    (ended,) = _run(folder, ALONE)
+    assert (ended.status, ended.err) == (1, "error: runs/bigram/recorded: File exists\n")
 
 
 def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:

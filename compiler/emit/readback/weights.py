@@ -15,7 +15,18 @@ def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str
     if not program.names:
         return {}
     entries = (f"{paths[each.param]!r}: Stored({_place(each, program)})" for each in program.names)
-    return {"names": f"HuggingFace({DTYPES[dtype]}, {{{', '.join(entries)}}})"}
+    repeats = _counts(program, paths)
+    return {"names": f"HuggingFace({DTYPES[dtype]}, {{{', '.join(entries)}}}, {repeats=})"}
+
+
+def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
+    """The size of each repeat that has parameters, by the path of its modules."""
+    around = {
+        paths[param.name].rsplit(".*.", param.stacked - at)[0]: param.type.dims[at]
+        for param in program.params
+        for at in range(param.stacked)
+    }
+    return {path: program.size(dim) for path, dim in around.items()}
 
 
 def _place(each: Stored, program: Program) -> str:
@@ -34,6 +45,8 @@ def _place(each: Stored, program: Program) -> str:
     if each.interleaved:
         outer = own.type.dims[: -own.inner or None]
         words.append(f"interleaved=({each.interleaved}, {program.valid(outer[-1])})")
+    if own.type.dims[own.stacked :][:1] == ("seq",) and not (own.inner or each.transposed or each.parts > 1):
+        words.append("positions=True")
     return ", ".join(words)
 
 

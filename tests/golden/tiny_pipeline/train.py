@@ -262,6 +262,7 @@ PLAN = Plan(
             "norm": Stored("model.norm.weight", (64,)),
             "head": Stored("lm_head.weight", (256, 64)),
         },
+        repeats={"layers": 4},
     ),
 )
 
