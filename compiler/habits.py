@@ -154,7 +154,7 @@ HABITS = (
     ),
     Habit(r"\binit\s*(?P<at>\{)", "`init` is no section", "write `init ~ normal(0.02)`"),
     Habit(
-        r"(?<!init)[ \t]+(?P<at>(?P<name>\w+)[ \t]*~)", "initial values begin with `init`", "write `init {name} ~ …`"
+        r"^[ \t]*(?P<at>(?P<name>(?!init\b)\w+)[ \t]*~)", "initial values begin with `init`", "write `init {name} ~ …`"
     ),
     # parameters and arguments
     Habit(

@@ -24,9 +24,11 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"INIT", "REPEAT", "IF", "NAME"}), "a statement"),
     (frozenset({"REPEAT", "IF", "NAME"}), "a statement"),
     (_VALUE, "a value"),
+    (_VALUE - {"MINUS"}, "a value"),
     (_OPERATORS, "an operator"),
     (frozenset({"NAME"}), "a name"),
     (frozenset({"STRING"}), "a string"),
+    (frozenset({"NUMBER"}), "a number"),
     *(
         (frozenset({terminal}), f"`{text}`")
         for terminal, text in {

@@ -137,6 +137,16 @@ MISTAKES = {
           = help: a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`
         """,
     ),
+    "padded_by_a_name": (
+        "model m(t[b]) { dims { vocab = 50257 pad by } }",
+        """
+        error[E0104]: expected a number, found `by`
+         --> m.scale:1:42
+          |
+        1 | model m(t[b]) { dims { vocab = 50257 pad by } }
+          |                                          ^^
+        """,
+    ),
     "rule_outside": (
         "batch over dp",
         """
