@@ -57,7 +57,7 @@ class Calls:
         """What is probably meant by a call of no op."""
         names = [argument.name for argument in call.args if isinstance(argument, syntax.Name)]
         if names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}:
-            return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, or an arrow behind what `@` sums over"
+            return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, with `->` after what `@` sums over"
         return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.surface), *self._user_ops])
 
     def _user_call(self, call: syntax.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:

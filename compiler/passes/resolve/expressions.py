@@ -161,12 +161,14 @@ def _dims(x: Type, w: Type) -> str:
 
 
 def _arrow(right: syntax.Expr, x: Type) -> str:
-    """What makes a product: an arrow behind those dims of a parameter in which `x` ends."""
-    dims = tuple(map(str, (*right.outs, *right.ins))) if isinstance(right, syntax.ParamUse) else ()
-    over = tuple(dim for dim in x.dims if dim in dims)
-    rest = tuple(dim for dim in dims if dim not in over)
-    if isinstance(right, syntax.ParamUse) and over and rest and x.dims[-len(over) :] == over:
-        return f"write `{right.name}[{', '.join(over)} -> {', '.join(rest)}]`: `@` sums over the dims before the arrow"
+    """What makes a product: an arrow after those dims of a parameter in which `x` ends."""
+    if isinstance(right, syntax.ParamUse):
+        dims = tuple(map(str, (*right.outs, *right.ins)))
+        over = tuple(dim for dim in x.dims if dim in dims)
+        rest = tuple(dim for dim in dims if dim not in over)
+        if over and rest and x.dims[-len(over) :] == over:
+            written = f"{right.name}[{', '.join(over)} -> {', '.join(rest)}]"
+            return f"write `{written}`: `@` sums over the dims before the arrow"
     return "`@` sums over the last dims of its left side, which the right side must have"
 
 

@@ -53,7 +53,7 @@ _VALUES = {
     "None": "there is no `None`: what has a default may be left out",
     **dict.fromkeys(("True", "False", "true", "false"), "no setting or argument is true or false: choices have names"),
     **dict.fromkeys(("input_ids", "inputs", "input", "ids"), "the model's inputs are called `tokens` and `labels`"),
-    **dict.fromkeys(("targets", "target", "y"), "the model's inputs are called `tokens` and `labels`"),
+    **dict.fromkeys(("targets", "target"), "the model's inputs are called `tokens` and `labels`"),
     **dict.fromkeys(("positions", "position_ids", "pos"), "learned positions are a parameter: `x + wpe[seq, hidden]`"),
 }
 
