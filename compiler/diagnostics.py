@@ -102,6 +102,7 @@ CODES = {
     "E0607": "token ids and numbers confused",
     "E0608": "not one of the choices",
     "E0610": "not a share",
+    "E0613": "a product of two activations",
     # what the step computes
     "E0701": "a step that is not the single device's",
     "E0702": "plans that part",

@@ -1,6 +1,6 @@
 """Words syntax errors: what was found, what could have stood there, and what was probably meant.
 
-Non-goals: recovery; the first error ends the parse.
+Non-goals: recovery; the first error ends the parse.  Habits of other languages (`habits`).
 """
 
 from collections.abc import Set
@@ -10,6 +10,7 @@ from lark import Token
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from .diagnostics import Diagnostic, Note
+from .habits import find_habit
 from .source import Source, Span
 from .syntax import Name
 
@@ -23,9 +24,11 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"INIT", "REPEAT", "IF", "NAME"}), "a statement"),
     (frozenset({"REPEAT", "IF", "NAME"}), "a statement"),
     (_VALUE, "a value"),
+    (_VALUE - {"MINUS"}, "a value"),
     (_OPERATORS, "an operator"),
     (frozenset({"NAME"}), "a name"),
     (frozenset({"STRING"}), "a string"),
+    (frozenset({"NUMBER"}), "a number"),
     *(
         (frozenset({terminal}), f"`{text}`")
         for terminal, text in {
@@ -40,11 +43,7 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
 _STRANGE = {
     ":": "a setting is written `key = value`",
     ";": "statements end with the line, without `;`",
-    "'": 'strings stand between `"` and `"`',
-    ">": "the arrow of a parameter is `->`, as in `w[hidden -> ffn]`",
-    ".": "a number begins with a digit, as in `0.5`",
     "%": "`%` belongs to a number, as in `5%`",
-    "^": "there is no power; multiply instead",
 }
 """Characters that no word begins with, and what whoever writes them probably means."""
 
@@ -57,6 +56,8 @@ _HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT}
 
 def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
     """The diagnostic for a text that the grammar does not accept."""
+    if habit := explain_habit(error, source):
+        return habit
     if not isinstance(error, UnexpectedToken):
         return _strange_character(error, source)
     token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
@@ -64,8 +65,26 @@ def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
     return word(error, token, source)
 
 
+def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
+    """The same where the text is written as in another language, else None."""
+    before = _before(error)
+    braces = [at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"]
+    section = str(before[braces[-1] - 1]) if braces else ""
+    places = (_place(error), *(before[at].start_pos for at in reversed(braces)))
+    found = find_habit(source, places, section)
+    return found and _error(found.message, found.span, found.help)
+
+
+def _place(error: UnexpectedInput) -> int:
+    """The offset at which the parser stopped."""
+    if not isinstance(error, UnexpectedToken):
+        return error.pos_in_stream or 0
+    token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
+    return (token.end_pos if token.type == "$END" else token.start_pos) or 0
+
+
 def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
-    at = error.pos_in_stream or 0
+    at = _place(error)
     character = source.text[at]
     shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
     help = _head(_before(error)) or _STRANGE.get(character, "")
@@ -134,11 +153,9 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
         case [*_, Name() | Token(type="NAME") as name], "NUMBER" | "STRING" if "EQUAL" in accepts:
             return f"a setting is written `{name} = {_short(token)}`"
         case _, "NUMBER" if accepts == {"NAME"}:
-            return "dims go by name; their sizes stand in `dims { … }`"
+            return "dims go by name, with sizes in `dims { … }`; tensors have no index"
         case _, "COMMA" if "RBRACE" in accepts:
             return "entries are separated by spaces or line ends"
-        case _, "SLASH" if "NAME" in accepts:
-            return "comments begin with `#`"
         case _, "OVER":
             return "rules stand in a section: `shard { batch over dp }`"
         case [*_, Name() | Token(type="NAME") as name], "EQUAL" if accepts == {"NAME", "LBRACE"}:

@@ -15,7 +15,7 @@ from lark.exceptions import UnexpectedInput
 from .diagnostics import Diagnostic, PlanError
 from .grammars import parser
 from .limits import check
-from .mistakes import explain
+from .mistakes import explain, explain_habit
 from .source import Source, Span
 from .syntax import (
     Binary,
@@ -54,11 +54,30 @@ Parts = list[Any]
 
 def parse_plan(source: Source) -> Plan:
     """The syntax tree of a plan.  Raises PlanError."""
-    check(source)
     try:
-        return parser("plan", _Builder(source)).parse(source.text)  # type: ignore[return-value]
+        check(source)
+    except PlanError as error:
+        raise _habit_before(error, source) or error from None
+    try:
+        return _parse(source)
     except UnexpectedInput as error:
         raise PlanError([explain(error, source)]) from None
+
+
+def _parse(source: Source) -> Plan:
+    return parser("plan", _Builder(source)).parse(source.text)  # type: ignore[return-value]
+
+
+def _habit_before(error: PlanError, source: Source) -> PlanError | None:
+    """Why brackets or quotes do not pair, where that is a habit of another language, such as `for … in …:`."""
+    if error.diagnostics[0].code not in ("E0103", "E0105"):
+        return None
+    try:
+        _parse(source)
+    except UnexpectedInput as unexpected:
+        found = explain_habit(unexpected, source)
+        return PlanError([found]) if found else None
+    return None
 
 
 STAGES = {

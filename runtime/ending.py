@@ -3,12 +3,14 @@
 Non-goals: ending the other ranks (the launcher's task; they fail by themselves when a peer is gone).
 """
 
+import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch.distributed as dist
@@ -27,17 +29,31 @@ def ending() -> Generator[None]:
         if dist.is_initialized():
             cast(Any, dist).barrier()  # no rank tears down what another one still reads
     except (RunError, OSError) as error:
-        _leave(f"error: {reason(error)}", 1)
+        _leave(f"error: {reason(error)}", 1, reason(error))
     except KeyboardInterrupt:
-        _leave("interrupted", 130)
-    except BaseException:  # torch's CheckpointException is no Exception
-        _leave(f"rank {os.environ.get('RANK', 0)} failed\n{traceback.format_exc()}", 1)
+        _leave("interrupted", 130, "interrupted")
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        rank = f"rank {os.environ.get('RANK', 0)}"
+        _leave(
+            f"{rank} failed\n{traceback.format_exc()}",
+            1,
+            f"{rank}: {type(error).__name__}: {' '.join(str(error).split())}",
+        )
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _leave(message: str, status: int) -> NoReturn:
+def tell_launcher(reason: str) -> None:
+    """Writes why this rank fails where torchrun looks for it, if torchrun started it: its report then says so."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        told = {"message": reason, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": told}), encoding="utf-8")
+
+
+def _leave(message: str, status: int, reason: str) -> NoReturn:
     if _fails_first():
+        tell_launcher(reason)
         print(message, file=sys.stderr)
     else:
         time.sleep(_GRACE)

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -47,12 +47,10 @@ class Options:
 
 
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
-    """Options from the command line, with the plan's own values as defaults."""
+    """Options from the command line, with the plan's own values as defaults.  RunError where they are none."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     files = " ".join(plan.data.files).replace("%", "%%")  # argparse formats the help
-    parser = argparse.ArgumentParser(
-        description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False
-    )
+    parser = _Parser(description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False)
     add = parser.add_argument
     add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
     add("--lr", type=float, default=plan.lr, help="peak learning rate (default %(default)s)")
@@ -73,6 +71,13 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     values["data"] = tuple(values["data"])
     values["export_dtype"] = EXPORTED.get(values["export_dtype"])
     return Options(**values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Has a mistake told as any other, and once, not by each rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message}; --help lists the options")
 
 
 def _positive(text: str) -> int:

@@ -15,7 +15,7 @@ from torch import nn
 
 from . import allocator, checkpoint
 from .data import Batch, Loader, Stream, find_files, split_files
-from .ending import ending
+from .ending import ending, tell_launcher
 from .errors import RunError, reason
 from .launch import (
     Options,
@@ -50,8 +50,8 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
 
     Exit status 0, 1 where the run failed, 2 where it could not start.
     """
-    options = parse(plan)
     try:
+        options = parse(plan)
         check_options(plan, options)
         if options.export:
             _export(plan, options, options.export)
@@ -59,6 +59,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         check(plan, options)
         start = _prepare(plan, options)
     except (RunError, OSError) as error:
+        tell_launcher(reason(error))
         if is_first():
             print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)

@@ -19,6 +19,7 @@ from scalec.compiler.ir import Op, Program, types, walk
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
 from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.passes.resolve.arguments import signature
 from scalec.compiler.settings import Cluster, Data, Flow, Group, Optimizer, Order, Pipelining, Schedule, Settings, Train
 from scalec.compiler.source import Source, Span
 from scalec.compiler.syntax import Call, Name, Negative, Number, Setting
@@ -153,18 +154,6 @@ def ops_table() -> Iterator[str]:
         entry = OPS[name]
         doc = " ".join([*entry.doc.split(), *(choices(a) for a in entry.attributes if a.choices)])
         yield row(f"`{OPERATORS.get(name) or signature(entry)}`", doc, whole(entry), linear(entry))
-
-
-def signature(entry: OpDef) -> str:
-    operands = [operand.name + "?" * operand.optional for operand in entry.operands if not operand.implied]
-    attributes = [argument(attribute) for attribute in entry.attributes if not attribute.implied]
-    return f"{entry.name}({', '.join([*operands, *(['…'] * entry.more), *attributes])})"
-
-
-def argument(attribute: Attribute) -> str:
-    default = "last" if attribute.dims == "last" else attribute.default
-    shown = f"{default:g}" if isinstance(default, float) else default
-    return attribute.name if shown is None else f"{attribute.name}={shown}"
 
 
 def choices(attribute: Attribute) -> str:

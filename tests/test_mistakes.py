@@ -3,6 +3,8 @@
 Each case edits a plan that compiles, so without its check the plan would compile or fall over.
 """
 
+from collections.abc import Callable
+
 import pytest
 
 from scalec.compiler.diagnostics import CODES, PlanError
@@ -120,6 +122,42 @@ CASES = [  # what is written instead of what, the code, the words that are marke
 ]
 
 
+LAST = "    x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
+ELSEWHERE = [  # what is written as elsewhere, instead of what; messages, letter for letter: tests/golden/mistakes.txt
+    ("w_in[hidden -> ffn]", "w_in[hidden, ffn]"),
+    ("w_in[hidden -> ffn]", "w_in[ffn -> hidden]"),
+    ("w_in[hidden -> ffn]", "w_in(hidden, ffn)"),
+    ("w_in[hidden -> ffn]", "w_in"),
+    ("w_in[hidden -> ffn]", "w_in[hidden -> hidden]"),
+    (LAST, "    x = x + softmax(q @ k)"),
+    (LAST, "    x = x * (x @ a)"),
+    (LAST, "    x = 1 / x"),
+    (LAST, "    x = x / 0"),
+    (LAST, "    x = linear(x, w)"),
+    (LAST, "    x = RMSNorm(x)"),
+    (LAST, "    x = swish(x)"),
+    (LAST, "    x = mlp(x)"),
+    (LAST, "    x = softmax(x, dim=-1)"),
+    (LAST, "    x = softmax(x, -1)"),
+    (LAST, "    if layers < 2 { x = a }"),
+    ("norm1[hidden], 1e-5", "norm1[hidden]"),
+    ("norm1[hidden], 1e-5", "norm1[hidden], None"),
+    ("norm1[hidden], 1e-5", "norm1[hidden], epsilon=1e-5"),
+    ("norm1[hidden], 1e-5", "norm1[hidden], 1e-5, eps=1e-5"),
+    ("norm1[hidden], 1e-5", "norm1[hidden], 1e-5, 2"),
+    (", mask=causal", ""),
+    ("mask=causal", "mask=None"),
+    ("mask=causal", "is_causal=True"),
+    ("labels)\n}", "labels, ignore_index=-100)\n}"),
+    ("(tokens, wte", "(inputs, wte"),
+    ("(tokens, wte[vocab, hidden])", "(wte[vocab, hidden], tokens)"),
+    ("+ attention", "+ positions + attention"),
+    ("normal(0.02)", "normal(std=0.02)"),
+    ("  repeat layers {", "  while layers {"),
+    ("model llama", "dims { vocab = 64 }\nmodel llama"),
+]
+
+
 def marked(span: Span) -> str:
     """The words of the plan that a span covers."""
     line = span.text.split("\n")[span.line - 1]
@@ -139,6 +177,16 @@ def test_each_mistake_has_its_code_and_its_place(before: str, after: str, code: 
     assert code in found, str(caught.value)
     assert code in CODES
     assert not words or marked(found[code].span) == words
+
+
+def test_what_is_written_as_elsewhere(golden: Callable[[str, str], None]) -> None:
+    told: list[str] = []
+    for before, after in ELSEWHERE:
+        assert before in PLAN
+        with pytest.raises(PlanError) as caught:
+            compile_plan(Source("plan.scale", PLAN.replace(before, after, 1)))
+        told += [f"{caught.value}\n"]
+    golden("mistakes.txt", "\n".join(told))
 
 
 def test_documents_need_a_separator() -> None:

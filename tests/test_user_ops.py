@@ -138,7 +138,7 @@ MISTAKES = [  # what is written instead of what, the code, the words that are ma
     ('"own:centred"', '"own:gated"', "E0218", '"own:gated"', "line 4 of `own.py` takes (x, y, cap)"),
     ('"own:centred"', '"own:by_name"', "E0218", '"own:by_name"', "(x, *, cap)"),
     ("centred(x, w[hidden])", "centred(x, w[ffn])", "E0307", "", "`w[d]` cannot be [ffn] where"),
-    ("centred(x, w[hidden])", "centred(x)", "E0606", "", "takes (x, w)"),
+    ("centred(x, w[hidden])", "centred(x)", "E0606", "", "it is written `centred(x, w)`"),
     ("centred(x, w[hidden])", "centre(x, w[hidden])", "E0605", "centre", "`centred`"),
     ("centred(x, w[hidden])", "centred(tokens, w[hidden])", "E0607", "tokens", "numbers"),
     ("-> [.., d] over ..", "-> [.., d] over d", "E0307", "", "samples do not know of each other"),

@@ -179,12 +179,26 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--after", metavar="PASS", help="the pass; an unknown one lists them all")
 
 
+def _command_meant(word: str) -> str:
+    """Help for a misspelt command, "" for any other word."""
+    from ..diagnostics import did_you_mean
+
+    names = [command.name for command in COMMANDS]
+    return "" if word.startswith("-") or word in names else did_you_mean(word, names)
+
+
 def options(words: list[str]) -> Namespace:
     """The options, with what stands behind `--` as `rest`: argparse would not know it from positional arguments."""
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
-    given = parser.parse_args(words[:cut])
+    if meant := _command_meant(words[0] if words else ""):
+        parser.error(f"there is no command `{words[0]}`: {meant}")
+    given, unknown = parser.parse_known_args(words[:cut])
     given.rest = words[cut + 1 :]
+    if unknown and unknown[0].startswith("-") and given.command is plans.run:
+        parser.error(f"`{unknown[0]}` goes to train.py, after `--`: scalec run PLAN -- {unknown[0]} …")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.rest and given.command is not plans.run:
         parser.error("arguments behind `--` are for `scalec run` alone")
     return given

@@ -52,7 +52,7 @@ def run(options: Namespace) -> NoReturn:
     script = _write(plan, options)
     sys.stdout.flush()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *how.options()]
+    torchrun = [sys.executable, "-m", "scalec.runtime.torchrun", *how.options()]
     os.execv(sys.executable, [*torchrun, str(script), *options.rest])
 
 

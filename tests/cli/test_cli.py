@@ -185,7 +185,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     status, out, _ = scalec("run", "tiny.scale", "-o", "x", "--", "--steps", "3", "--", "y")
     assert status == 0
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    torchrun = [sys.executable, "-m", "scalec.runtime.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, "x/train.py", "--steps", "3", "--", "y"]]
     assert out.endswith("wrote x/train.py and x/plan.json\n")
 
@@ -301,8 +301,15 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         ([], "required: COMMAND"),
         (["compile"], "required: PLAN"),
         (["build", "tiny.scale"], "invalid choice: 'build'"),
+        (["chek", "tiny.scale"], "error: there is no command `chek`: did you mean `check`?\n"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
         (["compile", "tiny.scale", "--", "--steps"], "behind `--` are for `scalec run` alone"),
+        (
+            ["run", "tiny.scale", "--steps", "3", "--", "--lr", "1e-3"],
+            "error: `--steps` goes to train.py, after `--`: scalec run PLAN -- --steps …\n",
+        ),
+        (["run", "--steps", "3", "tiny.scale"], "error: `--steps` goes to train.py, after `--`"),
+        (["run", "tiny.scale", "other.scale"], "error: unrecognized arguments: other.scale\n"),
     ],
 )
 def test_usage(scalec: Run, words: list[str], said: str) -> None:

@@ -48,13 +48,13 @@ MISTAKES = {
     "arrow": (
         "model m(t[b]) {\n  x = w[hidden > heads]\n}\n",
         """
-        error[E0104]: expected `->`, `,` or `]`, found `>`
+        error[E0104]: this is no arrow
          --> m.scale:2:16
           |
         2 |   x = w[hidden > heads]
           |                ^
           |
-          = help: the arrow of a parameter is `->`, as in `w[hidden -> ffn]`
+          = help: write `->`, as in `w[hidden -> ffn]`
         """,
     ),
     "number_as_dim": (
@@ -66,7 +66,7 @@ MISTAKES = {
         1 | model m(t[b]) { x = w[4096 -> heads] }
           |                       ^^^^
           |
-          = help: dims go by name; their sizes stand in `dims { … }`
+          = help: dims go by name, with sizes in `dims { … }`; tensors have no index
         """,
     ),
     "operand_missing": (
@@ -137,6 +137,16 @@ MISTAKES = {
           = help: a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`
         """,
     ),
+    "padded_by_a_name": (
+        "model m(t[b]) { dims { vocab = 50257 pad by } }",
+        """
+        error[E0104]: expected a number, found `by`
+         --> m.scale:1:42
+          |
+        1 | model m(t[b]) { dims { vocab = 50257 pad by } }
+          |                                          ^^
+        """,
+    ),
     "rule_outside": (
         "batch over dp",
         """
@@ -152,13 +162,13 @@ MISTAKES = {
     "colon": (
         "train { seq: 8192 }",
         """
-        error[E0104]: expected a name, `over`, `=` or `,`, found `:`
+        error[E0104]: a setting is written with `=`
          --> m.scale:1:12
           |
         1 | train { seq: 8192 }
           |            ^
           |
-          = help: a setting is written `key = value`
+          = help: write `seq = 8192`
         """,
     ),
     "no_equal_sign": (
@@ -212,13 +222,13 @@ MISTAKES = {
     "use_without_quotes": (
         "use llama.scale",
         """
-        error[E0104]: expected a string, found `llama`
+        error[E0104]: a file's name has quotes
          --> m.scale:1:5
           |
         1 | use llama.scale
-          |     ^^^^^
+          |     ^^^^^^^^^^^
           |
-          = help: as in `use "models/llama.scale"`
+          = help: write `"llama.scale"`
         """,
     ),
     "file_ends": (
@@ -246,11 +256,11 @@ MISTAKES = {
     "slashes": (
         "// plan",
         """
-        error[E0104]: expected `use`, `model`, `op` or a section, found `/`
+        error[E0104]: this is no comment
          --> m.scale:1:1
           |
         1 | // plan
-          | ^
+          | ^^
           |
           = help: comments begin with `#`
         """,
@@ -294,11 +304,11 @@ MISTAKES = {
     "else_if": (
         "model m(t[b]) {\n  repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }\n}\n",
         """
-        error[E0104]: expected `{`, found `if`
-         --> m.scale:2:48
+        error[E0104]: a branch has one `else`
+         --> m.scale:2:43
           |
         2 |   repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }
-          |                                                ^^
+          |                                           ^^^^^^^
           |
           = help: a branch in the other one stands in its braces: `else { if … { … } }`
         """,

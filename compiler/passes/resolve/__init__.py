@@ -84,7 +84,7 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, syntax.Sectio
                 f"there is no section `{kind}`",
                 section.head,
                 "unknown section",
-                help=f"sections are {', '.join(f'`{name}`' for name in SECTIONS)}",
+                help=_IN_MODEL if kind in ("dims", "const") else f"sections are {listing(SECTIONS)}",
             )
     if "train" not in document.sections:
         help = "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … { … }  data … { … } }`"
@@ -125,6 +125,9 @@ def _dims(model: syntax.Model) -> tuple[dict[str, Dim], dict[str, Scalar]]:
     return dims, scope
 
 
+_IN_MODEL = "a model has `dims { … }` and `const { … }`; `repeat layers { … }` repeats its statements"
+
+
 def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, Dim], scope: dict[str, Scalar]) -> None:
     found = Diagnostics()
     match section.kind.name, entry:
@@ -141,9 +144,7 @@ def _define(section: syntax.Section, entry: syntax.Entry, dims: dict[str, Dim], 
         case (("dims" | "const"), _):
             found.error("E0406", f"`{section.kind}` has settings only", entry.span, help="write `hidden = 4096`")
         case _:
-            found.error(
-                "E0406", f"a model has no section `{section.kind}`", section.head, help="`dims` and `const` only"
-            )
+            found.error("E0406", f"a model has no section `{section.kind}`", section.head, help=_IN_MODEL)
     found.check()
 
 

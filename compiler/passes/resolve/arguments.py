@@ -9,9 +9,10 @@ from typing import TypeVar
 from attrs import frozen
 
 from ... import syntax
+from ...diagnostics import Diagnostic, Note, PlanError
 from ...ops import Attribute, OpDef, Operand
 from ...source import Span
-from .mistakes import wrong
+from .foreign import argument_elsewhere
 
 
 @frozen
@@ -34,11 +35,16 @@ def arguments(call: syntax.Call, entry: OpDef, is_number: Callable[[syntax.Expr]
         while left and left[0] in optional and not _may_be(optional[left[0]], argument, is_number):
             left.pop(0)
         if not left:
-            raise _unfit(entry, argument.span, "one argument too many")
+            raise _unfit(entry, "has fewer arguments", argument.span, "one too many")
         given[left.pop(0)] = argument
     for setting in call.kwargs:
-        if setting.key.name not in places or setting.key.name in given:
-            raise _unfit(entry, setting.key.span, "unknown or given twice")
+        key = setting.key
+        if key.name not in places:
+            help = argument_elsewhere(key.name, places)
+            raise _unfit(entry, f"has no argument `{key}`", key.span, "not an argument", help)
+        if first := given.get(key.name):
+            notes = (Note(first.span, "given here"),)
+            raise _unfit(entry, f"has one argument `{key}`", key.span, "given again", notes=notes)
         given[setting.key.name] = setting.value
     _check_complete(call, entry, operands, given)
     return Arguments(
@@ -69,11 +75,26 @@ def _check_complete(
     last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
     needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
     needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]
-    if lacking := [name for name in needed if name not in given]:
-        raise _unfit(entry, call.span, f"`{lacking[0]}` is missing")
+    for name in needed:
+        if name not in given:
+            choices = next((a.choices for a in entry.attributes if a.name == name), ())
+            help = f"write {' or '.join(f'`{name}={choice}`' for choice in choices)}" if choices else ""
+            raise _unfit(entry, f"needs an argument `{name}`", call.span, f"`{name}` is missing", help)
 
 
-def _unfit(entry: OpDef, span: Span, label: str) -> Exception:
-    operands = [operand.name for operand in _written(entry.operands)] + ["…"] * entry.more
-    words = ", ".join([*operands, *(attribute.name for attribute in _written(entry.attributes))])
-    return wrong("E0606", f"`{entry.name}` takes ({words})", span, label)
+def signature(entry: OpDef) -> str:
+    """How an op is written: `?` marks an operand that may be left out, `=` a default."""
+    operands = [operand.name + "?" * operand.optional for operand in _written(entry.operands)]
+    attributes = map(_attribute, _written(entry.attributes))
+    return f"{entry.name}({', '.join([*operands, *(['…'] * entry.more), *attributes])})"
+
+
+def _attribute(attribute: Attribute) -> str:
+    default = "last" if attribute.dims == "last" else attribute.default
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return attribute.name if shown is None else f"{attribute.name}={shown}"
+
+
+def _unfit(entry: OpDef, what: str, span: Span, label: str, help: str = "", notes: tuple[Note, ...] = ()) -> PlanError:
+    notes = (*notes, Note(None, f"it is written `{signature(entry)}`"))
+    return PlanError([Diagnostic("E0606", f"`{entry.name}` {what}", span, label, notes, help)])

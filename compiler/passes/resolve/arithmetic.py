@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from ... import syntax
 from ...source import Span
+from .foreign import value_elsewhere
 from .mistakes import wrong
 
 LARGEST = 2**48
@@ -32,9 +33,8 @@ def evaluate(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             return _root(evaluate(inner, scope), expr.span)
         case syntax.Name(name):
             known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
-            raise wrong(
-                "E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", f"known: {known}"
-            )
+            help = value_elsewhere(name) or f"known: {known}"
+            raise wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", help)
         case _:
             label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, syntax.Number)
             help = "units belong to settings; 10% is 0.1 here" if is_share else ""

@@ -6,14 +6,15 @@ Non-goals: which argument stands for what (`arguments`); the expressions among t
 from collections.abc import Callable, Mapping, Sequence
 
 from ... import syntax
-from ...diagnostics import did_you_mean
+from ...diagnostics import did_you_mean, listing
 from ...ir import FLOATS, Attr, Type
 from ...ops import OPS, Attribute, OpDef, Operand, TypingError
 from ...ops.dropout import DROPOUT, SITE
 from ...source import Span
-from .arguments import arguments
+from .arguments import arguments, signature
 from .arithmetic import evaluate
 from .draws import Draws
+from .foreign import op_elsewhere, value_elsewhere
 from .mistakes import check_count, wrong
 from .parameters import Parameters
 from .scope import Scope
@@ -42,9 +43,7 @@ class Calls:
             return self._user_call(call, own, like)
         entry = OPS.get(call.name.name)
         if entry is None or not entry.surface:
-            known = [*(name for name, op in OPS.items() if op.surface), *self._user_ops]
-            help = did_you_mean(call.name.name, known)
-            raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", help)
+            raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
         operands, attrs = self._arguments(call, entry)
         if entry is DROPOUT and not dict(attrs)["p"]:
             check_count(1, like, call.span)
@@ -53,6 +52,13 @@ class Calls:
             draws, site = self._draws.next(call.span)
             operands, attrs = (*operands, draws), (*attrs, (SITE.name, site))
         return self._writer.several(entry.name, operands, attrs, call.span, like)
+
+    def _instead(self, call: syntax.Call) -> str:
+        """What is probably meant by a call of no op."""
+        names = [argument.name for argument in call.args if isinstance(argument, syntax.Name)]
+        if names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}:
+            return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, with `->` after what `@` sums over"
+        return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.surface), *self._user_ops])
 
     def _user_call(self, call: syntax.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
         operands, numbers = self._arguments(call, own.entry)
@@ -84,7 +90,8 @@ class Calls:
         given = value if self._writer.types[value].dtype not in FLOATS else ""
         if given != operand.given:
             wanted = f"the input `{operand.given}`" if operand.given else "numbers"
-            raise wrong("E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`")
+            help = f"it is written `{signature(entry)}`"
+            raise wrong("E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`", help)
 
     def _attribute(self, attribute: Attribute, expr: syntax.Expr, first: Type) -> Attr:
         """The value of an attribute; `first` is the type of the first operand, whose dims it may name."""
@@ -100,7 +107,8 @@ class Calls:
         if isinstance(expr, syntax.Name) and expr.name in choices:
             return expr.name
         label = f"one of {', '.join(f'`{choice}`' for choice in choices)}"
-        raise wrong("E0608", "this is not one of the choices", expr.span, label)
+        help = value_elsewhere(expr.name) if isinstance(expr, syntax.Name) else ""
+        raise wrong("E0608", "this is not one of the choices", expr.span, label, help)
 
     def _several(self, expr: syntax.Expr) -> tuple[str, ...]:
         if len(items := _items(expr)) < 2:
@@ -117,7 +125,8 @@ class Calls:
     def _dim(self, expr: syntax.Expr, known: Sequence[str]) -> str:
         """A dim as an argument: one of `known`, but not the one that counts samples."""
         if not isinstance(expr, syntax.Name):
-            raise wrong("E0307", "a dim is needed here", expr.span, "is not a dim")
+            help = f"dims go by name; here they are {listing(known)}"
+            raise wrong("E0307", "a dim is needed here", expr.span, "is not a dim", help)
         self._scope.check_dim(expr)
         if expr.name not in known:
             label, help = f"its dims are [{', '.join(known)}]", did_you_mean(expr.name, known)

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ... import syntax
-from ...diagnostics import did_you_mean
+from ...diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
+from ...ir import Type
 from .arithmetic import Scalar, apply, evaluate, exact
 from .calls import Calls
 from .draws import Draws
+from .foreign import value_elsewhere
 from .inputs import INPUTS
 from .mistakes import check_count, wrong
 from .parameters import Parameters
@@ -63,7 +65,7 @@ class Expressions:
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
         given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
-        help = given or did_you_mean(name.name, [*bound, *params])
+        help = given or value_elsewhere(name.name) or did_you_mean(name.name, [*bound, *params]) or _undeclared(name)
         raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
 
     def _chain(self, expr: syntax.Binary, like: str) -> str:
@@ -122,6 +124,9 @@ class Expressions:
                 return self._by("scale", right, left, link, like)
             case _ if not isinstance(left, str) and not isinstance(right, str):
                 return apply(link, left, right)
+            case _, "/", str():
+                help = "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 + exp(-x))"
+                raise wrong("E0604", "a number is not divided by a tensor", link.span, "a number / a tensor", help)
             case _:
                 help = "a tensor may be multiplied by a number, divided by one that is not 0, and added to one"
                 raise wrong("E0604", f"`{link.op}` does not work on these", link.span, "a tensor and a number", help)
@@ -135,11 +140,42 @@ class Expressions:
     def _contracted(self, link: syntax.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have."""
         x, w = self._writer.types[left], self._writer.types[right]
+        if "batch" in x.dims and "batch" in w.dims:
+            raise _activations(link, x, w)
         arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, syntax.ParamUse) else ()
         over = arrow or tuple(dim for dim in x.dims if dim in w.dims)
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
             return over
-        label = f"[{', '.join(x.dims)}] @ [{', '.join(w.dims)}]"
-        help = "`@` sums over the last dims of its left side, which the right side must have"
-        raise wrong("E0306", "these operands have no product", link.span, label, help)
+        raise wrong("E0306", "these operands have no product", link.span, _dims(x, w), _arrow(link.right, x))
+
+
+def _undeclared(name: syntax.Name) -> str:
+    return (
+        f"a parameter is declared by its dims where it is first used, as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
+    )
+
+
+def _dims(x: Type, w: Type) -> str:
+    return f"[{', '.join(x.dims)}] @ [{', '.join(w.dims)}]"
+
+
+def _arrow(right: syntax.Expr, x: Type) -> str:
+    """What makes a product: an arrow after those dims of a parameter in which `x` ends."""
+    if isinstance(right, syntax.ParamUse):
+        dims = tuple(map(str, (*right.outs, *right.ins)))
+        over = tuple(dim for dim in x.dims if dim in dims)
+        rest = tuple(dim for dim in dims if dim not in over)
+        if over and rest and x.dims[-len(over) :] == over:
+            written = f"{right.name}[{', '.join(over)} -> {', '.join(rest)}]"
+            return f"write `{written}`: `@` sums over the dims before the arrow"
+    return "`@` sums over the last dims of its left side, which the right side must have"
+
+
+def _activations(link: syntax.Binary, x: Type, w: Type) -> PlanError:
+    """Both sides of a product have samples: a sum over these would depend on which share a microbatch."""
+    shared = [dim for dim in x.dims if dim in w.dims]
+    notes = (Note(None, f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}"),)
+    inner = f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`" if x.dims == w.dims else ""
+    help = f"queries and keys meet in `attention(q, k, v, mask=causal)`{inner}"
+    return PlanError([Diagnostic("E0613", "a product of two activations", link.span, _dims(x, w), notes, help)])

@@ -45,5 +45,8 @@ def _distribution(dist: syntax.Name | syntax.Call, scope: Mapping[str, Scalar]) 
             if deviation < 0:
                 raise wrong("E0313", "a standard deviation is not negative", std.span, f"is {deviation:g}")
             return Init("normal", (deviation,))
+        case syntax.Name("normal") | syntax.Call(syntax.Name("normal")):
+            help = "write `normal(0.02)`: its mean is 0"
+            raise wrong("E0211", "`normal` takes one number, the standard deviation", dist.span, help=help)
         case _:
             raise wrong("E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`")

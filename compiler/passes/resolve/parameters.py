@@ -43,7 +43,9 @@ class Parameters:
         name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
         dims = (*stack, *map(str, use.outs), *map(str, use.ins))
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
-            raise wrong("E0308", f"`{name}` has dim `{twice[-1]}` twice", twice[-1].span, "again")
+            dim = twice[-1]
+            help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
+            raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "again", help)
         self._writer.reserve(name)
         param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self.all[name] = param

@@ -85,7 +85,7 @@ class _Walk:
 
 def _no_index(index: syntax.Name, indices: Mapping[str, syntax.Name]) -> PlanError:
     if not indices:
-        help = f"write `repeat layers as {index} {{ if {index} < 2 {{ … }} }}`"
+        help = "write `repeat layers as i { if i < 2 { … } }`"
         return wrong("E0219", "`if` stands in a repeat whose index has a name", index.span, "not an index", help)
     help = did_you_mean(index.name, indices) or f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
     return wrong("E0219", f"`{index}` is the index of no repeat around this", index.span, "not an index", help)
