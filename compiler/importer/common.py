@@ -106,9 +106,10 @@ def check_pairs(config: Config, dim: int) -> None:
 def _given(config: Config) -> Fields:
     """The table of rotary positions, by the later name of the field or the earlier one."""
     given = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
-    if len(given) > 1:
-        config.wrong("E0804", "rotary positions are given twice", *given)
     later, earlier = config.table("rope_parameters"), config.table("rope_scaling")
+    if len(given) > 1:
+        config.misfit("rotary positions are given twice", *given)
+        earlier.drop()
     return earlier if given == ["rope_scaling"] else later
 
 

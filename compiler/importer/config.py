@@ -134,7 +134,7 @@ class Fields:
         self.misfit(f"`{part}` does not divide `{whole}`", part, whole, label=label)
         return 0
 
-    def misfit(self, message: str, name: str, *others: str, label: str) -> None:
+    def misfit(self, message: str, name: str, *others: str, label: str = "") -> None:
         """Adds a mistake of fields that do not fit together, unless one of them is a mistake by itself."""
         if not self._mistaken & {name, *others}:
             self.wrong("E0804", message, name, *others, label=label)
