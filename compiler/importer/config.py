@@ -58,6 +58,7 @@ def _is_number(value: object) -> bool:
 POSITIVE = Kind("a positive number", lambda value: _is_number(value) and 0 < value < 2**48, 1)
 NOT_NEGATIVE = Kind("a number, at least 0", lambda value: _is_number(value) and 0 <= value < 2**48, 0)
 SIZE = Kind("a whole number from 1 to 2^32", lambda value: type(value) is int and 0 < value <= 2**32, 1)
+LAYERS = Kind("a whole number from 1 to 9999", lambda value: type(value) is int and 0 < value < 10_000, 1)
 SHARE = Kind("a number, at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1, 0)
 PART = Kind("a number, above 0 and at most 1", lambda value: _is_number(value) and 0 < value <= 1, 1)
 FLAG = Kind("`true` or `false`", lambda value: isinstance(value, bool), False)
@@ -107,6 +108,10 @@ class Fields:
         """A field that is the size of a dim."""
         return self.read(name, SIZE, default, null)
 
+    def layers(self, name: str, default: int | None = None) -> int:
+        """A field that counts layers: their indices in the names of tensors have four digits."""
+        return self.read(name, LAYERS, default)
+
     def flag(self, name: str, default: bool) -> bool:
         """A field that is true or false."""
         return self.read(name, FLAG, default)
@@ -147,7 +152,7 @@ class Fields:
 
     def span(self, name: str) -> Span:
         """The field's place, or that of the table without it."""
-        return self._places.get((*self._path, name)) or self._places[self._path]
+        return self._places.get((*self._path, name)) or self._places.get(self._path, self._places[()])
 
     def check(self) -> None:
         """Adds a mistake for every field that nobody took."""

@@ -84,7 +84,7 @@ def _gemma(config: Config) -> tuple[int, int]:
     config.must_be("use_bidirectional_attention", False, None)
     config.leave_out("attention_dropout", 0)
     config.must_be("tie_word_embeddings", True)
-    return config.size("num_hidden_layers"), config.size("head_dim", 256)
+    return config.layers("num_hidden_layers"), config.size("head_dim", 256)
 
 
 def _model(config: Config, file: str, sizes: dict[str, float], rope: Rope) -> Model:

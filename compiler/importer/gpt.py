@@ -13,25 +13,21 @@ def gpt2(config: Config) -> Model:
     for name in ("add_cross_attention", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"):
         config.must_be(name, False)
     config.must_be("tie_word_embeddings", True)
+    sizes = _sizes(config, vocab=50257, hidden=768, heads=12, layers=12, dropout=0.1)
+    config.quotient("n_embd", "n_head")
     seq = config.size("n_positions", 1024)
     config.must_be("n_ctx", seq)
-    hidden, heads, layers = config.size("n_embd", 768), config.size("n_head", 12), config.size("n_layer", 12)
-    return Model(
-        "gpt2.scale", _sizes(config, hidden, heads, layers, 50257, 0.1), deviation(config), seq, precision(config)
-    )
+    return Model("gpt2.scale", sizes, deviation(config), seq, precision(config))
 
 
 def gptj(config: Config) -> Model:
     """GPT-J, whose attention and MLP are side by side."""
     config.must_be("rotary", True)
-    hidden, heads, layers = config.size("n_embd", 4096), config.size("n_head", 16), config.size("n_layer", 28)
-    sizes = _sizes(config, hidden, heads, layers, 50400, 0)
+    sizes = _sizes(config, vocab=50400, hidden=4096, heads=16, layers=28, dropout=0)
     rotary, dim = config.size("rotary_dim", 64), config.quotient("n_embd", "n_head")
     if dim and (rotary % 2 or rotary > dim):
-        label = f"{hidden} / {heads} = {dim}"
-        config.misfit(
-            f"{rotary} of the {dim} dims of a head cannot turn in pairs", "rotary_dim", "n_head", "n_embd", label=label
-        )
+        message, label = f"{rotary} dims of a head cannot turn in pairs", f"{rotary} of {dim}"
+        config.misfit(message, "rotary_dim", "n_head", "n_embd", label=label)
     return Model(
         "gptj.scale",
         {**sizes, "rotary": rotary},
@@ -43,19 +39,19 @@ def gptj(config: Config) -> Model:
     )
 
 
-def _sizes(config: Config, hidden: int, heads: int, layers: int, vocab: int, dropout: float) -> dict[str, float]:
-    """What GPT-2 and GPT-J share; `vocab` and `dropout` are defaults."""
+def _sizes(config: Config, *, vocab: int, hidden: int, heads: int, layers: int, dropout: float) -> dict[str, float]:
+    """What GPT-2 and GPT-J share, with these defaults."""
     config.must_be("activation_function", *GELU_TANH)
     config.must_be("scale_attn_weights", True)
     for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
         config.leave_out(name, dropout)
-    config.quotient("n_embd", "n_head")
+    hidden = config.size("n_embd", hidden)
     return {
         "vocab": config.size("vocab_size", vocab),
         "hidden": hidden,
-        "heads": heads,
+        "heads": config.size("n_head", heads),
         "ffn": config.size("n_inner", 4 * hidden, null=4 * hidden),
-        "layers": layers,
+        "layers": config.layers("n_layer", layers),
         "eps": config.number("layer_norm_epsilon", 1e-5),
     }
 
@@ -64,13 +60,9 @@ def gpt_neox(config: Config) -> Model:
     """GPT-NeoX and Pythia; attention and MLP are side by side, unless a configuration says that they follow."""
     config.must_be("attention_bias", True)
     config.take("is_decoder")  # nothing reads it
-    for first, later in (
-        ("attention_probs_dropout_prob", "attention_dropout"),
-        ("hidden_dropout_prob", "hidden_dropout"),
-    ):
-        config.leave_out(first, 0)
-        config.leave_out(later, 0)
-    replaced = {}
+    for name in ("attention_dropout", "attention_probs_dropout_prob", "hidden_dropout", "hidden_dropout_prob"):
+        config.leave_out(name, 0)
+    replaced = dict[str, str]()
     if config.must_be("hidden_act", "gelu", *GELU_TANH) != "gelu":
         replaced["b_in[ffn])"] = "b_in[ffn], approximate=tanh)"
     if not config.flag("use_parallel_residual", True):
@@ -83,7 +75,7 @@ def gpt_neox(config: Config) -> Model:
         "hidden": hidden,
         "heads": heads,
         "ffn": config.size("intermediate_size"),
-        "layers": config.size("num_hidden_layers"),
+        "layers": config.layers("num_hidden_layers"),
         "eps": config.number("layer_norm_eps", 1e-5),
         "theta": rope.theta,
         "rotary": rope.dims,

@@ -21,7 +21,7 @@ def llama(config: Config) -> Model:
 def mistral(config: Config) -> Model:
     """Mistral: Llama whose queries see a window."""
     seen = window(config, 4096)
-    model = _decoder(config, "llama.scale", eps=1e-6, kv=8, attention="sliding" if seen else "full")
+    model = _decoder(config, "llama.scale", eps=1e-6, kv=8, window=seen)
     windowed = {"mask=causal": f"mask=causal, window={seen}"} if seen else {}
     return evolve(model, replaced={**model.replaced, **windowed})
 
@@ -39,10 +39,7 @@ def phi3(config: Config) -> Model:
         config.must_be(name, False)
     for name in ("embd_pdrop", "resid_pdrop"):
         config.leave_out(name, 0)
-    seen = window(config)
-    part = "partial_rotary_factor"
-    model = _decoder(config, "phi3.scale", eps=1e-5, part=part, attention="sliding" if seen else "full")
-    return evolve(model, sizes={**model.sizes, "window": seen})
+    return _decoder(config, "phi3.scale", eps=1e-5, part="partial_rotary_factor", window=window(config))
 
 
 def qwen2(config: Config) -> Model:
@@ -59,22 +56,25 @@ def qwen3(config: Config) -> Model:
 
 
 def starcoder2(config: Config) -> Model:
-    """StarCoder 2; its first files have a second word for the activation, which nothing reads, and norms by name."""
+    """StarCoder 2; its first files say in further fields what nothing reads."""
     config.take("activation_function")
-    eps = config.number("norm_epsilon", 1e-5)
-    config.must_be("layer_norm_epsilon", eps)
+    config.take("layer_norm_epsilon")
     config.must_be("norm_type", "layer_norm")
     config.must_be("mlp_type", "default")
-    config.must_be("use_bias", True)
-    for name in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights"):
+    for name in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights", "use_bias"):
         config.must_be(name, True)
     for name in ("embedding_dropout", "residual_dropout"):
         config.leave_out(name, 0)
-    seen = window(config)
-    model = _decoder(
-        config, "starcoder2.scale", eps=eps, act=GELU_TANH, kv=2, tied=True, attention="sliding" if seen else "full"
+    return _decoder(
+        config,
+        "starcoder2.scale",
+        eps=1e-5,
+        norm="norm_epsilon",
+        act=GELU_TANH,
+        kv=2,
+        tied=True,
+        window=window(config),
     )
-    return evolve(model, sizes={**model.sizes, "window": seen})
 
 
 def _full_attention(config: Config) -> None:
@@ -90,18 +90,22 @@ def _decoder(
     file: str,
     *,
     eps: float,
+    norm: str = "rms_norm_eps",
     act: tuple[str, ...] = ("silu",),
-    attention: str = "full",
+    window: int = 0,
     head: int = 0,
     kv: int = 0,
     part: str = "",
     tied: bool = False,
 ) -> Model:
-    """What they share.  `head`, `kv` and `tied` are defaults, `part` is the field of those whose heads turn in part."""
+    """What they share.
+
+    `eps`, `head`, `kv` and `tied` are defaults, `norm` is the field of `eps`, `part` that of heads that turn in part.
+    """
     config.must_be("hidden_act", *act)
     config.leave_out("attention_dropout", 0)
-    layers = config.size("num_hidden_layers")
-    check_layers(config, layers, f"{attention}_attention")
+    layers = config.layers("num_hidden_layers")
+    check_layers(config, layers, "sliding_attention" if window else "full_attention")
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads, dim = config.size("num_key_value_heads", kv or heads, null=heads), head_dim(config, head)
     config.quotient("num_attention_heads", "num_key_value_heads")
@@ -113,9 +117,10 @@ def _decoder(
         "kv_heads": kv_heads,
         "ffn": config.size("intermediate_size"),
         "layers": layers,
-        "eps": config.number("rms_norm_eps", eps),
+        "eps": config.number(norm, eps),
         "theta": rope.theta,
         "rotary": rope.dims,
+        "window": window,
     }
     if head or dim * heads != hidden:
         sizes["head_dim"] = dim

@@ -21,7 +21,7 @@ def distilbert(config: Config) -> Model:
         "hidden": config.size("dim", 768),
         "heads": config.size("n_heads", 12),
         "ffn": config.size("hidden_dim", 3072),
-        "layers": config.size("n_layers", 6),
+        "layers": config.layers("n_layers", 6),
     }
     config.quotient("dim", "n_heads")
     seq = config.size("max_position_embeddings", 512)
