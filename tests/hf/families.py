@@ -66,7 +66,11 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
     "gpt_neox_serial": lambda: transformers.GPTNeoXConfig(  # heads that turn whole
-        **NEOX, rotary_pct=1.0, hidden_act="gelu_fast", use_parallel_residual=False, tie_word_embeddings=True
+        **NEOX,
+        rope_parameters={**PLAIN, "partial_rotary_factor": 1.0},
+        hidden_act="gelu_fast",
+        use_parallel_residual=False,
+        tie_word_embeddings=True,
     ),
     "gptj": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=8),
     "gptj_whole": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=16, tie_word_embeddings=True),
@@ -147,4 +151,5 @@ def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         loss.backward()
     head = "embed_out" if isinstance(made, transformers.GPTNeoXForCausalLM) else "lm_head"  # as files have it
-    return loss.item(), {name.replace("lm_head", head): each.grad for name, each in made.named_parameters()}
+    parameters: dict[str, Any] = dict(made.named_parameters())
+    return float(loss), {name.replace("lm_head", head): each.grad for name, each in parameters.items()}

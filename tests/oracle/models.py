@@ -68,7 +68,7 @@ def _gpt_neox(p: Tensors, tokens: Tensor) -> Tensor:
     x, frequencies = p["wte"][tokens], _frequencies(ROTARY, 1e4)
     for layer in _stacked(p, "layers"):
         a = _layer_norm(x, layer["norm1"], layer["bias1"])
-        q, k, v = (a @ layer["w_qkv"].T + layer["b_qkv"].flatten()).unflatten(-1, (HEADS, 3, HEAD_DIM)).unbind(-2)
+        q, k, v = (a @ layer["wqkv"].T + layer["bqkv"].flatten()).unflatten(-1, (HEADS, 3, HEAD_DIM)).unbind(-2)
         o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T + layer["bo"]
         m = _layer_norm(x, layer["norm2"], layer["bias2"])
         x = x + o + gelu(m @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
