@@ -112,6 +112,8 @@ CODES = {
     # configurations of other programs
     "E0801": "a model that no plan expresses",
     "E0802": "not a configuration",
+    "E0803": "a field that is missing or of the wrong type",
+    "E0804": "fields that do not fit together",
     # what a machine can do; a warning, the plan is compiled
     "W0901": "a step that does not fit",
     "W0902": "attention to what is to be predicted; gradients that stages are to reduce in each microbatch",

@@ -25,7 +25,7 @@ from .state import State
 from .untrusted import DAMAGE, index_of, is_within, size_of
 
 INDEX = "model.safetensors.index.json"
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Ends of names that older files hold though they are no weights: masks and frequencies."""
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

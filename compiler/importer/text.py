@@ -32,9 +32,12 @@ train {{ # examples: yours to set
     lr = 1e-5  betas = [0.9, 0.95]  eps = 1e-8  weight_decay = 0.1  clip = 1.0
     schedule = cosine(warmup=100, floor=1e-6)
   }}
-  data tokens {{ files = ["data/*.bin"]  dtype = {tokens} }}
+  data tokens {{ files = ["data/*.bin"]  dtype = {tokens}{masked} }}
 }}
 """
+
+MASK_TOKEN = 103
+"""Of the vocabulary of uncased English that BERT and DistilBERT share (Devlin et al. 2019)."""
 
 
 @frozen
@@ -52,24 +55,28 @@ class Model:
     precision: str
     tied: bool = False
     """Whether the file's `head` is to be its `wte`."""
-    rope: str = ""
-    """What `rope` is given besides, where it turns by `theta`."""
-    indices: Mapping[str, str] = field(factory=dict[str, str])
-    """What stands for an index in tensors' names, by what the file has there."""
+    masked: bool = False
+    """Whether it learns from masked tokens."""
+    replaced: Mapping[str, str] = field(factory=dict[str, str])
+    """Texts of the file, and what takes their place."""
     without: tuple[str, ...] = ()
     """Repeats that are left out."""
 
 
 def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
     """The plan as text, laid out as all are; it resolves."""
-    path = folder("plans") / "models" / model.file
-    text = _Editor(path.read_text(encoding="utf-8")).edited(model)
-    vocab = model.sizes["vocab"]
+    text = (folder("plans") / "models" / model.file).read_text(encoding="utf-8")
+    for old, new in model.replaced.items():
+        assert old in text, f"importer: {model.file} lacks {old}"
+        text = text.replace(old, new)
+    text = _Editor(text).edited(model)
+    vocab = int(model.sizes["vocab"])
     run = RUN.format(
         heads="heads, kv_heads" if "kv_heads" in model.sizes else "heads",
         seq=model.seq,
         precision=model.precision,
         tokens="uint16" if vocab <= 2**16 else "uint32",
+        masked=f"  masked = 15%  mask_token = {min(MASK_TOKEN, vocab - 1)}" if model.masked else "",
     )
     plan = f"{text}\n{run}"
     count = parameter_count(resolve(Source("plan.scale", plan)))
@@ -107,25 +114,15 @@ class _Editor:
         for item in self._model.body:
             if isinstance(item, syntax.Init) and dropped & set(map(str, item.names)):
                 self._cut(item.span)
-        self._names_of(dropped, model.indices)
+        for entry in self._names.entries:
+            if isinstance(entry, syntax.Setting) and entry.key.name in dropped:
+                self._cut(entry.span)
         return self._result()
 
     def _statement(self, item: syntax.Init | syntax.Statement, model: Model) -> None:
         for node in _walk(item):
-            if model.rope and isinstance(node, syntax.Call) and node.name.name == "rope":
-                if syntax.Name("theta", node.span) in node.args:  # spans do not count in comparisons
-                    self._insert(self._end(node.span) - 1, f", {model.rope}")
-            elif model.tied and isinstance(node, syntax.ParamUse) and node.name.name == "head":
+            if model.tied and isinstance(node, syntax.ParamUse) and node.name.name == "head":
                 self._replace(node.span, "wte")
-
-    def _names_of(self, dropped: set[str], indices: Mapping[str, str]) -> None:
-        for entry in self._names.entries:
-            if isinstance(entry, syntax.Setting) and entry.key.name in dropped:
-                self._cut(entry.span)
-            elif isinstance(entry, syntax.Setting):
-                for old, new in indices.items():
-                    text = self._text[self._start(entry.value.span) : self._end(entry.value.span)]
-                    self._replace(entry.value.span, text.replace(old, new))
 
     def _sizes(self, section: syntax.Section, model: Model) -> None:
         for entry in section.entries:
@@ -140,9 +137,6 @@ class _Editor:
 
     def _replace(self, span: Span, text: str) -> None:
         self._edits.append((self._start(span), self._end(span), text))
-
-    def _insert(self, at: int, text: str) -> None:
-        self._edits.append((at, at, text))
 
     def _start(self, span: Span) -> int:
         return self._starts[span.line - 1] + span.column - 1

@@ -1,13 +1,9 @@
 """Tiny models of transformers with random weights, and the plans that `scalec import` writes for them.
 
-DistilBERT and GPT-J, which it does not know, have the plans that scalec ships.
-
 Non-goals: anything from the network; each model is built from its configuration.
 """
 
-import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +37,13 @@ LLAMA3 = {  # original_max_position_embeddings so short that some angles are sca
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+
+NEOX: dict[str, Any] = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
+GPTJ: dict[str, Any] = {  # 8 rows turn at least: those of 4 are the same in either direction of reordering
+    **{"n_embd": 64, "n_head": 4, "n_inner": 48, "n_layer": 2, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
+}
 
 GEMMA: dict[str, Any] = {
     **SMALL,
@@ -54,35 +57,39 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "distilbert": lambda: transformers.DistilBertConfig(
         dim=32, hidden_dim=48, n_heads=4, n_layers=2, max_position_embeddings=SEQ, vocab_size=100, pad_token_id=None
     ),
+    "gemma": lambda: transformers.GemmaConfig(**{**SMALL, "head_dim": 16, "pad_token_id": None}),
     "gemma2": lambda: transformers.Gemma2Config(**{**GEMMA, "num_hidden_layers": 4}),
     "gemma3": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 8}),
     "gemma3_blocks": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 6}),
     "gpt2": lambda: transformers.GPT2Config(
         n_embd=32, n_head=4, n_layer=2, n_positions=SEQ, vocab_size=100, bos_token_id=0, eos_token_id=0
     ),
-    "gptj": lambda: transformers.GPTJConfig(  # 8 rows: those of 4 are the same in either direction of reordering
-        n_embd=64, n_head=4, n_inner=48, n_layer=2, rotary_dim=8, vocab_size=100, bos_token_id=0, eos_token_id=0
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
+    "gpt_neox_serial": lambda: transformers.GPTNeoXConfig(  # heads that turn whole
+        **NEOX,
+        rope_parameters={**PLAIN, "partial_rotary_factor": 1.0},
+        hidden_act="gelu_fast",
+        use_parallel_residual=False,
+        tie_word_embeddings=True,
     ),
+    "gptj": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=8),
+    "gptj_whole": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=16, tie_word_embeddings=True),
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "llama_tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=16),
     "llama31": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=5, head_dim=16),
+    "mistral_full": lambda: transformers.MistralConfig(**SMALL, sliding_window=None, rope_parameters=LINEAR),
+    "phi3": lambda: transformers.Phi3Config(**SMALL, pad_token_id=None, sliding_window=5),
+    "phi3_part": lambda: transformers.Phi3Config(
+        **{**SMALL, "hidden_size": 64}, pad_token_id=None, rope_parameters={"partial_rotary_factor": 0.75, **PLAIN}
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**SMALL, pad_token_id=None),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
-}
-
-
-def _shipped(name: str, dims: str) -> str:
-    """A model that scalec ships, of other sizes."""
-    text = (Path(__file__).parents[2] / "plans" / "models" / f"{name}.scale").read_text(encoding="utf-8")
-    return re.sub(
-        r"dims \{.*?\n  \}", f"dims {{ vocab = 100 pad 8  heads = 4  layers = 2  {dims} }}", text, flags=re.DOTALL
-    )
-
-
-SHIPPED = {
-    "distilbert": _shipped("distilbert", "hidden = 32  head_dim = 8  ffn = 48  turned = hidden"),
-    "gptj": _shipped("gptj", "hidden = 64  head_dim = 16  ffn = 48").replace("rotary = 64", "rotary = 8"),
+    "starcoder2": lambda: transformers.Starcoder2Config(**SMALL, sliding_window=5, bos_token_id=0, eos_token_id=0),
+    "starcoder2_head": lambda: transformers.Starcoder2Config(
+        **SMALL, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0
+    ),
 }
 
 
@@ -117,8 +124,7 @@ def model(name: str, dtype: torch.dtype) -> Any:
 def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
     """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1."""
     config = load(saved / "config.json")
-    shipped = SHIPPED.get(json.loads(config.text)["model_type"])
-    text = shipped or import_config(config).split("\nmesh {")[0]
+    text = import_config(config).split("\nmesh {")[0]
     kv = "kv_heads, " if "kv_heads" in text else ""
     return f"""{text}
 mesh {{ {mesh} }}
@@ -139,9 +145,11 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss over labels that count, and the gradients by the weights' names, of a float64 model."""
+    """The mean loss over labels that count, and the gradients by the names in files, of a float64 model."""
     with Wide():
         logits = made(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         loss.backward()
-    return loss.item(), {name: parameter.grad for name, parameter in made.named_parameters()}
+    head = "embed_out" if isinstance(made, transformers.GPTNeoXForCausalLM) else "lm_head"  # as files have it
+    parameters: dict[str, Any] = dict(made.named_parameters())
+    return float(loss), {name.replace("lm_head", head): each.grad for name, each in parameters.items()}

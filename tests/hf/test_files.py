@@ -115,6 +115,17 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
     assert not values["wte"][100:].any()
 
 
+def test_masks_and_frequencies_of_gpt_neox_are_no_weights(tmp_path: Path) -> None:
+    """The published files have them; newer ones do not."""
+    families.model("gpt_neox", torch.float64).save_pretrained(tmp_path)
+    module = harness.imported(harness.written(families.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    buffers = ("bias", "masked_bias", "rotary_emb.inv_freq")
+    more = {f"gpt_neox.layers.0.attention.{name}": torch.ones(2) for name in buffers}
+    save_file({**load_file(tmp_path / "model.safetensors"), **more}, tmp_path / "model.safetensors")
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    Reader(tmp_path, module.PLAN.names).fill(state)
+
+
 Tensors = dict[str, Tensor]
 WRONG: list[tuple[Callable[[Tensors], object], str]] = [
     (lambda t: t.pop("lm_head.weight"), "has no `lm_head.weight`, which the plan needs for `head`"),

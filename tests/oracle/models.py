@@ -63,6 +63,41 @@ def _distilbert(p: Tensors, tokens: Tensor) -> Tensor:
     return t @ p["wte"].T + p["b_vocab"]
 
 
+def _gpt_neox(p: Tensors, tokens: Tensor) -> Tensor:
+    """Black et al. 2022; the MLP beside attention, each after a norm of its own."""
+    x, frequencies = p["wte"][tokens], _frequencies(ROTARY, 1e4)
+    for layer in _stacked(p, "layers"):
+        a = _layer_norm(x, layer["norm1"], layer["bias1"])
+        q, k, v = (a @ layer["wqkv"].T + layer["bqkv"].flatten()).unflatten(-1, (HEADS, 3, HEAD_DIM)).unbind(-2)
+        o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T + layer["bo"]
+        m = _layer_norm(x, layer["norm2"], layer["bias2"])
+        x = x + o + gelu(m @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
+    return _layer_norm(x, p["norm"], p["bias"]) @ p["head"].T
+
+
+def _starcoder2(p: Tensors, tokens: Tensor) -> Tensor:
+    """Lozhkov et al. 2024."""
+    x, frequencies = p["wte"][tokens], _frequencies(HEAD_DIM, 1e4)
+    for layer in _stacked(p, "layers"):
+        q, k, v = _queries_keys_values(layer, _layer_norm(x, layer["norm1"], layer["bias1"]))
+        o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM, WINDOW)
+        x = x + o @ layer["wo"].T + layer["bo"]
+        m = _layer_norm(x, layer["norm2"], layer["bias2"])
+        x = x + _gelu(m @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
+    return _layer_norm(x, p["norm"], p["bias"]) @ p["head"].T
+
+
+def _gemma(p: Tensors, tokens: Tensor) -> Tensor:
+    """Gemma Team 2024, the first model."""
+    x, frequencies = p["wte"][tokens] * sqrt(HIDDEN), _frequencies(HEAD_DIM, 1e4)
+    for layer in _stacked(p, "layers"):
+        q, k, v = _queries_keys_values(layer, _from_one(x, layer["norm1"]))
+        x = x + _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T
+        m = _from_one(x, layer["norm2"])
+        x = x + (_gelu(m @ layer["w_gate"].T) * (m @ layer["w_up"].T)) @ layer["w_down"].T
+    return _from_one(x, p["norm"]) @ p["wte"].T
+
+
 def _rotated_in_part(x: Tensor) -> Tensor:
     """GPT-J's rotation of neighbours (x[2i], x[2i + 1]), after the reordering that its published weights differ by."""
     rotary, rest = x[..., :ROTARY], x[..., ROTARY:]
@@ -134,14 +169,23 @@ def _gpt2(p: Tensors, tokens: Tensor) -> Tensor:
     return _layer_norm(x, p["norm"], p["bias"]) @ p["wte"].T
 
 
-def _llama(p: Tensors, tokens: Tensor, theta: float = 1e4, factor: float = 1, eps: float = 1e-5) -> Tensor:
+def _llama(
+    p: Tensors,
+    tokens: Tensor,
+    theta: float = 1e4,
+    factor: float = 1,
+    eps: float = 1e-5,
+    window: int = 0,
+    rotary: int = HEAD_DIM,
+) -> Tensor:
     """Grattafiori et al. 2024; where there are biases and norms of queries and keys, Yang et al. 2024 and Qwen3's."""
-    x, frequencies = p["wte"][tokens], _stretched(_frequencies(HEAD_DIM, theta), factor)
+    x, frequencies = p["wte"][tokens], _stretched(_frequencies(rotary, theta), factor)
     for layer in _stacked(p, "layers"):
         q, k, v = _queries_keys_values(layer, _rms_norm(x, layer["norm1"], eps))
         if "norm_q" in layer:
             q, k = _rms_norm(q, layer["norm_q"], eps), _rms_norm(k, layer["norm_k"], eps)
-        x = x + _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T
+        o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM, window)
+        x = x + o @ layer["wo"].T
         x = x + _gated(layer, _rms_norm(x, layer["norm2"], eps))
     return _rms_norm(x, p["norm"], eps) @ p["head" if "head" in p else "wte"].T
 
@@ -203,9 +247,11 @@ def _angles(seq: int, frequencies: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, frequencies: Tensor) -> Tensor:
-    """Su et al. 2021, for pairs (x[i], x[i + d/2])."""
-    angle, (first, second) = _angles(x.shape[1], frequencies), x.chunk(2, -1)
-    return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
+    """Su et al. 2021, for pairs (x[i], x[i + d/2]) of the first d dims, two for each frequency."""
+    turning = 2 * len(frequencies)
+    angle, (first, second) = _angles(x.shape[1], frequencies), x[..., :turning].chunk(2, -1)
+    turned = first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()
+    return torch.cat([*turned, x[..., turning:]], -1)
 
 
 def _gated(p: Tensors, x: Tensor) -> Tensor:
@@ -232,14 +278,18 @@ _LLAMA = f"theta = 10000  trained = {TRAINED}"
 
 MODELS = (
     Model("distilbert", "turned = hidden  layers = 2", "", _distilbert, grouped=False),
+    Model("gemma", "layers = 2", "", _gemma),
     Model("gemma2", "pairs = 2", f"{_GEMMA}  cap = {CAP}  logit_cap = {LOGIT_CAP}", _gemma2),
     Model("gemma3", "blocks = 2  locals = 2  rest = 1", _GEMMA, _gemma3),
     Model("gpt2", "layers = 2", "", _gpt2, grouped=False),
+    Model("gpt_neox", "layers = 2", f"rotary = {ROTARY}", _gpt_neox, grouped=False),
     Model("gptj", "layers = 2", f"rotary = {ROTARY}", _gptj, grouped=False),
     Model("llama", "layers = 2", "theta = 10000", _llama),
     Model("llama3_1", "layers = 2", _LLAMA, partial(_llama, factor=8)),
     Model("llama3_2", "layers = 2", _LLAMA, partial(_llama, factor=32)),
     Model("olmo2", "layers = 2", "", _olmo2),
+    Model("phi3", "layers = 2", f"window = {WINDOW}  rotary = {ROTARY}", partial(_llama, window=WINDOW, rotary=ROTARY)),
     Model("qwen2", "layers = 2", "", partial(_llama, theta=1e6, eps=1e-6)),
     Model("qwen3", "layers = 2", "", partial(_llama, theta=1e6, eps=1e-6)),
+    Model("starcoder2", "layers = 2", f"theta = 10000  window = {WINDOW}", _starcoder2),
 )

@@ -51,7 +51,7 @@ OPTIMIZERS = {
 }
 GROUPS = """
     group norms { params = ["*norm*"]  weight_decay = 0.0  lr_scale = 0.5 }
-    group queries { params = ["*wq"]  weight_decay = 0.3 }
+    group queries { params = ["*wq*"]  weight_decay = 0.3 }
 """
 
 

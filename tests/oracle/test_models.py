@@ -84,7 +84,7 @@ def _training(case: Case, names: Sequence[str]) -> Training:
     if case.optimizer != "groups":
         return case.training
     last = sorted({name.rpartition(".")[2] for name in names})
-    norms, queries = ([n for n in last if "norm" in n], [n for n in last if n.endswith("wq")])
+    norms, queries = ([n for n in last if "norm" in n], [n for n in last if "wq" in n])
     decay = (*((name, 0.0) for name in norms), *((name, 0.3) for name in queries))
     return replace(case.training, decay=decay, scale=tuple((name, 0.5) for name in norms))
 
