@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from .errors import RunError
+from .launch import warn
 
 _GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
 
@@ -34,6 +35,14 @@ def ending() -> Generator[None]:
         _leave(f"rank {os.environ.get('RANK', 0)} failed\n{traceback.format_exc()}", 1)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def refuse(message: str) -> NoReturn:
+    """Ends a run that cannot start.  All ranks call it alike, or none has joined a group; the first says why."""
+    warn(message)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(2)
 
 
 def _leave(message: str, status: int) -> NoReturn:

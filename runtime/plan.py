@@ -31,6 +31,7 @@ class Plan:
     schedule: Schedule
     nodes: int = 1
     names: HuggingFace | None = None  # where files of weights hold the parameters
+    model: str = ""  # a hash of what is computed, on any mesh
 
 
 @dataclass(frozen=True)
