@@ -9,7 +9,8 @@ that overlap its own: so any mesh can load what any other saved.  No pickle, whi
 Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most such a folder,
 which the next save removes, and all whole ones as they were.
 
-Non-goals: no asynchronous saving; nothing but the state (the order of data follows from seed and step).
+Non-goals: no asynchronous saving; of the run nothing but the state and what it is known by (`identity`): the order of
+data follows from seed and step.
 """
 
 import re
