@@ -3,7 +3,7 @@
 #
 # Stages are facts, train, ranks, pipes, dead and sanitizer; `on_a_gpu.sh` has those that time kernels and steps.  Each
 # writes OUT/STAGE.log, takes at most LIMIT seconds, 540 by default, and does not stop the next; the exit status says how
-# many failed.  RANKS=2 is for where NCCL refuses four on one GPU.  DEVICE=cpu tries this script without a GPU, by gloo.
+# many failed.  What the compiler needs is installed by `on_a_gpu.sh`, which comes first.  RANKS=2 is for where NCCL refuses four on one GPU.  DEVICE=cpu tries this script without a GPU, by gloo.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 script=$PWD/benchmarks/first_half_hour.sh

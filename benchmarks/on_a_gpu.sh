@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # bash benchmarks/on_a_gpu.sh OUT [STAGE ...]: everything that needs a GPU, on a machine that has torch and Triton already.
 #
-# Stages are tests, tune, rates, kernels, attention, head, 8B, 1B, ops and 3B, in this order by default; tune-CLASS tunes one
-# class.  SEQS=8192 takes steps of sequences that long alone, SIZES="4096 8192" tunes these sizes.  What each prints goes to OUT/STAGE.log too, tables to OUT/results.md, and tiles, tuned or not, to OUT/tiles.toml.
+# Stages are tests, tune, rates, kernels, attention, head, 8B, 1B, ops and 3B, in this order by default; tune-CLASS tunes
+# one class.  SEQS=8192 takes steps of sequences that long alone, SIZES="4096 8192" tunes these sizes.  What each prints
+# goes to OUT/STAGE.log too, tables to OUT/results.md, and tiles, tuned or not, to OUT/tiles.toml.
 # A stage that fails, or takes more than LIMIT seconds, 560 by default, does not stop the next, and leaves what it has so
 # far; the exit status says how many did.  torch and Triton are left as they are; other packages come from the folder
 # .whl if there is one, else from the package index.

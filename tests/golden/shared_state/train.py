@@ -188,6 +188,7 @@ PLAN = Plan(
     seed=0,
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
+    model="d68821ee93ce",  # what is computed, on any mesh
     names=HuggingFace(
         torch.bfloat16,
         {

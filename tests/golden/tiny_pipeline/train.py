@@ -244,6 +244,7 @@ PLAN = Plan(
     seed=0,
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
+    model="b42bf95fa1c9",  # what is computed, on any mesh
     names=HuggingFace(
         torch.float32,
         {
