@@ -145,7 +145,10 @@ L
 dead() { # how long others wait for a rank that is gone
     plan gone "dp = $ranks" "batch over dp" "" fp32 triton
     several gone gone --steps 100000 >"$out/dead.ranks" 2>&1 &
-    until grep -q "^step 2/" "$out/dead.ranks"; do sleep 1 && kill -0 $! || return; done
+    until grep -q "^step *2/" "$out/dead.ranks"; do
+        sleep 1
+        kill -0 $! 2>/dev/null || { check "the ranks begin" false; return; }
+    done
     local began=$SECONDS
     kill -9 "$(pgrep -n -f "$WORK/gone/train.py")"
     wait

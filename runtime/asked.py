@@ -48,7 +48,8 @@ def profiling() -> Profiled | None:
 
 def unknown() -> list[str]:
     """A line for each variable SCALEC_… that asks for nothing.  RunError if one that is known has an unknown value."""
-    recording(), sanitizing(), profiling()
+    for asked in (recording, sanitizing, profiling):
+        asked()
     names = sorted(name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN)
     return [f"warning: there is no {name}: {_meant(name)}" for name in names]
 
