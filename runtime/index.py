@@ -129,6 +129,7 @@ def _index(read: Any) -> Index:
 def _run(read: Any) -> Identity:
     if not all(isinstance(value, str | int | float | None) for value in read.values()):
         raise ValueError
+    _natural(read.get("global_batch", 0))  # which is reckoned with
     return read
 
 
