@@ -144,8 +144,9 @@ L
 
 dead() { # how long others wait for a rank that is gone
     plan gone "dp = $ranks" "batch over dp" "" fp32 triton
+    rm -f "$out/dead.ranks"
     several gone gone --steps 100000 >"$out/dead.ranks" 2>&1 &
-    until grep -q "^step *2/" "$out/dead.ranks"; do
+    until grep -qs "^step *2/" "$out/dead.ranks"; do
         sleep 1
         kill -0 $! 2>/dev/null || { check "the ranks begin" false; return; }
     done
