@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from scalec.compiler.kernels import USUAL, chip_of, nearest, tiles_of
 
@@ -63,12 +64,23 @@ class Machine:
     def __str__(self) -> str:
         gpu = "toy sizes on the CPU: of no interest"
         if self.on_gpu:
-            gpu = f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA {torch.version.cuda}"
+            gpu = f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA {torch.version.cuda}, {_libraries()}"
         try:
             triton = version("triton")
         except PackageNotFoundError:
             triton = "none"
         return f"{gpu}; torch {torch.__version__}, Triton {triton}, Python {platform.python_version()}"
+
+    def failure(self, error: Exception) -> str:
+        """The words for what went wrong.  Raises it where the device can do no more in this process."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return "out of memory"
+        if self.on_gpu:
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:  # after an illegal access each call fails
+                raise error from None
+        return f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """torch.compile, with constant shapes."""
@@ -127,6 +139,19 @@ class Machine:
     def randn(self, *shape: int) -> Tensor:
         """Of which there are gradients."""
         return torch.randn(*shape, device=self.device, dtype=self.dtype, requires_grad=True)
+
+
+def _libraries() -> str:
+    """What torch's products, attention and collectives are done by; which attention it picks decides over a step."""
+    nccl = ".".join(map(str, cast(Any, torch.cuda).nccl.version())) if torch.distributed.is_nccl_available() else "none"
+    return f"cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}, causal attention by {picked_attention()}"
+
+
+def picked_attention() -> str:
+    """The backend that scaled_dot_product_attention picks for a step of Llama 8B."""
+    q, k = (torch.empty(1, heads, 8192, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8))
+    number = cast(Any, torch)._fused_sdp_choice(q, k, k, None, 0.0, True, enable_gqa=True)
+    return next(name for name, each in SDPBackend.__members__.items() if int(cast(Any, each)) == number)
 
 
 def _driver() -> str:

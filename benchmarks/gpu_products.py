@@ -30,11 +30,14 @@ def attention_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
         operands = [machine.randn(rows, s, heads, d) for heads in (n, k, k)]
         ops: list[Callable[..., Any]] = [lambda *it: ours.partial(*it)[0], runtime.attention]
         flop = rows * n * s * s * d
-        for part, factor, (mine, torchs) in zip(
-            ("forward", "backward"), (2, 5), parts(machine, ops, operands, (1,)), strict=True
-        ):
+        shape = f"{rows} × {s} tokens, {n} and {k} heads of {d}"
+        try:
+            times = parts(machine, ops, operands, (1,))
+        except Exception as error:  # of any kind: the other shape is still to be measured
+            yield (shape, machine.failure(error), *[""] * 5)
+            continue
+        for part, factor, (mine, torchs) in zip(("forward", "backward"), (2, 5), times, strict=True):
             rates = [f"{factor * flop / ms / 1e9:.0f}" for ms in (mine, torchs)]
-            shape = f"{rows} × {s} tokens, {n} and {k} heads of {d}"
             yield (shape, part, f"{mine:.3f} ms", rates[0], f"{torchs:.3f} ms", rates[1], f"{mine / torchs:.2f}×")
     machine.clear()
 
@@ -63,8 +66,12 @@ def head_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
     first: tuple[int, float] | None = None
     for name, way in ways.items():
         call = partial(_both, way, x, weight, labels)
-        call()
-        peak, ms = machine.peak_bytes(call), machine.milliseconds(call, cold=False)
+        try:
+            call()
+            peak, ms = machine.peak_bytes(call), machine.milliseconds(call, cold=False)
+        except Exception as error:  # of any kind: the other ways are still to be measured
+            yield (name, machine.failure(error), *[""] * 4)
+            continue
         inside = peak - (x.nbytes + weight.nbytes if machine.on_gpu else 0)
         first = first or (inside, ms)
         of_first = f"{inside / first[0]:.1%}" if first[0] else ""

@@ -30,6 +30,7 @@ STEPS = ("shape", "tokens", "program", "step", "beside compiled", "tokens/s", "M
 OPS = ("program", "kernels", "time", "share")
 WARM_UP, REPEATS = 3, 10
 TOKENS = 8192
+SEQS = (4096, 8192)
 VOCAB = 128256
 SHAPES = {
     "1B": Sizes(vocab=VOCAB, hidden=2048, heads=32, kv_heads=8, head_dim=64, ffn=8192, layers=16, seq=4096, rows=1),
@@ -79,9 +80,9 @@ def shapes(machine: Machine) -> list[str]:
     return [*SHAPES][: 1 if machine.toy else None]
 
 
-def step_rows(machine: Machine, shape: str) -> Iterator[tuple[str, ...]]:
-    """Rows of all programs at 4k and 8k tokens."""
-    for seq in (TOY.seq,) if machine.toy else (4096, 8192):
+def step_rows(machine: Machine, shape: str, seqs: Sequence[int] = SEQS) -> Iterator[tuple[str, ...]]:
+    """Rows of all programs, at each number of tokens of a sequence."""
+    for seq in (TOY.seq,) if machine.toy else seqs:
         sizes, reduced = _sizes(machine, shape, seq)
         said = f"{shape}{f', {sizes.layers} of {SHAPES[shape].layers} layers' if reduced else ''}"
         beside = 0.0
@@ -92,7 +93,7 @@ def step_rows(machine: Machine, shape: str) -> Iterator[tuple[str, ...]]:
 
 
 def _measured(machine: Machine, program: Program, sizes: Sizes, beside: float) -> tuple[tuple[str, ...], float]:
-    """A row's cells, and the time of a step; 0 where there is no memory for it."""
+    """A row's cells, and the time of a step; 0 where it fails, as without memory for it."""
     try:
         step, account = _made(machine, program, sizes)
         for _ in range(WARM_UP):
@@ -100,8 +101,8 @@ def _measured(machine: Machine, program: Program, sizes: Sizes, beside: float) -
         peak, ms = machine.peak_bytes(step), machine.milliseconds(step, REPEATS, cold=False)
         peak += _held(machine)
         loss = float(step())
-    except torch.OutOfMemoryError:
-        return ("out of memory", *[""] * 6), 0.0
+    except Exception as error:  # of any kind: the other programs are still to be measured
+        return (machine.failure(error), *[""] * 6), 0.0
     finally:
         step = None
         machine.clear()
@@ -203,15 +204,20 @@ def op_rows(machine: Machine, shape: str) -> Iterator[tuple[str, ...]]:
     """Time by group of kernels in one step at 4k tokens, of emitted programs and of compiled plain torch."""
     sizes, _ = _sizes(machine, shape, TOY.seq if machine.toy else 4096)
     for program in PROGRAMS[1:4]:
-        step, _ = _made(machine, program, sizes)
-        for _ in range(WARM_UP):
-            step()
-        times = _by_group(machine, step)
+        name, times = f"{program.name}, {shape}", dict[str, float]()
+        try:
+            step, _ = _made(machine, program, sizes)
+            for _ in range(WARM_UP):
+                step()
+            times = _by_group(machine, step)
+        except Exception as error:  # of any kind: as in `_measured`
+            yield (name, machine.failure(error), "", "")
+        finally:
+            step = None
+            machine.clear()
         whole = sum(times.values())
         for group, us in sorted(times.items(), key=lambda pair: -pair[1]):
-            yield (f"{program.name}, {shape}", group, f"{us / 1e3:.2f} ms", f"{us / whole:.1%}")
-        del step
-        machine.clear()
+            yield (name, group, f"{us / 1e3:.2f} ms", f"{us / whole:.1%}")
 
 
 def _by_group(machine: Machine, step: Step) -> dict[str, float]:

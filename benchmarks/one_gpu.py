@@ -1,5 +1,6 @@
 """`.venv/bin/python benchmarks/one_gpu.py`: everything that one GPU can show, each table as soon as it is there.
 
+- rates: what torch's products and backends of attention reach, in the shapes of Llama 8B
 - kernels: each beside torch eager, torch.compile and a copy of as many bytes
 - attention: ours beside torch's
 - head: head and loss of 128,256 classes, with and without logits: peak memory and time
@@ -20,7 +21,8 @@ import torch
 from gpu import Machine
 from gpu_kernels import KERNELS, kernel_rows
 from gpu_products import ATTENTION, HEADS, attention_rows, head_rows
-from gpu_steps import OPS, SHAPES, STEPS, op_rows, step_rows
+from gpu_rates import RATES, rate_rows
+from gpu_steps import OPS, SEQS, SHAPES, STEPS, op_rows, step_rows
 from gpu_steps import shapes as all_shapes
 from measure import markdown
 
@@ -35,11 +37,13 @@ def main() -> None:
     machine = Machine(torch.device("cpu" if options.cpu_check else "cuda"), options.cpu_check, options.repeats)
     shapes = options.shapes.split(",") if options.shapes else all_shapes(machine)
     sections: dict[str, list[tuple[str, Sequence[str], Callable[[], Rows]]]] = {
+        "rates": [("What torch reaches, medians", RATES, lambda: rate_rows(machine))],
         "kernels": [("Kernels, medians", KERNELS, lambda: kernel_rows(machine))],
         "attention": [("Causal attention, medians", ATTENTION, lambda: attention_rows(machine))],
         "head": [("Head and loss, forward and backward", HEADS, lambda: head_rows(machine))],
         "step": [
-            (f"A training step, {shape}", STEPS, lambda shape=shape: step_rows(machine, shape)) for shape in shapes
+            (f"A training step, {shape}", STEPS, lambda shape=shape: step_rows(machine, shape, options.seqs))
+            for shape in shapes
         ],
         "ops": [("Where a step's time goes", OPS, lambda: op_rows(machine, shapes[0]))],
     }
@@ -47,6 +51,7 @@ def main() -> None:
     if unknown := {*chosen} - {*sections}:
         sys.exit(f"error: no section {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
     _say(f"{machine}; medians of {machine.repeats}", options.out)
+    failed = 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: there was not enough time"))
     for name in chosen:
         for title, columns, made in sections[name]:
@@ -57,18 +62,27 @@ def main() -> None:
                     rows.append(row)
             finally:  # what was measured before a failure, or before time was up
                 _say(markdown(title, columns, rows), options.out)
+            failed += sum("failed: " in cell for row in rows for cell in row)
+    sys.exit(f"error: {failed} rows failed" if failed else 0)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="A,B", help="these sections: kernels, attention, head, step, ops")
+    parser.add_argument(
+        "--only", default="", metavar="A,B", help="these sections: rates, kernels, attention, head, step, ops"
+    )
     parser.add_argument(
         "--shapes", default="", metavar="A,B", help=f"of the steps: {', '.join(SHAPES)}; by default all"
     )
+    parser.add_argument("--seqs", type=_numbers, default=SEQS, metavar="N,N", help="tokens of a sequence in steps")
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="calls of which medians are taken")
     parser.add_argument("--out", type=Path, metavar="FILE", help="Markdown is appended to this file too")
     parser.add_argument("--cpu-check", action="store_true", help="toy sizes on the CPU: whether it runs")
     return parser.parse_args()
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 def _say(text: str, out: Path | None) -> None:

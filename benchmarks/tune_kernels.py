@@ -54,15 +54,20 @@ def main() -> None:
     """Tunes the classes named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", metavar="CLASS", help=f"of {', '.join(SUBJECTS)}; by default all")
-    names = parser.parse_args().classes or [*SUBJECTS]
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="of these classes; by default all")
+    options = parser.parse_args()
+    names = options.classes or [*SUBJECTS]
     if unknown := set(names) - set(SUBJECTS):
         parser.error(f"no class of kernels that can be tuned: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         sys.exit("error: tiles are measured on a GPU, and this machine has none")
     with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:
         for name in names:
-            for size in SUBJECTS[name].sizes:
+            for size in options.sizes or SUBJECTS[name].sizes:
                 tile, rows = tuned(pool, name, size)
+                if rows[0][1] == float("inf"):
+                    print(f"{name}, {size}: no candidate runs, so the table keeps what it has", file=sys.stderr)
+                    continue
                 table(f"{name}, {size}", ("tile", "ms"), [(str(each), f"{ms:.4f}") for each, ms in rows[:5]])
                 known = tomllib.loads(TABLE.read_text()) if TABLE.exists() else {}
                 for each in (name, *ALIKE.get(name, ())):
@@ -96,18 +101,21 @@ def _once(call: Call) -> float:
 
 
 def _milliseconds(call: Call) -> float:
-    return Machine(torch.device(DEVICE), toy=False, repeats=20, warm=0.02).milliseconds(call)
+    return _machine().milliseconds(call)
+
+
+def _machine() -> Machine:
+    return Machine(torch.device(DEVICE), toy=False, repeats=20, warm=0.02)
 
 
 def _tried(measure: Callable[[Call], float], name: str, size: int, tile: Any) -> float:
-    """Of a candidate's call; infinite where the chip has too little for it, or Triton cannot compile it."""
-    from triton.errors import TritonError
-
+    """Of a candidate's call; infinite where it fails, as where Triton cannot compile it."""
     from scalec.runtime import kernels
 
     try:
         return measure(SUBJECTS[name].call(kernels, size, tile))
-    except TritonError:
+    except Exception as error:  # of any kind: the other candidates are still to be timed
+        print(f"{name}, {size}, {tile}: {_machine().failure(error)}", file=sys.stderr, flush=True)
         return float("inf")
 
 

@@ -1,9 +1,9 @@
 """What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
 
 Modules in reading order: mesh, traced, collectives, counters, dropout, functional, linears; parameters, optimizers,
-boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, allocator, plan;
-deferred, messages, cells, pipeline; disk, untrusted, payload, index, saved, together, checkpoint; export, launch, compiling,
-ending, log, loop.
+boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, allocator, plan,
+identity; deferred, messages, cells, pipeline; disk, untrusted, payload, index, saved, together, checkpoint; export,
+asked, launch, compiling, ending, log, loop.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """

@@ -9,11 +9,12 @@ that overlap its own: so any mesh can load what any other saved.  No pickle, whi
 Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most such a folder,
 which the next save removes, and all whole ones as they were.
 
-Non-goals: no asynchronous saving; nothing but the state (the order of data follows from seed and step).
+Non-goals: no asynchronous saving; of the run nothing but the state and what it is known by (`identity`): the order of
+data follows from seed and step.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from . import index, loss_scale, payload
 from .boxes import Box, whole
 from .disk import Disk, put, settle
 from .errors import RunError, named
+from .identity import Identity
 from .saved import INDEX, Saved, folder_name
 from .state import State
 from .together import anywhere, together
@@ -31,13 +33,15 @@ ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
 """What a run finds out anew where it is not given, as when a plan of another precision goes on."""
 
 
-def save(folder: Path, step: int, state: State, disk: Disk | None = None) -> Path:
+def save(folder: Path, step: int, state: State, disk: Disk | None = None, run: Identity | None = None) -> Path:
     """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts finished steps.
+
+    `run` is what a run that goes on must have too.
 
     RunError, on all ranks, where the disk of one refuses, or this step was saved before.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    saving = _Saving(folder / folder_name(step), step, state, rank, world, disk or Disk())
+    saving = _Saving(folder / folder_name(step), step, state, rank, world, disk or Disk(), run or {})
     for stage in (saving.prepare, saving.write, saving.publish):
         together(state.mesh.device, stage)
     return saving.made
@@ -94,6 +98,7 @@ class _Saving:
     rank: int
     world: int
     disk: Disk
+    run: Identity
 
     @property
     def part(self) -> Path:
@@ -126,7 +131,7 @@ class _Saving:
         """One index for all; the folder's name; then the old ones go."""
         if self.rank > 0:
             return
-        put(self.part / INDEX, [index.text(self._merged())], self.disk)
+        put(self.part / INDEX, [index.text(replace(self._merged(), run=self.run))], self.disk)
         for rank in range(self.world):
             (self.part / f"{_rank_name(rank)}.json").unlink()
         settle(self.part, self.disk)

@@ -3,11 +3,10 @@
 Non-goals: what is compiled into what (torch's), and collectives in a graph (`traced`).
 """
 
-import sys
-
 from torch import nn
 
-from .launch import is_first, recording, sanitizing
+from .asked import recording, sanitizing
+from .launch import warn
 
 
 def compile_each(model: nn.Module, *classes: type[nn.Module], backend: str = "inductor") -> None:
@@ -17,8 +16,7 @@ def compile_each(model: nn.Module, *classes: type[nn.Module], backend: str = "in
     modules stay as they are, and rank 0 says so.
     """
     if observer := "SCALEC_SANITIZE" if sanitizing() else "SCALEC_RECORD" if recording() else "":
-        if is_first():
-            print(f"note: {observer}=1 looks into each layer, so none is compiled", file=sys.stderr)
+        warn(f"note: {observer}=1 looks into each layer, so none is compiled")
         return
     for module in model.modules():
         if isinstance(module, classes):

@@ -87,16 +87,19 @@ def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]
 
 
 class Stream:
-    """Token files one after another, mapped into memory, cut into windows of `width` tokens that do not overlap."""
+    """Token files one after another, mapped into memory, cut into windows of `width` tokens that do not overlap.
+
+    RunError if they make less than one, or a file ends within a token.
+    """
 
     def __init__(self, files: list[str], dtype: torch.dtype, width: int) -> None:
         self._parts = [_mapped(path, dtype) for path in files]
         self._starts = list(accumulate((len(part) for part in self._parts), initial=0))
-        self._width = width
-        self.windows = self._starts[-1] // width
+        self._width, self.tokens = width, self._starts[-1]
+        self.windows = self.tokens // width
         if self.windows == 0:
             raise RunError(
-                f"too little data: {self._starts[-1]} tokens in {len(files)} files are less than a window of {width}"
+                f"too little data: {self.tokens} tokens in {len(files)} files are less than a window of {width}"
             )
 
     def window(self, number: int) -> Tensor:
@@ -114,8 +117,11 @@ class Stream:
 
 
 def _mapped(path: str, dtype: torch.dtype) -> Tensor:
-    size = os.path.getsize(path) // dtype.itemsize
-    return torch.from_file(path, shared=False, size=size, dtype=dtype)
+    size, width = os.path.getsize(path), dtype.itemsize
+    if size % width:
+        name = str(dtype).removeprefix("torch.")
+        raise RunError(f"{path} has {size:,} bytes, which are no whole number of tokens: one of {name} has {width}")
+    return torch.from_file(path, shared=False, size=size // width, dtype=dtype)
 
 
 def shuffled(position: int, windows: int, key: int) -> int:

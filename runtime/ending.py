@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from .errors import RunError, reason
+from .launch import warn
 
 _GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
 
@@ -41,6 +42,15 @@ def ending() -> Generator[None]:
         )
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def refuse(error: RunError | OSError) -> NoReturn:
+    """Ends a run that cannot start.  All ranks call it alike, or none has joined a group; the first says why."""
+    tell_launcher(reason(error))
+    warn(f"error: {reason(error)}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(2)
 
 
 def tell_launcher(reason: str) -> None:

@@ -7,13 +7,14 @@ Non-goals: the tensors themselves (`payload`).
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .boxes import Box, Extent, Shape, fault
 from .errors import RunError
+from .identity import Identity
 from .payload import NAMES, Stamp
 from .untrusted import DAMAGE, is_within, natural, shape
 from .weights import DTYPES
@@ -42,11 +43,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All tensors by key, and all files by name, after `step` finished steps."""
+    """All tensors by key, and all files by name, after `step` finished steps of such a run."""
 
     step: int
     tensors: Mapping[str, Entry]
     files: Mapping[str, Stamp]
+    run: Identity = field(default_factory=dict[str, Any])
 
 
 def of(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
@@ -100,7 +102,8 @@ def text(index: Index) -> bytes:
         for key, entry in index.tensors.items()
     }
     files = {name: {"bytes": stamp.size, "blake2b": stamp.blake2b} for name, stamp in index.files.items()}
-    whole = {"format": _FORMAT, "version": _VERSION, "step": index.step, "tensors": tensors, "files": files}
+    whole = {"format": _FORMAT, "version": _VERSION, "step": index.step, "run": {**index.run}}
+    whole |= {"tensors": tensors, "files": files}
     return json.dumps(whole).encode() + b"\n"
 
 
@@ -121,7 +124,14 @@ def _index(read: Any) -> Index:
     if any("/" in name or not is_within(name) for name in files):  # all lie in the checkpoint's own folder
         raise ValueError
     tensors = {key: _entry(each, files) for key, each in read["tensors"].items()}
-    return Index(natural(read["step"]), tensors, files)
+    return Index(natural(read["step"]), tensors, files, _run(read.get("run", {})))  # earlier versions had none
+
+
+def _run(read: Any) -> Identity:
+    if not all(isinstance(value, str | int | float | None) for value in read.values()):
+        raise ValueError
+    natural(read.get("global_batch", 0))  # which is reckoned with
+    return read
 
 
 def _entry(read: Any, files: Mapping[str, Stamp]) -> Entry:

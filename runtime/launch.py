@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .allocator import expand_segments
+from .asked import sanitizing
 from .errors import RunError, named
 from .mesh import Mesh, Watch
 from .plan import Plan
@@ -36,6 +37,7 @@ class Options:
     data: tuple[str, ...]
     seed: int
     resume: bool
+    resume_anyway: bool
     init: Path | None
     export: Path | None
     export_dtype: torch.dtype | None
@@ -57,6 +59,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
     add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
     add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    help = "the same, though seed, data, batch or model are not those of the checkpoint"
+    add("--resume-anyway", action="store_true", help=help)
     add("--init", type=Path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
     help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
     add("--export", type=Path, metavar="DIR", help=help)
@@ -68,6 +72,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
     values: dict[str, Any] = vars(parser.parse_args(arguments))
+    values["resume"] |= values["resume_anyway"]
     values["data"] = tuple(values["data"])
     values["export_dtype"] = EXPORTED.get(values["export_dtype"])
     return Options(**values)
@@ -101,6 +106,7 @@ def going_on(plan: Plan, steps: int) -> str:
     replaced.add_argument("--steps")
     replaced.add_argument("--init")
     replaced.add_argument("--resume", action="store_true")
+    replaced.add_argument("--resume-anyway", action="store_true")
     kept = replaced.parse_known_args()[1]
     return torchrun(plan, "--resume", "--steps", str(steps), *kept)
 
@@ -164,34 +170,10 @@ def is_first() -> bool:
         return True
 
 
-def recording() -> bool:
-    """Whether SCALEC_RECORD=1 asks for a record of every collective."""
-    return os.environ.get("SCALEC_RECORD") == "1"
-
-
-def sanitizing() -> bool:
-    """Whether SCALEC_SANITIZE=1 asks that copies be compared."""
-    return os.environ.get("SCALEC_SANITIZE") == "1"
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and where that is written."""
-
-    folder: Path
-    first: int
-    last: int
-
-
-def profiling() -> Profiled | None:
-    """What SCALEC_PROFILE=FOLDER asks for, with SCALEC_PROFILE_STEPS=N-M.  RunError."""
-    folder, steps = os.environ.get("SCALEC_PROFILE"), os.environ.get("SCALEC_PROFILE_STEPS", "3-5")
-    if not folder:
-        return None
-    first, _, last = steps.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise RunError(f"SCALEC_PROFILE_STEPS is `{steps}`: write the first and the last step of the run, as in 3-5")
-    return Profiled(Path(folder), int(first), int(last))
+def warn(line: str) -> None:
+    """A line on rank 0's standard error."""
+    if is_first():
+        print(line, file=sys.stderr)
 
 
 def connect(plan: Plan, device_type: str) -> Mesh:

@@ -30,11 +30,13 @@ class _Due:
     copied: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, step: int, metrics: Metrics, lr: float) -> "_Due":
-        """Begins to copy."""
+    def of(cls, step: int, metrics: Metrics, lr: float, empty: Tensor) -> "_Due":
+        """Begins to copy; `empty` goes with the metrics."""
         # To memory that is pinned, as torch does it for a copy that is not to block.
         values = {
-            name: value.to("cpu", non_blocking=True) for name, value in vars(metrics).items() if value is not None
+            name: value.to("cpu", non_blocking=True)
+            for name, value in (vars(metrics) | {"empty": empty}).items()
+            if value is not None
         }
         if not metrics.loss.is_cuda:
             return cls(step, lr, values, None)
@@ -57,17 +59,22 @@ class Log:
         self._began = time.monotonic()
         self._last: dict[str, float] = {}
         self._due: _Due | None = None
+        self._empty: Tensor | int = 0  # steps so far in which no label counts
+        self._said_empty = False
         self.mark(first)
 
     def mark(self, step: int) -> None:
         """Throughput counts from here: what came before (validation, saving) is no training time."""
         self._marked, self._marked_step = time.monotonic(), step
 
-    def step(self, step: int, metrics: Metrics, lr: float) -> None:
-        """One step, which may not have finished.  RunError as `settle`, if it has."""
+    def step(self, step: int, metrics: Metrics, lr: float, due: bool = True) -> None:
+        """One step, which may not have finished, and whether its line is due.  RunError as `settle`, if it has."""
         if self._folder is None:
             return
-        self._due = _Due.of(step, metrics, lr)
+        self._empty = (metrics.tokens == 0) + self._empty
+        if not due:
+            return
+        self._due = _Due.of(step, metrics, lr, self._empty)
         if self._due.copied is None:
             self.settle()
 
@@ -86,18 +93,31 @@ class Log:
             raise RunError(f"step {step}: loss {loss}, gradient norm {norm}; try a lower --lr")
         speed = self._tokens * (step - self._marked_step) / (time.monotonic() - self._marked)
         self.mark(step)
+        self._say_empty(step, int(metrics["empty"]))
+        reached = f"loss {loss:.4f}  norm {norm:.3f}" if tokens else "no label counts"
         self._say(
-            f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  norm {norm:.3f}  lr {lr:.2e}"
+            f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}  lr {lr:.2e}"
             f"{'' if scale is None else f'  scale {scale:g}'}{'  skipped' if skipped else ''}"
             f"  {speed:,.0f} tokens/s  {self._left(step)} left"
         )
-        known = {} if skipped else {"norm": norm}  # JSON has no infinity
+        known = {"loss": loss} if tokens else {}
+        known |= {"norm": norm} if tokens and not skipped else {}  # JSON has no infinity
         known |= {} if scale is None else {"loss_scale": scale}
-        self._write({"step": step, "loss": loss, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
+        self._write({"step": step, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
+
+    def _say_empty(self, step: int, empty: int) -> None:
+        """Once, that steps went by in which there was nothing to learn from."""
+        if empty and not self._said_empty:
+            self._said_empty = True
+            steps = f"{empty} of {step - self._first} steps so far"
+            self._say(f"note: in {steps} no label counts: they update nothing, and the learning rate goes on")
 
     def validation(self, step: int, metrics: Metrics) -> None:
         """The loss on held-out data after `step` steps."""
         if self._folder is None:
+            return
+        if not int(metrics.tokens):
+            self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation: no label counts")
             return
         loss = float(metrics.loss)
         self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")

@@ -3,7 +3,6 @@
 Non-goals: the step itself (the emitted program's), and what it communicates.
 """
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -14,28 +13,18 @@ import torch
 from torch import nn
 
 from . import allocator, checkpoint
+from .asked import Profiled, profiling, recording, sanitizing, unknown
 from .data import Batch, Loader, Stream, find_files, split_files
-from .ending import ending, tell_launcher
-from .errors import RunError, reason
-from .launch import (
-    Options,
-    Profiled,
-    check,
-    check_folder,
-    check_options,
-    connect,
-    going_on,
-    is_first,
-    parse,
-    profiling,
-    recording,
-    sanitizing,
-    torchrun,
-)
+from .ending import ending, refuse
+from .errors import RunError
+from .identity import Identity, differences, identity
+from .launch import Options, check, check_folder, check_options, connect, going_on, is_first, parse, torchrun, warn
 from .log import Log
 from .mesh import Mesh
 from .plan import Metrics, Plan
+from .saved import Saved
 from .state import State
+from .together import agreed, together
 from .weights import Reader
 
 Build = Callable[[Mesh], tuple[nn.Module, State]]
@@ -43,6 +32,8 @@ TrainStep = Callable[[nn.Module, State, Batch, float], Metrics]
 EvalStep = Callable[[nn.Module, State, Batch], Metrics]
 
 _EVAL_BATCHES = 8
+_LEFT = ("log.jsonl", "checkpoints", "recorded")
+"""What a run leaves in its folder."""
 
 
 def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
@@ -52,30 +43,40 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     """
     try:
         options = parse(plan)
+        for warning in unknown():
+            warn(warning)
         check_options(plan, options)
         if options.export:
             _export(plan, options, options.export)
             return
         check(plan, options)
-        start = _prepare(plan, options)
+        mesh = connect(plan, options.device)
+        start = _start(plan, options, mesh.device)
     except (RunError, OSError) as error:
-        tell_launcher(reason(error))
-        if is_first():
-            print(f"error: {reason(error)}", file=sys.stderr)
-        sys.exit(2)
+        refuse(error)
     with ending():
-        _Run(plan, options, start, build, train_step, eval_step).go()
+        _Run(plan, options, mesh, start, build, train_step, eval_step).go()
 
 
 @dataclass(frozen=True)
 class _Start:
-    """What a run begins from: its data, and weights or a checkpoint if it goes on from such."""
+    """What a run begins from: its data, and weights or a checkpoint if it goes on from such; what to say of it."""
 
+    run: Identity
     training: Stream
     validation: Stream | None
     weights: Reader | None
     resume: Path | None
     first: int
+    notes: tuple[str, ...]
+
+
+def _start(plan: Plan, options: Options, device: torch.device) -> _Start:
+    """The same on all ranks, with an earlier run's record out of the way.  RunError on all.  Collective."""
+    start = together(device, lambda: _prepare(plan, options))
+    agreed(device, f"step {start.first} of {dict(start.run)}")
+    moved = together(device, lambda: _set_aside(options.out) if is_first() and not options.resume else [])
+    return replace(start, notes=(*moved, *start.notes))
 
 
 def _prepare(plan: Plan, options: Options) -> _Start:
@@ -90,13 +91,33 @@ def _prepare(plan: Plan, options: Options) -> _Start:
     if (asked := profiling()) and asked.first > options.steps - first:
         raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
     check_folder(options.out)
-    return _Start(
-        Stream(training, plan.data.dtype, plan.data.width(plan.seq)),
-        Stream(held, plan.data.dtype, plan.data.width(plan.seq)) if held else None,
-        Reader(options.init, plan.names) if options.init and plan.names else None,
-        resume,
-        first,
-    )
+    run, width = identity(plan, options.seed, training), plan.data.width(plan.seq)
+    changes = _changes(resume, run, options.resume_anyway) if resume else []
+    validation = Stream(held, plan.data.dtype, width) if held else None
+    reader = Reader(options.init, plan.names) if options.init and plan.names else None
+    stream = Stream(training, plan.data.dtype, width)
+    if few := _few(stream, plan):
+        raise RunError(f"too little data: {few}, so that a step would see some twice")
+    if validation and (few := _few(validation, plan)):
+        changes.append(f"validation sees some sequences twice: {few}")
+    return _Start(run, stream, validation, reader, resume, first, (*changes,))
+
+
+def _few(stream: Stream, plan: Plan) -> str:
+    """What is wrong with a stream that is shorter than a batch; empty if it is not."""
+    if stream.windows >= plan.global_batch:
+        return ""
+    made = f"{stream.tokens:,} tokens make {stream.windows:,} sequences of {plan.data.width(plan.seq):,}"
+    return f"{made}, fewer than the {plan.global_batch:,} of a global batch"
+
+
+def _changes(resume: Path, run: Identity, anyway: bool) -> list[str]:
+    """How the run differs from the one that it goes on with.  RunError unless it is to go on `anyway`."""
+    found = differences(Saved(resume).run, run, checkpoint.finished_steps(resume))
+    if found and not anyway:
+        more = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
+        raise RunError(f"{resume} is of another run", *found, more)
+    return found
 
 
 def _export(plan: Plan, options: Options, folder: Path) -> None:
@@ -120,11 +141,18 @@ class _Run:
     """One run of the program on this rank, from the first step to the last."""
 
     def __init__(
-        self, plan: Plan, options: Options, start: _Start, build: Build, train_step: TrainStep, eval_step: EvalStep
+        self,
+        plan: Plan,
+        options: Options,
+        mesh: Mesh,
+        start: _Start,
+        build: Build,
+        train_step: TrainStep,
+        eval_step: EvalStep,
     ) -> None:
         self.plan, self.options, self.start = plan, options, start
         self.train_step, self.eval_step = train_step, eval_step
-        self.mesh = connect(plan, options.device)
+        self.mesh = mesh
         self.model, self.state = build(self.mesh)
         self.loader = self._loader(start.training)
         self.held = self._loader(start.validation) if start.validation else None
@@ -139,8 +167,6 @@ class _Run:
         folder = self.options.out if is_first() else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            if not self.options.resume:
-                _set_aside(folder)
         return Log(folder, self.start.first, self.options.steps, self.plan.global_batch * self.plan.seq)
 
     def go(self) -> None:
@@ -186,6 +212,8 @@ class _Run:
         return recorder
 
     def _begin(self) -> None:
+        for note in self.start.notes:
+            self.log.say(note)
         if self.start.weights is not None:
             self.start.weights.fill(self.state)
             self.log.say(f"beginning with {self.start.weights}")
@@ -211,15 +239,14 @@ class _Run:
             account = of.ranks[self.mesh.rank(of.axis) if of.axis else 0]
             self.log.memory(done, account, of, allocator.peak(self.mesh.device))
         self.log.settle()  # the step before this one
-        if due(self.options.log_every):
-            self.log.step(done, metrics, lr)
+        self.log.step(done, metrics, lr, due(self.options.log_every))
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
             self.log.settle()  # before weights that may not be finite are saved
         if self.held and due(self.options.eval_every):
             self.log.validation(done, self._validate(self.held))
             self.log.mark(done)
         if due(self.options.save_every):
-            self.saved = checkpoint.save(_checkpoints(self.options), done, self.state)
+            self.saved = checkpoint.save(_checkpoints(self.options), done, self.state, run=self.start.run)
             self.log.mark(done)
 
     @torch.no_grad()
@@ -231,12 +258,14 @@ class _Run:
         return Metrics(loss=(losses * tokens).sum() / tokens.sum(), tokens=tokens.sum())
 
 
-def _set_aside(folder: Path) -> None:
-    """Moves an earlier run's record and checkpoints into a folder of their own, so that they are not taken for ours."""
-    earlier = [path for path in (folder / "log.jsonl", folder / "checkpoints") if path.exists()]
-    if earlier:
-        number = next(n for n in range(1, 1 << 30) if not (folder / f"earlier-{n}").exists())
-        target = folder / f"earlier-{number}"
-        target.mkdir()
-        for path in earlier:
-            path.rename(target / path.name)
+def _set_aside(folder: Path) -> list[str]:
+    """Moves what an earlier run left into a folder of its own, so that it is not taken for ours, and says so."""
+    earlier = [path for name in _LEFT if (path := folder / name).exists()]
+    if not earlier:
+        return []
+    number = next(n for n in range(1, 1 << 30) if not (folder / f"earlier-{n}").exists())
+    target = folder / f"earlier-{number}"
+    target.mkdir()
+    for path in earlier:
+        path.rename(target / path.name)
+    return [f"moved an earlier run ({', '.join(path.name for path in earlier)}) from {folder} to {target}"]

@@ -33,6 +33,7 @@ class Plan:
     nodes: int = 1
     names: HuggingFace | None = None  # where files of weights hold the parameters
     account: Account | None = None  # what a step takes in memory, as the compiler counts it
+    model: str = ""  # a hash of what is computed, on any mesh
 
 
 @dataclass(frozen=True)

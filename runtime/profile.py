@@ -21,7 +21,7 @@ from torch import nn
 from torch import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from .launch import Profiled
+from .asked import Profiled
 from .lines import Lines
 from .timeline import add_lines
 

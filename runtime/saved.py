@@ -12,6 +12,7 @@ from torch import Tensor
 from . import index, payload
 from .boxes import Box, whole
 from .errors import RunError, named
+from .identity import Identity
 from .untrusted import index_of
 
 INDEX = "index.json"
@@ -27,6 +28,11 @@ class Saved:
         self.path = path
         self._index = _index_of(path)
         self._files: dict[str, dict[str, Tensor]] = {}
+
+    @property
+    def run(self) -> Identity:
+        """What is known of the run that saved it."""
+        return self._index.run
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by key, whole, without their values: on the device `meta`."""

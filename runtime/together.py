@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .errors import RunError, reason
 
-_LONGEST = 1000  # bytes of a line
+_LONGEST = 4000  # bytes of a failure
 _T = TypeVar("_T")
 
 
@@ -38,13 +38,31 @@ def _first(failure: str, device: torch.device) -> str:
     source = int(first)
     if source == world:
         return ""
-    line = _encoded(failure if source == rank else "").to(device)
-    cast(Any, dist).broadcast(line, src=source)
-    return line.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+    return _of_rank(source, failure, device)
+
+
+def _of_rank(source: int, line: str, device: torch.device) -> str:
+    """What one rank's line is, on all."""
+    sent = _encoded(line if source == dist.get_rank() else "").to(device)
+    cast(Any, dist).broadcast(sent, src=source)
+    return sent.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def _encoded(line: str) -> Tensor:
     return torch.tensor(list(line.encode()[:_LONGEST].ljust(_LONGEST, b"\0")), dtype=torch.uint8)
+
+
+def agreed(device: torch.device, line: str) -> None:
+    """RunError on all ranks unless each has the same short line.  Collective."""
+    if not dist.is_initialized():
+        return
+    given = _of_rank(0, line, device)
+
+    def compare() -> None:
+        if given != line:
+            raise RunError(f"rank {dist.get_rank()} has {line}, and rank 0 {given}: do all nodes see the same files?")
+
+    together(device, compare)
 
 
 def anywhere(marks: list[bool], device: torch.device) -> list[bool]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from ..certificate import Proof
 from ..ir import Program
 from ..source import Source
+from .known import known_by
 from .plan_json import plan_json
 from .program import train_py
 from .readback import check
@@ -25,7 +26,7 @@ def emit(
 
     `model` is the plan before any placement, from which all can be made and checked again; of IR text, the program.
     """
-    text = train_py(program, source, proof)
+    text = train_py(program, source, proof, known_by(model or program))
     copies = modules or {}
     account = plan_json(program, source, model or program, proof, check(text, program), copies)
     return {"train.py": text, "plan.json": account, **copies}

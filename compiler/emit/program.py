@@ -28,8 +28,8 @@ from .weights import weights_lines
 from .words import FUNCTIONAL, KERNEL_NAMES, RUNTIME, axes_word, call, file_word, letter, literal
 
 
-def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
-    """The text of `train.py`; its header says what was shown of it."""
+def train_py(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> str:
+    """The text of `train.py`; its header says what was shown of it.  `known` is the hash of its model, if any."""
     microbatches = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
     model = model_classes(program, microbatches)
     body = filled(
@@ -53,7 +53,11 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         optimizer=optimizer(program),
         state=state(program),
         step=step_lines(program),
-        plan=[*_plan(program, microbatches.args, types(program)), *weights_lines(program, model.patterns)],
+        plan=[
+            *_plan(program, microbatches.args, types(program)),
+            *([f"model={literal(known)},  # what is computed, on any mesh"] if known else []),
+            *weights_lines(program, model.patterns),
+        ],
     )
     return _with_imports(body, kernels_of(program))
 

@@ -178,9 +178,11 @@ class Reals:
         return Tensor(x.dims, np.exp(x.array if less is None else x.array - less.onto(x.dims)))
 
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        weights = np.exp(x.array - x.array.max(axis=-1, keepdims=True))
-        weights = weights if seen is None else weights * seen.onto(x.dims)
-        return Tensor(x.dims, weights / weights.sum(axis=-1, keepdims=True))
+        scores = x.array if seen is None else np.where(seen.onto(x.dims) > 0, x.array, -np.inf)
+        peak = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores - np.where(peak == -np.inf, 0, peak))  # a row that sees nothing has no peak
+        total = weights.sum(axis=-1, keepdims=True)
+        return Tensor(x.dims, weights / np.where(total == 0, 1, total))
 
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         angle = positions[..., None] * _slowed(theta ** (-np.arange(pairs) / pairs), *scaling)

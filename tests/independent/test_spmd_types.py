@@ -44,6 +44,9 @@ CASES = {
     "whole loss + SP": Case(dp=2, tp=2, sp=True, vocab=False),
     "GPT-J block": Case(dp=2, tp=2, model="parallel"),
     "tied": Case(dp=2, tp=2, sp=True, model="tied"),
+    "padded": Case(dp=2, tp=2, sp=True, padded=True),
+    "padded, whole loss": Case(dp=2, tp=2, padded=True, vocab=False),
+    "padded, whole loss + SP": Case(dp=2, tp=2, sp=True, padded=True, vocab=False),
 }
 
 

@@ -132,26 +132,28 @@ class Swap:
         rules.einsum("...,vh->...h", _without_gradient(tokens, table), table, out=out)
         return out
 
-    def _max_logit(self, logits: Tensor) -> Tensor:
+    def _max_logit(self, logits: Tensor, axis: Axis | None = None, classes: int | None = None) -> Tensor:
         """The maximum of parts is V without a dim, which no op but the all-reduce (max) may take."""
         with spmd.no_typecheck():
-            out = runtime.max_logit(logits)
+            out = runtime.max_logit(logits, axis, classes)
         spec = spmd.get_partition_spec(logits)
         assert spec is not None, "a maximum of parts of nothing"
         return spmd.assert_type(out, spmd.get_local_type(logits), partition_spec=spmd.PartitionSpec(*spec[:-1]))
 
-    def _softmax_parts(self, logits: Tensor, m: Tensor, labels: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
+    def _softmax_parts(
+        self, logits: Tensor, m: Tensor, labels: Tensor, axis: Axis, classes: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         with spmd.no_typecheck():
-            z, t = runtime.softmax_parts(logits, m, labels, axis)
+            z, t = runtime.softmax_parts(logits, m, labels, axis, classes)
         parts = rules.einsum("...v,...,...->...", logits, m, _without_gradient(labels, logits))
         rules.output((z, t), (parts, parts))
         return z, t
 
-    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _cross_entropy(self, logits: Tensor, labels: Tensor, classes: int | None = None) -> Tensor:
         if len(_shards(logits)) < 2:
-            return runtime.cross_entropy(logits, labels)
+            return runtime.cross_entropy(logits, labels, classes)
         with spmd.no_typecheck():
-            out = runtime.cross_entropy(logits, labels)
+            out = runtime.cross_entropy(logits, labels, classes)
         rules.einsum("ab_,ab->", logits, _without_gradient(labels, logits), out=out)
         return out
 

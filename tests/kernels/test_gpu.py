@@ -23,8 +23,9 @@ train {{
   data text {{ files = [python_stdlib] }}
 }}"""
 
-RTOL = {"fp32": 1e-5, "bf16": 1e-3}
-"""How far losses may be apart: sums are taken in another order, and in few bits rounded elsewhere."""
+RTOL = {"fp32": (1e-5, 1e-4), "bf16": (1e-3, 1e-3)}
+"""How far losses may be apart in the first step and in later ones: sums are taken in another order, and in few bits
+rounded elsewhere; AdamW, which divides by a gradient's size, makes more of it from step to step."""
 
 
 class _Run:
@@ -48,7 +49,9 @@ class _Run:
 
 def _same_losses(precision: str, device: str) -> None:
     ours, plain = (_Run(kernels, precision, device).losses() for kernels in ("triton", "torch"))
-    assert ours == pytest.approx(plain, rel=RTOL[precision])
+    first, later = RTOL[precision]
+    assert ours[0] == pytest.approx(plain[0], rel=first)
+    assert ours == pytest.approx(plain, rel=later)
     assert ours[0] == pytest.approx(torch.tensor(512.0).log().item(), rel=0.05)
 
 

@@ -142,16 +142,11 @@ def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
-    """On four ranks it is rank 0 that says so, before it waits for the others, which are not there at all."""
-    script = harness.written(plan_text(MESH), tmp_path) / "train.py"
-    launched = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    environment = {**os.environ, **launched}
-    command = [sys.executable, str(script), "--device=cpu", "--data", str(tmp_path / "nowhere*")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    """Of all four ranks, which agree on it."""
+    done = _finished(_start(4, harness.written(plan_text(MESH), tmp_path), tmp_path / "nowhere*"), 120)
     assert done.returncode != 0
-    assert done.stderr.startswith("error: ")
-    assert "nowhere*" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: no data: ")
+    assert done.stderr.count("nowhere*") == 1
 
 
 def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

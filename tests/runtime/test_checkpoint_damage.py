@@ -117,6 +117,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         _index(lambda index: _boxes(index)[1].update(name="down[0:8, 6:12]")),
         SECOND + " has no `down[0:8, 6:12]` that is float32 [6, 8], though index.json says so",
     ),
+    "run": (_index(lambda index: index.update(run=["seed"])), NOT_OURS),
+    "settings of a run": (_index(lambda index: index.update(run={"seed": {}})), NOT_OURS),
+    "batch of a run": (_index(lambda index: index.update(run={"global_batch": "many"})), NOT_OURS),
     "former": (_as_before, f"/{STEP} is of an earlier version, by torch.distributed.checkpoint, and cannot be read"),
 }
 

@@ -1,5 +1,6 @@
 """Files to batches: what is held out, the order of windows, and that the ranks share out the rows."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,15 @@ def test_tokens_of_two_bytes(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     path.write_bytes(b"".join(number.to_bytes(2, "little") for number in (1, 50256, 65535, 7, 0)))
     assert Stream([str(path)], torch.uint16, SEQ + 1).window(0).tolist() == [1, 50256, 65535, 7, 0]
+
+
+def test_a_file_that_ends_within_a_token_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(bytes(1001))
+    message = f"{path} has 1,001 bytes, which are no whole number of tokens: one of uint16 has 2"
+    with pytest.raises(RunError, match=f"^{re.escape(message)}$"):
+        Stream([str(path)], torch.uint16, SEQ + 1)
+    assert Stream([str(path)], torch.uint8, SEQ + 1).tokens == 1001
 
 
 def _batches(files: list[str], split: dict[str, tuple[str, ...]], microbatches: int, steps: int) -> list[Batch]:

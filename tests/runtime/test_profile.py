@@ -15,7 +15,7 @@ import torch
 import bigram
 from oracle.harness import imported
 from scalec.runtime import Batch, Constant, Mesh
-from scalec.runtime.launch import Profiled
+from scalec.runtime.asked import Profiled
 from scalec.runtime.profile import Profiler
 from scalec.runtime.timeline import add_lines
 from started import run_recorded, text_files
@@ -63,6 +63,12 @@ def test_steps_that_are_none(steps: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SCALEC_PROFILE", "profiled")
     monkeypatch.setenv("SCALEC_PROFILE_STEPS", steps)
     message = f"error: SCALEC_PROFILE_STEPS is `{steps}`: write the first and the last step of the run, as in 3-5\n"
+    assert _run(tmp_path) == [(2, message), (2, "")]
+
+
+def test_steps_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_PROFILE_STEPS", "3-5")
+    message = "error: SCALEC_PROFILE_STEPS=3-5 says which steps are profiled: it needs SCALEC_PROFILE=FOLDER\n"
     assert _run(tmp_path) == [(2, message), (2, "")]
 
 

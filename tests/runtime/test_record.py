@@ -21,7 +21,7 @@ from scalec.runtime import (
 from scalec.runtime.record import Recorder
 from started import run_recorded, text_files
 
-PLAN = replace(bigram.PLAN, global_batch=500, steps=2, schedule=Constant(warmup=0))
+PLAN = replace(bigram.PLAN, global_batch=444, steps=2, schedule=Constant(warmup=0))
 """Of which the held-out file has one batch."""
 RUN = Path("runs/bigram")
 

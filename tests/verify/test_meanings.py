@@ -778,6 +778,37 @@ def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, 
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (parts, whole)))
 
 
+# ---- float64, which overflows
+
+
+LARGE = 1e3
+"""Times this, scores and logits are so far apart that the exponential of no difference but 0 is above 0."""
+
+
+@pytest.mark.parametrize("case", CASES["attention"])
+def test_keys_that_are_not_seen_do_not_count_however_large_their_scores(case: Case) -> None:
+    it = draw("attention", case, "one kv head")
+    it.operands[0] *= LARGE
+    (found,), (expected,) = MEANINGS["attention"].value(call := it.call()), it.defined()
+    assert_same(found, expected, call.op.outputs[0].type.dims, "attention")
+
+
+def test_a_row_of_softmax_that_sees_nothing_is_zero() -> None:
+    x, seen = (Tensor(("seq", "key"), np.array([rows], float)) for rows in ([[1, 9], [2, 3]], [[1, 0], [0, 0]]))
+    assert Reals(0).softmax(x, seen).array.tolist() == [[[1, 0], [0, 0]]]
+
+
+def test_padding_does_not_count_however_large_its_logits() -> None:
+    program = frame({}, {"batch": 2, "vocab": 4})
+    program = evolve(program, dims=(program.dims[0], evolve(program.dims[1], valid=3)))
+    type, labels = Type("f64", ("batch", "vocab")), Type("i64", ("batch",))
+    op = Op("cross_entropy", ("x", "labels"), (Value("loss", Type("f64", ())),), (), span=program.region.span)
+    x, given = np.array([[1.0, 2, 3, LARGE], [3, 2, 1, LARGE]]), np.array([0, 2])
+    args = [Tensor(type.dims, x[None]), Tensor(labels.dims, given[None])]
+    (found,) = MEANINGS["cross_entropy"].value(Call(program, World.of(program), Reals(0), op, args, [type, labels]))
+    assert_same(found, cross_entropy(torch.from_numpy(x[:, :3]), torch.from_numpy(given)), (), "loss")
+
+
 # ---- draws, of which those of an iteration are no function that anything relies on
 
 

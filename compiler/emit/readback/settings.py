@@ -163,11 +163,17 @@ def _settings(param: str, program: Program) -> Settings:
 def check_plan(
     node: ast.expr, program: Program, types: dict[str, Type], stored: dict[str, str], names: frozenset[str]
 ) -> None:
-    """`PLAN` says what the program says; `stored` is what it says of files of weights."""
+    """`PLAN` says what the program says; `stored` is what it says of files of weights.
+
+    The model's hash is not read: of the model before any placement a program does not tell.
+    """
     if not isinstance(node, ast.Call):
         raise wrong(node, "the plan is no call")
     demand(node, ast.unparse(node.func) == "Plan" and not node.args, "is no plan")
     expected = _plan(program, types) | stored
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    if isinstance(known := given.get("model"), ast.Constant) and isinstance(known.value, str):
+        expected["model"] = repr(known.value)
     for key, value in keywords(node, *expected).items():
         demand_same(value, expected[key])
     used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}

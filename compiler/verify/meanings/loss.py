@@ -20,18 +20,20 @@ class Logits:
         self.n, self.x = c.numbers, x
         self.dims, self.tokens = x.dims, x.dims[:-1]
         classes = self.dims[-1]
-        self._real = c.indices(at, classes) < c.program.valid(classes)
-        self.classes = c.numbers.constant(self._real.astype(int), (classes,))
+        real = c.indices(at, classes) < c.program.valid(classes)
+        self._real = Tensor((classes,), real).onto(self.dims)
+        self.classes = c.numbers.constant(real.astype(int), (classes,))
 
     def peak(self) -> Tensor:
         """The largest."""
-        real = Tensor(self.dims[-1:], self._real).onto(self.dims)
-        values, keys, real = np.broadcast_arrays(self.x.array, self.n.rank(self.x), real)
+        values, keys, real = np.broadcast_arrays(self.x.array, self.n.rank(self.x), self._real)
         best = np.where(real, keys, keys.min()).argmax(axis=-1, keepdims=True)
         return Tensor(self.tokens, np.take_along_axis(values, best, axis=-1)[..., 0], self.x.degree)
 
     def exponential(self, peak: Tensor) -> Tensor:
-        return self.n.product(self.dims, self.n.exponential(self.x, peak), self.classes)
+        below = np.where(self._real, self.x.array, peak.onto(self.dims))  # padding above the peak could be infinite
+        x = Tensor(self.dims, below, self.x.degree)
+        return self.n.product(self.dims, self.n.exponential(x, peak), self.classes)
 
 
 class Labelled(Logits):

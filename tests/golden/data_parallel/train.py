@@ -183,6 +183,7 @@ PLAN = Plan(
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (17155084,)),
+    model="d68821ee93ce",  # what is computed, on any mesh
     names=HuggingFace(
         torch.float32,
         {

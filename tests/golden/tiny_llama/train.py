@@ -206,6 +206,7 @@ PLAN = Plan(
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (8767492,)),
+    model="d68821ee93ce",  # what is computed, on any mesh
     names=HuggingFace(
         torch.float32,
         {

@@ -246,6 +246,7 @@ PLAN = Plan(
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (8984580, 6347524), axis="pp"),
+    model="b42bf95fa1c9",  # what is computed, on any mesh
     names=HuggingFace(
         torch.float32,
         {

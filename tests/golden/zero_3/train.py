@@ -244,6 +244,7 @@ PLAN = Plan(
     lr=0.003,
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (3359748,)),
+    model="d68821ee93ce",  # what is computed, on any mesh
     names=HuggingFace(
         torch.bfloat16,
         {

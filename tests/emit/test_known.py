@@ -1,0 +1,57 @@
+"""A model's hash is that of what it computes: on any mesh, in any precision, and no other model's."""
+
+import re
+
+import pytest
+
+from oracle.plans import Case, plan_text
+from scalec.compiler.emit.known import known_by
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.source import Source
+
+PLAN = plan_text(Case())
+
+
+def known(text: str) -> str:
+    """The hash of a plan's model."""
+    found = known_by(compile_plan(Source("tiny.scale", text), "resolve"))
+    assert re.fullmatch(r"[0-9a-f]{12}", found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dp=2, tp=2, sp=True, vocab=False),
+        Case(microbatches=2),
+        Case(pp=2),
+        Case(dp=2, state="zero 3 over dp"),
+        Case(precision="bf16"),
+        Case(kernels="triton"),
+        Case(optimizer="groups", clip=1.0),
+        Case(gathered="regather"),
+    ],
+    ids=str,
+)
+def test_it_is_one_model(case: Case) -> None:
+    assert known(plan_text(case)) == known(PLAN)
+    assert known(f"# moved by a line\n{PLAN}") == known(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("theta = 1", "theta = 2"),
+        ("heads = 4 ", "heads = 2 "),
+        ("silu(m", "relu(m"),
+        ("mask=causal", "mask=causal, window=4"),
+        ("labels)", "labels, smoothing=0.1)"),
+    ],
+)
+def test_it_is_another(was: str, now: str) -> None:
+    assert was in PLAN
+    assert known(PLAN.replace(was, now)) != known(PLAN)
+
+
+def test_of_a_program_with_placements_there_is_none() -> None:
+    assert known_by(compile_plan(Source("tiny.scale", PLAN))) == ""
