@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .dropout import draws_of
-from .errors import RunError
+from .errors import RunError, counted
 from .mesh import Mesh
 from .samples import Windows
 
@@ -96,7 +96,8 @@ class Stream:
         self.windows = self._starts[-1] // width
         if self.windows == 0:
             raise RunError(
-                f"too little data: {self._starts[-1]} tokens in {len(files)} files are less than a window of {width}"
+                f"too little data: {counted(self._starts[-1], 'token')} in {counted(len(files), 'file')} are less than a"
+                f" window of {width:,}"
             )
 
     def window(self, number: int) -> Tensor:

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass
+from io import TextIOWrapper
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .errors import RunError
+from .errors import RunError, counted
 from .mesh import Mesh, Watch
 from .plan import Plan
 
@@ -40,6 +41,13 @@ class Options:
     eval_every: int
     save_every: int
     device: str
+
+
+def settle_streams() -> None:
+    """Has terminals show the number of a sign that they lack."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
@@ -86,6 +94,11 @@ def torchrun(plan: Plan, *arguments: str) -> str:
     return shlex.join([*launcher, sys.argv[0], *arguments])
 
 
+def mesh_words(plan: Plan) -> str:
+    """For instance `dp 2 x tp 2`."""
+    return " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+
+
 def going_on(plan: Plan, steps: int) -> str:
     """The command that takes this run on to `steps`, with every other option that it was given."""
     replaced = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -112,11 +125,13 @@ def check(plan: Plan, options: Options) -> None:
     """RunError if the processes or GPUs do not fit the plan."""
     ranks, world = prod(plan.mesh.values()), _environment("WORLD_SIZE", 1)
     if world != ranks:
-        axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
-        raise RunError(f"the plan's mesh, {axes}, takes {ranks} ranks, not {world}; start it with: {torchrun(plan)}")
+        asked = f"the plan's mesh, {mesh_words(plan)}, takes" if plan.mesh else "a plan without a mesh takes"
+        raise RunError(f"{asked} {counted(ranks, 'rank')}, not {world}; start it with: {torchrun(plan)}")
     local, gpus = _environment("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
     if options.device == "cuda" and gpus < local:
-        raise RunError(f"{local} ranks on this node, but {gpus} GPUs; with --device cpu it runs without")
+        raise RunError(
+            f"{counted(local, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device cpu it runs without"
+        )
 
 
 def _environment(name: str, default: int) -> int:

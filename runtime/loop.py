@@ -25,10 +25,12 @@ from .launch import (
     connect,
     going_on,
     is_first,
+    mesh_words,
     parse,
     profiling,
     recording,
     sanitizing,
+    settle_streams,
     torchrun,
 )
 from .log import Log
@@ -49,6 +51,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
 
     Exit status 0, 1 where the run failed, 2 where it could not start.
     """
+    settle_streams()
     options = parse(plan)
     try:
         check_options(plan, options)
@@ -190,9 +193,9 @@ class _Run:
         else:
             checkpoint.load(self.start.resume, self.state)
             self.log.say(f"resuming from {self.start.resume}")
-        axes = " x ".join(f"{name} {size}" for name, size in self.plan.mesh.items())
+        mesh = f"mesh {mesh_words(self.plan)}" if self.plan.mesh else "one rank"
         self.log.say(
-            f"{self.plan.name} on {self.mesh.device.type}, mesh {axes}: steps {self.start.first + 1} to"
+            f"{self.plan.name} on {self.mesh.device.type}, {mesh}: steps {self.start.first + 1} to"
             f" {self.options.steps}, each of {self.plan.global_batch} x {self.plan.seq} tokens"
         )
         self.log.mark(self.start.first)

@@ -8,12 +8,12 @@ quick.
 """
 
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import options
+from .streams import abandon, streams
 from .usage import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError
 
 if TYPE_CHECKING:
@@ -22,13 +22,21 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, by default that of this process; returns the exit status."""
-    given = options(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        with streams():
+            return _status(list(sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:
+        abandon()
+        return BROKEN_PIPE
+
+
+def _status(words: list[str]) -> int:
+    given = options(words)
     gc.set_threshold(50_000)  # a command makes trees and few cycles: looking for these often takes a twentieth of it
     from ..diagnostics import PlanError
 
     try:
         status: int | None = given.command(given)
-        sys.stdout.flush()
         return status or 0
     except PlanError as error:
         return _plan_wrong(error)
@@ -38,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
-        return BROKEN_PIPE
+        raise
     except Exception as error:
         return _bug(error)
 

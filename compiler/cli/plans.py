@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from .streams import as_file
 from .usage import UsageError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def ir(options: Namespace) -> None:
     program = load(options.plan, stage).program
     if program.stage != stage:
         raise UsageError(f"`{options.plan}` is IR from after `{program.stage}`, which comes after `{stage}`")
+    as_file()
     sys.stdout.write(print_ir(program))
 
 
