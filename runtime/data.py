@@ -96,8 +96,8 @@ class Stream:
         self.windows = self._starts[-1] // width
         if self.windows == 0:
             raise RunError(
-                f"too little data: {counted(self._starts[-1], 'token')} in {counted(len(files), 'file')} are less than a"
-                f" window of {width:,}"
+                f"too little data: {counted(self._starts[-1], 'token')} in {counted(len(files), 'file')}"
+                f" are less than a window of {width}"
             )
 
     def window(self, number: int) -> Tensor:

@@ -39,7 +39,8 @@ def gather(source: Source) -> Document:
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
     if not models:
-        help = f'write `model NAME(tokens[batch, seq], labels[batch, seq]) {{ … }}`, or `use "{SHIPPED}models/llama.scale"`'
+        own, used = "model NAME(tokens[batch, seq], labels[batch, seq]) { … }", f'use "{SHIPPED}models/llama.scale"'
+        help = f"write `{own}`, or `{used}`"
         raise PlanError([Diagnostic("E0202", "this plan has no model", source.whole(), help=help)])
     notes = (Note(models[0].name.span, "the first model"),)
     raise PlanError([Diagnostic("E0203", "a plan has one model", models[1].name.span, "a second one", notes)])
