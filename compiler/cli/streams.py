@@ -9,6 +9,7 @@ from codecs import register_error
 from collections.abc import Generator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from typing import Any
 
 PLAIN = {"×": "x", "→": "->", "·": ".", "…": "...", "⋯": "~", "–": "-", "−": "-", "─": "-", "²": "^2", "Ψ": "Psi"}
 """What is shown where an encoding lacks the signs of our own texts; others show as `\\u` and their number."""
@@ -38,8 +39,9 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
 
 def as_file() -> None:
     """Has standard output be UTF-8 where it goes to a file or a program: as a file, such text is read back."""
-    if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.isatty():
-        sys.stdout.reconfigure(encoding="utf-8", errors="plain")
+    stream: Any = sys.stdout
+    if not stream.isatty() and hasattr(stream, "reconfigure"):
+        stream.reconfigure(encoding="utf-8", errors="plain")
 
 
 def abandon() -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,8 +81,8 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 def test_a_closed_pipe_is_quiet(words: tuple[str | Path, ...], tmp_path: Path) -> None:
     read, written = os.pipe()
     os.close(read)
-    stream = "stderr" if words[-1] == "nothing.scale" else "stdout"
-    found = run(*words, cwd=tmp_path, **{stream: written})
+    closed: Any = {"stderr" if words[-1] == "nothing.scale" else "stdout": written}
+    found = run(*words, cwd=tmp_path, **closed)
     os.close(written)
     assert found.returncode == (0 if words[0] == "--help" else 141)  # argparse takes it for its own
     assert (found.stdout or b"", found.stderr or b"") == (b"", b"")
