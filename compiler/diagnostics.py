@@ -108,6 +108,7 @@ CODES = {
     "E0703": "output that is not the plan's",
     "E0704": "a recorded run that is not the plan's",
     "E0705": "a step that cannot be proved",
+    "E0706": "IR text that makes no program",
     # configurations of other programs
     "E0801": "a model that no plan expresses",
     "E0802": "not a configuration",

@@ -101,6 +101,18 @@ def load(path: Path, stage: str | None = None) -> Plan:
     return Plan(source, model, lower(model, stage or STAGES[-1], _dump()))
 
 
+def ir_text(options: Namespace) -> "Source | None":
+    """The first file of IR text that a command was given: by itself, or in the account of an output folder."""
+    from ..limits import MAX_WRITTEN_BYTES, load
+    from ..reader import is_ir
+
+    given = vars(options)
+    paths: list[Path] = [*given.get("plans", ()), *([given["plan"]] if "plan" in given else [])]
+    files = [path / "plan.json" if path.is_dir() else path for path in paths]
+    sources = (load(path, most=MAX_WRITTEN_BYTES) for path in files if path.is_file())
+    return next((source for source in sources if source.path.endswith(".json") or is_ir(source.text)), None)
+
+
 def _dump() -> "Callable[[Program], None]":
     """What shows programs on their way through the passes, as SCALEC_DUMP=<pass>|all asks for, on standard error."""
     from ..passes import STAGES
