@@ -42,6 +42,7 @@ CODES = {
     "E0217": "a signature or `module:function` that no user op can have",
     "E0218": "a function that is not there",
     "E0219": "an index out of place",
+    "E0221": "a module that cannot be copied",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",
