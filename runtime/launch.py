@@ -63,12 +63,12 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
     add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
     add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
-    add("--init", type=Path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
+    add("--init", type=_path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
     help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
-    add("--export", type=Path, metavar="DIR", help=help)
+    add("--export", type=_path, metavar="DIR", help=help)
     help = "element type of what is exported (default that in which the model computes); fp32 keeps masters whole"
     add("--export-dtype", choices=tuple(EXPORTED), help=help)
-    add("--out", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
+    add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
     add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
@@ -84,6 +84,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not positive")
     return number
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a file or a folder")
+    return Path(text)
 
 
 def torchrun(plan: Plan, *arguments: str) -> str:

@@ -41,12 +41,22 @@ def schedule(options: Namespace) -> None:
     if not paths:
         print(_shown(picture, program))
         return
+    _check_apart(paths)
     texts = {form: _writers()[form](picture) for form in paths}
     for form, path in paths.items():
         _check(path, texts[form], form)
     for form, path in paths.items():
         _write(path, texts[form], form)
     print("wrote " + " and ".join(map(str, paths.values())))
+
+
+def _check_apart(paths: dict[str, Path]) -> None:
+    """Each drawing has a file of its own."""
+    forms: dict[Path, str] = {}
+    for form, path in paths.items():
+        first = forms.setdefault(path.resolve(), form)
+        if first != form:
+            raise UsageError(f"--{first} and --{form} both write `{path}`: choose two files")
 
 
 def times(text: str) -> dict[str, float]:

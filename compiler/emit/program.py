@@ -24,7 +24,7 @@ from .state import bucket_entries, optimizer, state
 from .step import step_lines
 from .user_ops import modules
 from .weights import weights_lines
-from .words import FUNCTIONAL, KERNEL_NAMES, RUNTIME, axes_word, call, file_word, letter, literal
+from .words import FUNCTIONAL, KERNEL_NAMES, RUNTIME, axes_word, call, file_word, letter, literal, run_word
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
@@ -52,7 +52,11 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         optimizer=optimizer(program),
         state=state(program),
         step=step_lines(program),
-        plan=[*_plan(program, microbatches.args, types(program)), *weights_lines(program, model.patterns)],
+        plan=[
+            f"name={literal(run_word(source.path))},",
+            *_plan(program, microbatches.args, types(program)),
+            *weights_lines(program, model.patterns),
+        ],
     )
     return _with_imports(body, kernels_of(program))
 
@@ -131,7 +135,6 @@ def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> 
     if data.kind == "tokens":
         corpus.append(f"dtype=torch.{data.dtype}")
     return [
-        f"name={literal(program.name)},",
         f"mesh={{{', '.join(f'{literal(a.name)}: {a.size}' for a in program.axes)}}},",
         f"{call(f'data={data.kind.capitalize()}', corpus, 4)},",
         "inputs={",

@@ -295,6 +295,10 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
     [
         ([], "required: COMMAND"),
         (["compile"], "required: PLAN"),
+        (["compile", "tiny.scale", "-o", ""], "-o/--output: it is empty: name a file or a folder"),
+        (["check", ""], "PLAN: it is empty"),
+        (["schedule", "tiny.scale", "--svg", ""], "--svg: it is empty"),
+        (["import", "config.json", "-o", ""], "-o/--output: it is empty"),
         (["build", "tiny.scale"], "invalid choice: 'build'"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
         (["compile", "tiny.scale", "--", "--steps"], "behind `--` are for `scalec run` alone"),
