@@ -7,4 +7,4 @@ class RunError(Exception):
 
 def counted(number: int, noun: str) -> str:
     """For instance `1 rank`, `2 ranks`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -97,6 +97,7 @@ def _program(path: Path) -> "Program":
 
 
 def _picture(program: "Program", given: dict[str, float]) -> "Picture":
+    from ..amounts import counted
     from ..drawing.picture import picture
     from ..schedules.timeline import Times
 
@@ -104,8 +105,8 @@ def _picture(program: "Program", given: dict[str, float]) -> "Picture":
     assert pipeline, "schedule: no pipeline"
     assert pipeline.schedule, "schedule: no rows"
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
-    ranks = f"{schedule.ranks} ranks of {pipeline.axis}"
-    title = f"{program.name}: {kind}, {schedule.stages} stages on {ranks}, {schedule.microbatches} microbatches"
+    stages, ranks = counted(schedule.stages, "stage"), f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
+    title = f"{program.name}: {kind}, {stages} on {ranks}, {counted(schedule.microbatches, 'microbatch')}"
     return picture(title, kind, schedule, Times.uniform(schedule.stages, **given))
 
 

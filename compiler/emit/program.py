@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from .. import __version__
+from ..amounts import counted
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Program, Region, Type, base, types, walk
 from ..kernels import Used, kernels_of
@@ -36,7 +37,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         version=__version__,
         file=file_word(source.path),
         program=program,
-        ranks=ranks(program),
+        ranks=counted(ranks(program), "rank"),
         mesh=" × ".join(f"{axis.name} {axis.size}" for axis in program.axes) or "one rank",
         launch=" ".join(launch(program).options()),
         legend=_wrapped(_legend(program), 116),

@@ -9,6 +9,7 @@ from math import inf
 
 from attrs import evolve
 
+from ..amounts import counted
 from ..diagnostics import Diagnostic, Note, PlanError
 from ..ir import (
     INVARIANT,
@@ -80,7 +81,7 @@ def _room(program: Program, pipeline: Pipeline) -> Room:
 
 def _impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
     dim = next(dim for dim in program.dims if dim.name == MICROBATCHES)
-    notes = Note(dim.span, f"{dim.size} microbatches"), Note(program.axis(pipeline.axis).span, "the ranks")
+    notes = Note(dim.span, counted(dim.size, "microbatch")), Note(program.axis(pipeline.axis).span, "the ranks")
     order = pipeline.settings.schedule
     span = order.spans["memory"] if order.memory else pipeline.settings.spans["schedule"]
     return Diagnostic("E0517", error.why, span, "", notes, error.help)

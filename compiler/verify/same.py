@@ -7,6 +7,7 @@ Non-goals: precision, which is rounding; initial values; the order of data.
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
+from ..amounts import counted
 from ..diagnostics import Diagnostic, Note, PlanError
 from ..ir import MICROBATCHES, Init, Program, walk
 from ..settings import differing
@@ -73,7 +74,7 @@ def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
         yield _error(f"dim `{name}` is {sizes[0]} in the first plan, {sizes[1]} in the second", span, sizes[0], notes)
     if first.train.global_batch != second.train.global_batch:
         spans = [program.train.spans.get("global_batch", program.region.span) for program in (first, second)]
-        counts = [f"{program.train.global_batch} sequences" for program in (first, second)]
+        counts = [counted(program.train.global_batch, "sequence") for program in (first, second)]
         yield _error("a step has not as many sequences in both plans", spans[0], counts[0], [Note(spans[1], counts[1])])
 
 
@@ -102,7 +103,7 @@ def _apart(ours: Outcome, theirs: Outcome) -> list[str]:
 
 
 def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong: list[str]) -> Diagnostic:
-    count = Note(None, f"{len(wrong)} results of the step differ, the first of them {wrong[0]}")
+    count = Note(None, f"of the step's results {len(wrong)} of {3 + 2 * len(a.params)} differ, first {wrong[0]}")
     if forward:
         name, where = forward
         spans = [_span_of(program, name) for program in (a, b)]

@@ -64,6 +64,19 @@ def test_a_plan_is_equal(scalec: Run) -> None:
     )
 
 
+def test_one_of_a_thing_is_named_as_one(scalec: Run) -> None:
+    model = """model one(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 8  classes = 8 }
+  init ~ normal(0.02)
+  loss = cross_entropy(embedding(tokens, table[vocab, classes]), labels)
+}
+"""
+    Path("one.scale").write_text(model + PLAN[PLAN.index("train {") :])
+    out = scalec("verify", "one.scale")[1]
+    assert "loss, gradient norm, count of labels, 1 gradient and 1 updated parameter\n" in out
+    assert "1 gradient and 1 update equal on one rank" in scalec("compile", "one.scale")[1]
+
+
 # ---- IR text edited by hand
 
 
