@@ -118,7 +118,7 @@ def test_an_installed_scalec_compiles_with_what_ships_and_trains(installed: Path
     assert run([installed / "scalec", "check", "mine.scale"], tmp_path).startswith("ok  llama: ")
     run([installed / "scalec", "compile", "mine.scale"], tmp_path)
     trained = run([installed / "python", "out/mine/train.py", "--device", "cpu"], tmp_path)
-    assert "llama on cpu, one rank: steps 1 to 1" in trained
+    assert "mine on cpu, one rank: steps 1 to 1" in trained
     run([installed / "scalec", "verify", "--recheck", "out/mine"], tmp_path)
 
 
