@@ -1,4 +1,4 @@
-"""Bytes as people read them."""
+"""Bytes and counts as people read them."""
 
 
 def amount(size: int) -> str:
@@ -10,3 +10,9 @@ def amount(size: int) -> str:
         size //= 1024
         units.pop(0)
     return f"{size / 1024:,.1f} {units[0]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """For instance `1 rank`, `2 ranks`, `3 microbatches`."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

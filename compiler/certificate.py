@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from .amounts import counted
 from .ir import Program, walk
 
 Mesh = dict[str, int]
@@ -40,7 +41,7 @@ class Proof:
 
     def results(self) -> str:
         """What was compared."""
-        both = f"{self.gradients} gradients and {self.parameters} updated parameters"
+        both = f"{counted(self.gradients, 'gradient')} and {counted(self.parameters, 'updated parameter')}"
         return f"loss, gradient norm, count of labels, {both}"
 
     def where(self) -> str:
@@ -56,11 +57,11 @@ class Proof:
 
     def field(self) -> str:
         """How it was evaluated, and how sure that is."""
-        return f"integers modulo {self.prime}, {self.trials} trials, error below 2^{self.bound}"
+        return f"integers modulo {self.prime}, {counted(self.trials, 'trial')}, error below 2^{self.bound}"
 
     def summary(self) -> str:
         """One line."""
-        both = f"loss, {self.gradients} gradients and {self.parameters} updates"
+        both = f"loss, {counted(self.gradients, 'gradient')} and {counted(self.parameters, 'update')}"
         return f"the step is that of a single device: {both} equal on {self.where()}, error below 2^{self.bound}"
 
     def lines(self) -> str:

@@ -42,6 +42,7 @@ CODES = {
     "E0217": "a signature or `module:function` that no user op can have",
     "E0218": "a function that is not there",
     "E0219": "an index out of place",
+    "E0221": "a module that cannot be copied",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",
@@ -109,6 +110,7 @@ CODES = {
     "E0703": "output that is not the plan's",
     "E0704": "a recorded run that is not the plan's",
     "E0705": "a step that cannot be proved",
+    "E0706": "IR text that makes no program",
     # configurations of other programs
     "E0801": "a model that no plan expresses",
     "E0802": "not a configuration",

@@ -174,7 +174,7 @@ def accumulates(program: Program) -> bool:
 @cache
 def _table() -> dict[str, Tiles]:
     """By chip."""
-    return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text())
+    return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text(encoding="utf-8"))
 
 
 def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[str, Tile]]) -> Used:

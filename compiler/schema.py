@@ -1,6 +1,6 @@
 """One reader and one printer for all sections of settings.
 
-Purpose: `read(cls, section, found)` with a diagnostic for each mistake, and `show(instance)`, its inverse.
+Purpose: `read(cls, section, found)` with a diagnostic for each mistake, `show(instance)`, its inverse, and `differing`.
 Non-goals: how single values are written (`fields`), and any particular section (`settings`).
 """
 
@@ -188,3 +188,27 @@ def _as_call(instance: Settings) -> str:
 def _name(instance: Settings) -> str:
     heading = heading_of(type(instance))
     return getattr(instance, heading.field) if heading else ""
+
+
+# ---- comparing
+
+
+def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
+    """The settings in which two sections of a kind differ, and how each of the two writes it."""
+    if _name(first) != _name(second):
+        yield first.SECTION, _name(first), _name(second)
+    for field in fields_of(type(first)):
+        own, other = getattr(first, field.name), getattr(second, field.name)
+        match field.what:
+            case Part(form="section" | "call"):
+                yield from differing(own, other)
+            case what if own != other:
+                yield field.key, _said(what, own), _said(what, other)
+            case _:
+                pass
+
+
+def _said(what: Value | Part, value: Any) -> str:
+    if isinstance(what, Part):
+        return ", ".join(map(_name, value)) or "none"
+    return "unset" if value is None else what.show(value)

@@ -38,7 +38,7 @@ from .fields import (
     word,
 )
 from .schedules.generate import SCHEDULES
-from .schema import read, show
+from .schema import differing, read, show
 
 __all__ = [
     "AUTO",
@@ -62,6 +62,7 @@ __all__ = [
     "Size",
     "StateGroup",
     "Train",
+    "differing",
     "read",
     "show",
 ]

@@ -10,7 +10,7 @@ from shlex import quote
 from attrs import frozen
 
 from .account import collectives, parameter_count, places
-from .amounts import amount
+from .amounts import amount, counted
 from .collective import Collective
 from .ir import Program, walk
 from .kernels import chip
@@ -51,8 +51,8 @@ def ranks(program: Program) -> int:
 
 def headline(program: Program) -> str:
     """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`."""
-    where = f"{ranks(program):,} ranks, {_mesh(program)}" if ranks(program) > 1 else "one rank"
-    return f"{program.name}: {parameter_count(program):,} parameters on {where}"
+    where = f"{counted(ranks(program), 'rank')}, {_mesh(program)}" if ranks(program) > 1 else "one rank"
+    return f"{program.name}: {counted(parameter_count(program), 'parameter')} on {where}"
 
 
 def tokens(program: Program) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .dropout import draws_of
-from .errors import RunError
+from .errors import RunError, counted
 from .mesh import Mesh
 from .samples import Windows
 
@@ -99,7 +99,8 @@ class Stream:
         self.windows = self.tokens // width
         if self.windows == 0:
             raise RunError(
-                f"too little data: {self.tokens} tokens in {len(files)} files are less than a window of {width}"
+                f"too little data: {counted(self.tokens, 'token')} in {counted(len(files), 'file')}"
+                f" are less than a window of {width}"
             )
 
     def window(self, number: int) -> Tensor:

@@ -28,3 +28,8 @@ def named(names: Sequence[str]) -> str:
     """The first few of many names."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more
+
+
+def counted(number: int, noun: str) -> str:
+    """For instance `1 rank`, `2 ranks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -6,9 +6,11 @@ Non-goals: the configuration and the tokenizer, which belong beside such files.
 """
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
@@ -34,18 +36,38 @@ def export(path: Path, folder: Path, names: HuggingFace) -> None:
     recorded = saved.parameters()
     held = _held(recorded, names, path)
     files = _split({tensor: _bytes(parts, names) for tensor, parts in held.items()})
-    part = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(part, ignore_errors=True)
+    with _draft(folder) as part:
+        for file, tensors in files.items():
+            values = _values({tensor: held[tensor] for tensor in tensors}, saved, names.dtype)
+            try:
+                with _readable(part / file) as path:
+                    package.torch.save_file(values, path, metadata={"format": "pt"})
+            except package.SafetensorError as error:
+                raise RunError(f"cannot write {part / file}: {error}") from None
+        if len(files) > 1:
+            (part / INDEX).write_text(_index(files, sum(_bytes(parts, names) for parts in held.values())), "utf-8")
+
+
+@contextmanager
+def _draft(folder: Path) -> Generator[Path]:
+    """A folder beside `folder` that becomes it, or is removed where writing fails."""
+    part = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
     part.mkdir(parents=True)
-    for file, tensors in files.items():
-        values = _values({tensor: held[tensor] for tensor in tensors}, saved, names.dtype)
-        try:
-            package.torch.save_file(values, part / file, metadata={"format": "pt"})
-        except package.SafetensorError as error:
-            raise RunError(f"cannot write {part / file}: {error}") from None
-    if len(files) > 1:
-        (part / INDEX).write_text(_index(files, sum(_bytes(parts, names) for parts in held.values())))
-    part.rename(folder)
+    try:
+        yield part
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part)
+        raise
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[Path]:
+    """The path of a new file that others may read as any new file; safetensors writes one for its owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    yield path
+    path.chmod(mode)
 
 
 def _held(recorded: Mapping[str, Tensor], names: HuggingFace, path: Path) -> Held:

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass
+from io import TextIOWrapper
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from .allocator import expand_segments
 from .asked import sanitizing
-from .errors import RunError, named
+from .errors import RunError, counted, named
 from .mesh import Mesh, Watch
 from .plan import Plan
 
@@ -48,6 +49,13 @@ class Options:
     device: str
 
 
+def settle_streams() -> None:
+    """Has terminals show the number of a sign that they lack."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     """Options from the command line, with the plan's own values as defaults.  RunError where they are none."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,12 +69,12 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
     help = "the same, though seed, data, batch or model are not those of the checkpoint"
     add("--resume-anyway", action="store_true", help=help)
-    add("--init", type=Path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
+    add("--init", type=_path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
     help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
-    add("--export", type=Path, metavar="DIR", help=help)
+    add("--export", type=_path, metavar="DIR", help=help)
     help = "element type of what is exported (default that in which the model computes); fp32 keeps masters whole"
     add("--export-dtype", choices=tuple(EXPORTED), help=help)
-    add("--out", type=Path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
+    add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
     add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
@@ -92,12 +100,23 @@ def _positive(text: str) -> int:
     return number
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a file or a folder")
+    return Path(text)
+
+
 def torchrun(plan: Plan, *arguments: str) -> str:
     """The command that starts the program on the plan's mesh, to be copied into a shell."""
     ranks = prod(plan.mesh.values())
     nodes = f"--nnodes={plan.nodes}" if plan.nodes > 1 else "--standalone"
     launcher = ["python"] if ranks == 1 else ["torchrun", nodes, f"--nproc-per-node={ranks // plan.nodes}"]
     return shlex.join([*launcher, sys.argv[0], *arguments])
+
+
+def mesh_words(plan: Plan) -> str:
+    """For instance `dp 2 x tp 2`."""
+    return " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
 
 
 def going_on(plan: Plan, steps: int) -> str:
@@ -127,12 +146,14 @@ def check(plan: Plan, options: Options) -> None:
     """RunError if the processes or GPUs do not fit the plan."""
     ranks, world = prod(plan.mesh.values()), _environment("WORLD_SIZE", 1)
     if world != ranks:
-        axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
-        raise RunError(f"the plan's mesh, {axes}, takes {ranks} ranks, not {world}; start it with: {torchrun(plan)}")
+        asked = f"the plan's mesh, {mesh_words(plan)}, takes" if plan.mesh else "a plan without a mesh takes"
+        raise RunError(f"{asked} {counted(ranks, 'rank')}, not {world}; start it with: {torchrun(plan)}")
     _check_rank(plan, world)
     local, gpus = max(_environment("LOCAL_WORLD_SIZE", 1), _environment("LOCAL_RANK", 0) + 1), torch.cuda.device_count()
     if options.device == "cuda" and gpus < local:
-        raise RunError(f"{local} ranks on this node, but {gpus} GPUs; with --device cpu it runs without")
+        raise RunError(
+            f"{counted(local, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device cpu it runs without"
+        )
 
 
 def _check_rank(plan: Plan, world: int) -> None:

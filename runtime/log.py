@@ -7,6 +7,8 @@ Non-goals: no dashboards, no profiles.
 """
 
 import json
+import os
+import sys
 import time
 from dataclasses import dataclass
 from math import isfinite
@@ -148,12 +150,15 @@ class Log:
         return _duration(spent / (step - self._first) * (self._steps - step))
 
     def _say(self, line: str) -> None:
-        print(line, flush=True)
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # a run goes on though nobody reads its lines: they are in log.jsonl
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _write(self, record: dict[str, float]) -> None:
         assert self._folder is not None, "log: only rank 0 writes"
         self._last |= record
-        with open(self._folder / "log.jsonl", "a") as file:
+        with open(self._folder / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
 

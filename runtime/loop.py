@@ -18,7 +18,20 @@ from .data import Batch, Loader, Stream, find_files, split_files
 from .ending import ending, refuse
 from .errors import RunError
 from .identity import Identity, differences, identity
-from .launch import Options, check, check_folder, check_options, connect, going_on, is_first, parse, torchrun, warn
+from .launch import (
+    Options,
+    check,
+    check_folder,
+    check_options,
+    connect,
+    going_on,
+    is_first,
+    mesh_words,
+    parse,
+    settle_streams,
+    torchrun,
+    warn,
+)
 from .log import Log
 from .mesh import Mesh
 from .plan import Metrics, Plan
@@ -41,6 +54,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
 
     Exit status 0, 1 where the run failed, 2 where it could not start.
     """
+    settle_streams()
     try:
         options = parse(plan)
         for warning in unknown():
@@ -222,9 +236,9 @@ class _Run:
         else:
             checkpoint.load(self.start.resume, self.state)
             self.log.say(f"resuming from {self.start.resume}")
-        axes = " x ".join(f"{name} {size}" for name, size in self.plan.mesh.items())
+        mesh = f"mesh {mesh_words(self.plan)}" if self.plan.mesh else "one rank"
         self.log.say(
-            f"{self.plan.name} on {self.mesh.device.type}, mesh {axes}: steps {self.start.first + 1} to"
+            f"{self.plan.name} on {self.mesh.device.type}, {mesh}: steps {self.start.first + 1} to"
             f" {self.options.steps}, each of {self.plan.global_batch} x {self.plan.seq} tokens"
         )
         self.log.mark(self.start.first)

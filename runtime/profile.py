@@ -87,7 +87,7 @@ class Profiler:
             memory._dump_snapshot(str(self._file.with_name(f"{self._file.stem}-memory.pickle")))
             memory._record_memory_history(enabled=None)
         finished.export_chrome_trace(str(self._file))
-        trace = json.loads(self._file.read_text())
+        trace = json.loads(self._file.read_text(encoding="utf-8"))
         trace["traceEvents"] = [it for it in trace["traceEvents"] if not it["name"].startswith(_TORCHS_STEP)]
         add_lines(trace, self._lines.named)
-        self._file.write_text(json.dumps(trace))
+        self._file.write_text(json.dumps(trace), encoding="utf-8")

@@ -60,7 +60,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         rank = dist.get_rank() if dist.is_initialized() else 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"rank{rank:05}.jsonl").open("w", buffering=1)  # by lines: a crash loses none
+        self._file = (folder / f"rank{rank:05}.jsonl").open(
+            "w", buffering=1, encoding="utf-8"
+        )  # by lines: a crash loses none
         self._step, self._phase, self._order = first, "loop", 0
         self._write(_origin(plan, rank))
         account = Path(sys.argv[0]).with_name("plan.json")

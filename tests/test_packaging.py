@@ -1,10 +1,14 @@
-"""The rules of the package that no other tool holds: what is shipped, and how modules name each other."""
+"""The rules of the package that no other tool holds: what is shipped and installed, how modules name each other."""
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+import venv
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
@@ -34,7 +38,7 @@ def test_imports_go_through_scalec_and_are_relative_inside_a_package(path: Path)
     imported = {name.split(".")[0] for name in absolute_imports(path)}
     bare = imported & set(FOLDERS.values())
     assert not bare, f"say `scalec.…` instead of {bare}"
-    if path.relative_to(ROOT).parts[0] in FOLDERS.values():
+    if path.relative_to(ROOT).parts[0] in FOLDERS.values() and path.name != "__main__.py":
         assert "scalec" not in imported, "imports inside a package are relative"
 
 
@@ -67,3 +71,66 @@ def shipped_files() -> Iterator[Path]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in SHIPPED:
                 yield Path(*package.split("."), path.relative_to(ROOT / folder))
+
+
+# ---- installed
+
+PLAN = """use "scalec:models/llama.scale" {
+  dims { vocab = 256  hidden = 16  heads = 2  kv_heads = 1  ffn = 32  layers = 2 }
+}
+train {
+  seq = 8  global_batch = 2  microbatch = 2  steps = 1
+  optimizer sgd { lr = 0.1 }
+  data text { files = [python_stdlib] }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment into which the wheel was installed, with this one's packages but for scalec."""
+    folder = tmp_path_factory.mktemp("installed")
+    source, env = folder / "source", folder / "env"
+    source.mkdir()
+    for name in ("LICENSE", "README.md", "pyproject.toml", *set(FOLDERS.values())):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source])
+    venv.create(env)
+    (wheel,) = folder.glob("*.whl")
+    run([*pip, "--python", env / "bin" / "python", "install", "--no-deps", wheel])
+    (packages,) = env.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return env / "bin"
+
+
+def run(command: Sequence[str | Path], folder: Path | None = None) -> str:
+    """The output of a command that has to succeed."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    found = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=env)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_an_installed_scalec_compiles_with_what_ships_and_trains(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.scale").write_text(PLAN)
+    assert run([installed / "scalec", "check", "mine.scale"], tmp_path).startswith("ok  llama: ")
+    run([installed / "scalec", "compile", "mine.scale"], tmp_path)
+    trained = run([installed / "python", "out/mine/train.py", "--device", "cpu"], tmp_path)
+    assert "mine on cpu, one rank: steps 1 to 1" in trained
+    run([installed / "scalec", "verify", "--recheck", "out/mine"], tmp_path)
+
+
+def test_python_m_scalec(installed: Path, tmp_path: Path) -> None:
+    for python in (installed / "python", Path(sys.executable)):
+        assert run([python, "-m", "scalec", "--version"], tmp_path).startswith("scalec ")
+        assert "usage: scalec" in run([python, "-m", "scalec", "--help"], tmp_path)
+
+
+def test_what_is_installed_says_what_it_is(installed: Path) -> None:
+    (folder,) = installed.parent.glob("lib/python*/site-packages/scalec-*.dist-info")
+    found = PathDistribution(folder)
+    assert found.metadata["License-Expression"] == "MIT"
+    assert "the scalec authors" in (found.read_text("licenses/LICENSE") or "")
+    assert (found.metadata["Description"] or "").strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()

@@ -89,7 +89,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         {"1f1b }": "1f1b  stages = [1, 2, 3] }"},
         "E0517",
         "stages = [1, 2, 3]",
-        "3 stages are given, the schedule has 4",
+        "the schedule has 4 stages, not 3",
         "`1f1b` has 4 stages on the 4 ranks of `pp`",
     ),
     "too many turns in stages": (

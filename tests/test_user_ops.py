@@ -248,6 +248,54 @@ def test_the_module_beside_the_plan_is_never_overwritten(tmp_path: Path) -> None
     assert (tmp_path / "own.py").read_text() == MODULE
 
 
+def test_files_that_a_module_imports_are_copied_with_it(tmp_path: Path) -> None:
+    plan, out = written(tmp_path), tmp_path / "out"
+    (tmp_path / "own.py").write_text(f"{MODULE}\nimport near.by as other\n\ndef late():\n    from far import *\n")
+    (tmp_path / "near.py").write_text("import own, far, math\n")
+    (tmp_path / "far.py").write_text("import not_here\n")
+    (tmp_path / "unused.py").write_text("")
+    assert main(["compile", str(plan), "-o", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["far.py", "near.py", "own.py", "plan.json", "train.py"]
+    assert (out / "far.py").read_text().endswith("change that one.\nimport not_here\n")
+    assert main(["verify", "--recheck", str(out)]) == 0
+    (out / "far.py").write_text((out / "far.py").read_text() + "\n")
+    assert main(["verify", "--recheck", str(out)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "said"),
+    [
+        ("import near", ["near/__init__.py"], "error[E0221]: `own.py` imports the package `near`"),
+        ("from . import near", ["near.py"], "error[E0221]: `own.py` has a relative import, on its line 1"),
+        ("from .near import x", ["near.py"], "error[E0221]: `own.py` has a relative import, on its line 1"),
+        ("import json", ["json.py"], "error[E0215]: a program cannot import `json`"),
+        ("import torch", ["torch.py"], "error[E0215]: a program cannot import `torch`"),
+        ("import near", ["near.py", "x"], "error[E0218]: "),
+    ],
+)
+def test_files_that_cannot_be_copied(
+    text: str, files: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = written(tmp_path)
+    (tmp_path / "own.py").write_text(f"{text}\n{MODULE}")
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("(" if len(files) > 1 else "")
+    assert main(["compile", str(plan), "-o", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.startswith(said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_of_others_in_the_place_of_an_imported_one_stays(tmp_path: Path) -> None:
+    plan, out = written(tmp_path), tmp_path / "out"
+    (tmp_path / "own.py").write_text(f"import near\n{MODULE}")
+    (tmp_path / "near.py").write_text("")
+    out.mkdir()
+    (out / "near.py").write_text("mine = 1\n")
+    assert main(["compile", str(plan), "-o", str(out)]) == 2
+    assert [path.name for path in out.iterdir()] == ["near.py"]
+
+
 WRONG = [  # what is written instead of what
     ("own.centred(x, self.w)", "own.gated(x, self.w)"),
     ("own.centred(x, self.w)", "own.centred(self.w, x)"),

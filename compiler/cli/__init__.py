@@ -8,27 +8,37 @@ quick.
 """
 
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import options
+from .plans import ir_text
+from .streams import abandon, streams
 from .usage import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError
 
 if TYPE_CHECKING:
-    from ..diagnostics import PlanError
+    from ..diagnostics import Diagnostic, PlanError
+    from ..source import Source
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, by default that of this process; returns the exit status."""
-    given = options(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        with streams():
+            return _status(list(sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:
+        abandon()
+        return BROKEN_PIPE
+
+
+def _status(words: list[str]) -> int:
+    given = options(words)
     gc.set_threshold(50_000)  # a command makes trees and few cycles: looking for these often takes a twentieth of it
     from ..diagnostics import PlanError
 
     try:
         status: int | None = given.command(given)
-        sys.stdout.flush()
         return status or 0
     except PlanError as error:
         return _plan_wrong(error)
@@ -38,9 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
-        return BROKEN_PIPE
+        raise
     except Exception as error:
+        if edited := ir_text(given):
+            return _plan_wrong(PlanError([_no_program(edited, error)]))
         return _bug(error)
 
 
@@ -52,13 +63,27 @@ def _plan_wrong(error: "PlanError") -> int:
     return PLAN_WRONG
 
 
+def _no_program(source: "Source", error: Exception) -> "Diagnostic":
+    """What is no bug where a person wrote the IR: not all that passes rely on is checked when such text is read."""
+    from ..diagnostics import Diagnostic, Note
+
+    notes = (Note(None, f"{_culprit(error)}: {_said(error)}"),)
+    help = (
+        "look at what was edited; text that `scalec ir` printed and nobody edited compiles, else it is a bug in scalec"
+    )
+    return Diagnostic("E0706", "this IR text makes no program", source.whole(), notes=notes, help=help)
+
+
 def _bug(error: Exception) -> int:
     import traceback
 
     traceback.print_exception(error)
-    said = f"{type(error).__name__}: {error}"
-    print(f"\nthis is a bug in scalec, in {_culprit(error)}: {said}", file=sys.stderr)
+    print(f"\nthis is a bug in scalec, in {_culprit(error)}: {_said(error)}", file=sys.stderr)
     return BUG
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _culprit(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """What the command line takes, and what it says of itself."""
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -138,39 +138,45 @@ def _parser() -> ArgumentParser:
     return parser
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise ArgumentTypeError("it is empty: name a file or a folder")
+    return Path(text)
+
+
 def _add_arguments(parser: ArgumentParser, command: str) -> None:
     if command == "import":
-        parser.add_argument("config", type=Path, metavar="CONFIG", help="the config.json of a model")
+        parser.add_argument("config", type=_path, metavar="CONFIG", help="the config.json of a model")
         help = "the plan to write (default: standard output)"
-        parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=help)
+        parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=help)
         return
     if command == "fmt":
         help = "a plan (.scale), or `-` for standard input, which goes to standard output"
-        parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=help)
+        parser.add_argument("files", type=_path, nargs="+", metavar="FILE", help=help)
         help = "write nothing; name the plans that would change, with exit status 1"
         parser.add_argument("--check", action="store_true", help=help)
         return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
     if command == "verify":
-        parser.add_argument("plans", type=Path, nargs="+", metavar="PLAN", help=f"{text}; two to hold them together")
+        parser.add_argument("plans", type=_path, nargs="+", metavar="PLAN", help=f"{text}; two to hold them together")
         for name, help in MODES.items():
             parser.add_argument(f"--{name}", action="store_true", help=help)
         return
     if command == "explain":
         parser.add_argument("topic", choices=("memory", "collectives"), help="what to show")
-    parser.add_argument("plan", type=Path, metavar="PLAN", help=text)
+    parser.add_argument("plan", type=_path, metavar="PLAN", help=text)
     if command == "schedule":
         help = "some of f=1,b=1,w=1,comm=0.1: the same for all stages"
         parser.add_argument("--times", default="", metavar="TIMES", help=help)
         parser.add_argument("--unit", action="store_true", help="draw all stages as if they took f=1,b=1,w=1")
         for form, help in schedule.FORMS.items():
-            parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write {help}")
+            parser.add_argument(f"--{form}", type=_path, metavar="FILE", help=f"write {help}")
     if command == "check":
         help = "end with exit status 1 unless it fits the GPU that the plan's cluster names"
         parser.add_argument("--must-fit", action="store_true", help=help)
     if command in ("compile", "run"):
         help = "the folder to write to (default out/ and the plan's name)"
-        parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=help)
+        parser.add_argument("-o", "--output", type=_path, metavar="DIR", help=help)
         help = "write without evaluating the step, and say so in what is written"
         parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
     if command == "run":

@@ -6,6 +6,7 @@ Non-goals: what the plan says (`importer`).
 import sys
 from argparse import Namespace
 
+from .streams import as_file
 from .usage import UsageError
 
 
@@ -16,6 +17,7 @@ def import_(options: Namespace) -> None:
 
     text = import_config(load(options.config))
     if options.output is None:
+        as_file()
         sys.stdout.write(text)
         return
     try:

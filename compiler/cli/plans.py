@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from .streams import as_file
 from .usage import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def ir(options: Namespace) -> None:
     program = load(options.plan, stage).program
     if program.stage != stage:
         raise UsageError(f"`{options.plan}` is IR from after `{program.stage}`, which comes after `{stage}`")
+    as_file()
     sys.stdout.write(print_ir(program))
 
 
@@ -101,6 +103,18 @@ def load(path: Path, stage: str | None = None) -> Plan:
     source = load(path, most=MAX_WRITTEN_BYTES)
     model = read(source) if is_ir(source.text) else resolve(load(path))
     return Plan(source, model, lower(model, stage or STAGES[-1], _dump()))
+
+
+def ir_text(options: Namespace) -> "Source | None":
+    """The first file of IR text that a command was given: by itself, or in the account of an output folder."""
+    from ..limits import MAX_WRITTEN_BYTES, load
+    from ..reader import is_ir
+
+    given = vars(options)
+    paths: list[Path] = [*given.get("plans", ()), *([given["plan"]] if "plan" in given else [])]
+    files = [path / "plan.json" if path.is_dir() else path for path in paths]
+    sources = (load(path, most=MAX_WRITTEN_BYTES) for path in files if path.is_file())
+    return next((source for source in sources if source.path.endswith(".json") or is_ir(source.text)), None)
 
 
 def _dump() -> "Callable[[Program], None]":

@@ -5,6 +5,7 @@ Non-goals: how anything is shown (`verify`).
 
 from argparse import Namespace
 from pathlib import Path
+from textwrap import fill
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -37,14 +38,17 @@ def _plan(path: Path) -> int:
 
 
 def _two(first: Path, second: Path) -> int:
-    from ..verify.same import hold_alike
+    from ..verify.same import COMPARED, NOT_COMPARED, hold_alike, unlike
 
     plans = load(first), load(second)
     proofs = [_proved(plan) for plan in plans]
     hold_alike(plans[0].model, plans[1].model)
     print(f"equal  {first} and {second} make the same update\n")
     for plan, proof in zip(plans, proofs, strict=True):
-        print(f"  {_headline(plan)}\n    {proof.summary()}")
+        print(f"  {_headline(plan)}\n    {proof.summary()}\n")
+    differing = "; ".join(unlike(plans[0].model, plans[1].model)) or "no setting of `train`, nor how parameters begin"
+    for head, text in (("compared", COMPARED), ("not compared", NOT_COMPARED), ("differing", differing)):
+        print(fill(f"{head:<13} {text}", 110, subsequent_indent=" " * 14, break_long_words=False))
     return 0
 
 

@@ -41,12 +41,22 @@ def schedule(options: Namespace) -> None:
     if not paths:
         print(_shown(picture, program))
         return
+    _check_apart(paths)
     texts = {form: _writers()[form](picture) for form in paths}
     for form, path in paths.items():
         _check(path, texts[form], form)
     for form, path in paths.items():
         _write(path, texts[form], form)
     print("wrote " + " and ".join(map(str, paths.values())))
+
+
+def _check_apart(paths: dict[str, Path]) -> None:
+    """Each drawing has a file of its own."""
+    forms: dict[Path, str] = {}
+    for form, path in paths.items():
+        first = forms.setdefault(path.resolve(), form)
+        if first != form:
+            raise UsageError(f"--{first} and --{form} both write `{path}`: choose two files")
 
 
 def times(text: str) -> dict[str, float]:
@@ -88,6 +98,7 @@ def _program(path: Path) -> "Program":
 
 def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Picture":
     """All stages alike, or as long as they are estimated to take, but for the times that are given."""
+    from ..amounts import counted
     from ..drawing.picture import picture
     from ..orders import estimated
     from ..schedules.timeline import Times
@@ -96,8 +107,8 @@ def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Pictur
     assert pipeline, "schedule: no pipeline"
     assert pipeline.schedule, "schedule: no rows"
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
-    ranks = f"{schedule.ranks} ranks of {pipeline.axis}"
-    title = f"{program.name}: {kind}, {schedule.stages} stages on {ranks}, {schedule.microbatches} microbatches"
+    stages, ranks = counted(schedule.stages, "stage"), f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
+    title = f"{program.name}: {kind}, {stages} on {ranks}, {counted(schedule.microbatches, 'microbatch')}"
     times = Times.uniform(schedule.stages) if unit else estimated(program, pipeline).rounded()
     for name, time in given.items():
         times = times.alike(TIMES[name], time)

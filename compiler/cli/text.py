@@ -10,6 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .streams import as_file
 from .usage import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _standard_input(options: Namespace) -> int:
         changed = text.encode() != content
         sys.stdout.write("would format standard input\n" if changed else "")
         return PLAN_WRONG if changed else 0
+    as_file()
     sys.stdout.write(text)
     return 0
 

@@ -19,7 +19,7 @@ from ..memory import account, capacity
 from ..printer import print_ir
 from ..source import Source
 from ..stages import stages
-from .words import file_word
+from .words import file_word, run_word
 
 
 def plan_json(
@@ -31,7 +31,7 @@ def plan_json(
     """
     content = {
         "written_by": f"scalec {__version__}",
-        "name": program.name,
+        "name": run_word(source.path),
         "plan": file_word(source.path),
         "mesh": {axis.name: axis.size for axis in program.axes},
         "dims": {dim.name: dim.size for dim in program.dims},

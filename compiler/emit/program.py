@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from .. import __version__
+from ..amounts import counted
 from ..certificate import Proof, header, trust_words, trusted
 from ..ir import Arg, Program, Region, Type, base, types, walk
 from ..kernels import Used, kernels_of
@@ -25,7 +26,7 @@ from .state import bucket_entries, optimizer, state
 from .step import step_lines
 from .user_ops import modules
 from .weights import weights_lines
-from .words import FUNCTIONAL, KERNEL_NAMES, RUNTIME, axes_word, call, file_word, letter, literal
+from .words import FUNCTIONAL, KERNEL_NAMES, RUNTIME, axes_word, call, file_word, letter, literal, run_word
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> str:
@@ -37,7 +38,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, known
         version=__version__,
         file=file_word(source.path),
         program=program,
-        ranks=ranks(program),
+        ranks=counted(ranks(program), "rank"),
         mesh=" × ".join(f"{axis.name} {axis.size}" for axis in program.axes) or "one rank",
         launch=" ".join(launch(program).options()),
         legend=_wrapped(_legend(program), 116),
@@ -54,6 +55,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, known
         state=state(program),
         step=step_lines(program),
         plan=[
+            f"name={literal(run_word(source.path))},",
             *_plan(program, microbatches.args, types(program)),
             *([f"model={literal(known)},  # what is computed, on any mesh"] if known else []),
             *weights_lines(program, model.patterns),
@@ -136,7 +138,6 @@ def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> 
     if data.kind == "tokens":
         corpus.append(f"dtype=torch.{data.dtype}")
     return [
-        f"name={literal(program.name)},",
         f"mesh={{{', '.join(f'{literal(a.name)}: {a.size}' for a in program.axes)}}},",
         f"{call(f'data={data.kind.capitalize()}', corpus, 4)},",
         "inputs={",

@@ -184,6 +184,11 @@ def place(span: Span) -> str:
     return f"{file_word(span.path)}:{span.line}"
 
 
+def run_word(path: str) -> str:
+    """What runs of a plan are called: as its file without ending, fit for a folder."""
+    return PurePath(file_word(path)).stem.strip(".") or "plan"
+
+
 def file_word(path: str) -> str:
     """A file's name, fit for a comment or a docstring."""
     return re.sub(r"[^\w.\- ]", "_", PurePath(path).name)

@@ -7,6 +7,7 @@ Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
 
 from attrs import evolve
 
+from ..amounts import counted
 from ..cost import cost
 from ..diagnostics import Diagnostic, Note, PlanError
 from ..ir import Enter, Op, Pipeline, Program, types, uses
@@ -63,7 +64,7 @@ def _demand_turns(count: int, program: Program, pipeline: Pipeline, total: int) 
     span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
     label = f"{count // axis.size} on each of {axis.size} ranks" if count % axis.size == 0 else ""
     help = f"between the first and the last one each stage has a turn: at most {total + 2} stages"
-    why = f"{total} turn{'s' * (total > 1)} cannot fill {count} stages"
+    why = f"{counted(total, 'turn')} cannot fill {counted(count, 'stage')}"
     raise _error(why, span, label, (Note(axis.span, "the ranks"),), help)
 
 
@@ -85,12 +86,12 @@ def _given(program: Program, pipeline: Pipeline, turns: tuple[int, ...], count: 
     if len(turns) != count:
         note = Note(program.axis(axis).span, "the ranks")
         help = f"`{kind}` has {count} stages on the {program.axis(axis).size} ranks of `{axis}`: write as many numbers"
-        raise _error(f"{len(turns)} stages are given, the schedule has {count}", span, "", (note,), help)
+        raise _error(f"the schedule has {counted(count, 'stage')}, not {len(turns)}", span, "", (note,), help)
     if sum(turns) != total:
         sums = f"{' + '.join(map(str, turns))} = {sum(turns)}"
-        notes = tuple(Note(dim.span, f"{dim.size} turns") for dim in program.dims if dim.name in pipeline.dims)
+        notes = tuple(Note(dim.span, counted(dim.size, "turn")) for dim in program.dims if dim.name in pipeline.dims)
         help = f"{'add' if sum(turns) < total else 'take away'} {abs(total - sum(turns))}"
-        raise _error(f"stages have {sum(turns)} turns, the repeats {total}", span, sums, notes, help)
+        raise _error(f"stages have {counted(sum(turns), 'turn')}, the repeats {total}", span, sums, notes, help)
     if empty := [stage for stage in range(1, count - 1) if not turns[stage]]:
         help = "only the first stage and the last have something to do without a turn"
         raise _error(f"stage {empty[0]} has nothing to do", span, "counted from 0", help=help)

@@ -6,6 +6,7 @@ sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are 
 
 from attrs import evolve
 
+from ..amounts import counted
 from ..diagnostics import Diagnostic, Note, PlanError
 from ..ir import (
     INVARIANT,
@@ -71,7 +72,7 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
 def impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
     """What a schedule cannot do, told at the plan's line."""
     dim = next(dim for dim in program.dims if dim.name == MICROBATCHES)
-    notes = Note(dim.span, f"{dim.size} microbatches"), Note(program.axis(pipeline.axis).span, "the ranks")
+    notes = Note(dim.span, counted(dim.size, "microbatch")), Note(program.axis(pipeline.axis).span, "the ranks")
     order = pipeline.settings.schedule
     span = order.spans["memory"] if order.memory else pipeline.settings.spans["schedule"]
     return Diagnostic("E0517", error.why, span, "", notes, error.help)

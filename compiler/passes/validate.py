@@ -6,6 +6,7 @@ key/value heads, which the axis can be factored for.  Non-goals: what single ops
 
 from math import inf
 
+from ..amounts import counted
 from ..diagnostics import Diagnostics, Note
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, types, walk
 from ..ops import OPS
@@ -172,7 +173,7 @@ def _within_node(program: Program, found: Diagnostics) -> None:
         if span > gpus:
             found.error(
                 "E0511",
-                f"axis `{axis}` reaches over machines: {span} ranks, {gpus} GPUs in each",
+                f"axis `{axis}` reaches over machines: {counted(span, 'rank')}, {counted(gpus, 'GPU')} in each",
                 claim.span,
                 "communicates within every layer",
                 help=f"make `{axis}` smaller, or write it last in `mesh`",
@@ -187,12 +188,13 @@ def _machines(program: Program, found: Diagnostics) -> None:
     cluster, ranks, gpus = program.cluster, _ranks(program), _gpus_per_node(program)
     if cluster.nodes * gpus == ranks:
         return
-    said = "machines" if cluster.gpus_per_node is None else f"× {gpus} GPUs"
+    machines, each = counted(cluster.nodes, "machine"), cluster.gpus_per_node
+    of = f" of {counted(gpus, 'GPU')}" if each else ""
     found.error(
         "E0512",
-        f"the mesh has {ranks} ranks, the cluster {cluster.nodes} {said}",
+        f"the mesh has {counted(ranks, 'rank')}, the cluster {machines}{of}",
         cluster.spans.get("nodes", program.region.span),
-        f"{ranks} / {cluster.nodes} is not whole" if cluster.gpus_per_node is None else f"{cluster.nodes * gpus} GPUs",
+        f"{ranks} / {cluster.nodes} is not whole" if each is None else counted(cluster.nodes * gpus, "GPU"),
         help="the product of the mesh's axes is the number of GPUs",
     )
 

@@ -7,15 +7,18 @@ Non-goals: precision, which is rounding; initial values; the order of data.
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
+from ..amounts import counted
 from ..diagnostics import Diagnostic, Note, PlanError
-from ..ir import MICROBATCHES, Program, walk
+from ..ir import MICROBATCHES, Init, Program, walk
+from ..settings import differing
 from ..source import Span
 from .field import Field
 from .locate import iterations
-from .machine import Outcome, Where, differing
+from .machine import Outcome, Where
+from .machine import differing as unequal
 from .reference import Reference, bare, forwards_apart
 from .scene import scene
-from .shapes import resized, small
+from .shapes import made, resized, small
 
 TRIALS = 4
 
@@ -35,6 +38,25 @@ def hold_alike(first: Program, second: Program) -> None:
         raise PlanError([_diagnostic(a, b, forwards_apart(a, b, start, TRIALS), wrong)])
 
 
+COMPARED = (
+    "one step from the same parameters, tokens and labels: loss, gradient norm, count of labels, every gradient, every"
+    " updated parameter; the optimizer's settings, among them the learning rate's peak, warm-up and floor"
+)
+NOT_COMPARED = "how parameters begin; data and their order; the number of steps, over which a cosine falls; rounding"
+
+
+def unlike(first: Program, second: Program) -> list[str]:
+    """What differs between two plans although they make the same update."""
+    settings = [f"`{key}` {own} and {other}" for key, own, other in differing(first.train, second.train)]
+    begun = [{param.name: param.init for param in program.params} for program in (first, second)]
+    inits = [f"`{name}` begins {_init(a)} and {_init(b)}" for name, a, b in _both(*begun) if a and b and a != b]
+    return settings + inits
+
+
+def _init(init: Init) -> str:
+    return f"{init.kind}({', '.join(map(str, init.args))})"
+
+
 def _both(first: Mapping[str, T], second: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:
     for name in dict.fromkeys((*first, *second)):
         yield name, first.get(name), second.get(name)
@@ -42,7 +64,7 @@ def _both(first: Mapping[str, T], second: Mapping[str, T]) -> Iterator[tuple[str
 
 def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
     """Dims that the models do not share, or of which they have not as much; a step's sequences in all."""
-    ours, theirs = ({d.name: d for d in p.dims if d.name not in ("batch", MICROBATCHES)} for p in (first, second))
+    ours, theirs = ({d.name: d for d in p.dims if d.name not in _without(p)} for p in (first, second))
     for name, a, b in _both(ours, theirs):
         if a and b and a.size == b.size:
             continue
@@ -52,8 +74,13 @@ def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
         yield _error(f"dim `{name}` is {sizes[0]} in the first plan, {sizes[1]} in the second", span, sizes[0], notes)
     if first.train.global_batch != second.train.global_batch:
         spans = [program.train.spans.get("global_batch", program.region.span) for program in (first, second)]
-        counts = [f"{program.train.global_batch} sequences" for program in (first, second)]
+        counts = [counted(program.train.global_batch, "sequence") for program in (first, second)]
         yield _error("a step has not as many sequences in both plans", spans[0], counts[0], [Note(spans[1], counts[1])])
+
+
+def _without(program: Program) -> set[str]:
+    """The dims in which programs of one model may differ."""
+    return {"batch", MICROBATCHES, *made(program)}
 
 
 def _parameters(first: Program, second: Program) -> Iterator[Diagnostic]:
@@ -72,11 +99,11 @@ def _apart(ours: Outcome, theirs: Outcome) -> list[str]:
     """The results that differ."""
     numbers = Field(TRIALS, 0)
     pairs = zip(ours.results(), theirs.results(), strict=True)
-    return [name for (name, _, a), (_, _, b) in pairs if differing(numbers, bare(a), bare(b, a.dims))]
+    return [name for (name, _, a), (_, _, b) in pairs if unequal(numbers, bare(a), bare(b, a.dims))]
 
 
 def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong: list[str]) -> Diagnostic:
-    count = Note(None, f"{len(wrong)} results of the step differ, the first of them {wrong[0]}")
+    count = Note(None, f"of the step's results {len(wrong)} of {3 + 2 * len(a.params)} differ, first {wrong[0]}")
     if forward:
         name, where = forward
         spans = [_span_of(program, name) for program in (a, b)]

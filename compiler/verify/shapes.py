@@ -165,6 +165,11 @@ class _Sizes:
         return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
 
 
+def made(program: Program) -> set[str]:
+    """The dims that no model has: the flat ones of buckets, and those of what each rank has one of."""
+    return {bucket.dim for bucket in program.buckets} | _shares(list(walk(program.region.body))).keys()
+
+
 def _loops(body: tuple[Stmt, ...]) -> Iterator[str]:
     """The dims of all loops, outer first."""
     for region in (stmt for stmt in body if isinstance(stmt, Region)):

@@ -414,6 +414,12 @@ def test_times_that_cannot_be(scalec: Run, times: str, said: str) -> None:
     assert scalec("--times", times) == (2, "", f"error: {said}\n")
 
 
+def test_a_file_for_two_drawings(scalec: Run) -> None:
+    status, _, err = scalec("--svg", "x", "--html", "./x")
+    assert (status, err) == (2, "error: --svg and --html both write `x`: choose two files\n")
+    assert not Path("x").exists()
+
+
 def test_a_plan_without_a_pipeline(scalec: Run) -> None:
     Path("tiny.scale").write_text(
         re.sub("mesh.*\nshard.*\npipeline.*", "mesh { dp = 2 }\nshard { batch over dp }", PLAN)

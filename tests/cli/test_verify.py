@@ -64,6 +64,19 @@ def test_a_plan_is_equal(scalec: Run) -> None:
     )
 
 
+def test_one_of_a_thing_is_named_as_one(scalec: Run) -> None:
+    model = """model one(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 8  classes = 8 }
+  init ~ normal(0.02)
+  loss = cross_entropy(embedding(tokens, table[vocab, classes]), labels)
+}
+"""
+    Path("one.scale").write_text(model + PLAN[PLAN.index("train {") :])
+    out = scalec("verify", "one.scale")[1]
+    assert "loss, gradient norm, count of labels, 1 gradient and 1 updated parameter\n" in out
+    assert "1 gradient and 1 update equal on one rank" in scalec("compile", "one.scale")[1]
+
+
 # ---- IR text edited by hand
 
 
@@ -135,6 +148,58 @@ def test_two_plans_make_the_same_update(scalec: Run, other: str) -> None:
     status, out, err = scalec("verify", "tiny.scale", "other.scale")
     assert (status, err) == (0, "")
     assert out.startswith("equal  tiny.scale and other.scale make the same update\n\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("steps = 1", "steps = 2  seed = 3", "`steps` 1 and 2; `seed` 0 and 3"),
+        ('["a"]', '["a", "b"]', '`files` ["a"] and ["a", "b"]'),
+        ('data text { files = ["a"] }', 'data tokens { files = ["a"] }', "`data` text and tokens"),
+        ("seq = 16", "seq = 16  precision = bf16  master = bf16", "`precision` fp32 and bf16; `master` unset and bf16"),
+        ("dp = 2  tp = 2", "tp = 2  dp = 2", "no setting of `train`, nor how parameters begin"),
+    ],
+)
+def test_what_two_plans_of_one_update_differ_in(scalec: Run, old: str, new: str, said: str) -> None:
+    Path("cosine.scale").write_text(PLAN.replace("clip = 1.0", "schedule = cosine(warmup=1)"))
+    Path("other.scale").write_text(Path("cosine.scale").read_text().replace(old, new))
+    status, out, err = scalec("verify", "cosine.scale", "other.scale")
+    assert (status, err) == (0, "")
+    assert " the number of steps, over which a cosine falls;" in out
+    assert out.endswith(f"differing     {said}\n")
+
+
+def test_two_plans_whose_parameters_begin_otherwise(scalec: Run) -> None:
+    model = (ROOT / "plans/models/llama.scale").read_text()
+    Path("mine.scale").write_text(model.replace("init ~ normal(0.02)", "init ~ normal(0.5)"))
+    Path("other.scale").write_text(PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale"))
+    assert "`wte` begins normal(0.02) and normal(0.5);" in scalec("verify", "tiny.scale", "other.scale")[1]
+
+
+KINDS = [
+    "",
+    "state { zero 1 over dp }\n",
+    "state { zero 2 over dp }\n",
+    "state { zero 3 over dp }\n",
+    "kernels = triton",
+    "precision = fp16",
+    "recompute = full",
+    "mesh { pp = 2  dp = 2 }  shard { batch over dp  layers over pp }\n",
+    "mesh { tp = 4 }  shard { vocab, heads, kv_heads, ffn over tp }\n",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.strip() or "plain")
+def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> None:
+    plan = PLAN.replace("seq = 16", f"{kind}  seq = 16") if "=" in kind and "{" not in kind else PLAN
+    if kind.startswith("mesh"):
+        plan = f"{PLAN[: PLAN.index('mesh')]}{kind}{PLAN[PLAN.index('train {') :]}"
+    Path("kind.scale").write_text(plan if "{ zero" not in kind else plan + kind)
+    Path("kind.ir").write_text(scalec("ir", "kind.scale")[1])
+    for pair in (("kind.scale", "kind.ir"), ("kind.ir", "kind.scale"), ("tiny.scale", "kind.ir")):
+        assert scalec("verify", *pair)[0] == 0
+    Path("other.ir").write_text(Path("kind.ir").read_text().replace("  lr = 0.1", "  lr = 0.2"))
+    assert "the plans part at the update" in scalec("verify", "kind.scale", "other.ir")[2]
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,12 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(export, "LARGEST", 20_000)
     module = harness.imported(folder / "train.py")
-    saved = checkpoint.newest(folder / "runs" / "qwen3" / "checkpoints")
+    saved = checkpoint.newest(folder / "runs" / "tiny" / "checkpoints")
     assert saved
+    (tmp_path / "pieces.tmp").mkdir()
     export.export(saved, tmp_path / "pieces", module.PLAN.names)
+    assert (tmp_path / "pieces.tmp").is_dir()  # nobody's but the user's
+    assert {path.stat().st_mode for path in (tmp_path / "pieces").iterdir()} == {(tmp_path / "corpus").stat().st_mode}
     index = json.loads((tmp_path / "pieces" / INDEX).read_text())
     assert len({*index["weight_map"].values()}) > 1
     assert index["metadata"]["total_size"] == sum(each.nbytes for each in after.state_dict().values()) - (
@@ -90,6 +93,22 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     (tmp_path / "pieces" / "config.json").write_bytes((tmp_path / "in" / "config.json").read_bytes())
     read = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "pieces", dtype=torch.float32)
     assert all(torch.equal(value, after.state_dict()[name]) for name, value in read.state_dict().items())
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    families.model("llama", torch.float32).save_pretrained(tmp_path / "in")
+    text = families.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
+    module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
+    _saved(module, tmp_path / "in", tmp_path / "checkpoints")
+    before = sorted(tmp_path.iterdir())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def _run(folder: Path, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:

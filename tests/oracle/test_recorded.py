@@ -219,7 +219,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of two steps on two ranks."""
     folder = tmp_path_factory.mktemp("whole")
     assert recorded(harness.compiled(Case(tp=2), folder), folder, "--steps 2").equal
-    return folder / "runs/llama/recorded"
+    return folder / "runs/tiny/recorded"
 
 
 def _replaced(old: str, new: str) -> Callable[[Path], None]:

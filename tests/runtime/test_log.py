@@ -1,11 +1,15 @@
 """When a step's line is written: on the CPU at once, on a GPU behind the step that the device was given meanwhile."""
 
+import os
+import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 import torch
 
 from scalec.runtime.errors import RunError
+from scalec.runtime.launch import settle_streams
 from scalec.runtime.log import Log
 from scalec.runtime.plan import Metrics
 
@@ -47,3 +51,22 @@ def test_on_a_gpu_a_loss_that_is_not_finite_is_found_before_anything_is_saved(tm
     log.step(1, _metrics("cuda", loss=torch.nan), 0.1)
     with pytest.raises(RunError, match="step 1"):
         log.settle()
+
+
+def test_a_terminal_that_lacks_a_sign_shows_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(seen, "ascii"))
+    settle_streams()
+    Log(tmp_path, 0, 3, 4).say("größe → ×")
+    assert seen.getvalue() == b"gr\\xf6\\xdfe \\u2192 \\xd7\n"
+
+
+def test_a_run_goes_on_though_nobody_reads_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    with os.fdopen(written, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        log = Log(tmp_path, 0, 3, 4)
+        for step in (1, 2):
+            log.step(step, _metrics("cpu"), 0.1)
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 2

@@ -161,11 +161,12 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
         (
             ALONE,
             "",
-            "the plan's mesh, dp 1, takes 1 ranks, not 2; start it with: python train.py",
+            "the plan's mesh, dp 1, takes 1 rank, not 2; start it with: python train.py",
         ),
         (PLAN, "--data nothing/*.txt", "no data: `nothing/*.txt` matches no file that holds anything"),
         (PLAN, "--resume", "nothing to resume: no checkpoint in runs/bigram/checkpoints"),
-        (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 files are less than a window of 1000"),
+        (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 file are less than a window of 1000"),
+        (replace(PLAN, mesh={}), "", "a plan without a mesh takes 1 rank, not 2; start it with: python train.py"),
         (
             replace(PLAN, global_batch=42),
             "",

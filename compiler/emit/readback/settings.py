@@ -171,10 +171,13 @@ def check_plan(
         raise wrong(node, "the plan is no call")
     demand(node, ast.unparse(node.func) == "Plan" and not node.args, "is no plan")
     expected = _plan(program, types) | stored
-    given = {keyword.arg: keyword.value for keyword in node.keywords}
-    if isinstance(known := given.get("model"), ast.Constant) and isinstance(known.value, str):
+    said = {keyword.arg: keyword.value for keyword in node.keywords}
+    if isinstance(known := said.get("model"), ast.Constant) and isinstance(known.value, str):
         expected["model"] = repr(known.value)
-    for key, value in keywords(node, *expected).items():
+    given = keywords(node, "name", *expected)
+    name = given.pop("name")
+    demand(name, isinstance(name, ast.Constant) and isinstance(name.value, str), "is no name")  # of the plan's file
+    for key, value in given.items():
         demand_same(value, expected[key])
     used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     demand(node, used <= names, f"does not import {sorted(used - names)}")
@@ -186,7 +189,6 @@ def _plan(program: Program, types: dict[str, Type]) -> dict[str, str]:
     floor = f", floor={schedule.floor!r}" if schedule.kind == "cosine" else ""
     numbers = {"seq": train.seq, "global_batch": train.global_batch, "steps": train.steps, "seed": train.seed}
     return {
-        "name": repr(program.name),
         "mesh": repr({axis.name: axis.size for axis in program.axes}),
         "data": _data(program),
         "inputs": _inputs(program),

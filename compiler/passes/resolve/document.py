@@ -4,16 +4,20 @@ Non-goals: what sections mean.
 """
 
 from collections.abc import Iterable
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from attrs import frozen
 
 from ... import syntax
-from ...diagnostics import Diagnostic, Diagnostics, Note, PlanError
+from ...diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing
 from ...limits import load
 from ...overrides import merge
 from ...parser import parse_plan
+from ...resources import folder
 from ...source import Source
+
+SHIPPED = "scalec:"
+"""Begins the paths of what comes with scalec, in its folder of plans."""
 
 DEEPEST = 8
 """How many files may use one another in a row."""
@@ -37,7 +41,8 @@ def gather(source: Source, over: Source | None = None) -> Document:
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
     if not models:
-        help = 'write `model NAME(tokens[batch, seq], labels[batch, seq]) { … }`, or `use "models/llama.scale"`'
+        own, used = "model NAME(tokens[batch, seq], labels[batch, seq]) { … }", f'use "{SHIPPED}models/llama.scale"'
+        help = f"write `{own}`, or `{used}`"
         raise PlanError([Diagnostic("E0202", "this plan has no model", source.whole(), help=help)])
     notes = (Note(models[0].name.span, "the first model"),)
     raise PlanError([Diagnostic("E0203", "a plan has one model", models[1].name.span, "a second one", notes)])
@@ -88,11 +93,23 @@ def _over(base: syntax.Section | None, section: syntax.Section) -> syntax.Sectio
 
 
 def _open(use: syntax.Use, source: Source, users: tuple[str, ...]) -> Source:
-    path = Path(source.path).parent / use.path.value
-    if PurePath(use.path.value).is_absolute() or len(users) > DEEPEST or str(path) in users:
-        help = "paths are relative to the plan, and files do not use one another in a circle"
-        raise PlanError([Diagnostic("E0205", f"cannot use `{use.path.value}`", use.path.span, "used here", help=help)])
+    written = use.path.value
+    path = _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
+    if len(users) > DEEPEST or str(path) in users:
+        help = f"files do not use one another in a circle, nor more than {DEEPEST} in a row"
+        raise PlanError([Diagnostic("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)])
     return load(path, use.path.span)
+
+
+def _shipped(written: syntax.String) -> Path:
+    """A file that comes with scalec."""
+    plans = folder("plans")
+    files = {f"{SHIPPED}{path.relative_to(plans).as_posix()}": path for path in sorted(plans.rglob("*.scale"))}
+    if written.value not in files:
+        help = did_you_mean(written.value, files) or f"there are {listing(files)}"
+        message = f"`{written.value}` does not come with scalec"
+        raise PlanError([Diagnostic("E0205", message, written.span, "not there", help=help)])
+    return files[written.value]
 
 
 def _overridden(model: syntax.Model, overrides: tuple[syntax.Section, ...]) -> syntax.Model:

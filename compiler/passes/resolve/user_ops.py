@@ -17,7 +17,7 @@ from ...ir import Attr, Type
 from ...limits import load
 from ...ops import OPS, Attribute, OpDef, Operand, TypingError
 from ...ops.user import LEAD
-from ...source import Source
+from ...source import Source, Span
 from .mistakes import check_name, wrong
 
 
@@ -139,7 +139,8 @@ def _check_function(op: syntax.UserOp, source: Source) -> None:
     if not colon or not all(part.isidentifier() and not iskeyword(part) for part in (module, name)):
         help = 'a module beside the plan and its function, as in `from "my_ops:swiglu"`'
         raise wrong("E0217", f"`{text.value}` is not module:function", text.span, help=help)
-    functions = _functions(load(Path(source.path).parent / f"{module}.py", text.span), text)
+    tree = parsed(load(Path(source.path).parent / f"{module}.py", text.span), text.span)
+    functions = {stmt.name: stmt for stmt in tree.body if isinstance(stmt, ast.FunctionDef)}
     if name not in functions:
         help = did_you_mean(name, functions)
         raise wrong("E0218", f"`{module}.py` has no function `{name}`", text.span, "not defined there", help)
@@ -149,14 +150,13 @@ def _check_function(op: syntax.UserOp, source: Source) -> None:
         raise wrong("E0218", f"`{name}` is given {count} arguments by position", text.span, label)
 
 
-def _functions(module: Source, at: syntax.String) -> dict[str, ast.FunctionDef]:
-    """The functions that a module defines outside of all else."""
+def parsed(module: Source, at: Span) -> ast.Module:
+    """The syntax tree of a module that an op `at` a place needs.  Raises PlanError."""
     try:
-        tree = ast.parse(module.text)
+        return ast.parse(module.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else 1
-        raise wrong("E0218", f"`{module.path}` is not Python", at.span, f"see its line {line}") from None
-    return {stmt.name: stmt for stmt in tree.body if isinstance(stmt, ast.FunctionDef)}
+        raise wrong("E0218", f"`{module.path}` is not Python", at, f"see its line {line}") from None
 
 
 def _positional(args: ast.arguments) -> range:

@@ -134,7 +134,7 @@ def _read(path: Path, rank: int, plan: dict[str, Any]) -> Record:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON lines of a file; a last one that was not written to its end is left out."""
-    *whole, _ = path.read_text(errors="replace").split("\n")
+    *whole, _ = path.read_text("utf-8", errors="replace").split("\n")
     for number, text in enumerate(whole, start=1):
         try:
             line = json.loads(text)

@@ -193,7 +193,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
 
 
 PLAN = Plan(
-    name="llama",
+    name="compiled",
     mesh={"dp": 2, "tp": 2},
     data=Text(("python_stdlib",), holdout=0.05),
     inputs={

@@ -196,7 +196,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
 
 
 PLAN = Plan(
-    name="llama",
+    name="few_kv_heads",
     mesh={"dp": 2, "tp_0": 2, "tp_1": 2},
     data=Text(("python_stdlib",), holdout=0.05),
     inputs={

@@ -160,7 +160,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
 
 
 PLAN = Plan(
-    name="llama",
+    name="one_rank",
     mesh={"dp": 1, "tp": 1},
     data=Text(("python_stdlib",), holdout=0.05),
     inputs={

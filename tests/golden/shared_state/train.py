@@ -174,7 +174,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
 
 
 PLAN = Plan(
-    name="llama",
+    name="shared_state",
     mesh={"dp": 2, "tp": 1},
     data=Text(("python_stdlib",), holdout=0.05),
     inputs={

@@ -183,7 +183,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
 
 
 PLAN = Plan(
-    name="llama",
+    name="tensor_parallel",
     mesh={"dp": 1, "tp": 2},
     data=Text(("python_stdlib",), holdout=0.05),
     inputs={

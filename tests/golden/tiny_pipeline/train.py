@@ -230,7 +230,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
 
 
 PLAN = Plan(
-    name="llama",
+    name="tiny_pipeline",
     mesh={"pp": 2, "dp": 2, "tp": 2},
     data=Text(("python_stdlib",), holdout=0.05),
     inputs={

@@ -184,7 +184,7 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
 
 
 PLAN = Plan(
-    name="llama",
+    name="zero_1",
     mesh={"dp": 2, "tp": 1},
     data=Text(("python_stdlib",), holdout=0.05),
     inputs={

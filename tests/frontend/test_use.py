@@ -1,0 +1,58 @@
+"""Which file `use` takes: one beside the plan, one of any folder, one that comes with scalec."""
+
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.diagnostics import PlanError
+from scalec.compiler.limits import load
+from scalec.compiler.passes import compile_plan, resolve
+from scalec.compiler.passes.resolve.document import gather
+
+PLANS = Path(__file__).parents[2] / "plans"
+TRAIN = """
+train {
+  seq = 8  global_batch = 8  microbatch = 8  steps = 1
+  optimizer sgd { lr = 0.1 }
+  data text { files = [python_stdlib] }
+}
+"""
+DIMS = "{ dims { vocab = 256  hidden = 64  heads = 4  kv_heads = 2  ffn = 192  layers = 2 } }"
+
+
+def wrong(plan: Path, text: str) -> str:
+    plan.write_text(text)
+    with pytest.raises(PlanError) as error:
+        resolve(load(plan))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("used", ["scalec:models/llama.scale", f"{PLANS}/models/llama.scale"])
+def test_a_model_of_any_folder(used: str, tmp_path: Path) -> None:
+    plan = tmp_path / "mine.scale"
+    plan.write_text(f'use "{used}" {DIMS}{TRAIN}')
+    assert compile_plan(load(plan)).name == "llama"
+
+
+def test_every_plan_that_ships_can_be_used(tmp_path: Path) -> None:
+    plan = tmp_path / "mine.scale"
+    for path in sorted(PLANS.rglob("*.scale")):
+        plan.write_text(f'use "scalec:{path.relative_to(PLANS)}"')
+        assert gather(load(plan)).model.name.span.path.startswith(str(PLANS))
+
+
+def test_what_does_not_ship(tmp_path: Path) -> None:
+    said = wrong(tmp_path / "mine.scale", 'use "scalec:models/lama.scale"')
+    assert "`scalec:models/lama.scale` does not come with scalec" in said
+    assert "did you mean `scalec:models/llama.scale`?" in said
+    assert "`scalec:models/gpt2.scale`" in wrong(tmp_path / "mine.scale", 'use "scalec:?"')
+    assert "E0205" in wrong(tmp_path / "mine.scale", 'use "scalec:../pyproject.toml"')
+
+
+def test_a_plan_without_a_model_is_told_of_one_that_ships(tmp_path: Path) -> None:
+    assert 'or `use "scalec:models/llama.scale"`' in wrong(tmp_path / "mine.scale", TRAIN)
+
+
+def test_files_do_not_use_one_another_in_a_circle(tmp_path: Path) -> None:
+    said = wrong(tmp_path / "mine.scale", f'use "{tmp_path}/mine.scale"')
+    assert "files do not use one another in a circle" in said
