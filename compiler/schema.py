@@ -45,10 +45,8 @@ class _Reader:
         """The instance, worthless if there were mistakes."""
         self._heading()
         for entry in self._section.entries:
-            try:
+            with self._found.catch():
                 self._entry(entry)
-            except PlanError as error:
-                self._found.add(error)
         self._missing()
         self._found.check()
         unset = {field.name: self._section.head for field in fields_of(self._cls)}

@@ -4,10 +4,13 @@ Before: `resolve`.  After: every claim names a dim and an axis, and the axis div
 key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 from math import inf
 
-from ..diagnostics import Diagnostics, Note
-from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, types, walk
+from ..diagnostics import Diagnostics, Note, listing
+from ..ir import DATA_DIMS, Claim, Enter, Op, Param, Program, Region, types, walk
 from ..ops import OPS
 from ..ops.attention import head_dims
 from .groups import check_groups
@@ -16,10 +19,11 @@ from .groups import check_groups
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    sharding = _idle, _order, _unused, _weights, _divisible, _padding, _machines, _within_node
-    for check in (*sharding, _groups, _heads, _losses):
+    _idle(program, found)
+    found.check()
+    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, _losses):
         check(program, found)
-        found.check()
+    found.check()
     return program
 
 
@@ -96,29 +100,50 @@ def _unused(program: Program, found: Diagnostics) -> None:
             found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help)
 
 
+Clash = tuple[Param, Claim, Claim]
+"""A parameter of which two dims are over one axis, the first that is claimed first."""
+
+
 def _weights(program: Program, found: Diagnostics) -> None:
-    """No rule shards two dims of one parameter over one axis."""
-    for param in program.params:
-        claims = [c for c in program.claims if c.dim in param.type.dims and c.dim not in DATA_DIMS]
-        for first, second in ((a, b) for i, a in enumerate(claims) for b in claims[i + 1 :] if a.axis == b.axis):
-            found.error(
-                "E0505",
-                f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{first.axis}`",
-                second.span,
-                "claimed again" if first.span != second.span else "both claimed here",
-                notes=[Note(param.span, "of this parameter")],
-                help="shard one of them, or put them over different axes",
-            )
+    """No rule shards two dims of one parameter over one axis; a dim that is one too many is one mistake."""
+    clashes = [
+        (param, first, second)
+        for param in program.params
+        for first, second in combinations([c for c in program.claims if c.dim in param.type.dims], 2)
+        if first.axis == second.axis and not {first.dim, second.dim} & {*DATA_DIMS}
+    ]
+    while clashes:
+        times = Counter(claim for _, *claims in clashes for claim in claims)
+        worst = max(times, key=lambda claim: (times[claim], program.claims.index(claim)))
+        _one_too_many(worst, [clash for clash in clashes if worst in clash], found)
+        clashes = [clash for clash in clashes if worst not in clash]
+
+
+def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) -> None:
+    param, first, second = clashes[0]
+    if len(clashes) == 1:
+        message = f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{claim.axis}`"
+        label = "claimed again" if first.span != second.span else "both claimed here"
+        notes = [Note(param.span, "of this parameter")]
+    else:
+        message = f"`{claim.dim}` and another dim of {len(clashes)} parameters are both over `{claim.axis}`"
+        label = "claimed here"
+        others = ((param.span, second if claim == first else first) for param, first, second in clashes)
+        notes = [Note(span, f"`{other.dim}` is over `{claim.axis}` too") for span, other in others]
+    help = "shard one of them, or put them over different axes"
+    found.error("E0505", message, claim.span, label, notes=notes, help=help)
 
 
 def _divisible(program: Program, found: Diagnostics) -> None:
-    few = _few_heads(program)
+    """Every axis divides its dims, and padding is legal."""
+    few, broken = _few_heads(program), set[str]()
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
         claims = [claim for claim in program.claims if claim.dim == dim]
-        axes = tuple(claim.axis for claim in claims)
+        axes = tuple(dict.fromkeys(claim.axis for claim in claims))
         size, degree = program.size(dim), program.degree(axes)
         if size % degree == 0 or (dim in few and len(axes) == 1 and degree % size == 0):
             continue
+        broken.add(dim)
         ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
         help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`" if _is_vocabulary(program, dim) else ""
@@ -127,6 +152,7 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         found.error(
             "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
         )
+    _padding(program, broken, found)
 
 
 def _is_vocabulary(program: Program, dim: str) -> bool:
@@ -135,9 +161,12 @@ def _is_vocabulary(program: Program, dim: str) -> bool:
     return any(op.kind == "embedding" and found[op.inputs[1]].dims[0] == dim for op in walk(program.region.body))
 
 
-def _padding(program: Program, found: Diagnostics) -> None:
-    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank holds more than it."""
-    padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size}
+def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
+    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank holds more than it.
+
+    Dims that are `broken` cannot be split, whatever their padding.
+    """
+    padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken}
     type_of = types(program)
     for op in walk(program.region.body):
         own = [type_of[name] for name in op.inputs]
@@ -163,29 +192,10 @@ def _few_heads(program: Program) -> set[str]:
     return {head_dims(found[q], found[k])[1] for q, k, *_ in inputs}
 
 
-def _within_node(program: Program, found: Diagnostics) -> None:
-    """Axes over which weights lie communicate inside every layer: they stay within one machine."""
-    gpus = _gpus_per_node(program)
-    for axis, claim in _weight_axes(program).items():
-        order = [a.name for a in program.axes]
-        span = program.degree(tuple(order[order.index(axis) :]))
-        if span > gpus:
-            found.error(
-                "E0511",
-                f"axis `{axis}` reaches over machines: {span} ranks, {gpus} GPUs in each",
-                claim.span,
-                "communicates within every layer",
-                help=f"make `{axis}` smaller, or write it last in `mesh`",
-            )
-
-
-def _weight_axes(program: Program) -> dict[str, Claim]:
-    return {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
-
-
 def _machines(program: Program, found: Diagnostics) -> None:
     cluster, ranks, gpus = program.cluster, _ranks(program), _gpus_per_node(program)
     if cluster.nodes * gpus == ranks:
+        _within_node(program, found)
         return
     said = "machines" if cluster.gpus_per_node is None else f"× {gpus} GPUs"
     found.error(
@@ -195,6 +205,36 @@ def _machines(program: Program, found: Diagnostics) -> None:
         f"{ranks} / {cluster.nodes} is not whole" if cluster.gpus_per_node is None else f"{cluster.nodes * gpus} GPUs",
         help="the product of the mesh's axes is the number of GPUs",
     )
+
+
+def _within_node(program: Program, found: Diagnostics) -> None:
+    """Axes over which weights lie communicate inside every layer: they stay within one machine."""
+    gpus, order = _gpus_per_node(program), [axis.name for axis in program.axes]
+    weights = _weight_axes(program)
+    for axis, claim in weights.items():
+        inner = order[order.index(axis) :]
+        span = program.degree(tuple(inner))
+        if span > gpus:
+            others = [other for other in inner if other not in weights]
+            found.error(
+                "E0511",
+                f"axis `{axis}` reaches over machines: {span} ranks, {gpus} GPUs in each",
+                claim.span,
+                "communicates within every layer",
+                help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),
+            )
+
+
+def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
+    """How axes of weights, and the other axes inside of the first of them, get into one machine."""
+    listed = listing(weights)
+    if program.degree(weights) > gpus:
+        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a machine has {gpus} GPUs"
+    return f"write {listed} behind {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
+
+
+def _weight_axes(program: Program) -> dict[str, Claim]:
+    return {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
 
 
 def _gpus_per_node(program: Program) -> int:
