@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from ... import syntax
+from ...fields import spelled
 from ...source import Span
 from .mistakes import wrong
 
@@ -37,7 +38,7 @@ def evaluate(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             )
         case _:
             label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, syntax.Number)
-            help = "units belong to settings; 10% is 0.1 here" if is_share else ""
+            help = spelled(expr) or ("units belong to settings; 10% is 0.1 here" if is_share else "")
             raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
 
 

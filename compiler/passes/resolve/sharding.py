@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ... import syntax
 from ...diagnostics import Diagnostics, did_you_mean, listing
+from ...fields import spelled
 from ...ir import Axis, Claim, Dim
 
 
@@ -17,7 +18,8 @@ def axes_of(section: syntax.Section, found: Diagnostics) -> tuple[Axis, ...]:
             case syntax.Setting(key, syntax.Number(int() as size, "")) if 0 < size <= 2**20 and key.name not in axes:
                 axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
             case _:
-                help = "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
+                help = spelled(entry.value) if isinstance(entry, syntax.Setting) else ""
+                help = help or "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
                 found.error("E0501", "this is not an axis with its size", entry.span, help=help)
                 if isinstance(entry, syntax.Setting):  # rules may name it
                     axes.setdefault(entry.key.name, Axis(entry.key.name, 1, entry.key.name, span=entry.span))
