@@ -208,13 +208,19 @@ def _position(diagnostic: Diagnostic) -> tuple[str, int, int]:
     return diagnostic.span.path, diagnostic.span.line, diagnostic.span.column
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Help for a misspelt word, in letters of whatever case; "" if no choice is near it."""
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The choice that is misspelt as `word`, in letters of whatever case; "" if none is near it."""
     from difflib import get_close_matches
 
     folded = {choice.casefold(): choice for choice in choices}
     near = get_close_matches(word.casefold(), list(folded), n=1)
-    return f"did you mean `{folded[near[0]]}`?" if near else ""
+    return folded[near[0]] if near else ""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Help for a misspelt word; "" if no choice is near it."""
+    near = nearest(word, choices)
+    return f"did you mean `{near}`?" if near else ""
 
 
 def listing(words: Iterable[str]) -> str:
