@@ -119,6 +119,9 @@ CODES = {
     "W0901": "a step that does not fit",
     "W0902": "attention to what is to be predicted; gradients that stages are to reduce in each microbatch",
     "W0903": "more turns to a part than there are",
+    "W0910": "a warm-up as long as the run",
+    "W0911": "token ids that files cannot hold",
+    "W0912": "a setting without effect",
 }
 """Every code and what it stands for; those with W are warnings."""
 

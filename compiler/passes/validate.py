@@ -7,12 +7,12 @@ key/value heads, which the axis can be factored for.  Non-goals: what single ops
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
-from math import inf
 
 from ..diagnostics import Diagnostics, Note, listing
-from ..ir import DATA_DIMS, Claim, Enter, Op, Param, Program, Region, types, walk
+from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, types, walk
 from ..ops import OPS
 from ..ops.attention import head_dims
+from .constants import check_constants
 from .groups import check_groups
 
 
@@ -21,7 +21,7 @@ def validate(program: Program) -> Program:
     found = Diagnostics()
     _idle(program, found)
     found.check()
-    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, _losses):
+    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, check_constants):
         check(program, found)
     found.check()
     return program
@@ -218,7 +218,7 @@ def _within_node(program: Program, found: Diagnostics) -> None:
             others = [other for other in inner if other not in weights]
             found.error(
                 "E0511",
-                f"axis `{axis}` reaches over machines: {span} ranks, {gpus} GPUs in each",
+                f"axis `{axis}` reaches over machines: {span} ranks, {_gpus(gpus)} in each",
                 claim.span,
                 "communicates within every layer",
                 help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),
@@ -229,8 +229,12 @@ def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, g
     """How axes of weights, and the other axes inside of the first of them, get into one machine."""
     listed = listing(weights)
     if program.degree(weights) > gpus:
-        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a machine has {gpus} GPUs"
+        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a machine has {_gpus(gpus)}"
     return f"write {listed} behind {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _weight_axes(program: Program) -> dict[str, Claim]:
@@ -253,7 +257,7 @@ def _groups(program: Program, found: Diagnostics) -> None:
 
 
 def _heads(program: Program, found: Diagnostics) -> None:
-    """Each key/value head serves as many query heads; rotation turns pairs by angles that theta gives."""
+    """Each key/value head serves as many query heads."""
     type_of = types(program)
     for op in walk(program.region.body):
         if op.kind == "attention":
@@ -261,37 +265,3 @@ def _heads(program: Program, found: Diagnostics) -> None:
             if program.size(heads) % program.size(kv_heads):
                 label = f"{program.size(heads)} / {program.size(kv_heads)} is not whole"
                 found.error("E0311", f"`{kv_heads}` does not divide `{heads}`", op.span, label)
-        if op.kind == "rope":
-            _rope(program, op, type_of[op.inputs[0]].dims[-1], found)
-
-
-def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
-    given = {a.name: OPS["rope"].get(op, a.name) for a in OPS["rope"].attributes}
-    dims, size = given["dims"], program.size(last)
-    if size % 2 and not dims:
-        help = f"make it even, or turn fewer of its dims with `dims={size - 1}`"
-        found.error("E0312", f"rope turns pairs, but `{last}` = {size} is odd", op.span, help=help)
-    if isinstance(dims, float) and dims and not (dims % 2 == 0 and 0 < dims < size):
-        help = f"an even number below {size}, or leave `dims` out, which turns all of `{last}`"
-        found.error("E0312", f"rope cannot turn {dims:g} of `{last}` = {size}", op.span, help=help)
-    for name in ("theta", "factor", "low", "high", "original"):
-        value = given[name]
-        if not (isinstance(value, float) and value > 0):
-            found.error("E0313", f"rope's {name} is {value}", op.span, help="a number above 0, for instance 10000")
-    if given["scaling"] == "none" and given["factor"] != 1:
-        found.error(
-            "E0313", "rope has a factor and no scaling", op.span, help="add `scaling=linear` or `scaling=llama3`"
-        )
-
-
-OPTIONS = {"smoothing": (1.0, "from 0 to below 1, for instance 0.1"), "z": (inf, "0 or above, for instance 1e-4")}
-"""Of losses: what each is below, and what it may be."""
-
-
-def _losses(program: Program, found: Diagnostics) -> None:
-    """Smoothing leaves the label a share, and a z-loss does not reward."""
-    for op in walk(program.region.body):
-        for name, (end, help) in OPTIONS.items() if op.kind in LOSSES else ():
-            value = OPS[op.kind].get(op, name)
-            if not (isinstance(value, float) and 0 <= value < end):
-                found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)

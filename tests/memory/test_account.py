@@ -329,11 +329,18 @@ def test_a_plan_that_fits_is_not_warned_of() -> None:
     assert too_large(compiled, account(compiled)) is None
 
 
-@pytest.mark.parametrize("gpu", ["", "cluster { gpu = h1000 }"])
-def test_of_other_machines_nothing_is_known(gpu: str) -> None:
-    compiled = program(PLAN.replace("cluster { gpu = h100_sxm }", gpu))
+def test_of_a_machine_without_a_gpu_nothing_is_known() -> None:
+    compiled = program(PLAN.replace("cluster { gpu = h100_sxm }", ""))
     assert capacity(compiled) is None
     assert too_large(compiled, account(compiled)) is None
+
+
+@pytest.mark.parametrize("gpu", ["h1000", "h100_sxm"])
+def test_a_plan_can_say_what_a_gpu_holds(gpu: str) -> None:
+    compiled = program(PLAN.replace("gpu = h100_sxm", f"gpu = {gpu}  memory = 1KiB"))
+    assert capacity(compiled) == 1024
+    assert too_large(compiled, account(compiled))
+    assert read_ir(Source("x.ir", print_ir(compiled))).cluster == compiled.cluster
 
 
 def test_a_plan_that_does_not_fit() -> None:
