@@ -6,7 +6,7 @@ stands under `help` alone.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -191,7 +191,7 @@ class Diagnostics:
         self._found.extend(error.diagnostics)
 
     @contextmanager
-    def catch(self) -> Iterator[None]:
+    def catch(self) -> Generator[None]:
         """Adds the mistakes that are raised inside, where what follows can go on without it."""
         try:
             yield

@@ -11,6 +11,8 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.source import Source
 from test_mistakes import PLAN
 
+PLANS = Path(__file__).parents[1] / "plans"
+
 Golden = Callable[[str, str], None]
 
 OVERRIDES = (
@@ -95,6 +97,14 @@ def _over(settings: str) -> str:
 @pytest.mark.usefixtures("used")
 def test_of_settings_and_sharding(golden: Golden) -> None:
     golden("mistakes_of_settings.txt", "".join(f"{_told(_over(settings))}\n\n\n" for settings in OVERRIDES))
+
+
+@pytest.mark.parametrize("plan", sorted(PLANS.glob("*.scale")), ids=lambda plan: plan.stem)
+def test_settings_that_cannot_be_read_bring_no_other_mistakes(plan: Path) -> None:
+    text = f'use "{plan.name}" {{ train {{ seq = none  global_batch = none }} }}'
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source(str(plan.with_name("other.scale")), text))
+    assert [found.code for found in caught.value.diagnostics] == ["E0404"] * 2
 
 
 def test_in_the_plan_itself(golden: Golden) -> None:

@@ -106,14 +106,14 @@ Clash = tuple[Param, Claim, Claim]
 
 def _weights(program: Program, found: Diagnostics) -> None:
     """No rule shards two dims of one parameter over one axis; a dim that is one too many is one mistake."""
-    clashes = [
+    clashes: list[Clash] = [
         (param, first, second)
         for param in program.params
         for first, second in combinations([c for c in program.claims if c.dim in param.type.dims], 2)
-        if first.axis == second.axis and not {first.dim, second.dim} & {*DATA_DIMS}
+        if first.axis == second.axis and first.dim != second.dim and not {first.dim, second.dim} & {*DATA_DIMS}
     ]
     while clashes:
-        times = Counter(claim for _, *claims in clashes for claim in claims)
+        times = Counter(claim for _, *pair in clashes for claim in pair)
         worst = max(times, key=lambda claim: (times[claim], program.claims.index(claim)))
         _one_too_many(worst, [clash for clash in clashes if worst in clash], found)
         clashes = [clash for clash in clashes if worst not in clash]

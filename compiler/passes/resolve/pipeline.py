@@ -37,8 +37,8 @@ def pipelined(program: Program, given: Pipelining | None, head: Span, laid: Sequ
     found.check()
     dims = tuple(dim for dim in repeats.outermost if dim in {claim.dim for claim in cuts})
     claims = tuple(claim for claim in program.claims if claim not in cuts)
-    given = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
-    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, given))
+    rows = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
+    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, rows))
 
 
 @frozen
@@ -62,7 +62,7 @@ def _inside(region: Region) -> Iterator[str]:
 
 def _unset(laid: Span) -> Pipelining:
     """The settings of a plan that says nothing: they stand where the repeats are laid over their axis."""
-    spans = dict.fromkeys(("schedule", "stages"), laid)
+    spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
     return Pipelining(Order(spans=spans), spans=spans)
 
 

@@ -47,9 +47,10 @@ def read_settings(
 def _train(section: syntax.Section, cluster: Cluster, found: Diagnostics) -> Train | None:
     mistakes = Diagnostics()
     train = read(Train, section, mistakes)
-    for check in (element_types, check_compiled, check_rates) if train else ():
-        with mistakes.catch():
-            check(train)
+    if train:
+        for check in (element_types, check_compiled, check_rates):
+            with mistakes.catch():
+                check(train)
     with found.catch():
         mistakes.check()
         assert train, "resolve: settings that failed to read were not reported"
