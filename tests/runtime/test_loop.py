@@ -157,7 +157,7 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
 def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Plan, options: str, line: str) -> None:
     first, second = _run(folder, plan, options, world=2)
     assert (first.status, second.status) == (2, 2)
-    assert first.err == f"error: {line.replace('CWD', os.getcwd())}\n"
+    assert first.err == f"error: {line.replace('CWD', str(folder))}\n"
     assert second.err == second.out == first.out == ""
 
 
