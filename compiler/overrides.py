@@ -41,16 +41,17 @@ def _gives_order(base: Section, over: Section) -> bool:
     if given == [axis for axis in known if axis in given]:
         return False
     added = [axis for axis in given if axis not in known]
-    listed = " or ".join(f"`{axis}`" for axis in added)
-    message = f"the mesh does not say where {listed} goes" if added else "the axes go in two orders"
-    span = next(
-        entry.span for entry in over.entries if isinstance(entry, Setting) and entry.key.name in (added or given)
-    )
+    unnamed = listing(axis for axis in known if axis not in given)
+    message = f"the mesh does not say where {_or(added)} goes" if added else "the axes go in two orders"
+    entries = (entry for entry in over.entries if isinstance(entry, Setting))
+    span = next(entry.span for entry in entries if entry.key.name in (added or given))
     note = Note(base.head, f"has {listing(known)}, the outermost first")
-    help = (
-        f"order is meaning: name {listing(axis for axis in known if axis not in given)} here too, the outermost first"
-    )
+    help = f"order is meaning: name {unnamed} here too, the outermost first"
     raise PlanError([Diagnostic("E0519", message, span, "added" if added else "not in this order", (note,), help)])
+
+
+def _or(words: list[str]) -> str:
+    return " or ".join(f"`{word}`" for word in words)
 
 
 def _keys(section: Section) -> list[str]:

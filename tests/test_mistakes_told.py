@@ -56,6 +56,7 @@ OVERRIDES = (
     # mistakes of settings and of sharding, all at once
     "train { steps = none }  mesh { dp = 2  tp = 3 }  state { zero 1 over tp  prefetch = no }",
     "train { steps = none  separator = 1 }  shard { bacth over dp  ffn over pt }",
+    "mesh { dp = 1e1 }  shard { batch = dp  fnf over tp }  train { microbatch = none }",
     "train { global_batch = 6  data text { separator = 10 } }  mesh { dp = 2  tp = 3 }",
     'train { optimizer adamw { group a { params = ["nrm"] } } }  cluster { nodes = 3 }  shard { layers over tp }',
 )  # fmt: skip

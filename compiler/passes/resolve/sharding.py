@@ -12,6 +12,7 @@ from ...ir import Axis, Claim, Dim
 
 
 def axes_of(section: syntax.Section, found: Diagnostics) -> tuple[Axis, ...]:
+    """The axes of a mesh; one without a size is of size 1."""
     axes: dict[str, Axis] = {}
     for entry in section.entries:
         match entry:
@@ -27,6 +28,7 @@ def axes_of(section: syntax.Section, found: Diagnostics) -> tuple[Axis, ...]:
 
 
 def rules_of(section: syntax.Section, found: Diagnostics) -> tuple[syntax.Rule, ...]:
+    """The rules of `shard`, in their order."""
     for entry in section.entries:
         if not isinstance(entry, syntax.Rule):
             found.error("E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`")
@@ -48,7 +50,6 @@ def check_known(
     rules: Sequence[syntax.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], found: Diagnostics
 ) -> None:
     """Every rule speaks of dims and axes that there are."""
-    found = Diagnostics()
     names = [axis.name for axis in axes]
     for rule in rules:
         for dim in rule.dims:
@@ -59,7 +60,6 @@ def check_known(
             if axis.name not in names:
                 help = did_you_mean(axis.name, names) or f"axes of `mesh` are {listing(names)}"
                 found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-    found.check()
 
 
 def claims_of(rules: Sequence[syntax.Rule]) -> tuple[Claim, ...]:
