@@ -7,7 +7,7 @@ Non-goals: mistakes (`passes`), and what does not fit a GPU (`memory.capacity`).
 from collections.abc import Iterator
 
 from .diagnostics import Diagnostic, Note
-from .ir import STATES, Program, walk
+from .ir import STATES, Program, types, walk
 from .ops import OPS
 
 
@@ -17,6 +17,9 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     yield from _reduced_once(program)
     yield from _one_turn_again(program)
     yield from _reserve_of_nothing(program)
+    yield from _never_at_peak(program)
+    yield from _ids_out_of_reach(program)
+    yield from _nothing_gathered(program)
 
 
 def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
@@ -74,3 +77,35 @@ def _one_turn_again(program: Program) -> Iterator[Diagnostic]:
             help = f"write `every(2, {name})`, which does half of them again, or `recompute = full`"
             message = f"of every {again.number} turns of `{name}` one is done again, and there are {turns}"
             yield Diagnostic("W0903", message, span, f"keeps {kept}", help=help)
+
+
+def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
+    """A warm-up as long as the run, or longer."""
+    train, schedule = program.train, program.train.optimizer.schedule
+    if schedule.warmup > train.steps or (schedule.kind == "cosine" and schedule.warmup == train.steps):
+        message = f"the learning rate rises for {schedule.warmup:,} steps, and there are {train.steps:,}"
+        label = "never at its peak" if schedule.warmup > train.steps else "never falls"
+        notes = (Note(train.spans["steps"], "the steps of the run"),)
+        help = f"write a `warmup` below {train.steps}, or more `steps`"
+        yield Diagnostic("W0910", message, schedule.spans["warmup"], label, notes, help)
+
+
+def _ids_out_of_reach(program: Program) -> Iterator[Diagnostic]:
+    """Files of 16 bits a token, and a vocabulary of more."""
+    data, found = program.train.data, types(program)
+    tables = (found[op.inputs[1]].dims[0] for op in walk(program.region.body) if op.kind == "embedding")
+    vocabulary = min(map(program.valid, tables), default=0)
+    if data.kind == "tokens" and data.dtype == "uint16" and vocabulary > 2**16:
+        message = f"ids of uint16 end at 65,535, and the vocabulary has {vocabulary:,}"
+        help = "write `dtype = uint32` if the files have 32 bits a token"
+        yield Diagnostic("W0911", message, data.spans["dtype"], "others never occur", help=help)
+
+
+def _nothing_gathered(program: Program) -> Iterator[Diagnostic]:
+    """Turns whose parameters are gathered ahead, where none are gathered in turns."""
+    flow = program.flow
+    if flow.prefetch == 1 or (any(state.parameters for state in program.state) and not program.pipeline):
+        return
+    why = "stages gather theirs at once" if program.pipeline else "no rule of `state` shares out `parameters`"
+    message = "`prefetch` says how far ahead turns gather parameters, and none do"
+    yield Diagnostic("W0912", message, flow.spans["prefetch"], why, help="leave it out")

@@ -6,7 +6,8 @@ stands under `help` alone.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from attrs import frozen
@@ -74,6 +75,8 @@ CODES = {
     "E0412": "a setting that a compiled layer does not have",
     "E0413": "kernels that a GPU does not run",
     "E0414": "chunks of logits without kernels",
+    "E0415": "an unknown GPU",
+    "E0416": "a learning rate that rises where it is to fall",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",
@@ -92,6 +95,7 @@ CODES = {
     "E0515": "state over an axis without data",
     "E0516": "kinds of state over different axes",
     "E0517": "stages or a schedule that cannot be",
+    "E0519": "axes whose order an override leaves open",
     # ops
     "E0601": "a dim that an op needs whole",
     "E0609": "query and key/value heads sharded apart",
@@ -120,6 +124,9 @@ CODES = {
     "W0901": "a step that does not fit",
     "W0902": "attention to what is to be predicted; gradients that stages are to reduce in each microbatch",
     "W0903": "more turns to a part than there are",
+    "W0910": "a warm-up as long as the run",
+    "W0911": "token ids that files cannot hold",
+    "W0912": "a setting without effect",
     "W0915": "a plan of which it is not known whether it fits",
     "W0916": "a reserve of no GPU",
 }
@@ -190,6 +197,17 @@ class Diagnostics:
         """Adds the mistakes of an error that was caught so as to go on looking."""
         self._found.extend(error.diagnostics)
 
+    @contextmanager
+    def catch(self) -> Generator[None]:
+        """Adds the mistakes that are raised inside, where what follows can go on without it."""
+        try:
+            yield
+        except PlanError as error:
+            self.add(error)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
     def check(self) -> None:
         """Raises PlanError with all that was found, if anything was."""
         if self._found:
@@ -200,12 +218,19 @@ def _position(diagnostic: Diagnostic) -> tuple[str, int, int]:
     return diagnostic.span.path, diagnostic.span.line, diagnostic.span.column
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Help for a misspelt word; "" if no choice is near it."""
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The choice that is misspelt as `word`, in letters of whatever case; "" if none is near it."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, list(choices), n=1)
-    return f"did you mean `{near[0]}`?" if near else ""
+    folded = {choice.casefold(): choice for choice in choices}
+    near = get_close_matches(word.casefold(), list(folded), n=1)
+    return folded[near[0]] if near else ""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Help for a misspelt word; "" if no choice is near it."""
+    near = nearest(word, choices)
+    return f"did you mean `{near}`?" if near else ""
 
 
 def listing(words: Iterable[str]) -> str:

@@ -6,7 +6,6 @@ Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 from collections.abc import Iterator
 
 from .amounts import amount
-from .gpus import GPUS
 from .ir import Program
 from .memory import Account, Kept, Moment, account, capacity, fits, place
 from .summary import headline, table
@@ -26,10 +25,8 @@ def _verdict(program: Program, it: Account) -> str:
     """Whether it fits."""
     needs = f"needs {amount(it.needs)} on {place(program, it)}"
     gpu, room = program.cluster.gpu, capacity(program)
-    if not gpu:
-        return f"{needs}, as on the CPU: the plan names no GPU"
     if room is None:
-        return f"{needs}; how much `{gpu}` has is not known, as of {', '.join(sorted(GPUS))}"
+        return f"{needs}, as on the CPU: the plan names no GPU"
     return f"{'fits' if fits(program, it) else 'does not fit'}: {needs}, of {amount(room)} of {gpu}"
 
 

@@ -5,7 +5,7 @@ Non-goals: speeds, which differ with clocks and links.
 
 from attrs import frozen
 
-from .diagnostics import Diagnostic, PlanError
+from .diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing
 from .ir import Program
 from .settings import AUTO, TORCH, TRITON, Cluster, Train
 
@@ -71,8 +71,25 @@ GPUS = {
     "v100_32gb": Gpu(32, 70, linked=True),
 }
 
+ANOTHER = (
+    "of another GPU say how much it holds, as in `gpu = mine  memory = 64GiB`; it gets no Triton kernels by itself"
+)
+
 LEAST = 80
 """The first capability with bf16 and asynchronous copies, for which the kernels are written."""
+
+
+def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
+    """A plan names a GPU of the table, or says what one holds."""
+    name, span = cluster.gpu, cluster.spans["gpu"]
+    if cluster.memory and not name:
+        help = "say of which GPU: its name may be any"
+        found.error("E0402", "`cluster` has `memory`, and needs `gpu`", cluster.spans["memory"], help=help)
+    elif name and name not in GPUS and cluster.memory is None:
+        alike = [known for known in GPUS if known.startswith(name.casefold())]
+        help = f"did you mean {' or '.join(f'`{known}`' for known in alike)}?" if alike else did_you_mean(name, GPUS)
+        notes = [Note(None, f"known are {listing(GPUS)}"), Note(None, ANOTHER)]
+        found.error("E0415", f"there is no GPU `{name}`", span, notes=notes, help=help)
 
 
 def gpu(program: Program) -> Gpu | None:

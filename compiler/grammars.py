@@ -5,6 +5,7 @@ Non-goals: what the rules mean; lark holds a cached table against the grammar, i
 """
 
 import os
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,16 @@ def _cache_file(name: str) -> str | bool:
     """Where the table is kept: only in a folder that nobody else can write to, since loading it can run code."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = base / "scalec"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        cache = base / "scalec"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = cache.stat()
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return False
     private = status.st_uid == os.getuid() and not status.st_mode & 0o022
-    return str(folder / f"{name}.table") if private else False
+    return str(cache / f"{name}-{_digest()}.table") if private else False
+
+
+def _digest() -> str:
+    """Of all grammars: lark compares a table with the imports that it was made of, in whatever folder these were."""
+    texts = (path.read_bytes() for path in sorted(folder("grammar").glob("*.lark")))
+    return sha256(b"".join(texts)).hexdigest()[:16]

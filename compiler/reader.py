@@ -14,6 +14,7 @@ from lark.exceptions import UnexpectedInput
 
 from . import settings
 from .diagnostics import Diagnostic, Diagnostics, PlanError
+from .gpus import check_gpu
 from .grammars import parser
 from .ir import (
     STATES,
@@ -64,6 +65,8 @@ def read_ir(source: Source) -> Program:
     flow = settings.read(settings.Flow, sections["state"], found) if "state" in sections else settings.Flow()
     order = settings.read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None
     names = read_names(sections["names"], found, {}) if "names" in sections else ()
+    if cluster:
+        check_gpu(cluster, found)
     found.check()
     assert cluster, "reader: settings that failed to read were not reported"
     assert train, "reader: settings that failed to read were not reported"

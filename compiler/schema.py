@@ -4,13 +4,14 @@ Purpose: `read(cls, section, found)` with a diagnostic for each mistake, `show(i
 Non-goals: how single values are written (`fields`), and any particular section (`settings`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from . import syntax
-from .diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing
+from .diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing, nearest
 from .fields import Field, Part, Settings, Value, fields_of, heading_of, unfit
 from .source import Span
+from .synonyms import said_elsewhere, setting_meant
 
 S = TypeVar("S", bound=Settings)
 
@@ -40,15 +41,14 @@ class _Reader:
         self._values: dict[str, Any] = {}
         self._spans: dict[str, Span] = {}
         self._first: dict[str, Span] = {}
+        self._meant: set[str] = set()
 
     def read(self) -> Any:
         """The instance, worthless if there were mistakes."""
         self._heading()
         for entry in self._section.entries:
-            try:
+            with self._found.catch():
                 self._entry(entry)
-            except PlanError as error:
-                self._found.add(error)
         self._missing()
         self._found.check()
         unset = {field.name: self._section.head for field in fields_of(self._cls)}
@@ -85,14 +85,29 @@ class _Reader:
                 raise _wrong_form(f"`{self._title}` has settings, not rules", entry, "a setting is `key = value`")
         heading = str(self._section.name or "")
         if not field:
-            keys = [field.key for field in fields_of(self._cls) if field.belongs(heading)]
-            help = did_you_mean(key.name, keys) or f"there are {listing(keys)}"
-            message = f"`{self._title}` has no setting `{key}`"
-            raise PlanError([Diagnostic("E0401", message, key.span, help=help)])
+            raise self._unknown(key, [field.key for field in fields_of(self._cls) if field.belongs(heading)])
         if not field.belongs(heading):
             message = f"`{key}` is a setting of `{self._section.kind} {field.variant}`, not of `{self._title}`"
             raise PlanError([Diagnostic("E0401", message, key.span)])
         return field
+
+    def _unknown(self, key: syntax.Name, keys: Sequence[str]) -> PlanError:
+        """The error for a setting that is not there; what it probably means counts as given."""
+        word, near = setting_meant(key.name), nearest(key.name, keys)
+        if word in keys:
+            near, help = word, f"it is called {self._described(word)}"
+        elif elsewhere := said_elsewhere(key.name):
+            help = elsewhere
+        elif example := _example(self._cls, word):
+            help = f"write `{example}`"
+        else:
+            help = f"did you mean `{near}`?" if near else f"there are {listing(keys)}"
+        self._meant.add(near)
+        return PlanError([Diagnostic("E0401", f"`{self._title}` has no setting `{key}`", key.span, help=help)])
+
+    def _described(self, key: str) -> str:
+        what = next(field.what for field in fields_of(self._cls) if field.key == key)
+        return f"`{key}`: {what.doc}" if isinstance(what, Value) else f"`{key}`, as in `{what.example}`"
 
     def _once(self, entry: syntax.Entry, key: str) -> None:
         first = self._first.setdefault(key, entry.span)
@@ -115,10 +130,20 @@ class _Reader:
 
     def _missing(self) -> None:
         for field in fields_of(self._cls):
-            if field.required and field.key not in self._first:
+            if field.required and field.key not in {*self._first, *self._meant}:
                 what = field.what
                 help = f"it is: {what.doc}" if isinstance(what, Value) else f"write `{what.example}`"
                 self._found.error("E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help)
+
+
+def _example(cls: type[Settings], key: str) -> str:
+    """How `key` is written in a section within those of `cls` that has it; "" if none does."""
+    parts = [field.what for field in fields_of(cls) if isinstance(field.what, Part)]
+    for part in parts:
+        for field in fields_of(part.of):
+            if field.key == key:
+                return part.example_of(field)
+    return next(filter(None, (_example(part.of, key) for part in parts)), "")
 
 
 def _wrong_form(message: str, entry: syntax.Entry, help: str) -> PlanError:

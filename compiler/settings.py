@@ -88,6 +88,9 @@ class Cluster(Settings):
 
     SECTION: ClassVar[str] = "cluster"
     gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm, for `explain memory`"))
+    memory: int | None = field(
+        default=None, metadata=size("what a GPU holds; unset, as scalec knows of the one that is named")
+    )
     gpus_per_node: int | None = field(
         default=None, metadata=count("GPUs in one machine; unset, an equal part of the mesh's ranks", at_least=1)
     )

@@ -26,6 +26,12 @@ class Span:
     def __str__(self) -> str:
         return f"{PurePath(self.path).name}:{self.line}"
 
+    @property
+    def words(self) -> str:
+        """The part of the text that it covers, of its first line alone."""
+        line = self.text.split("\n")[self.line - 1] if self.line else ""
+        return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else None]
+
     def to(self, last: "Span") -> "Span":
         """From the beginning of this span to the end of `last`."""
         return Span(self.path, self.line, self.column, last.end_line, last.end_column, self.text)

@@ -58,7 +58,8 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
         matches = _standard_library() if pattern == "python_stdlib" else glob(pattern, recursive=True)
         files = {path for path in matches if os.path.isfile(path) and os.path.getsize(path) > 0}
         if not files:
-            raise RunError(f"no data: `{pattern}` matches no file that holds anything")
+            place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
+            raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
         found |= files
     return sorted(found)
 

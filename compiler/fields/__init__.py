@@ -19,7 +19,7 @@ from .numbers import (
     share,
     size,
 )
-from .unfit import unfit
+from .unfit import spelled, unfit
 from .words import Selection, choice, selection, text, texts, token, word
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "selection",
     "share",
     "size",
+    "spelled",
     "text",
     "texts",
     "token",

@@ -37,8 +37,20 @@ class Part:
     @property
     def example(self) -> str:
         """How such a section begins."""
+        return self._written("", "…")
+
+    def example_of(self, field: "Field") -> str:
+        """How such a section has one of its fields."""
+        if self.form == "call":
+            return self._written(field.variant, f"{field.key}=…")
+        return self._written(field.variant, field.what.example if isinstance(field.what, Part) else f"{field.key} = …")
+
+    def _written(self, name: str, inside: str) -> str:
         heading = heading_of(self.of)
-        return " ".join(filter(None, (self.of.SECTION, heading and heading.example, "{ … }")))
+        name = name or (heading.example if heading else "")
+        if self.form == "call":
+            return f"{self.of.SECTION} = {name}({inside})"
+        return " ".join(filter(None, (self.of.SECTION, name, f"{{ {inside} }}")))
 
 
 @frozen

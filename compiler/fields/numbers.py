@@ -7,7 +7,7 @@ from attrs import frozen
 from .. import syntax
 from ..diagnostics import listing
 from .field import WHAT, Metadata, Value
-from .unfit import unfit, wrong
+from .unfit import spelled, unfit, wrong
 
 
 @frozen
@@ -32,12 +32,7 @@ def count(doc: str, at_least: int = 0) -> Metadata:
     bound = Bound(f"at least {at_least}", lambda number: number >= at_least)
 
     def read(setting: syntax.Setting) -> int:
-        number = number_of(setting, setting.value, "an integer")
-        if isinstance(number, float):
-            raise unfit(setting, setting.value, "an integer")
-        within(INT64, number, setting, setting.value)
-        within(bound, number, setting, setting.value)
-        return number
+        return int(within(bound, _whole(setting, setting.value, "an integer"), setting, setting.value))
 
     return {WHAT: Value(doc, read, str)}
 
@@ -46,10 +41,7 @@ def counts(doc: str) -> Metadata:
     """A list of integers: `[9, 10, 10, 9]`."""
 
     def item(setting: syntax.Setting, expr: syntax.Expr) -> int:
-        number = within(INT64, number_of(setting, expr, "integers"), setting, expr)
-        if isinstance(number, float):
-            raise unfit(setting, expr, "integers")
-        return int(within(NOT_NEGATIVE, number, setting, expr))
+        return int(within(NOT_NEGATIVE, _whole(setting, expr, "integers"), setting, expr))
 
     def read(setting: syntax.Setting) -> tuple[int, ...]:
         match setting.value:
@@ -125,10 +117,7 @@ def count_or_size(doc: str) -> Metadata:
                 return Size(_bytes(setting, number))
             case other:
                 what = "an integer or a size, as in `40GiB`"
-                number = within(INT64, number_of(setting, other, what), setting, other)
-                if isinstance(number, float):
-                    raise unfit(setting, other, what)
-                return int(within(SOMETHING, number, setting, other))
+                return int(within(SOMETHING, _whole(setting, other, what), setting, other))
 
     return {WHAT: Value(doc, read, lambda it: _sized(it.bytes) if isinstance(it, Size) else str(it))}
 
@@ -142,11 +131,18 @@ def _sized(bytes: int) -> str:
     return f"{bytes // UNITS[unit]}{unit}"
 
 
+def _whole(setting: syntax.Setting, expr: syntax.Expr, what: str) -> int:
+    number = number_of(setting, expr, what, spelled(expr))
+    if isinstance(number, float):
+        raise unfit(setting, expr, what, spelled(expr))
+    return int(within(INT64, number, setting, expr))
+
+
 def _real(setting: syntax.Setting, expr: syntax.Expr, bound: Bound) -> float:
     return float(within(bound, number_of(setting, expr, "a number"), setting, expr))
 
 
-def number_of(setting: syntax.Setting, expr: syntax.Expr, what: str) -> int | float:
+def number_of(setting: syntax.Setting, expr: syntax.Expr, what: str, help: str = "") -> int | float:
     """The number that an expression is, or an error that `what` was wanted."""
     match expr:
         case syntax.Number(value=value, unit=""):
@@ -154,7 +150,7 @@ def number_of(setting: syntax.Setting, expr: syntax.Expr, what: str) -> int | fl
         case syntax.Negative(value=syntax.Number(value=value, unit="")):
             return -value
         case other:
-            raise unfit(setting, other, what)
+            raise unfit(setting, other, what, help)
 
 
 def within(bound: Bound, number: float, setting: syntax.Setting, expr: syntax.Expr) -> float:

@@ -15,12 +15,25 @@ _NOUNS: dict[type, str] = {
 
 def unfit(setting: syntax.Setting, expr: syntax.Expr, what: str, help: str = "") -> PlanError:
     """The error for a value of the wrong type; `what` is the right one."""
-    match expr:
-        case syntax.Number(value=value, unit=unit):
-            found = f"`{value}{unit}`"
-        case _:
-            found = _NOUNS.get(type(expr), "an expression")
+    found = f"`{expr.span.words}`" if isinstance(expr, syntax.Number) else _NOUNS.get(type(expr), "an expression")
     return wrong("E0404", f"`{setting.key}` takes {what}, not {found}", expr.span, help)
+
+
+POWERS = {"k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
+"""Letters for thousands, millions and so on, which may be those of 1000 or of 1024."""
+
+
+def spelled(expr: syntax.Expr) -> str:
+    """Help for a whole number that is not written in digits; "" for others."""
+    match expr:
+        case syntax.Number(value=value, unit=unit) if unit.casefold() in POWERS:
+            meant = (value * base ** POWERS[unit.casefold()] for base in (1024, 1000))
+        case syntax.Number(value=float() as value, unit=""):
+            meant = (value,)
+        case _:
+            return ""
+    whole = " or ".join(f"`{number:.0f}`" for number in meant if number % 1 == 0)
+    return f"write {whole}: a whole number is written in digits" if whole else ""
 
 
 def wrong(code: str, message: str, span: Span, help: str = "") -> PlanError:

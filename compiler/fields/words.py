@@ -5,7 +5,8 @@ import re
 from attrs import frozen
 
 from .. import syntax
-from ..diagnostics import listing
+from ..diagnostics import did_you_mean, listing
+from ..synonyms import value_meant
 from .field import WHAT, Metadata, Value
 from .numbers import TOKEN, number_of, within
 from .unfit import unfit, wrong
@@ -19,7 +20,7 @@ def choice(doc: str, *choices: str) -> Metadata:
             case syntax.Name(name=name) if name in choices:
                 return name
             case syntax.Name(name=name):
-                help = f"it is one of {listing(choices)}"
+                help = did_you_mean(value_meant(name), choices) or f"it is one of {listing(choices)}"
                 raise wrong("E0404", f"`{setting.key}` cannot be `{name}`", setting.value.span, help)
             case other:
                 raise unfit(setting, other, f"one of {listing(choices)}")

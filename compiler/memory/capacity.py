@@ -11,9 +11,9 @@ from .account import Account
 
 
 def capacity(program: Program) -> int | None:
-    """The bytes of a GPU of the plan's cluster; None where it names none, or one that is not known."""
+    """The bytes of a GPU of the plan's cluster; None where it names none."""
     found = gpu(program)
-    return found.memory * GIB if found else None
+    return program.cluster.memory or (found.memory * GIB if found else None)
 
 
 def place(program: Program, account: Account) -> str:

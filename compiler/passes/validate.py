@@ -4,23 +4,27 @@ Before: `resolve`.  After: every claim names a dim and an axis, and the axis div
 key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
 """
 
-from math import inf
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 
 from ..amounts import counted
-from ..diagnostics import Diagnostics, Note
-from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, types, walk
+from ..diagnostics import Diagnostics, Note, listing
+from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, types, walk
 from ..ops import OPS
 from ..ops.attention import head_dims
+from .constants import check_constants
 from .groups import check_groups
 
 
 def validate(program: Program) -> Program:
     """The program, unchanged.  Raises PlanError."""
     found = Diagnostics()
-    sharding = _idle, _order, _unused, _weights, _divisible, _padding, _machines, _within_node
-    for check in (*sharding, _groups, _heads, _losses):
+    _idle(program, found)
+    found.check()
+    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, check_constants):
         check(program, found)
-        found.check()
+    found.check()
     return program
 
 
@@ -97,29 +101,50 @@ def _unused(program: Program, found: Diagnostics) -> None:
             found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help)
 
 
+Clash = tuple[Param, Claim, Claim]
+"""A parameter of which two dims are over one axis, the first that is claimed first."""
+
+
 def _weights(program: Program, found: Diagnostics) -> None:
-    """No rule shards two dims of one parameter over one axis."""
-    for param in program.params:
-        claims = [c for c in program.claims if c.dim in param.type.dims and c.dim not in DATA_DIMS]
-        for first, second in ((a, b) for i, a in enumerate(claims) for b in claims[i + 1 :] if a.axis == b.axis):
-            found.error(
-                "E0505",
-                f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{first.axis}`",
-                second.span,
-                "claimed again" if first.span != second.span else "both claimed here",
-                notes=[Note(param.span, "of this parameter")],
-                help="shard one of them, or put them over different axes",
-            )
+    """No rule shards two dims of one parameter over one axis; a dim that is one too many is one mistake."""
+    clashes: list[Clash] = [
+        (param, first, second)
+        for param in program.params
+        for first, second in combinations([c for c in program.claims if c.dim in param.type.dims], 2)
+        if first.axis == second.axis and first.dim != second.dim and not {first.dim, second.dim} & {*DATA_DIMS}
+    ]
+    while clashes:
+        times = Counter(claim for _, *pair in clashes for claim in pair)
+        worst = max(times, key=lambda claim: (times[claim], program.claims.index(claim)))
+        _one_too_many(worst, [clash for clash in clashes if worst in clash], found)
+        clashes = [clash for clash in clashes if worst not in clash]
+
+
+def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) -> None:
+    param, first, second = clashes[0]
+    if len(clashes) == 1:
+        message = f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{claim.axis}`"
+        label = "claimed again" if first.span != second.span else "both claimed here"
+        notes = [Note(param.span, "of this parameter")]
+    else:
+        message = f"`{claim.dim}` and another dim of {len(clashes)} parameters are both over `{claim.axis}`"
+        label = "claimed here"
+        others = ((param.span, second if claim == first else first) for param, first, second in clashes)
+        notes = [Note(span, f"`{other.dim}` is over `{claim.axis}` too") for span, other in others]
+    help = "shard one of them, or put them over different axes"
+    found.error("E0505", message, claim.span, label, notes=notes, help=help)
 
 
 def _divisible(program: Program, found: Diagnostics) -> None:
-    few = _few_heads(program)
+    """Every axis divides its dims, and padding is legal."""
+    few, broken = _few_heads(program), set[str]()
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
         claims = [claim for claim in program.claims if claim.dim == dim]
-        axes = tuple(claim.axis for claim in claims)
+        axes = tuple(dict.fromkeys(claim.axis for claim in claims))
         size, degree = program.size(dim), program.degree(axes)
         if size % degree == 0 or (dim in few and len(axes) == 1 and degree % size == 0):
             continue
+        broken.add(dim)
         ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
         help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`" if _is_vocabulary(program, dim) else ""
@@ -128,6 +153,7 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         found.error(
             "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
         )
+    _padding(program, broken, found)
 
 
 def _is_vocabulary(program: Program, dim: str) -> bool:
@@ -136,9 +162,12 @@ def _is_vocabulary(program: Program, dim: str) -> bool:
     return any(op.kind == "embedding" and found[op.inputs[1]].dims[0] == dim for op in walk(program.region.body))
 
 
-def _padding(program: Program, found: Diagnostics) -> None:
-    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank holds more than it."""
-    padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size}
+def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
+    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank holds more than it.
+
+    Dims that are `broken` cannot be split, whatever their padding.
+    """
+    padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken}
     type_of = types(program)
     for op in walk(program.region.body):
         own = [type_of[name] for name in op.inputs]
@@ -164,29 +193,10 @@ def _few_heads(program: Program) -> set[str]:
     return {head_dims(found[q], found[k])[1] for q, k, *_ in inputs}
 
 
-def _within_node(program: Program, found: Diagnostics) -> None:
-    """Axes over which weights lie communicate inside every layer: they stay within one machine."""
-    gpus = _gpus_per_node(program)
-    for axis, claim in _weight_axes(program).items():
-        order = [a.name for a in program.axes]
-        span = program.degree(tuple(order[order.index(axis) :]))
-        if span > gpus:
-            found.error(
-                "E0511",
-                f"axis `{axis}` reaches over machines: {counted(span, 'rank')}, {counted(gpus, 'GPU')} in each",
-                claim.span,
-                "communicates within every layer",
-                help=f"make `{axis}` smaller, or write it last in `mesh`",
-            )
-
-
-def _weight_axes(program: Program) -> dict[str, Claim]:
-    return {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
-
-
 def _machines(program: Program, found: Diagnostics) -> None:
     cluster, ranks, gpus = program.cluster, _ranks(program), _gpus_per_node(program)
     if cluster.nodes * gpus == ranks:
+        _within_node(program, found)
         return
     machines, each = counted(cluster.nodes, "machine"), cluster.gpus_per_node
     of = f" of {counted(gpus, 'GPU')}" if each else ""
@@ -197,6 +207,36 @@ def _machines(program: Program, found: Diagnostics) -> None:
         f"{ranks} / {cluster.nodes} is not whole" if each is None else counted(cluster.nodes * gpus, "GPU"),
         help="the product of the mesh's axes is the number of GPUs",
     )
+
+
+def _within_node(program: Program, found: Diagnostics) -> None:
+    """Axes over which weights lie communicate inside every layer: they stay within one machine."""
+    gpus, order = _gpus_per_node(program), [axis.name for axis in program.axes]
+    weights = _weight_axes(program)
+    for axis, claim in weights.items():
+        inner = order[order.index(axis) :]
+        span = program.degree(tuple(inner))
+        if span > gpus:
+            others = [other for other in inner if other not in weights]
+            found.error(
+                "E0511",
+                f"axis `{axis}` reaches over machines: {counted(span, 'rank')}, {counted(gpus, 'GPU')} in each",
+                claim.span,
+                "communicates within every layer",
+                help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),
+            )
+
+
+def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
+    """How axes of weights, and the other axes inside of the first of them, get into one machine."""
+    listed = listing(weights)
+    if program.degree(weights) > gpus:
+        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a machine has {counted(gpus, 'GPU')}"
+    return f"write {listed} behind {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
+
+
+def _weight_axes(program: Program) -> dict[str, Claim]:
+    return {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
 
 
 def _gpus_per_node(program: Program) -> int:
@@ -215,7 +255,7 @@ def _groups(program: Program, found: Diagnostics) -> None:
 
 
 def _heads(program: Program, found: Diagnostics) -> None:
-    """Each key/value head serves as many query heads; rotation turns pairs by angles that theta gives."""
+    """Each key/value head serves as many query heads."""
     type_of = types(program)
     for op in walk(program.region.body):
         if op.kind == "attention":
@@ -223,37 +263,3 @@ def _heads(program: Program, found: Diagnostics) -> None:
             if program.size(heads) % program.size(kv_heads):
                 label = f"{program.size(heads)} / {program.size(kv_heads)} is not whole"
                 found.error("E0311", f"`{kv_heads}` does not divide `{heads}`", op.span, label)
-        if op.kind == "rope":
-            _rope(program, op, type_of[op.inputs[0]].dims[-1], found)
-
-
-def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
-    given = {a.name: OPS["rope"].get(op, a.name) for a in OPS["rope"].attributes}
-    dims, size = given["dims"], program.size(last)
-    if size % 2 and not dims:
-        help = f"make it even, or turn fewer of its dims with `dims={size - 1}`"
-        found.error("E0312", f"rope turns pairs, but `{last}` = {size} is odd", op.span, help=help)
-    if isinstance(dims, float) and dims and not (dims % 2 == 0 and 0 < dims < size):
-        help = f"an even number below {size}, or leave `dims` out, which turns all of `{last}`"
-        found.error("E0312", f"rope cannot turn {dims:g} of `{last}` = {size}", op.span, help=help)
-    for name in ("theta", "factor", "low", "high", "original"):
-        value = given[name]
-        if not (isinstance(value, float) and value > 0):
-            found.error("E0313", f"rope's {name} is {value}", op.span, help="a number above 0, for instance 10000")
-    if given["scaling"] == "none" and given["factor"] != 1:
-        found.error(
-            "E0313", "rope has a factor and no scaling", op.span, help="add `scaling=linear` or `scaling=llama3`"
-        )
-
-
-OPTIONS = {"smoothing": (1.0, "from 0 to below 1, for instance 0.1"), "z": (inf, "0 or above, for instance 1e-4")}
-"""Of losses: what each is below, and what it may be."""
-
-
-def _losses(program: Program, found: Diagnostics) -> None:
-    """Smoothing leaves the label a share, and a z-loss does not reward."""
-    for op in walk(program.region.body):
-        for name, (end, help) in OPTIONS.items() if op.kind in LOSSES else ():
-            value = OPS[op.kind].get(op, name)
-            if not (isinstance(value, float) and 0 <= value < end):
-                found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)

@@ -1,6 +1,7 @@
 """The syntax tree, its spans, and the bounds on what is read."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalec.plans
+from scalec.compiler import grammars
 from scalec.compiler.diagnostics import Diagnostic, Note, PlanError, render
 from scalec.compiler.limits import MAX_BYTES, load
 from scalec.compiler.parser import parse_plan
@@ -280,6 +282,19 @@ def test_no_cache_without_a_place_for_it(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert parse("mesh { }")
+
+
+def test_versions_that_differ_in_an_imported_grammar_share_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = "mesh { dp = 2 } ; of another version"
+    told(text)
+    shutil.copytree(grammars.folder("grammar"), tmp_path / "grammar")
+    sections = tmp_path / "grammar" / "sections.lark"
+    sections.write_text(sections.read_text().replace("COMMENT: /#", "COMMENT: /[#;]"))
+    monkeypatch.setattr(grammars, "folder", lambda package: tmp_path / package)
+    assert parse(text)
 
 
 # ---- rendering

@@ -308,3 +308,34 @@ def test_show() -> None:
         }
         """
     )
+
+
+def test_merge_keeps_the_order_of_axes() -> None:
+    """Or takes that of an override with all of them."""
+    base = section_of("mesh { dp = 2  cp = 1  tp = 4 }")
+    assert merge(base, section_of("mesh { dp = 8  tp = 1 }")) == section_of("mesh { dp = 8  cp = 1  tp = 1 }")
+    for text in ("mesh { tp = 4  dp = 2  cp = 1 }", "mesh { pp = 2  dp = 2  cp = 1  tp = 4 }"):
+        assert merge(base, section_of(text)) == section_of(text)
+    assert merge(section_of("mesh { }"), base) == base
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "help"),
+    [
+        ("mesh { pp = 2 }", "the mesh does not say where `pp` goes", "name `dp`, `cp`, `tp` here too"),
+        (
+            "mesh { pp = 2  ep = 2  dp = 2 }",
+            "the mesh does not say where `pp` or `ep` goes",
+            "name `cp`, `tp` here too",
+        ),
+        ("mesh { tp = 2  dp = 2 }", "the axes go in two orders", "name `cp` here too"),
+    ],
+)
+def test_an_override_that_leaves_the_order_of_axes_open(text: str, message: str, help: str) -> None:
+    base = section_of("mesh { dp = 2  cp = 1  tp = 4 }")
+    with pytest.raises(PlanError) as caught:
+        merge(base, section_of(text))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == ("E0519", message)
+    assert help in found.help
+    assert [note.span for note in found.notes] == [base.head]

@@ -235,9 +235,9 @@ def test_a_gpu_for_which_kernels_are_written_has_them() -> None:
     text = DP_TP.text()
     found = {
         gpu: compile_plan(Source("tiny.scale", f"{text}\ncluster {{ gpu = {gpu} }}"), "resolve").train.kernels
-        for gpu in ("h100_sxm", "t4", "unheard_of")
+        for gpu in ("h100_sxm", "t4", "unheard_of  memory = 64GiB")
     }
-    assert found == {"h100_sxm": "triton", "t4": "torch", "unheard_of": "torch"}
+    assert [*found.values()] == ["triton", "torch", "torch"]
 
 
 def test_what_backward_does_again_by_name_stays_what_it_is() -> None:

@@ -322,3 +322,13 @@ def test_explain_memory_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert re.search(r"reserve +driver, CUDA, cuBLAS, NCCL +2\.7 GiB", shown)
     assert f"fits: needs {it.needs / GIB:.1f} GiB" in shown
+
+
+@pytest.mark.parametrize("gpu", ["h1000", "h100_sxm"])
+def test_a_plan_can_say_what_a_gpu_holds(gpu: str) -> None:
+    source = plan(PLAN.replace("gpu = h100_sxm", f"gpu = {gpu}  memory = 1KiB"))
+    compiled = lower(resolve(source))
+    assert capacity(compiled) == 1024
+    assert fits(compiled, account(compiled)) is False
+    assert warned(source)
+    assert read_ir(Source("x.ir", print_ir(compiled))).cluster == compiled.cluster

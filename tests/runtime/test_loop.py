@@ -163,7 +163,8 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
             "",
             "the plan's mesh, dp 1, takes 1 rank, not 2; start it with: python train.py",
         ),
-        (PLAN, "--data nothing/*.txt", "no data: `nothing/*.txt` matches no file that holds anything"),
+        (PLAN, "--data a/*.txt", "no data: `a/*.txt` matches no file that holds anything, looked for in CWD"),
+        (PLAN, "--data /nothing/*.txt", "no data: `/nothing/*.txt` matches no file that holds anything"),
         (PLAN, "--resume", "nothing to resume: no checkpoint in runs/bigram/checkpoints"),
         (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 file are less than a window of 1000"),
         (replace(PLAN, mesh={}), "", "a plan without a mesh takes 1 rank, not 2; start it with: python train.py"),
@@ -178,7 +179,7 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
 def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Plan, options: str, line: str) -> None:
     first, second = _run(folder, plan, options, world=2)
     assert (first.status, second.status) == (2, 2)
-    assert first.err == f"error: {line}\n"
+    assert first.err == f"error: {line.replace('CWD', str(folder))}\n"
     assert second.err == second.out == first.out == ""
 
 

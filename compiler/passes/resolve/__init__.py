@@ -4,17 +4,18 @@ Purpose: what every name means; all sections read; dims, mesh and the claims of 
 After: a single-device program that is well formed.  Non-goals: whether the sharding is possible (`validate`).
 """
 
+from collections.abc import Mapping, Sequence
+
 from attrs import evolve
 
 from ... import syntax
-from ...diagnostics import Diagnostics, Note, did_you_mean, listing
-from ...gpus import kernels_for
-from ...ir import Axis, Claim, Dim, Program, Region
-from ...settings import Cluster, Train, read
+from ...diagnostics import Diagnostics, Note, listing
+from ...ir import Axis, Dim, Program, Region
+from ...settings import Train
 from ...source import Source
+from ..validate import validate
 from .arithmetic import Scalar, evaluate, whole
 from .branches import divide
-from .compiled import check_compiled
 from .document import Document, gather
 from .inputs import check_data
 from .logits import logits_for
@@ -22,7 +23,9 @@ from .model import build
 from .parts import claims_of_parts, state_of_parts, train_of_parts
 from .pipeline import pipelined
 from .precision import element_types
-from .state import check_patterns, flow, state_axes
+from .sections import Sections, read_settings, standing_in
+from .sharding import axes_of, check_known, claims_of, rules_of
+from .state import check_patterns, state_axes
 from .stored import stored
 from .user_ops import user_ops
 
@@ -30,23 +33,40 @@ SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train")
 
 
 def resolve(source: Source, over: Source | None = None) -> Program:
-    """The program of a plan, with the sections of another text over its own as in a `use`.  Raises PlanError."""
+    """The program of a plan, with the sections of another text over its own as in a `use`.
+
+    Raises PlanError with all mistakes of settings and of sharding, and the model's first.
+    """
     document = gather(source, over)
     found = Diagnostics()
     sections = _sections(document, found)
-    train = read(Train, sections["train"], found)
-    cluster = read(Cluster, sections["cluster"], found) if "cluster" in document.sections else Cluster()
+    settings = read_settings(document.sections, sections, found)
+    program = None
+    with found.catch():
+        program = _program(document, sections, settings, found)
+        if settings.train:
+            program = _with_data(document.model, program, found)
+        if found:
+            validate(program)
     found.check()
-    assert train, "resolve: settings that failed to read were not reported"
-    assert cluster, "resolve: settings that failed to read were not reported"
-    axes = _axes(sections["mesh"], found)
-    rules = _rules(sections["shard"], found)
-    found.check()
+    assert program, "resolve: a program that was not made has no mistake"
+    return program
+
+
+def _program(
+    document: Document, sections: Mapping[str, syntax.Section], settings: Sections, found: Diagnostics
+) -> Program:
+    """The program but for what depends on its data; mistakes that leave one are added to `found`.  Raises PlanError."""
+    unsound = Diagnostics()
+    axes, rules = axes_of(sections["mesh"], unsound), rules_of(sections["shard"], unsound)
+    train = settings.train or standing_in(sections["train"], axes)
     dims, scope = _dims(document.model)
-    dims |= _data_dims(train, rules, axes)
-    _known(rules, dims, axes)
+    dims |= _data_dims(train, rules, axes, found)
+    check_known(rules, dims, axes, unsound)
+    unsound.check()
     sizes = {axis.name: axis.size for axis in axes}
-    claims = tuple(claim for claim in _claims(rules) if sizes[claim.axis] > 1)  # one of size 1 shards nothing
+    laid = claims_of(rules)
+    claims = tuple(claim for claim in laid if sizes[claim.axis] > 1)  # one of size 1 shards nothing
     divided = divide(document.model, dims, scope)
     dims |= {part.name: part for parts in divided.dims.values() for part in parts}
     frame = Program(
@@ -57,22 +77,26 @@ def resolve(source: Source, over: Source | None = None) -> Program:
         claims_of_parts(claims, divided.dims),
         (),
         Region("model", (), span=document.model.span),
-        evolve(train_of_parts(train, divided.copies, divided.dims), kernels=kernels_for(train, cluster)),
-        cluster,
-        state=state_of_parts(state_axes(sections["state"], claims, sizes), divided.copies),
-        flow=flow(sections["state"]),
+        train_of_parts(train, divided.copies, divided.dims),
+        settings.cluster,
+        state=state_of_parts(state_axes(sections["state"], claims, sizes, found), divided.copies),
+        flow=settings.flow,
     )
-    ops = user_ops(document.ops, source)
-    check_compiled(train)
+    ops = user_ops(document.ops, document.source)
     built = build(divided.model, frame, scope, ops, *element_types(train))
     program = evolve(frame, region=built.region, params=built.params)
-    program = evolve(program, train=evolve(program.train, logits=logits_for(program)))
-    laid = claims_of_parts(_claims(rules), divided.dims)
-    program = pipelined(program, document.sections.get("pipeline"), laid)
-    check_patterns(sections["state"], program)
+    program = pipelined(program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims))
+    check_patterns(sections["state"], program, found)
     if "names" in document.sections:
         program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
-    check_data(document.model, program)
+    return program
+
+
+def _with_data(model: syntax.Model, program: Program, found: Diagnostics) -> Program:
+    """The program with what the plan's data decides; whether both fit."""
+    check_data(model, program, found)
+    with found.catch():
+        return evolve(program, train=evolve(program.train, logits=logits_for(program)))
     return program
 
 
@@ -93,25 +117,6 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, syntax.Sectio
     span = document.source.whole()
     empty = {kind: syntax.Section(syntax.Name(kind, span), None, (), span) for kind in SECTIONS}
     return empty | document.sections
-
-
-def _axes(section: syntax.Section, found: Diagnostics) -> tuple[Axis, ...]:
-    axes: dict[str, Axis] = {}
-    for entry in section.entries:
-        match entry:
-            case syntax.Setting(key, syntax.Number(int() as size, "")) if 0 < size <= 2**20 and key.name not in axes:
-                axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
-            case _:
-                help = "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
-                found.error("E0501", "this is not an axis with its size", entry.span, help=help)
-    return tuple(axes.values())
-
-
-def _rules(section: syntax.Section, found: Diagnostics) -> tuple[syntax.Rule, ...]:
-    for entry in section.entries:
-        if not isinstance(entry, syntax.Rule):
-            found.error("E0502", "this is not a rule", entry.span, help="write `heads, ffn over tp`")
-    return tuple(entry for entry in section.entries if isinstance(entry, syntax.Rule))
 
 
 def _dims(model: syntax.Model) -> tuple[dict[str, Dim], dict[str, Scalar]]:
@@ -156,7 +161,7 @@ def _padded(size: int, entry: syntax.Setting) -> int:
     return -(-size // by) * by
 
 
-def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, ...]) -> dict[str, Dim]:
+def _data_dims(train: Train, rules: Sequence[syntax.Rule], axes: Sequence[Axis], found: Diagnostics) -> dict[str, Dim]:
     """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a step."""
     sizes = {axis.name: axis.size for axis in axes}
     batch = train.microbatch
@@ -164,7 +169,6 @@ def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, .
         if "batch" in map(str, rule.dims):
             for axis in rule.axes:
                 batch *= sizes.get(axis.name, 1)
-    found = Diagnostics()
     if train.global_batch % batch:
         ranks = batch // train.microbatch
         found.error(
@@ -175,36 +179,9 @@ def _data_dims(train: Train, rules: tuple[syntax.Rule, ...], axes: tuple[Axis, .
             notes=[Note(train.spans["microbatch"], "sequences of a microbatch on each rank")],
             help=f"multiples of {batch} are, for instance {-(-train.global_batch // batch) * batch}",
         )
-    found.check()
     given = {
         "seq": (train.seq, "seq"),
         "batch": (batch, "microbatch"),
-        "microbatches": (train.global_batch // batch, "global_batch"),
+        "microbatches": (-(-train.global_batch // batch), "global_batch"),
     }
     return {name: Dim(name, size, span=train.spans[key]) for name, (size, key) in given.items()}
-
-
-def _known(rules: tuple[syntax.Rule, ...], dims: dict[str, Dim], axes: tuple[Axis, ...]) -> None:
-    """Every rule speaks of dims and axes that there are."""
-    found = Diagnostics()
-    names = [axis.name for axis in axes]
-    for rule in rules:
-        for dim in rule.dims:
-            if dim.name not in dims:
-                help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
-                found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
-        for axis in rule.axes:
-            if axis.name not in names:
-                help = did_you_mean(axis.name, names) or f"axes of `mesh` are {listing(names)}"
-                found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-    found.check()
-
-
-def _claims(rules: tuple[syntax.Rule, ...]) -> tuple[Claim, ...]:
-    """One claim for each dim and axis."""
-    return tuple(
-        Claim(rank, dim.name, axis.name, True, span=dim.span)
-        for rank, rule in enumerate(rules)
-        for dim in rule.dims
-        for axis in rule.axes
-    )

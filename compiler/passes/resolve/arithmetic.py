@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from ... import syntax
+from ...fields import spelled
 from ...source import Span
 from .foreign import value_elsewhere
 from .mistakes import wrong
@@ -37,7 +38,7 @@ def evaluate(expr: syntax.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             raise wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", help)
         case _:
             label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, syntax.Number)
-            help = "units belong to settings; 10% is 0.1 here" if is_share else ""
+            help = spelled(expr) or ("units belong to settings; 10% is 0.1 here" if is_share else "")
             raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
 
 

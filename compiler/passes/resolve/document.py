@@ -65,14 +65,16 @@ def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
             others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
             sections |= theirs
             for section in others:
-                sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+                with found.catch():
+                    sections[section.kind.name] = _over(sections.get(section.kind.name), section)
     own: dict[str, syntax.Section] = {}
     for section in plan.sections():
         if first := own.get(section.kind.name):
             notes = [Note(first.head, "the first one")]
             found.error("E0204", f"section `{section.kind}` stands twice", section.head, "again", notes=notes)
         own[section.kind.name] = section
-        sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+        with found.catch():
+            sections[section.kind.name] = _over(sections.get(section.kind.name), section)
     within = [s for m in models for s in m.body if isinstance(s, syntax.Section)]
     _check_padding([*sections.values(), *within], found)
     found.check()

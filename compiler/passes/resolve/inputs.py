@@ -23,13 +23,12 @@ def check_inputs(model: syntax.Model) -> None:
         raise wrong("E0213", "a model is given tokens and labels, and may be given documents", span, "others", help)
 
 
-def check_data(model: syntax.Model, program: Program) -> None:
-    """Raises PlanError where data and inputs do not fit, with all mistakes; `program` has the model's ops."""
-    found, data = Diagnostics(), program.train.data
+def check_data(model: syntax.Model, program: Program, found: Diagnostics) -> None:
+    """Whether data and inputs fit; `program` has the model's ops."""
+    data = program.train.data
     _check_documents(model, program, data, found)
     _check_masks(data, found)
     _check_ids(program, data, found)
-    found.check()
 
 
 def _check_documents(model: syntax.Model, program: Program, data: Data, found: Diagnostics) -> None:

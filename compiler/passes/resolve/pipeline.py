@@ -16,30 +16,29 @@ from ...source import Span
 from .rows import given_rows
 
 
-def pipelined(program: Program, section: syntax.Section | None, laid: Sequence[Claim]) -> Program:
+def pipelined(program: Program, given: Pipelining | None, head: Span, laid: Sequence[Claim]) -> Program:
     """The program with the claims of repeats taken for its pipeline; `laid` has those over axes of size 1 too, on which
-    there is one stage: the model as it is.  Raises PlanError.
+    there is one stage: the model as it is.  `head` is that of the section, if settings are given.  Raises PlanError.
     """
     found = Diagnostics()
     repeats = _Repeats.of(program.region)
     cuts = [claim for claim in laid if claim.dim in {*repeats.outermost, *repeats.inner}]
-    settings = _settings(section, cuts, found)
     if not cuts:
-        if section:
+        if given:
             help = "lay a repeat over an axis in `shard`, as in `layers over pp`"
-            found.error("E0517", "there is nothing to cut into stages", section.head, help=help)
+            found.error("E0517", "there is nothing to cut into stages", head, help=help)
         found.check()
         return program
     cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
-    if not cuts or not settings:
-        found.check()
+    if not cuts:
         return program
+    settings = given or _unset(cuts[0].span)
     _check(program, cuts, repeats, found)
     found.check()
     dims = tuple(dim for dim in repeats.outermost if dim in {claim.dim for claim in cuts})
     claims = tuple(claim for claim in program.claims if claim not in cuts)
-    given = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
-    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, given))
+    rows = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
+    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, rows))
 
 
 @frozen
@@ -61,15 +60,22 @@ def _inside(region: Region) -> Iterator[str]:
             yield from (stmt.dim, *_inside(stmt))
 
 
-def _settings(section: syntax.Section | None, cuts: Sequence[Claim], found: Diagnostics) -> Pipelining | None:
-    """Those of the plan; where it says nothing, they stand where the repeats are laid over their axis."""
-    if not section:
-        spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), cuts[0].span) if cuts else {}
-        return Pipelining(Order(spans=spans), spans=spans)
-    settings = read(Pipelining, section, found)
+def _unset(laid: Span) -> Pipelining:
+    """The settings of a plan that says nothing: they stand where the repeats are laid over their axis."""
+    spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
+    return Pipelining(Order(spans=spans), spans=spans)
+
+
+def read_pipelining(section: syntax.Section, found: Diagnostics) -> Pipelining | None:
+    """The section's settings; None if there are mistakes, which are added to `found`."""
+    mistakes = Diagnostics()
+    settings = read(Pipelining, section, mistakes)
     if settings and settings.schedule.kind == FILE:
-        _check_file(settings.schedule, found)
-    return settings
+        _check_file(settings.schedule, mistakes)
+    with found.catch():
+        mistakes.check()
+        return settings
+    return None
 
 
 def _check_file(order: Order, found: Diagnostics) -> None:

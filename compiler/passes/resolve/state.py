@@ -13,36 +13,31 @@ from ...ir import DATA_DIMS, STATES, Claim, Program, StateAxes
 from ...settings import Flow, StateGroup, read
 from ...source import Span
 from ..groups import check_groups
+from .sharding import as_rule
+
+ZERO = "zero"
+"""The word of the stages of ZeRO."""
 
 
-def flow(section: syntax.Section) -> Flow:
-    """The section's settings.  Raises PlanError."""
-    found = Diagnostics()
-    read_flow = read(Flow, _without(section, syntax.Rule, syntax.Section), found)
-    found.check()
-    assert read_flow, "resolve: settings that failed to read were not reported"
-    return read_flow
+def read_flow(section: syntax.Section, found: Diagnostics) -> Flow | None:
+    """The section's settings; None if there are mistakes, which are added to `found`."""
+    return read(Flow, _settings(section, found, syntax.Setting), found)
 
 
-def state_axes(section: syntax.Section, claims: tuple[Claim, ...], sizes: dict[str, int]) -> tuple[StateAxes, ...]:
-    """What the section's rules say, those of groups first, mesh order kept and axes of one rank left out.
-
-    Raises PlanError.
-    """
-    found = Diagnostics()
+def state_axes(
+    section: syntax.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+) -> tuple[StateAxes, ...]:
+    """What the section's rules say, those of groups first, mesh order kept and axes of one rank left out."""
     states = [_rules(entry, patterns, claims, sizes, found) for entry, patterns, _ in _groups(section, found)]
     states.append(_rules(section, ("*",), claims, sizes, found))
-    found.check()
     return tuple(state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES))
 
 
-def check_patterns(section: syntax.Section, program: Program) -> None:
-    """Groups are of parameters, each in one.  Raises PlanError."""
-    found = Diagnostics()
-    spans = [span for *_, span in _groups(section, found)]
+def check_patterns(section: syntax.Section, program: Program, found: Diagnostics) -> None:
+    """Groups are of parameters, each in one."""
+    spans = [span for *_, span in _groups(section, Diagnostics())]  # whose mistakes `state_axes` has told
     groups = zip((state.of for state in program.state), spans, strict=False)  # behind them the rules for all others
     check_groups(groups, [param.name for param in program.params], found)
-    found.check()
 
 
 def _groups(section: syntax.Section, found: Diagnostics) -> Iterator[tuple[syntax.Section, tuple[str, ...], Span]]:
@@ -51,13 +46,24 @@ def _groups(section: syntax.Section, found: Diagnostics) -> Iterator[tuple[synta
         if entry.kind.name != StateGroup.SECTION:
             help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
             found.error("E0406", f"`state` has no section `{entry.kind}`", entry.head, help=help)
-        elif group := read(StateGroup, _without(entry, syntax.Rule), found):
+        elif group := read(StateGroup, _settings(entry, found, syntax.Setting, syntax.Section), found):
             yield entry, group.params, group.spans["params"]
 
 
-def _without(section: syntax.Section, *kinds: type[syntax.Entry]) -> syntax.Section:
-    """The section without entries of these kinds."""
-    return evolve(section, entries=tuple(entry for entry in section.entries if not isinstance(entry, kinds)))
+def _settings(section: syntax.Section, found: Diagnostics, *kinds: type[syntax.Entry]) -> syntax.Section:
+    """The section with entries of these kinds alone, and without settings that are meant for rules."""
+    kept: list[syntax.Entry] = []
+    for entry in (entry for entry in section.entries if isinstance(entry, kinds)):
+        if isinstance(entry, syntax.Setting) and entry.key.name in (*STATES, ZERO):
+            found.error("E0502", "this is not a rule", entry.span, help=f"write `{_meant(entry)}`")
+        else:
+            kept.append(entry)
+    return evolve(section, entries=tuple(kept))
+
+
+def _meant(entry: syntax.Setting) -> str:
+    stage = entry.value.value if isinstance(entry.value, syntax.Number) else 1
+    return f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
 
 
 def _rules(

@@ -12,7 +12,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ... import syntax
-from ...diagnostics import Diagnostics, Note, PlanError, did_you_mean
+from ...diagnostics import Diagnostics, Note, did_you_mean
 from ...ir import Attr, Type
 from ...limits import load
 from ...ops import OPS, Attribute, OpDef, Operand, TypingError
@@ -66,11 +66,9 @@ def user_ops(declared: Iterable[syntax.UserOp], source: Source) -> dict[str, Use
     found = Diagnostics()
     ops: dict[str, UserOp] = {}
     for each in declared:
-        try:
+        with found.catch():
             _check_signature(each, ops)
             _check_function(each, source)
-        except PlanError as error:
-            found.add(error)
         ops[each.name.name] = UserOp(each, _entry(each))
     found.check()
     return ops

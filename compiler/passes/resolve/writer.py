@@ -4,11 +4,12 @@ Non-goals: names of the plan (`scope`).
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 
 from attrs import evolve
 
 from ...ir import Attr, Names, Op, Program, Region, Stmt, Type, Value
-from ...ops import OPS, TypingError
+from ...ops import OPS, OpDef, TypingError
 from ...source import Span
 from .mistakes import check_count, wrong
 
@@ -74,11 +75,11 @@ class Writer:
 
         Raises PlanError where its operands do not fit, or its results are not as many as `like`.
         """
-        op = Op(kind, inputs, (), attrs, span=span)
+        op, operands = Op(kind, inputs, (), attrs, span=span), [self._types[name] for name in inputs]
         try:
-            types = OPS[kind].infer(self._frame, [self._types[name] for name in inputs], op)
+            types = OPS[kind].infer(self._frame, operands, op)
         except TypingError as error:
-            raise wrong("E0307", str(error), span, "these dims do not fit") from None
+            raise wrong("E0307", str(error), span, _shown(OPS[kind], operands)) from None
         check_count(len(types), like, span)
         stem = f"_{STEMS.get(kind, kind)}"
         values = tuple(self.value(name or stem, type) for name, type in zip(like, types, strict=True))
@@ -94,3 +95,12 @@ class Writer:
     def reserve(self, like: str) -> str:
         """A name that no value gets."""
         return self._names.fresh(like)
+
+
+def _shown(entry: OpDef, types: Sequence[Type]) -> str:
+    """The dims of operands, with names where a plan calls the op by its own."""
+    names = (operand.name if entry.surface else "" for operand in entry.operands)
+    *first, last = (
+        f"{name}[{', '.join(type.dims)}]" for name, type in zip(chain(names, repeat("")), types, strict=False)
+    )
+    return f"{', '.join(first)} and {last}" if first else last
