@@ -314,6 +314,12 @@ def test_rows_of_a_file_edited_in_ir_text_are_told(stage: str, plan: str) -> Non
         read(Source("plan.ir", text.replace("3F0 3I0", "3I0 3F0")))
 
 
+def test_rows_of_auto_left_out_of_ir_text_are_told() -> None:
+    text = print_ir(compiled({"1f1b": "auto"}, "fuse_buckets"))
+    with pytest.raises(PlanError, match="a pipeline without rows"):
+        read(Source("plan.ir", re.sub(r'given ".*"\n', "", text)))
+
+
 # ---- made for the plan's costs
 
 

@@ -3,7 +3,11 @@
 from ..ir import MICROBATCHES, Pipeline
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
-from .checker import Checker
+from ..settings import AUTO
+from .checker import STEP_STAGES, Checker
+
+PLACED_STAGES = STEP_STAGES[STEP_STAGES.index("place_stages") :]
+"""After these passes rows that the compiler makes are there."""
 
 
 class Stages(Checker):
@@ -19,8 +23,10 @@ class Stages(Checker):
             self._stages(pipeline)
         for rows in filter(None, (pipeline.given, pipeline.schedule)):
             self._counts(pipeline, rows)
-        last = self.program.stage == "schedule_pipeline"
-        assert not last or pipeline.schedule, self.at("a pipeline without rows")
+        made = self.program.stage in PLACED_STAGES and pipeline.settings.schedule.kind == AUTO
+        last = self.program.stage == PLACED_STAGES[-1]
+        assert pipeline.given or not made, self.at("a pipeline without rows")
+        assert pipeline.schedule or not last, self.at("a pipeline without rows")
 
     def check_rows(self) -> None:
         """Rows do all the work of their stages, in an order in which it can be done."""
