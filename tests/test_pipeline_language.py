@@ -68,7 +68,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         {"1f1b": "interleaved_1f1b(chunks=99999999999)"},
         "E0517",
         "chunks=99999999999",
-        "6 turns cannot fill 399999999996 stages",
+        "6 turns cannot fill 399,999,999,996 stages",
         "at most 8 stages",
     ),
     "too many ranks": (

@@ -72,7 +72,7 @@ def test_what_the_sanitizer_compares_is_not_recorded(tmp_path: Path, monkeypatch
 def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
     found = recorded(harness.compiled(Case(), tmp_path), tmp_path, "--steps 1")
     assert found.equal, found.lines()
-    assert "llama, 1 step and 8 evaluations on 1 rank, no backend, torch" in found.lines()
+    assert "tiny, 1 step and 8 evaluations on 1 rank, no backend, torch" in found.lines()
 
 
 @pytest.mark.usefixtures("plain_groups")
@@ -250,7 +250,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "has no record of ranks 0, 1: run the program with SCALEC_RECORD=1",
     ),
     "empty": (lambda it: (it / "rank00001.jsonl").write_text(""), "is empty: rank 1 ended before it began"),
-    "plan": (_replaced("llama", "gpt"), "is of another plan: its plan is gpt, not llama"),
+    "plan": (_replaced("tiny", "gpt"), "is of another plan: its plan is gpt, not tiny"),
     "mesh": (_replaced('"tp": 2', '"tp": 4'), "is of another plan: its mesh is {'dp': 1, 'tp': 4}, not {'dp': 1, 'tp'"),
     "rank": (_replaced('"rank": 1', '"rank": 0'), "its rank is 0, not 1"),
     "run": (_replaced('"run": ""', '"run": "x"'), "ranks 0 and 1 recorded different runs"),
