@@ -164,7 +164,7 @@ sanitizer() { # bad accesses and races in the cases of kernels that compile soon
             timeout --foreground 200 compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" - <<'P'
 import importlib
 for name in ("norms", "rope", "gates", "accumulate", "adamw"):
-    module = importlib.import_module(f"kernels.cases_{name}")
+    module = importlib.import_module(f"helpers.kernels.cases_{name}")
     for case in sorted(case for case in vars(module) if case.startswith("case_") and "many_programs" not in case):
         print(name, case, flush=True)
         getattr(module, case)("cuda")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from scalec.compiler.kernels import USUAL, chip_of, nearest, tiles_of
+from scalec.compiler.analysis.kernel_tiles import USUAL, chip_of, nearest, tiles_of
 
 PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
 """TFLOP/s of dense bfloat16 by NVIDIA's data sheets, by a word of the device's name; the first that fits."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scalec import runtime
-from scalec.runtime.optimizers import Group, Part
+from scalec.runtime.state.optimizers import Group, Part
 
 Op = Callable[..., Any]
 EPS = 1e-5

@@ -39,6 +39,6 @@ for stage in "$@"; do
     echo "== $stage"
     timeout --kill-after=30 "$limit" "$python" "${command[@]}" 2>&1 | tee "$out/$stage.log" ||
         { failed=$((failed + 1)); echo "== $stage failed"; }
-    cp compiler/tiles.toml "$out/"
+    cp compiler/analysis/tiles.toml "$out/"
 done
 exit "$failed"

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from scalec.runtime import Mesh
-from scalec.runtime.mesh import Axis
+from scalec.runtime.comm.mesh import Axis
 
 RANKS = 8
 AXES = {"dp": RANKS, "tp": 1}

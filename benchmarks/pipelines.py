@@ -28,9 +28,9 @@ from torch.multiprocessing.spawn import start_processes
 
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.generate import SCHEDULES
-from scalec.compiler.schedules.messages import with_messages
-from scalec.compiler.schedules.rendezvous import rendezvous
+from scalec.compiler.schedules.p2p import with_messages
+from scalec.compiler.schedules.p2p_matching import rendezvous
+from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Timeline, Times
 from scalec.runtime import Batch, Carried, Mesh, Pipeline, split_linear

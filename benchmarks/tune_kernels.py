@@ -1,8 +1,8 @@
 """`.venv/bin/python benchmarks/tune_kernels.py [CLASS ...]`: the fastest tiles of kernels on this GPU, into the table.
 
 Every candidate of a class and size is timed in bfloat16, forward and backward together, by CUDA events with a cold L2,
-after processes beside this one have compiled it; `compiler/tiles.toml` gets the fastest under this chip's name, and
-keeps what it has of other chips, classes and sizes.  Without a GPU it says so and exits with status 1.
+after processes beside this one have compiled it; `compiler/analysis/tiles.toml` gets the fastest under this chip's
+name, and keeps what it has of other chips, classes and sizes.  Without a GPU it says so and exits with status 1.
 
 Non-goals: no search beyond the lists below, no tiles at run time: a program brings those of its plan's chip.
 """
@@ -190,7 +190,7 @@ def _attention(kernels: Any, size: int, blocks: Any) -> Call:
 
 
 def _adamw(kernels: Any, size: int, tile: Any) -> Call:
-    from scalec.runtime.optimizers import Group, Part
+    from scalec.runtime.state.optimizers import Group, Part
 
     p, g, m, v = (torch.rand(1, size, device=DEVICE) for _ in range(4))
     part = Part(Group(weight_decay=0.1), p, g, {"exp_avg": m, "exp_avg_sq": v}, p.bfloat16())

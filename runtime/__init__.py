@@ -8,11 +8,9 @@ asked, launch, compiling, ending, log, loop.
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
 
-from .again import recompute, recomputed
-from .allocator import Account
-from .buckets import Bucket
-from .chunks import reduce_each
-from .collectives import (
+from .autograd.recompute import recompute, recomputed
+from .checkpoint.hf_weights import HuggingFace, Stored
+from .comm.collectives import (
     all_gather,
     all_gather_,
     all_gather_invariant,
@@ -30,14 +28,15 @@ from .collectives import (
     shard,
     take_shard,
 )
-from .compiling import compile_each
-from .data import Batch, Input, Loader, Text, Tokens
-from .deferred import split_embedding, split_linear
-from .dropout import dropout, fork
+from .comm.mesh import Axis, Mesh
+from .comm.p2p import Carried
+from .config.lr_schedule import Constant, Cosine
+from .config.plan import Account, Metrics, Plan
+from .data.loader import Batch, Input, Loader, Text, Tokens
 from .errors import RunError
-from .flat import Flat
-from .flows import Flats, await_weights, free_weights, gather_each, gather_weights, reduce_gradients
-from .functional import (
+from .ops.delayed_wgrad import split_embedding, split_linear
+from .ops.dropout import dropout, fork
+from .ops.functional import (
     attention,
     clip_scale,
     concat,
@@ -61,17 +60,17 @@ from .functional import (
     tanh,
     token_loss,
 )
-from .linears import linears
-from .loop import train
-from .mesh import Axis, Mesh
-from .messages import Carried
-from .optimizers import SGD, AdamW, Group
-from .parameters import normal, ones, weight, zeros
-from .pipeline import Pipeline
-from .plan import Metrics, Plan
-from .schedule import Constant, Cosine
-from .state import State
-from .weights import HuggingFace, Stored
+from .ops.fused_linear import linears
+from .pipeline.executor import Pipeline
+from .pipeline.stage_buckets import reduce_each
+from .state.buckets import Bucket
+from .state.engine import State
+from .state.flat_param import Flat
+from .state.loop_hooks import Flats, await_weights, free_weights, gather_each, gather_weights, reduce_gradients
+from .state.optimizers import SGD, AdamW, Group
+from .state.parameters import normal, ones, weight, zeros
+from .train.compile import compile_each
+from .train.loop import train
 
 __all__ = [
     "SGD",

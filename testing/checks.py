@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from ..compiler.diagnostics import PlanError, render
 from ..compiler.ir import Program
-from ..compiler.limits import load
 from ..compiler.passes import compile_plan, lower
-from ..compiler.source import Source
-from ..compiler.verify import verify
-from ..compiler.verify.audit import audit
+from ..compiler.proof import verify
+from ..compiler.proof.audit import audit
+from ..compiler.syntax.diagnostics import PlanError, render
+from ..compiler.syntax.limits import load
+from ..compiler.syntax.source import Source
 
 
 def assert_equal_step(plan: str | Path) -> None:

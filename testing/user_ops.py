@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ..compiler.limits import load
+from ..compiler.frontend.load_plan import gather
 from ..compiler.ops.user import LEAD
-from ..compiler.passes.resolve.document import gather
-from ..compiler.syntax import Name, UserOp
+from ..compiler.syntax.limits import load
+from ..compiler.syntax.tree import Name, UserOp
 
 if TYPE_CHECKING:  # heavy, and the other checks do without
     from torch import Tensor

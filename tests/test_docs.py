@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.diagnostics import CODES
+from scalec.compiler.ir.printer import print_ir
+from scalec.compiler.passes import STAGES, compile_plan
+from scalec.compiler.syntax.diagnostics import CODES
+from scalec.compiler.syntax.limits import load
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,3 +44,29 @@ def test_the_quoted_ir_is_that_of_the_tiny_plan() -> None:
     ir = (ROOT / "tests/golden/tiny_llama/insert_collectives.ir").read_text(encoding="utf-8").split("\n")
     known = {line.strip() for line in ir}
     assert not [line for line in quoted[1].splitlines() if line.strip() not in known]
+
+
+MODEL = ROOT / "examples" / "06_mlp.scale"
+
+
+def test_the_first_page_shows_the_plan_as_it_is() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    quoted = re.search(r"```\n(model mlp.*?)```", text, re.DOTALL)
+    assert quoted
+    assert quoted[1] in MODEL.read_text(encoding="utf-8")
+
+
+def test_the_first_page_shows_what_each_pass_makes() -> None:
+    """In order, line for line, but for those left out at `…`."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```ir (\w+)\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == [name for name in STAGES if name in dict(blocks)]
+    for name, block in blocks:
+        lines = iter(_lines(print_ir(compile_plan(load(MODEL), name))))
+        for line in _lines(block):
+            assert line == "…" or line in lines, f"after {name} there is no `{line}`, or not there"
+
+
+def _lines(text: str) -> list[str]:
+    """Without indentation, and without the plan's lines."""
+    return [re.sub(r" !\S+:\d+$", "", line.strip()) for line in text.splitlines()]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.formatter import format_plan
-from scalec.compiler.limits import load
+from scalec.compiler.syntax.formatter import format_plan
+from scalec.compiler.syntax.limits import load
 from scalec.testing import assert_equal_step, assert_mutants_caught
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.account import collectives, parameter_count
+from scalec.compiler.analysis.communication import collectives, parameter_count
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
-from scalec.compiler.limits import load
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.source import Source
-from scalec.compiler.summary import ranks
+from scalec.compiler.reports.summary import ranks
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[1] / "plans"
 

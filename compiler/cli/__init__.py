@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import options
-from .plans import ir_text
+from .compile import ir_text
+from .exit_codes import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError
 from .streams import abandon, streams
-from .usage import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError
 
 if TYPE_CHECKING:
-    from ..diagnostics import Diagnostic, PlanError
-    from ..source import Source
+    from ..syntax.diagnostics import Diagnostic, PlanError
+    from ..syntax.source import Source
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(words: list[str]) -> int:
     given = options(words)
     gc.set_threshold(50_000)  # a command makes trees and few cycles: looking for these often takes a twentieth of it
-    from ..diagnostics import PlanError
+    from ..syntax.diagnostics import PlanError
 
     try:
         status: int | None = given.command(given)
@@ -56,7 +56,7 @@ def _status(words: list[str]) -> int:
 
 
 def _plan_wrong(error: "PlanError") -> int:
-    from ..diagnostics import render, wants_colour
+    from ..syntax.diagnostics import render, wants_colour
 
     colour = wants_colour(sys.stderr)
     print("\n\n".join(render(each, colour=colour) for each in error.diagnostics), file=sys.stderr)
@@ -65,7 +65,7 @@ def _plan_wrong(error: "PlanError") -> int:
 
 def _no_program(source: "Source", error: Exception) -> "Diagnostic":
     """What is no bug where a person wrote the IR: not all that passes rely on is checked when such text is read."""
-    from ..diagnostics import Diagnostic, Note
+    from ..syntax.diagnostics import Diagnostic, Note
 
     notes = (Note(None, f"{_culprit(error)}: {_said(error)}"),)
     help = (

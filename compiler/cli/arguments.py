@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import importing, plans, proofs, schedule
-from .text import fmt
+from . import compile, import_hf, schedule, verify
+from .fmt import fmt
 
 
 class Command(NamedTuple):
@@ -23,7 +23,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command(
         "compile",
-        plans.compile_,
+        compile.compile_,
         "compile a plan to a training program",
         "Compiles a plan to DIR/train.py, a PyTorch program to read and run, and DIR/plan.json, its account.\n"
         "Says what a step communicates, and the command that starts the training.  Files that scalec did not\n"
@@ -32,7 +32,7 @@ COMMANDS = (
     ),
     Command(
         "run",
-        plans.run,
+        compile.run,
         "compile a plan and train it on this machine",
         "Compiles a plan as `scalec compile` does, then starts it with torchrun on as many ranks as its mesh has.\n"
         "What stands behind `--` goes to train.py; `-- --help` says what it takes.",
@@ -40,7 +40,7 @@ COMMANDS = (
     ),
     Command(
         "ir",
-        plans.ir,
+        compile.ir,
         "show the program between two passes",
         "Prints the intermediate representation of a plan after a pass, by default the last.  The text can be\n"
         "stored, edited and compiled in place of the plan.",
@@ -48,7 +48,7 @@ COMMANDS = (
     ),
     Command(
         "check",
-        plans.check,
+        compile.check,
         "say whether a plan is right",
         "Compiles a plan without writing anything: says `ok` with the model's size and the tokens of a step, or what\n"
         "is wrong with it; warns where it does not fit its GPU, with what would make it fit.",
@@ -56,7 +56,7 @@ COMMANDS = (
     ),
     Command(
         "explain",
-        plans.explain,
+        compile.explain,
         "show what memory a plan takes, or what its ranks send each other",
         "memory: what one rank holds at the fullest moment of a step, which moment that is, and what forward keeps\n"
         "for backward by op and line of the plan; whether it fits the GPU that the plan's cluster names.\n"
@@ -76,7 +76,7 @@ COMMANDS = (
     ),
     Command(
         "verify",
-        proofs.verify,
+        verify.verify,
         "prove that a plan's sharded step is the single-device step",
         "Evaluates the step that a plan compiles to, on small sizes and for all ranks, in a prime field, and holds\n"
         "loss, every gradient and every updated parameter to the step of a single device: equal, or the first value\n"
@@ -93,7 +93,7 @@ COMMANDS = (
     ),
     Command(
         "import",
-        importing.import_,
+        import_hf.import_,
         "write a plan for a Hugging Face model",
         "Writes the plan of a model from its config.json, or says which of its fields no plan expresses.  With its\n"
         "weights the program begins by `train.py --init FOLDER`.",
@@ -187,7 +187,7 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
 
 def _command_meant(word: str) -> str:
     """Help for a misspelt command, "" for any other word."""
-    from ..diagnostics import did_you_mean
+    from ..syntax.diagnostics import did_you_mean
 
     names = [command.name for command in COMMANDS]
     return "" if word.startswith("-") or word in names else did_you_mean(word, names)
@@ -201,10 +201,10 @@ def options(words: list[str]) -> Namespace:
         parser.error(f"there is no command `{words[0]}`: {meant}")
     given, unknown = parser.parse_known_args(words[:cut])
     given.rest = words[cut + 1 :]
-    if unknown and unknown[0].startswith("-") and given.command is plans.run:
+    if unknown and unknown[0].startswith("-") and given.command is compile.run:
         parser.error(f"`{unknown[0]}` goes to train.py, after `--`: scalec run PLAN -- {unknown[0]} …")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if given.rest and given.command is not plans.run:
+    if given.rest and given.command is not compile.run:
         parser.error("arguments behind `--` are for `scalec run` alone")
     return given

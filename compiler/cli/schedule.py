@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .plans import load
-from .usage import UsageError
+from .compile import load
+from .exit_codes import UsageError
 
 if TYPE_CHECKING:
-    from ..drawing.picture import Picture
     from ..ir import Program
+    from ..reports.schedule.picture import Picture
 
 TIMES = {"f": "forward", "b": "input", "w": "weight", "comm": "send"}
 """Of a stage's forward and the two parts of its backward, and of a message between ranks: the fields of `Times`."""
@@ -61,7 +61,7 @@ def _check_apart(paths: dict[str, Path]) -> None:
 
 def times(text: str) -> dict[str, float]:
     """The times that `--times` sets.  Raises UsageError."""
-    from ..diagnostics import listing
+    from ..syntax.diagnostics import listing
 
     given: dict[str, float] = {}
     for part in text.split(",") if text else ():
@@ -98,9 +98,9 @@ def _program(path: Path) -> "Program":
 
 def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Picture":
     """All stages alike, or as long as they are estimated to take, but for the times that are given."""
-    from ..amounts import counted
-    from ..drawing.picture import picture
-    from ..orders import estimated
+    from ..analysis.stage_schedule import estimated
+    from ..config.units import counted
+    from ..reports.schedule.picture import picture
     from ..schedules.timeline import Times
 
     pipeline = program.pipeline
@@ -119,27 +119,27 @@ def _shown(picture: "Picture", program: "Program") -> str:
     """For the terminal: the title, the drawing, the figures."""
     from shutil import get_terminal_size
 
-    from ..diagnostics import wants_colour
-    from ..drawing.figures import figures
-    from ..drawing.terminal import drawing
-    from ..memory import accounts
+    from ..analysis.memory import accounts
+    from ..reports.schedule.figures import figures
+    from ..reports.schedule.terminal import drawing
+    from ..syntax.diagnostics import wants_colour
 
     grid = drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
     return f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{figures(picture, accounts(program))}"
 
 
 def _writers() -> "dict[str, Callable[[Picture], str]]":
-    from ..drawing.html import html
-    from ..drawing.svg import svg
-    from ..drawing.trace import trace
-    from ..schedules.rows import csv
+    from ..reports.schedule.html import html
+    from ..reports.schedule.svg import svg
+    from ..reports.schedule.trace import trace
+    from ..schedules.csv_file import csv
 
     return {"csv": lambda picture: csv(picture.schedule), "svg": svg, "html": html, "trace": trace}
 
 
 def _check(path: Path, text: str, form: str) -> None:
     """Only what scalec wrote is replaced.  Rows have no room to say so, and are there to be edited: they never are."""
-    from ..drawing.picture import MARK
+    from ..reports.schedule.picture import MARK
 
     try:
         if not (path.exists() or path.is_symlink()):

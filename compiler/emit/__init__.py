@@ -6,13 +6,13 @@ Non-goals: writing them (`output`).
 
 from collections.abc import Mapping
 
-from ..certificate import Proof
+from ..analysis.certificate import Proof
 from ..ir import Program
-from ..source import Source
-from .known import known_by
+from ..syntax.source import Source
+from .model_hash import known_by
 from .plan_json import plan_json
-from .program import train_py
 from .readback import check
+from .train_py import train_py
 
 
 def emit(

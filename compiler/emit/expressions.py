@@ -9,12 +9,12 @@ from math import prod
 from attrs import frozen
 
 from ..ir import Kind, Op, Program, Type
+from ..ir.placements import coercion_of, ends
 from ..ops import OPS
 from ..ops.attention import documents_and_draws, head_dims
-from ..ops.logits import classes_of
+from ..ops.chunked_logits import classes_of
 from ..ops.user import constants, module_and_function
-from ..placements import coercion_of, ends
-from .words import literal
+from .naming import literal
 
 ATOM, PRODUCT, SUM = 3, 2, 1
 """How tightly an expression binds."""

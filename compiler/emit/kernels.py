@@ -3,9 +3,9 @@
 Non-goals: which kernels a program has, and their tiles (`compiler.kernels`).
 """
 
+from ..analysis.kernel_tiles import Used, chip, kernels_of
 from ..ir import Program
-from ..kernels import Used, chip, kernels_of
-from .words import WIDTH
+from .naming import WIDTH
 
 
 def kernel_lines(program: Program) -> list[str]:

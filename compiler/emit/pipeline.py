@@ -9,8 +9,8 @@ from itertools import groupby
 from attrs import frozen
 
 from ..ir import Pipeline, Program, Value, base
-from ..stages import crossing, stages
-from .words import DTYPES, WIDTH, call, literal
+from ..ir.stages import crossing, stages
+from .naming import DTYPES, WIDTH, call, literal
 
 
 @frozen

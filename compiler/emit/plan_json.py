@@ -11,15 +11,15 @@ from typing import Any
 from attrs import NOTHING, Attribute, asdict
 
 from .. import __version__
-from ..account import collectives, evaluation, parameter_count, places
-from ..certificate import Proof, certificate, trusted
-from ..collective import Collective
+from ..analysis.certificate import Proof, certificate, trusted
+from ..analysis.collective import Collective
+from ..analysis.communication import collectives, evaluation, parameter_count, places
+from ..analysis.memory import account, capacity
 from ..ir import Pipeline, Program
-from ..memory import account, capacity
-from ..printer import print_ir
-from ..source import Source
-from ..stages import stages
-from .words import file_word, run_word
+from ..ir.printer import print_ir
+from ..ir.stages import stages
+from ..syntax.source import Source
+from .naming import file_word, run_word
 
 
 def plan_json(

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve, frozen
 
-from ..account import places
+from ..analysis.bucket_comms import chunk_moves
+from ..analysis.communication import places
+from ..analysis.local_program import of_rank
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
+from ..ir.placements import ends
 from ..ops.dropout import are_draws
-from ..placements import ends
-from ..portions import of_rank
-from ..routes import chunk_moves
-from .flats import gather_each, reduce_each, runs
+from .bucket_lines import gather_each, reduce_each, runs
+from .naming import DTYPES, axes_word, identifier, literal, place
 from .step_parts import Function, Ranks, Squares
-from .words import DTYPES, axes_word, identifier, literal, place
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),

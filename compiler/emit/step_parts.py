@@ -5,7 +5,7 @@ Non-goals: which lines there are (`step`).
 
 from attrs import define, field, frozen
 
-from .words import WIDTH, call, literal
+from .naming import WIDTH, call, literal
 
 
 @frozen

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from .. import __version__
-from ..diagnostics import Diagnostic, PlanError
+from ..frontend.user_ops import parsed
 from ..ir import Program, base, types, walk
-from ..limits import load
 from ..ops.user import module_and_function
-from ..passes.resolve.user_ops import parsed
-from ..source import Source, Span
-from .words import TAKEN, file_word, singular
+from ..syntax.diagnostics import Diagnostic, PlanError
+from ..syntax.limits import load
+from ..syntax.source import Source, Span
+from .naming import TAKEN, file_word, singular
 
 NOT_OURS = {"scalec", "torch", "train", *sys.stdlib_module_names}
 """What a file beside `train.py` must not be called: the program, or what it imports, would be another."""

@@ -6,7 +6,7 @@ Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placem
 
 from .program import STATES, Axis, Bucket, Claim, Dim, Init, Param, Pipeline, Program, StateAxes
 from .regions import Arg, Enter, Leave, Op, Region, Stmt, Yield
-from .type import (
+from .types import (
     DATA_DIMS,
     FLOATS,
     INVARIANT,
@@ -24,7 +24,7 @@ from .type import (
     Value,
     sharded,
 )
-from .walks import Names, base, types, uses, values, walk
+from .walk import Names, base, types, uses, values, walk
 
 __all__ = [
     "DATA_DIMS",

@@ -5,12 +5,12 @@ from fnmatch import fnmatchcase
 
 from attrs import Factory, evolve, frozen
 
-from ..names import Stored
+from ..config.hf_names import Stored
+from ..config.settings import Cluster, Flow, Pipelining, Train
 from ..schedules.actions import Schedule
-from ..settings import Cluster, Flow, Pipelining, Train
-from ..source import Span
+from ..syntax.source import Span
 from .regions import Region, written_at
-from .type import INVARIANT, Placement, Places, Type
+from .types import INVARIANT, Placement, Places, Type
 
 STATES = ("parameters", "gradients", "optimizer")
 """What ranks may share out of a parameter's state."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from ..source import Span
-from .type import Attr, Value
+from ..syntax.source import Span
+from .types import Attr, Value
 
 
 def _line(span: Span) -> tuple[str, int]:

@@ -3,17 +3,17 @@
 from . import (
     algebra,
     attention,
+    concat,
     dropout,
     embedding,
     fused,
-    head,
-    join,
+    fused_loss,
+    fused_parallel_loss,
     loss,
     norm,
-    parts,
     pointwise,
     reduce,
-    rejoined,
+    rescaled_loss,
     step,
     user,
 )
@@ -21,7 +21,21 @@ from .protocol import Attribute, Builder, OpDef, Operand, TypingError
 
 _NAMED = (
     entry
-    for family in (algebra, attention, dropout, embedding, head, join, loss, norm, parts, reduce, rejoined, step, user)
+    for family in (
+        algebra,
+        attention,
+        dropout,
+        embedding,
+        fused_loss,
+        concat,
+        loss,
+        norm,
+        fused_parallel_loss,
+        reduce,
+        rescaled_loss,
+        step,
+        user,
+    )
     for entry in vars(family).values()
     if isinstance(entry, OpDef)
 )

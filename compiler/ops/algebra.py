@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..ir import FLOATS, Op, Type
 from .pointwise import same
 from .protocol import ALL, Attribute, Builder, OpDef, Shape, TypingError, missing, takes
-from .saved import Local, Saved, factors
+from .saved_tensors import Local, Saved, factors
 
 
 def _same_numbers(types: Sequence[Type], op: Op) -> None:

@@ -12,7 +12,7 @@ from ..ir import Op, Placement, Program, Type
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved import Local, Saved
+from .saved_tensors import Local, Saved
 
 SEQUENCE = "seq"
 

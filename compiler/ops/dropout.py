@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..ir import Op, Type
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved import Local, Saved
+from .saved_tensors import Local, Saved
 
 DRAWS = Operand("draws", given="draws", implied=True)
 SITE = Attribute("site", kinds=(int,), implied=True)

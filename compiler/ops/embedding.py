@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..ir import ITEM_BYTES, Op, Type
 from .protocol import Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved import Local, Saved
+from .saved_tensors import Local, Saved
 
 
 def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:

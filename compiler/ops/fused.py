@@ -12,7 +12,7 @@ from .algebra import CONTRACT
 from .norm import EPS, LAYERNORM, RMSNORM, norm_dx_scratch, norm_scratch, weight_gradients
 from .pointwise import FUNCTIONS, same
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
-from .saved import Local, Saved, operands
+from .saved_tensors import Local, Saved, operands
 
 # ---- a sum and its norm
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved import Local, Saved
+from .saved_tensors import Local, Saved
 
 SMOOTHING = Attribute("smoothing", default=0.0)
 Z_LOSS = Attribute("z_loss", default=0.0)

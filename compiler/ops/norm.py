@@ -13,7 +13,7 @@ from .loss import wide
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, Shapes, TypingError, missing, takes
 from .reduce import OVER
-from .saved import Bytes, Local, Saved, no_bytes
+from .saved_tensors import Bytes, Local, Saved, no_bytes
 
 EPS = Attribute("eps")
 

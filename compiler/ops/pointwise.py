@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..ir import Op, Type
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, takes
-from .saved import Local, Saved, Saves, operand, result
+from .saved_tensors import Local, Saved, Saves, operand, result
 
 
 def same(types: Sequence[Type], op: Op) -> list[Shape]:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from attrs import frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
-from .saved import Bytes, Saves, Views, copied, no_bytes, nothing
+from .saved_tensors import Bytes, Saves, Views, copied, no_bytes, nothing
 
 
 class TypingError(Exception):

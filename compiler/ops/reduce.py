@@ -7,10 +7,10 @@ other rule.  Non-goals: softmax over a sharded dim.
 from collections.abc import Sequence
 
 from ..ir import REPLICATED, Op, Placement, Program, Type
-from ..placements import dual
+from ..ir.placements import dual
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved import result
+from .saved_tensors import result
 
 OVER = Attribute("over", dims="own")
 

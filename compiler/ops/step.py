@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
-from ..placements import Step, coercion_of, ends
+from ..ir.placements import Step, coercion_of, ends
 from .pointwise import same
 from .protocol import Attribute, OpDef, Shape, TypingError, takes
 

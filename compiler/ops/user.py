@@ -10,7 +10,7 @@ from math import isfinite
 
 from ..ir import FLOATS, Op, Type
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved import operands
+from .saved_tensors import operands
 
 LEAD = ".."
 """In dims of a signature: any dims, the same for all operands that have them."""

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator
 
 from attrs import evolve
 
+from ..analysis.verifier import check
+from ..frontend import resolve
+from ..frontend.validate import validate
 from ..ir import Program
-from ..source import Source
-from ..wellformed import check
+from ..syntax.source import Source
+from .bucket_params import fuse_buckets
 from .choose_layout import choose_layout
-from .cut_stages import cut_stages
 from .differentiate import differentiate
-from .factor_axes import factor_axes
 from .flatten_sums import flatten_sums
-from .fuse_buckets import fuse_buckets
 from .fuse_ops import fuse_ops
 from .insert_collectives import insert_collectives
+from .partition_stages import cut_stages
 from .place_stages import place_stages
 from .place_state import place_state
 from .propagate import propagate
-from .resolve import resolve
 from .schedule_pipeline import schedule_pipeline
-from .validate import validate
+from .split_axes import factor_axes
 
 Pass = Callable[[Program], Program]
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ..diagnostics import Diagnostic, PlanError
 from ..ir import (
     DATA_DIMS,
     REPLICATED,
@@ -32,10 +31,11 @@ from ..ir import (
     types,
     uses,
 )
+from ..ir.placements import OrderError, path
 from ..ops import OPS
 from ..ops.protocol import is_pending
-from ..placements import OrderError, path
-from ..source import Span
+from ..syntax.diagnostics import Diagnostic, PlanError
+from ..syntax.source import Span
 from .propagate import natural
 
 

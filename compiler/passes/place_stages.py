@@ -9,16 +9,16 @@ from math import inf
 
 from attrs import evolve
 
-from ..diagnostics import PlanError
+from ..analysis.memory import room
+from ..analysis.stage_schedule import demand_few, estimated, placements
+from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
-from ..memory import room
-from ..orders import demand_few, estimated, placements
-from ..schedules.holding import Room
-from ..schedules.impossible import Impossible
-from ..schedules.listing import fastest
-from ..schedules.progress import Task
-from ..settings import AUTO, ON, Size
-from .fuse_buckets import fuse_buckets
+from ..schedules.activation_memory import Room
+from ..schedules.errors import Impossible
+from ..schedules.list_scheduling import fastest
+from ..schedules.partial_schedule import Task
+from ..syntax.diagnostics import PlanError
+from .bucket_params import fuse_buckets
 from .schedule_pipeline import impossible, summed
 
 

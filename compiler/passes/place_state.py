@@ -8,7 +8,7 @@ A scope is where an op stands.  Before: `differentiate`.  Non-goals: joining red
 from attrs import evolve
 
 from ..ir import Names, Op, Program, Region, Stmt, Type, Value, Yield, types
-from ..placements import path
+from ..ir.placements import path
 
 
 def place_state(program: Program) -> Program:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from ..diagnostics import Diagnostics, Note
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, types
 from ..ops import OPS, OpDef
 from ..ops.attention import head_dims
 from ..ops.user import module_and_function
+from ..syntax.diagnostics import Diagnostics, Note
 
 
 def propagate(program: Program) -> Program:

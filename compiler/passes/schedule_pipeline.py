@@ -6,28 +6,15 @@ sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are 
 
 from attrs import evolve
 
-from ..amounts import counted
-from ..diagnostics import Diagnostic, Note, PlanError
-from ..ir import (
-    INVARIANT,
-    MICROBATCHES,
-    PARTIAL,
-    Attr,
-    Names,
-    Op,
-    Pipeline,
-    Program,
-    Region,
-    Stmt,
-    Value,
-    types,
-)
-from ..orders import estimated, rows
+from ..analysis.stage_schedule import estimated, rows
+from ..config.settings import ON
+from ..config.units import counted
+from ..ir import INVARIANT, MICROBATCHES, PARTIAL, Attr, Names, Op, Pipeline, Program, Region, Stmt, Value, types
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
-from ..schedules.impossible import Impossible
-from ..schedules.messages import with_messages
-from ..settings import ON
+from ..schedules.errors import Impossible
+from ..schedules.p2p import with_messages
+from ..syntax.diagnostics import Diagnostic, Note, PlanError
 
 
 def schedule_pipeline(program: Program) -> Program:

@@ -7,9 +7,9 @@ good (`simulate`).
 from collections.abc import Iterator
 
 from .actions import Action, Schedule, Work
-from .problem import Problem, circular, lacking, misplaced
-from .rendezvous import rendezvous
-from .waits import Cell, Stuck, in_order, made_by
+from .dependencies import Cell, Stuck, in_order, made_by
+from .p2p_matching import rendezvous
+from .violations import Problem, circular, lacking, misplaced
 
 PARTS = {Work.FORWARD: "F", Work.INPUT: "I", Work.WEIGHT: "W", Work.BACKWARD: "IW"}
 

@@ -10,7 +10,7 @@ from math import inf
 from attrs import frozen
 
 from .actions import Work
-from .progress import Move, Progress, Task
+from .partial_schedule import Move, Progress, Task
 
 
 @frozen

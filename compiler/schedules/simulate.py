@@ -7,8 +7,8 @@ better one (`listing`).
 from collections.abc import Iterator
 
 from .actions import Schedule
+from .dependencies import Step, Value, in_order
 from .timeline import Slot, Timeline, Times
-from .waits import Step, Value, in_order
 
 
 def simulate(schedule: Schedule, times: Times) -> Timeline:

@@ -5,7 +5,7 @@ a backward of the second.
 """
 
 from .actions import Row, Work
-from .impossible import Impossible
+from .errors import Impossible
 from .steps import Seat, Steps, numbered, woven
 
 F0: Steps = ((0, Work.FORWARD),)

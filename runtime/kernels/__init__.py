@@ -11,7 +11,7 @@ from .gates import GeluMul, SiluMul
 from .launching import Tile
 from .layer_norm import AddLayerNorm, LayerNorm
 from .linear_cross_entropy import LinearCrossEntropy
-from .linear_parts import LinearParts
+from .linear_softmax_stats import LinearParts
 from .rms_norm import AddRMSNorm, RMSNorm
 from .rope import Rope, RopePair
 

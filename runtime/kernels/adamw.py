@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import optimizers
-from ..optimizers import Part
+from ..state import optimizers
+from ..state.optimizers import Part
 from . import launching
 from .launching import Tile
 

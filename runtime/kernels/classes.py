@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..mesh import Axis
+from ..comm.mesh import Axis
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..functional import token_loss
-from ..mesh import Axis
+from ..comm.mesh import Axis
+from ..ops.functional import token_loss
 from .classes import Classes, classes_of
 from .launching import Tile, matrix, tile_for
 from .logits import Parts, add_parts, new_parts, put_gradient

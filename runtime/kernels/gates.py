@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
-from ..beside import beside
-from ..traced import distinct
+from ..comm.functional_collectives import distinct
+from ..ops.adjacent import beside
 from . import launching
 from .launching import Tile, blocks, matrix, padded, tile_for
 

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..deferred import put_off
-from ..functional import token_loss
+from ..ops.delayed_wgrad import put_off
+from ..ops.functional import token_loss
 from .classes import Classes, classes_of
 from .launching import Tile, tile_for
 from .logits import Parts, add_parts, new_parts, product, put_gradient, wide

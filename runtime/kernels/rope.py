@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
-from ..traced import distinct
+from ..comm.functional_collectives import distinct
 from . import launching
 from .launching import Tile, blocks, padded, tile_for
 

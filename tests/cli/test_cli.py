@@ -12,8 +12,8 @@ import pytest
 
 from scalec.compiler import cli, passes
 from scalec.compiler.cli.arguments import COMMANDS, Command
-from scalec.compiler.limits import MAX_BYTES
 from scalec.compiler.passes import STAGES
+from scalec.compiler.syntax.limits import MAX_BYTES
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 4 }
@@ -184,7 +184,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     status, out, _ = scalec("run", "tiny.scale", "-o", "x", "--", "--steps", "3", "--", "y")
     assert status == 0
-    torchrun = [sys.executable, "-m", "scalec.runtime.torchrun", "--standalone", "--nproc-per-node=4"]
+    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, "x/train.py", "--steps", "3", "--", "y"]]
     assert out.endswith("wrote x/train.py and x/plan.json\n")
 

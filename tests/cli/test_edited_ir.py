@@ -85,7 +85,7 @@ def test_what_the_checks_of_ir_do_not_find(capsys: pytest.CaptureFixture[str], m
     Path("tiny.scale").write_text(PLAN.replace("MESH", ""))
     cli.main(["ir", "tiny.scale", "--after", "resolve"])
     Path("edited.ir").write_text(capsys.readouterr().out)
-    monkeypatch.setattr("scalec.compiler.verify.verify", fail)
+    monkeypatch.setattr("scalec.compiler.proof.verify", fail)
     assert cli.main(["verify", "edited.ir"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error[E0706]: this IR text makes no program\n --> edited.ir\n")

@@ -14,24 +14,24 @@ from xml.etree import ElementTree
 import pytest
 
 from scalec.compiler import cli
-from scalec.compiler.drawing.colours import HUES, terminal_colour
-from scalec.compiler.drawing.figures import figures
-from scalec.compiler.drawing.formulas import FORMULAS, expected
-from scalec.compiler.drawing.html import html
-from scalec.compiler.drawing.picture import Picture, label, picture, ticks
-from scalec.compiler.drawing.svg import svg
-from scalec.compiler.drawing.terminal import GAP, drawing
-from scalec.compiler.drawing.trace import trace
-from scalec.compiler.orders import estimated
+from scalec.compiler.analysis.stage_schedule import estimated
 from scalec.compiler.passes import compile_plan
+from scalec.compiler.reports.schedule.colours import HUES, terminal_colour
+from scalec.compiler.reports.schedule.figures import figures
+from scalec.compiler.reports.schedule.formulas import FORMULAS, expected
+from scalec.compiler.reports.schedule.html import html
+from scalec.compiler.reports.schedule.picture import Picture, label, picture, ticks
+from scalec.compiler.reports.schedule.svg import svg
+from scalec.compiler.reports.schedule.terminal import GAP, drawing
+from scalec.compiler.reports.schedule.trace import trace
 from scalec.compiler.schedules.actions import Work
-from scalec.compiler.schedules.generate import SCHEDULES
-from scalec.compiler.schedules.impossible import Impossible
-from scalec.compiler.schedules.messages import with_messages
-from scalec.compiler.schedules.rows import read_csv
+from scalec.compiler.schedules.csv_file import read_csv
+from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.p2p import with_messages
+from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Slot, Times
-from scalec.compiler.source import Source
+from scalec.compiler.syntax.source import Source
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 4  wide = 8  layers = 4 }

@@ -4,7 +4,7 @@ import pytest
 
 from scalec.compiler.emit import emit
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.source import Source
+from scalec.compiler.syntax.source import Source
 
 PLAN = """
 model t(tokens[batch, seq], labels[batch, seq]) {{

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.emit import emit
-from scalec.compiler.limits import load
+from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.printer import print_ir
-from scalec.compiler.source import Source
-from scalec.compiler.verify import verify
+from scalec.compiler.proof import verify
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "plans" / "tiny_llama.scale"

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from oracle.plans import Case, plan_text
-from scalec.compiler.emit.known import known_by
+from helpers.oracle.plans import Case, plan_text
+from scalec.compiler.emit.model_hash import known_by
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.source import Source
+from scalec.compiler.syntax.source import Source
 
 PLAN = plan_text(Case())
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from emit.plans import PLANS, SMALL, compiled, with_imports
+from helpers.readback_plans import PLANS, SMALL, compiled, with_imports
 from scalec.compiler.emit.readback import check
 from scalec.compiler.ir import walk
 

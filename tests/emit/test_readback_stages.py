@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 
-from emit.plans import CHUNKS, FP16, LLAMA, SKIP, compiled, staged, with_imports
-from scalec.compiler.emit.program import train_py
+from helpers.readback_plans import CHUNKS, FP16, LLAMA, SKIP, compiled, staged, with_imports
 from scalec.compiler.emit.readback import check
+from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Program, walk
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.source import Source
+from scalec.compiler.syntax.source import Source
 
 SCHEDULES = (
     *("gpipe", "1f1b", CHUNKS, "breadth_first(chunks=2)", "zb_h1", "zb_h2", "interleaved_zero_bubble(chunks=2)"),

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.diagnostics import PlanError
-from scalec.compiler.limits import load
-from scalec.compiler.passes import compile_plan, resolve
-from scalec.compiler.passes.resolve.document import gather
+from scalec.compiler.frontend import resolve
+from scalec.compiler.frontend.load_plan import gather
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.limits import load
 
 PLANS = Path(__file__).parents[2] / "plans"
 TRAIN = """

@@ -1,7 +1,7 @@
 """The table of coercions: closed under duality, and what `path` makes of it.
 
-Non-goals: what each coercion does, and that its conjugate is its adjoint (`tests/verify/test_world.py`); the runtime's
-collectives (`tests/runtime`).
+Non-goals: what each coercion does, and that its conjugate is its adjoint (`proof/test_simulated_mesh.py`); the
+runtime's collectives (`runtime/comm`).
 """
 
 import pytest
@@ -9,12 +9,12 @@ from attrs import field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ir.frames import frame, placements
-from ir.parts import TRIALS, drawn, is_spread, spread
+from helpers.empty_programs import frame, placements
+from helpers.field_values import TRIALS, drawn, is_spread, spread
 from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Placement, Program, Type, sharded
-from scalec.compiler.placements import COERCIONS, DUAL, OrderError, Step, conjugate, dual, path
-from scalec.compiler.verify.field import Field
-from scalec.compiler.verify.world import World
+from scalec.compiler.ir.placements import COERCIONS, DUAL, OrderError, Step, conjugate, dual, path
+from scalec.compiler.proof.prime_field import Field
+from scalec.compiler.proof.simulated_mesh import World
 
 EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
 ENTRIES = [(EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d"))) for a, b in COERCIONS]

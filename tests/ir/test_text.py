@@ -1,6 +1,6 @@
 """The IR's text reads back as the same program at every stage, and `wellformed` refuses corrupted programs.
 
-Non-goals: what programs compute (`tests/verify`).
+Non-goals: what programs compute (`tests/proof`).
 """
 
 import re
@@ -13,16 +13,16 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ir.plan_table import DP_TP, PLANS
-from ir.plans import HEAD, MLP, START, Plan
-from scalec.compiler.diagnostics import PlanError
+from helpers.plan_table import DP_TP, PLANS
+from helpers.small_plans import HEAD, MLP, START, Plan
+from scalec.compiler.analysis.verifier import check
 from scalec.compiler.ir import Op, Program, Region, Stmt, Value
+from scalec.compiler.ir.parser import read_ir
+from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.ops import OPS
 from scalec.compiler.passes import STAGES, compile_plan, lower
-from scalec.compiler.printer import print_ir
-from scalec.compiler.reader import is_ir, read_ir
-from scalec.compiler.source import Source
-from scalec.compiler.wellformed import check
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.source import Source, is_ir
 from scalec.testing import plans
 
 AT_ALL_STAGES = [

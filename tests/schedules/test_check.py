@@ -11,13 +11,13 @@ from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from helpers.schedules.samples import gpipe, one_f_one_b, orders, parsed
 from scalec.compiler.schedules.actions import Action, Schedule, Work
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.messages import with_messages
+from scalec.compiler.schedules.dependencies import Value, made_by, needs
+from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
-from scalec.compiler.schedules.waits import Value, made_by, needs
-from schedules.made import gpipe, one_f_one_b, orders, parsed
 
 PICK = st.integers(0, 2**32)
 

@@ -11,11 +11,11 @@ from math import inf
 
 import pytest
 
-from scalec.compiler.schedules.holding import Keeps, Room, least
-from scalec.compiler.schedules.listing import listed
+from helpers.schedules.solver import optimum
+from scalec.compiler.schedules.activation_memory import Keeps, Room, least
+from scalec.compiler.schedules.list_scheduling import listed
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
-from schedules.solver import optimum
 
 Case = tuple[tuple[int, ...], int, Times, Room]
 

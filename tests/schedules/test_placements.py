@@ -7,12 +7,12 @@ import pytest
 from attrs import frozen
 
 from scalec.compiler.schedules.actions import Schedule
+from scalec.compiler.schedules.activation_memory import Room, high_water
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.generate import SCHEDULES, folded, looped
-from scalec.compiler.schedules.holding import Room, high_water
-from scalec.compiler.schedules.impossible import Impossible
-from scalec.compiler.schedules.listing import fastest
-from scalec.compiler.schedules.progress import Task
+from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.list_scheduling import fastest
+from scalec.compiler.schedules.partial_schedule import Task
+from scalec.compiler.schedules.registry import SCHEDULES, folded, looped
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.schedules.samples import durations, gpipe, one_f_one_b, orders, parsed
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.holding import Keeps, high_water
+from scalec.compiler.schedules.activation_memory import Keeps, high_water
+from scalec.compiler.schedules.dependencies import Stuck, made_by, needs
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
-from scalec.compiler.schedules.waits import Stuck, made_by, needs
-from schedules.made import durations, gpipe, one_f_one_b, orders, parsed
 
 
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])

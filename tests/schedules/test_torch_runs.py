@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as theirs
 
-from ranks import run_ranks
+from helpers.forked_ranks import run_ranks
 from scalec.compiler.schedules.actions import Schedule, Work
-from scalec.compiler.schedules.generate import SCHEDULES, folded
-from scalec.compiler.schedules.holding import Room
-from scalec.compiler.schedules.listing import listed
-from scalec.compiler.schedules.messages import with_messages
-from scalec.compiler.schedules.rows import csv
+from scalec.compiler.schedules.activation_memory import Room
+from scalec.compiler.schedules.csv_file import csv
+from scalec.compiler.schedules.list_scheduling import listed
+from scalec.compiler.schedules.p2p import with_messages
+from scalec.compiler.schedules.registry import SCHEDULES, folded
 from scalec.compiler.schedules.timeline import Times
 
 ROWS, WIDTH = 2, 4

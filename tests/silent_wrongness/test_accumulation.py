@@ -6,7 +6,7 @@ show, it is done once too, in the seed of every microbatch's backward.
 
 import pytest
 
-from silent_wrongness.levels import Defect, parameters, results_of
+from helpers.planted_defects import Defect, parameters, results_of
 
 GRADIENT = "f64[vocab@tp, hidden]{dp: P}"
 SEED = "share.1: f64[]{dp: R} = coerce(share) <axes=[dp], from=I, to=R>"

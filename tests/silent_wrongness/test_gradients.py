@@ -8,16 +8,15 @@ inferred, where only values tell.
 import pytest
 from attrs import evolve
 
-from ir.plan_table import PLANS
-from ir.plans import Plan
-from scalec.compiler import placements
-from scalec.compiler.ir import INVARIANT, Kind, Op, walk
+from helpers.plan_table import PLANS
+from helpers.planted_defects import TEXTS, Defect, lowered, parameters, refusal, results_of, wrong
+from helpers.small_plans import Plan
+from scalec.compiler.ir import INVARIANT, Kind, Op, placements, walk
 from scalec.compiler.ops import OPS, TypingError
 from scalec.compiler.ops.protocol import no_dims
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.source import Source
-from scalec.compiler.verify.mutants.edits import instead, replaced
-from silent_wrongness.levels import TEXTS, Defect, lowered, parameters, refusal, results_of, wrong
+from scalec.compiler.proof.mutants.edits import instead, replaced
+from scalec.compiler.syntax.source import Source
 
 NORMS = "g_dp_tp.1: f64[flat_dp_tp] = coerce(g_dp_tp) <axes=[dp, tp], from=P, to=I>"
 REDUCED = 'all_reduce_(gradients["dp_tp"], dp_tp)'

@@ -6,8 +6,8 @@ Attention over a sharded sequence waits; the rest of a model over it does not.
 import pytest
 from attrs import evolve
 
-from ir.plan_table import PLANS
-from silent_wrongness.levels import LABELS, TEXTS, Defect, parameters, refusal, results_of
+from helpers.plan_table import PLANS
+from helpers.planted_defects import LABELS, TEXTS, Defect, parameters, refusal, results_of
 
 SEQUENCE = "batch and sequence"  # dp 2 × cp 2
 SHARE = 'share: f64[] = reciprocal(count.1) <dtype="f64">'

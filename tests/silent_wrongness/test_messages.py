@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from late import Link
-from ranks import run_ranks
+from helpers.forked_ranks import run_ranks
+from helpers.late_process_group import Link
+from helpers.staged_model import SHARE, Model, data, pipeline, schedules, whole
 from scalec.compiler.schedules.actions import Schedule
-from scalec.runtime import Axis, Carried, Mesh, messages
-from scalec.runtime.messages import Slot
-from staged import SHARE, Model, data, pipeline, schedules, whole
+from scalec.runtime import Axis, Carried, Mesh
+from scalec.runtime.comm import p2p
+from scalec.runtime.comm.p2p import Slot
 
 Gradients = dict[str, Tensor]
 
@@ -41,16 +42,16 @@ def _step(schedule: Schedule, kind: type[Mesh], plant: Callable[[], None] | None
 
 def _received_into_one_memory() -> None:
     """What a stage receives lies where the microbatch before it lay."""
-    received, memory = messages.received, dict[Carried, Tensor]()
+    received, memory = p2p.received, dict[Carried, Tensor]()
 
-    def reusing(slot: Slot, axis: Axis, peer: int, carried: Any, device: torch.device) -> messages.Message:
+    def reusing(slot: Slot, axis: Axis, peer: int, carried: Any, device: torch.device) -> p2p.Message:
         made = received(slot, axis, peer, carried, device)
         fresh = made.ready
 
         def ready() -> tuple[Tensor, ...]:
             return tuple(memory.setdefault(each, new) for each, new in zip(carried, fresh(), strict=True))
 
-        return messages.Message(ready, made.call, peer, made.under_way)
+        return p2p.Message(ready, made.call, peer, made.under_way)
 
     _replaced("received", reusing)
 
@@ -59,18 +60,18 @@ def _sent_from_one_memory() -> None:
     """What a stage sends lies where the microbatch before it lay, whose message may be under way."""
     memory = dict[tuple[int, torch.dtype], Tensor]()
 
-    def reusing(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> messages.Message:
+    def reusing(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> p2p.Message:
         def ready() -> tuple[Tensor, ...]:
             values = [x.contiguous() for x in slot.take()]
             return tuple(memory.setdefault((at, x.dtype), x.clone()).copy_(x) for at, x in enumerate(values))
 
-        return messages.Message(ready, axis.group.send, peer, under_way)
+        return p2p.Message(ready, axis.group.send, peer, under_way)
 
     _replaced("sent", reusing)
 
 
 def _replaced(name: str, function: Any) -> None:
-    from scalec.runtime import pipeline as rows
+    from scalec.runtime.pipeline import executor as rows
 
     setattr(rows, name, function)
 

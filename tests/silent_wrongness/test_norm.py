@@ -1,6 +1,6 @@
 """The gradient's norm, clipping by it, and the decision to update at all: rows 6 to 9, 29 and 33."""
 
-from silent_wrongness.levels import Defect, parameters
+from helpers.planted_defects import Defect, parameters
 
 REDUCED = 'squares = all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)'
 WHOLE = "squares.2: f64[] = sum_squares(g_dp_tp.1)"

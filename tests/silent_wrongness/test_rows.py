@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from silent_wrongness.levels import TEXTS, edited, refusal
+from helpers.planted_defects import TEXTS, edited, refusal
 
 ROWS = range(1, 35)
 WAITS = {12: "experts", 19: "experts"}

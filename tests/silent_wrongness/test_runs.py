@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle import harness, reference
-from oracle.plans import Case
-from scalec.runtime import collectives, flat, parameters
-from silent_wrongness.levels import Defect
-from silent_wrongness.runs import first_step, planted, record, right_step, sanitizer, wrong_gradients
+from helpers.oracle import harness, reference
+from helpers.oracle.plans import Case
+from helpers.planted_defects import Defect
+from helpers.planted_runs import first_step, planted, record, right_step, sanitizer, wrong_gradients
+from scalec.runtime.comm import collectives
+from scalec.runtime.state import flat_param, parameters
 
 SEED = "(part * share).backward()"
 
@@ -119,7 +120,7 @@ def test_row_30_initial_values_that_depend_on_the_sharding(tmp_path: Path, monke
     def first(values: Tensor, spec: parameters.Spec, *rest: Any) -> None:
         parameters.initialise(values, replace(spec, split={}), *rest)
 
-    monkeypatch.setattr(flat, "initialise", first)
+    monkeypatch.setattr(flat_param, "initialise", first)
     assert {"wte", "layers.0.wq"} < _differing(right, harness.initial(Case(tp=2), two, seed=5))
 
 

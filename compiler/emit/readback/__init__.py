@@ -7,7 +7,7 @@ Non-goals: whether the IR is right (`wellformed`, `verify`), comments, docstring
 import ast
 
 from ...ir import Program
-from .file import File
+from .module import File
 
 
 def check(text: str, program: Program) -> int:

@@ -6,8 +6,8 @@ Non-goals: which parameter a weight is, and what `forward` does (`forward`).
 import ast
 
 from ...ir import Attr
+from .ast_matching import Names, axes_of, demand, demand_header, demand_same, literal, statements, wrong
 from .classes import Attribute, Class, Modules, Weight
-from .text import Names, axes_of, demand, demand_header, demand_same, literal, statements, wrong
 from .values import Axes, Table
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import define
 
 from ...ir import Attr, Program, Type
-from .text import Names, Ops, demand, dotted, number, terms, wrong
+from .ast_matching import Names, Ops, demand, dotted, number, terms, wrong
 from .values import Axes, Buffers, Flats, Local, Seen, local
 
 

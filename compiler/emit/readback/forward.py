@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...ir import INVARIANT, REPLICATED, Arg, Enter, Leave, Op, Region, uses
+from ...ir.placements import ends
 from ...ops.dropout import are_draws
-from ...placements import ends
+from .ast_matching import Names, Ops, demand, statements, targets, wrong
+from .bucket_moves import Turn
 from .calls import VIEWS, coerced, readers
 from .classes import Model, Modules, Place
 from .expressions import Expressions
+from .loop_hooks import check_moves
 from .loops import Loop
-from .moves import check_moves
 from .parameters import weights
-from .text import Names, Ops, demand, statements, targets, wrong
-from .turns import Turn
 from .values import Axes, Buffers, Local, Seen, Table
 
 

@@ -5,8 +5,8 @@ Non-goals: what it calls these functions with (`calls`).
 
 import ast
 
+from ...analysis.kernel_tiles import KERNELS, OTHERS, Used, kernels_of
 from ...ir import Program
-from ...kernels import KERNELS, OTHERS, Used, kernels_of
 
 NAMES = frozenset({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
 """The names that a program may import of the kernels."""

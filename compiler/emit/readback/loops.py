@@ -8,8 +8,8 @@ import re
 
 from attrs import frozen
 
+from .ast_matching import demand, demand_same, targets, wrong
 from .expressions import Expressions
-from .text import demand, demand_same, targets, wrong
 
 
 @frozen

@@ -7,8 +7,8 @@ import ast
 from math import prod
 
 from ...ir import Param, Program
+from .ast_matching import demand, demand_same, wrong
 from .classes import Class, Model, Place, Weight
-from .text import demand, demand_same, wrong
 from .values import Groups, Local
 
 

@@ -9,14 +9,14 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import cast
 
+from ...analysis.bucket_layout import shard_axes
+from ...analysis.kernel_tiles import accumulates, optimizer_tile
+from ...analysis.memory import account, accounts
+from ...analysis.param_uses import products
+from ...config.settings import ON
 from ...ir import Bucket, Op, Program, Type, base, walk
-from ...kernels import accumulates, optimizer_tile
-from ...layout import shard_axes
-from ...leaves import products
-from ...memory import account, accounts
-from ...ops.logits import class_dims
-from ...settings import ON
-from .text import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
+from ...ops.chunked_logits import class_dims
+from .ast_matching import DTYPES, Names, demand, demand_same, keywords, literal, statements, targets, wrong
 from .values import blocks
 
 

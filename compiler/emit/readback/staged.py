@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from ...ir import Enter, Pipeline, Region
-from ...stages import groups, is_free, stages
+from ...ir.stages import groups, is_free, stages
+from .ast_matching import demand, demand_same, same, targets, wrong
 from .classes import Model, Modules, Place
 from .forward import Forward
-from .held import condition
 from .loops import Loop
-from .text import demand, demand_same, same, targets, wrong
+from .stage_params import condition
 from .values import Entering, Seen, Stage
 
 

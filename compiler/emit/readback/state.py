@@ -10,10 +10,10 @@ from itertools import groupby
 
 from attrs import Factory, define, frozen
 
+from ...analysis.bucket_layout import shard_axes
 from ...ir import REPLICATED, Attr, Bucket, Kind, Op, Program, sharded, walk
-from ...layout import shard_axes
-from ...placements import ends
-from .text import Ops, demand
+from ...ir.placements import ends
+from .ast_matching import Ops, demand
 from .values import blocks
 
 

@@ -6,13 +6,13 @@ Purpose: what is counted, reduced and updated, over which axes and in which orde
 import ast
 from collections.abc import Iterator
 
+from ...analysis.param_uses import leaves
 from ...ir import INVARIANT, Op, Program, Region, Type, base, walk
-from ...leaves import leaves
-from ...placements import coercion_of, ends
-from .marks import FLATS, MESH, REDUCTIONS, Mark, Seen, Zero
-from .scope import Scope
+from ...ir.placements import coercion_of, ends
+from .ast_matching import Names, Ops, demand, demand_same, keywords, statements, targets, wrong
 from .state import State
-from .text import Names, Ops, demand, demand_same, keywords, statements, targets, wrong
+from .step_expressions import Scope
+from .step_values import FLATS, MESH, REDUCTIONS, Mark, Seen, Zero
 from .values import blocks, needed
 
 INPUTS = ("tokens", "labels", "documents", "draws")

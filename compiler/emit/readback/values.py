@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from ...ir import MAXIMUM, Attr, Kind, Op, Placement, Program, Region, Type, sharded, walk
-from ...placements import COERCIONS
+from ...ir.placements import COERCIONS
 
 Groups = tuple[tuple[str, ...], ...]
 """For each dim of a tensor the named dims that are joined in it."""

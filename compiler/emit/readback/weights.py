@@ -5,9 +5,9 @@ Non-goals: the other settings.
 
 from math import prod
 
+from ...config.hf_names import Stored
 from ...ir import Param, Program, base, walk
-from ...names import Stored
-from .text import DTYPES
+from .ast_matching import DTYPES
 
 
 def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ Before: `insert_collectives`.  Non-goals: how leaves are made and their gradient
 
 from attrs import evolve
 
-from ...again import check
+from ...analysis.recompute import check
 from ...ir import Program
 from .step import TrainingStep
 

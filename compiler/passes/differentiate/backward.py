@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...again import is_made_again, runs_again, turns_again
+from ...analysis.recompute import is_made_again, runs_again, turns_again
 from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield
+from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS
-from ...ops.saved import Local
-from ...placements import Step, conjugate, dual_type, ends
-from ...source import Span
-from .writer import Book, Writer
+from ...ops.saved_tensors import Local
+from ...syntax.source import Span
+from .builder import Book, Writer
 
 
 def gradient_name(name: str) -> str:

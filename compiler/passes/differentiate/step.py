@@ -20,9 +20,9 @@ from ...ir import (
     Yield,
     base,
 )
-from ...placements import Step
+from ...ir.placements import Step
 from .backward import Backward
-from .writer import Book, Writer
+from .builder import Book, Writer
 
 
 class TrainingStep(Writer):

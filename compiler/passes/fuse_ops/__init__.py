@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from attrs import evolve
 
+from ...config.settings import TRITON
 from ...ir import Program, Region, Stmt
-from ...settings import TRITON
+from .context import Known
+from .fused_linear import products
 from .gates import gates
-from .head import heads
-from .known import Known
+from .loss import heads
 from .norms import norms
-from .products import products
 from .ropes import ropes
 
 Pattern = Callable[[tuple[Stmt, ...], Known], tuple[Stmt, ...]]

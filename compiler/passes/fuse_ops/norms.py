@@ -4,7 +4,7 @@ from attrs import evolve
 
 from ...ir import Op, Stmt
 from ...ops.fused import NORMS
-from .known import Known, replaced
+from .context import Known, replaced
 
 
 def norms(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:

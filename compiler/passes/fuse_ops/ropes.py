@@ -2,7 +2,7 @@
 
 from ...ir import Op, Stmt
 from ...ops.attention import ROPE, ROPE_PAIR
-from .known import Known, replaced
+from .context import Known, replaced
 
 
 def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
-from ...traced import distinct
+from ...comm.functional_collectives import distinct
 from .. import launching
 from ..launching import Tile
 from .layouts import across, padded, sizes, strides, unit

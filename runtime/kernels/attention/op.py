@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ... import functional
-from ...mesh import Axis
+from ...comm.mesh import Axis
+from ...ops import functional
 from .. import launching
 from .backend import backend
 from .function import attend

@@ -4,7 +4,7 @@ Purpose: the table of readers, in the families of `ops`.  Non-goals: expressions
 """
 
 from ....ir import Program
-from ....placements import COERCIONS
+from ....ir.placements import COERCIONS
 from ..expressions import Reader, ViewReader
 from . import algebra, attention, dropout, embedding, fused, head, join, loss, norm, pointwise, reduce, user, views
 from .coercions import coerced, coercion

@@ -2,8 +2,8 @@
 
 import ast
 
+from ..ast_matching import demand, keywords
 from ..expressions import Expressions
-from ..text import demand, keywords
 from ..values import Local
 
 

@@ -5,8 +5,8 @@ import ast
 from attrs import evolve
 
 from ....ir import Attr
+from ..ast_matching import DTYPES, demand, keywords, literal, wrong
 from ..expressions import Expressions
-from ..text import DTYPES, demand, keywords, literal, wrong
 from ..values import Local, Table
 
 

@@ -3,9 +3,9 @@
 import ast
 
 from ....ir import Attr, Op
-from ....placements import coercion_of
+from ....ir.placements import coercion_of
+from ..ast_matching import demand, literal, wrong
 from ..expressions import Expressions, Reader
-from ..text import demand, literal, wrong
 from ..values import Local, ends_of
 
 

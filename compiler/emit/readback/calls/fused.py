@@ -4,8 +4,8 @@ import ast
 from typing import cast
 
 from ....ir import Attr
+from ..ast_matching import demand, keywords, literal, real
 from ..expressions import Expressions, Reader
-from ..text import demand, keywords, literal, real
 from ..values import Local, Seen
 from .algebra import contracted
 from .pointwise import attribute

@@ -3,8 +3,8 @@
 import ast
 
 from ....ir import Attr, Kind
+from ..ast_matching import demand, literal
 from ..expressions import Expressions
-from ..text import demand, literal
 from ..values import Local, Seen
 from .loss import split_numbers
 from .vocabulary import classes, classes_named

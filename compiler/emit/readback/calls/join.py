@@ -3,8 +3,8 @@
 import ast
 
 from ....ir import walk
+from ..ast_matching import demand, keywords, literal, wrong
 from ..expressions import Expressions
-from ..text import demand, keywords, literal, wrong
 from ..values import Local, Seen
 
 

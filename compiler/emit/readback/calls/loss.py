@@ -3,8 +3,8 @@
 import ast
 
 from ....ir import Attr
+from ..ast_matching import demand, keywords, real, wrong
 from ..expressions import Expressions
-from ..text import demand, keywords, real, wrong
 from ..values import Local
 from .vocabulary import classes
 

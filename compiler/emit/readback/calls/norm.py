@@ -2,8 +2,8 @@
 
 import ast
 
+from ..ast_matching import demand, keywords, real
 from ..expressions import Expressions, Reader
-from ..text import demand, keywords, real
 from ..values import Local
 
 

@@ -3,8 +3,8 @@
 import ast
 
 from ....ir import Attr
+from ..ast_matching import demand, literal, wrong
 from ..expressions import Expressions, Reader
-from ..text import demand, literal, wrong
 from ..values import Local
 
 

@@ -4,8 +4,8 @@ import ast
 from math import prod
 from typing import cast
 
+from ..ast_matching import demand, keywords, literal
 from ..expressions import Expressions, Reader
-from ..text import demand, keywords, literal
 from ..values import Local
 
 

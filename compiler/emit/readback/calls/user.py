@@ -2,10 +2,10 @@
 
 import ast
 
-from ....certificate import trusted
+from ....analysis.certificate import trusted
 from ....ir import Program, walk
+from ..ast_matching import keywords, number, wrong
 from ..expressions import Expressions, Reader
-from ..text import keywords, number, wrong
 from ..values import Seen
 
 

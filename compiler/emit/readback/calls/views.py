@@ -2,8 +2,8 @@
 
 import ast
 
+from ..ast_matching import demand, literal, wrong
 from ..expressions import Expressions
-from ..text import demand, literal, wrong
 from ..values import Local
 
 

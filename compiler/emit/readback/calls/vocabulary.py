@@ -2,8 +2,8 @@
 
 import ast
 
+from ..ast_matching import demand, keywords, literal
 from ..expressions import Expressions
-from ..text import demand, keywords, literal
 from ..values import Local
 
 

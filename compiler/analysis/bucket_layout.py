@@ -1,0 +1,60 @@
+"""Where parameters lie in a flat bucket: one behind the other, and where ranks share it out, cut between rows.
+
+Purpose: equal shards, each of whole rows of its tensors, so that every piece of every tensor is a box.  A tensor begins
+at a multiple of its row's length, and a shard is a multiple of all of them, so that a cut falls between rows.
+Non-goals: which parameters share a bucket (`passes.fuse_buckets`).  The runtime lays out its memory by the same rule.
+"""
+
+from math import lcm, prod
+
+from attrs import frozen
+
+from ..ir import Bucket, Param, Program
+
+
+@frozen
+class Layout:
+    """Where each parameter of a bucket begins, and the size of the whole, on a rank; in elements."""
+
+    starts: tuple[int, ...]
+    size: int
+
+
+def shard_axes(program: Program, bucket: Bucket) -> tuple[str, ...]:
+    """The axes whose ranks share out the bucket, in mesh order; not those that its parameters lie over themselves."""
+    first = next(param for param in program.params if param.name in bucket.params)
+    return tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in dict(first.type.places))
+
+
+def layout(program: Program, params: tuple[str, ...], shards: int, turns: int = 0) -> Layout:
+    """The layout of parameters in `shards` parts, or of one turn's slices of them, where `turns` dims are stacked."""
+    of = {param.name: param for param in program.params}
+    starts: list[int] = []
+    end = 0
+    for param in (of[name] for name in params):
+        row = row_length(program, param) if shards > 1 else 1
+        starts.append(-(-end // row) * row)
+        end = starts[-1] + program.elements(param.type) // prod(map(program.size, param.type.dims[:turns]))
+    if shards == 1:
+        return Layout(tuple(starts), end)
+    unit = lcm(*(row_length(program, of[name]) for name in params))
+    return Layout(tuple(starts), -(-end // (shards * unit)) * shards * unit)
+
+
+def layout_of(program: Program, bucket: Bucket) -> Layout:
+    """The layout of a bucket, or of each of its turns."""
+    return layout(program, bucket.params, program.degree(shard_axes(program, bucket)), len(bucket.turns))
+
+
+def row_length(program: Program, param: Param) -> int:
+    """The elements in one row of a parameter as it is stored: of one index of its first dim, repeats apart."""
+    own = param.type.dims[param.stacked :]
+    inner = own[-param.inner :] if stored_as_matrix(param) else own[1:]
+    return prod(program.local_size(param.type, dim) for dim in inner)
+
+
+def stored_as_matrix(param: Param) -> bool:
+    """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is joined with."""
+    dims = param.type.dims
+    leading = (dims[param.stacked], dims[-param.inner])
+    return bool(param.inner) and all(place.dim in leading for _, place in param.type.places)

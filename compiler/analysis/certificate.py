@@ -1,0 +1,154 @@
+"""What was shown of a step's values, and the words for it: no more than that.
+
+Purpose: one text for the command line, `plan.json` and the header of `train.py`.
+Non-goals: showing it (`verify`).
+"""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..config.units import counted
+from ..ir import Program, walk
+
+Mesh = dict[str, int]
+
+
+@frozen
+class Proof:
+    """The sharded step equals the single device's on each of `meshes`: all its results, on every rank.
+
+    against  what the single-device step was made from, a plan or IR text: "the model before any placement", or what
+             there is of it in IR text of a later stage
+    bound    the logarithm to base 2 of the probability that a step that is not equal passes
+    gradients, parameters  how many of each were compared, beside loss, norm and count
+    ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning
+    trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
+    stages   the axis of a pipeline's stages, whose rows were run
+    """
+
+    against: str
+    meshes: tuple[Mesh, ...]
+    prime: int
+    trials: int
+    bound: int
+    gradients: int
+    parameters: int
+    ops: int
+    kinds: int
+    trusted: tuple[str, ...] = ()
+    stages: str = ""
+
+    def results(self) -> str:
+        """What was compared."""
+        both = f"{counted(self.gradients, 'gradient')} and {counted(self.parameters, 'updated parameter')}"
+        return f"loss, gradient norm, count of labels, {both}"
+
+    def where(self) -> str:
+        """The meshes on which it was evaluated."""
+        return " and ".join(mesh_words(mesh) for mesh in self.meshes)
+
+    def rows(self) -> str:
+        """How a pipeline was evaluated; "" without one."""
+        if not self.stages:
+            return ""
+        ranks = " and ".join(dict.fromkeys(str(mesh[self.stages]) for mesh in self.meshes))
+        return f"the rows of {ranks} ranks of {self.stages} run action by action, their messages first in, first out"
+
+    def field(self) -> str:
+        """How it was evaluated, and how sure that is."""
+        return f"integers modulo {self.prime}, {counted(self.trials, 'trial')}, error below 2^{self.bound}"
+
+    def summary(self) -> str:
+        """One line."""
+        both = f"loss, {counted(self.gradients, 'gradient')} and {counted(self.parameters, 'update')}"
+        return f"the step is that of a single device: {both} equal on {self.where()}, error below 2^{self.bound}"
+
+    def lines(self) -> str:
+        """All of it, in a few lines."""
+        rows = {
+            "results": self.results(),
+            "against": f"the step on one device of {self.against}",
+            "meshes": f"{self.where()}, at small sizes",
+            "field": self.field(),
+            "ops": f"{self.ops} in the IR, of {self.kinds} kinds, each with a field meaning",
+        }
+        if self.stages:
+            rows["stages"] = self.rows()
+        if self.trusted:
+            rows["trusted"] = f"taken at their word: {', '.join(self.trusted)}"
+        return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
+
+
+def mesh_words(mesh: Mesh) -> str:
+    """For instance `dp 2 × tp 3`."""
+    return " × ".join(f"{name} {size}" for name, size in mesh.items()) or "one rank"
+
+
+def trusted(program: Program) -> tuple[str, ...]:
+    """The user's own functions that a program calls, each as module:function."""
+    return tuple(sorted({str(op.get("function")) for op in walk(program.region.body) if op.kind == "call"}))
+
+
+def trust_words(functions: Sequence[str]) -> str:
+    """What of such functions is not shown; "" where there are none."""
+    if not functions:
+        return ""
+    return (
+        f"Taken at their word: {', '.join(functions)}, from the plan's own modules beside this file.  Not shown: what"
+        " they compute, and that they work along the dims that the plan says; scalec.testing.assert_op tests that."
+    )
+
+
+NOT_EVALUATED = "not evaluated: compiled with --no-verify"
+
+RUN_TIME = (
+    "not run by the compiler; scalec's tests run such programs on gloo against plain torch, and"
+    " `SCALEC_RECORD=1` with `scalec verify --recorded` holds a run's collectives to this account"
+)
+
+
+def certificate(proof: Proof | None, matched: int, functions: Sequence[str]) -> dict[str, object]:
+    """The certificate of `plan.json`; `matched` ops were matched by the read-back, `functions` are the user's own."""
+    return {
+        "placements": "every op type-checked after every pass",
+        "values": _values(proof) if proof else NOT_EVALUATED,
+        "emission": f"train.py read back, {matched} ops matched to the IR",
+        "run_time": RUN_TIME,
+        **({"taken_at_their_word": list(functions)} if functions else {}),
+    }
+
+
+FULL_ROWS = "those of this plan are checked to be complete, in order and free of deadlock, not run"
+"""What is shown of rows at full size."""
+
+
+def _values(proof: Proof) -> dict[str, object]:
+    return {
+        "claim": f"the IR's step evaluated equal to the single-device step of {proof.against}, without tolerance",
+        **({"stages": f"{proof.rows()}; {FULL_ROWS}"} if proof.stages else {}),
+        "results": proof.results(),
+        "meshes": list(proof.meshes),
+        "prime": proof.prime,
+        "trials": proof.trials,
+        "error": f"below 2^{proof.bound}",
+        "ops": proof.ops,
+        "kinds_of_ops": proof.kinds,
+        "not_covered": "rounding, kernels, the network, sizes other than those of the meshes",
+    }
+
+
+def header(proof: Proof | None) -> str:
+    """The sentences of `train.py`'s docstring."""
+    if not proof:
+        return (
+            "Shown: this file matches the IR, op for op.  Not shown: that the step's values are those of a single"
+            " device, for it was compiled with --no-verify."
+        )
+    rows = f", {proof.rows()} ({FULL_ROWS})" if proof.stages else ""
+    return (
+        f"Shown: the IR's step evaluated equal to the single-device step of {proof.against} ({proof.results()};"
+        f" on {proof.where()} at small sizes, in {proof.field()}){rows}, and this file matches the IR, op for op.  Not"
+        " shown: rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program"
+        " by SCALEC_RECORD=1 and SCALEC_SANITIZE=1."
+    )

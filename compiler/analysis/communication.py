@@ -1,0 +1,259 @@
+"""What a program's step communicates and how many parameters it has, read off the IR.
+
+Purpose: one list of collectives, for the user, for `plan.json` and for the test that holds a recorded run against it.
+Of a pipeline there is one for each rank of its axis, with the messages to other stages.
+Non-goals: time and memory; in which order a pipeline's rank does what its stages do (its row says so).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby
+from math import prod
+
+from attrs import evolve
+
+from ..ir import MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, Type, base, types, walk
+from ..ir.placements import coercion_of, ends
+from ..ir.stages import crossing, has, stages
+from ..schedules.actions import Work
+from .bucket_comms import chunk_moves
+from .collective import Collective, Use, Where
+from .local_program import of_rank, of_stage, with_chunks
+from .stage_buckets import Chunk, chunks, needed
+
+
+def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
+    """Everything that a rank communicates in one step, in the order in which it begins; messages behind their stage's.
+
+    `program` has been differentiated.  `rank` is that along the pipeline's axis, if there is one.
+    """
+    assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
+    if not program.pipeline:
+        return tuple(_Account(program, types(program)).within(program.region, (), "step"))
+    return tuple(_of_rank(program, program.pipeline, rank))
+
+
+def evaluation(program: Program, rank: int = 0) -> tuple[Collective, ...]:
+    """What `eval_step` communicates: the forward of the same step, and the sums of count and loss."""
+    sums = {base(program.region.yields[0].name), base(program.region.yields[2].name)}
+    before = {"all_gather"}  # of parameters
+    return tuple(
+        c
+        for c in collectives(program, rank)
+        if c.where == "forward" or (c.where == "step" and (base(c.value) in sums or c.op in before))
+    )
+
+
+def places(program: Program) -> range:
+    """The ranks along the pipeline's axis, or the one that stands for all."""
+    return range(program.axis(program.pipeline.axis).size if program.pipeline else 1)
+
+
+def parameter_count(program: Program) -> int:
+    """The number of parameters of the model, over all ranks, padding left out."""
+    return sum(prod(program.valid(dim) for dim in param.type.dims) for param in program.params)
+
+
+def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
+    """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
+    account, moves = _Account(of_rank(program, rank), types(program)), _ChunkMoves(program, pipeline, rank)
+    for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
+        if is_row:
+            yield from moves.gathers()
+            yield from chain.from_iterable(_of_stage(program, pipeline, stage) for stage in has(pipeline, rank))
+            yield from moves.reductions()
+        else:
+            rest = tuple(stmt for stmt in body if stmt not in moves.ops)
+            found = account.within(evolve(program.region, body=rest), (), "step")
+            yield from (evolve(each, rank=rank) for each in found if not each.among or rank in each.among)
+
+
+class _ChunkMoves:
+    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once."""
+
+    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
+        assert pipeline.schedule, "account: a pipeline without rows"
+        self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
+        self._chunks = chunks(program, rank)
+        self._account = _Account(program, types(program))
+        self.ops = [op for op in chunk_moves(program) if coercion_of(op).collective]
+
+    def gathers(self) -> Iterator[Collective]:
+        """In the order in which stages begin; of those buckets together that the step gathers over the same axes."""
+        gathers = [op for op in self.ops if ends(op)[0].kind is Kind.SHARDED]
+        for _, run in groupby(gathers, key=lambda op: op.names("axes")):
+            for chunk, op in sorted(self._pairs(run), key=_stages):
+                yield self._moved(chunk, op)
+
+    def reductions(self) -> Iterator[Collective]:
+        """In the order in which stages end."""
+        sums = (op for op in self.ops if ends(op)[0].kind is Kind.PARTIAL)
+        for chunk, op in sorted(self._pairs(sums), key=self._end):
+            yield self._moved(chunk, op)
+
+    def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
+        """Each op with the chunks of its bucket."""
+        return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
+
+    def _end(self, pair: tuple[Chunk, Op]) -> int:
+        return needed(self._row, pair[0]).end
+
+    def _moved(self, chunk: Chunk, op: Op) -> Collective:
+        own = with_chunks(self._program, [chunk])
+        return evolve(
+            self._account.collective(op, (), "step"),
+            shape=own.local_shape(self._account.types[op.inputs[0]]),
+            rank=self._rank,
+            chunk=chunk.stages,
+        )
+
+
+def _stages(pair: tuple[Chunk, Op]) -> tuple[int, ...]:
+    return pair[0].stages
+
+
+def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
+    """What a stage does in its actions, and its messages."""
+    first = [turns.start for turns in stages(program, pipeline)[stage].turns]
+    own = of_stage(program, stage)
+    (region,) = (stmt for stmt in own.region.body if isinstance(stmt, Region))
+    account = _Account(own, types(program), dict(zip(pipeline.dims, first, strict=True)))
+    found = account.within(region, (region.dim,), "step")
+    yield from (evolve(each, rank=pipeline.homes[stage], stage=stage) for each in found)
+    yield from _messages(program, pipeline, stage)
+
+
+def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
+    """The messages of a stage, each value that crosses by itself."""
+    assert pipeline.schedule, "account: a pipeline without rows"
+    rank, axis = pipeline.homes[stage], pipeline.axis
+    works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
+    behind_stage = crossing(program, pipeline)
+    for work, (op, where, ahead) in _MESSAGES.items():
+        for value in behind_stage[min(stage, stage + ahead)] if works[work] else ():
+            yield Collective(
+                use="stages",
+                bucket="",
+                op=op,
+                maximum=False,
+                axes=(axis,),
+                ranks=program.degree((axis,)),
+                dtype=value.type.dtype,
+                shape=program.local_shape(value.type),
+                loops=(MICROBATCHES,),
+                last=False,
+                ahead=0,
+                every=1,
+                count=works[work],
+                where=where,
+                value=value.name,
+                line=str(program.axis(axis).span),
+                rank=rank,
+                stage=stage,
+                peer=pipeline.homes[stage + ahead],
+            )
+
+
+_MESSAGES: dict[Work, tuple[str, Where, int]] = {
+    Work.RECEIVE_FORWARD: ("receive", "forward", -1),
+    Work.SEND_FORWARD: ("send", "forward", 1),
+    Work.RECEIVE_BACKWARD: ("receive", "backward", 1),
+    Work.SEND_BACKWARD: ("send", "backward", -1),
+}
+"""What a message is in the account, and how many stages ahead its other end is."""
+
+
+class _Account:
+    """Of a program, or of a stage of it, which may receive others' values, and whose turns begin with the `first`."""
+
+    def __init__(self, program: Program, types: Mapping[str, Type], first: Mapping[str, int] | None = None) -> None:
+        self._program, self.types, self._first = program, types, first or {}
+        self._loops = Names()
+        self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
+        self._begun = self._reductions()
+        self._elsewhere = {op.outputs[0].name for ops in self._begun.values() for op in ops}
+
+    def within(self, region: Region, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
+        """The collectives of a region whose body runs inside `loops`."""
+        here = filter(self._stands, region.body)
+        for (turns, _), stmts in groupby(here, self._together):
+            inside = (*loops, *map(self._loops.fresh, turns))
+            for stmt in stmts:
+                yield from self._of(stmt, inside, where)
+
+    def _of(self, stmt: Stmt, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
+        if isinstance(stmt, Region):
+            inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
+            yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
+        elif stmt.kind == "begin":
+            yield from (self.collective(op, loops, where, last=True) for op in self._begun[str(stmt.get("bucket"))])
+        else:
+            yield self.collective(stmt, loops, where)
+
+    def _reductions(self) -> dict[str, list[Op]]:
+        """By bucket the coercions, at the scope of the step, of a gradient whose reduction begins in each turn."""
+        body = self._program.region.body
+        found: dict[str, list[Op]] = {str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"}
+        for op in body:
+            if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.PARTIAL:
+                found.get(self.bucket(op), []).append(op)
+        return found
+
+    def _stands(self, stmt: Stmt) -> bool:
+        """Whether something begins in a region, or where an op stands."""
+        if isinstance(stmt, Region) or stmt.kind == "begin":
+            return True
+        moves = stmt.kind == "coerce" and coercion_of(stmt).collective
+        return bool(moves) and stmt.outputs[0].name not in self._elsewhere
+
+    def _together(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What neighbours share that go turn by turn together: the turns of the stacks that they gather, and axes."""
+        if isinstance(stmt, Region) or stmt.kind == "begin" or not (turns := self._turns(stmt)):
+            return (), ()
+        return turns, stmt.names("axes")
+
+    def collective(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
+        """An op's entry."""
+        axes, source, use = op.names("axes"), self.types[op.inputs[0]], self._use(op, where)
+        turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
+        every, among = int(str(dict(op.attrs).get("every", 1))), tuple(map(int, op.names("among")))
+        return Collective(
+            use=use,
+            bucket=self.bucket(op),
+            op=coercion_of(op).collective,
+            maximum=ends(op)[0].kind is Kind.MAXIMUM,
+            axes=axes,
+            ranks=len(among) or self._program.degree(axes),
+            dtype=source.dtype,
+            shape=self._program.local_shape(source)[len(self._turns(op)) :],
+            loops=loops,
+            last=last,
+            ahead=self._program.flow.prefetch if use == "parameters" and where != "step" else 0,
+            every=every,
+            count=prod(turning) if every == 1 else prod(turning[:-1]) * self._again(loops[-1], every),
+            where=where,
+            value=op.outputs[0].name,
+            line=str(op.span),
+            among=among,
+        )
+
+    def _again(self, loop: str, every: int) -> int:
+        """In how many turns that is done which is done in the first of every so many, counted over all stages."""
+        first = self._first.get(base(loop), 0)
+        return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
+
+    def _use(self, op: Op, where: Where) -> Use:
+        if self.bucket(op):
+            return "parameters" if ends(op)[0].kind is Kind.SHARDED else "gradients"
+        return "totals" if where == "step" else "activations"
+
+    def _turns(self, op: Op) -> tuple[str, ...]:
+        """The dims of the turns whose flat buffers a coercion takes as one stack."""
+        return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
+
+    def bucket(self, op: Op) -> str:
+        """Whose flat buffer a coercion takes, "" for none."""
+        return self._flats.get("".join(self.types[op.inputs[0]].dims[-1:]), "")
+
+
+_BLOCKS: dict[str, Where] = {"forward": "forward", "backward": "backward"}

@@ -1,0 +1,67 @@
+"""What a body costs: operations of its forward and of the two parts of its backward, as they are counted for balance.
+
+Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an operation for each
+element, which against matrix products is next to nothing.  Attention counts the pairs of query and key that its mask
+lets through, whatever a kernel computes besides; documents, whose lengths no plan says, count as one.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from attrs import frozen
+
+from ..ir import Op, Program, Region, Stmt, Type
+from ..ops.attention import SEQUENCE, seen_pairs, window_of
+
+
+@frozen
+class Cost:
+    """Operations, on all ranks together."""
+
+    forward: int = 0
+    input: int = 0
+    """Of the gradients that the stage before waits for."""
+    weight: int = 0
+    """Of the gradients of weights, for which nobody waits."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
+
+    def __mul__(self, times: int) -> "Cost":
+        return Cost(self.forward * times, self.input * times, self.weight * times)
+
+
+def cost(program: Program, body: Sequence[Stmt], types: dict[str, Type]) -> Cost:
+    """Of one run of a body; `types` are those of its operands."""
+    inner = (
+        cost(program, stmt.body, types) * program.size(stmt.dim)
+        if isinstance(stmt, Region)
+        else _cost(program, stmt, types)
+        for stmt in body
+    )
+    return sum(inner, Cost())
+
+
+def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
+    """The gradient of a product's operand costs what the product does; an operand without samples is a weight."""
+    made = sum(prod(map(program.size, value.type.dims)) for value in op.outputs)
+    match op.kind:
+        case "leaf":
+            return Cost()
+        case "contract":
+            product = 2 * made * prod(map(program.size, op.names("over")))
+            weights = sum("batch" not in types[name].dims for name in op.inputs)
+            return Cost(product, product * (len(op.inputs) - weights), product * weights)
+        case "contracts":
+            product = 2 * made * prod(map(program.size, op.names("over")))
+            return Cost(product, product, product)
+        case "linear_cross_entropy" | "linear_parts":
+            product = 2 * prod(map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}))
+            in_parts = op.kind == "linear_parts"  # backward makes logits again; else forward makes gradients
+            return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
+        case "attention":
+            size = program.size(SEQUENCE)
+            products = 4 * made // size * seen_pairs(size, op.get("mask") == "causal", window_of(op))
+            return Cost(products, 2 * products)
+        case _:
+            return Cost(made, made)

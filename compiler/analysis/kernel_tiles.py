@@ -1,0 +1,199 @@
+"""Which functions of a program are Triton kernels, and with which tiles they run on which chip.
+
+Purpose: what emitted programs say of kernels, and what they must cover.  The tiles stand in `tiles.toml`, by chip,
+class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kernels (`runtime.kernels`).
+"""
+
+import tomllib
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ..config.gpus import gpu
+from ..config.settings import TRITON
+from ..ir import FLOATS, Op, Program, Type, types, walk
+from ..ops import OPS
+from ..ops.chunked_logits import few_columns, few_tokens
+from .param_uses import leaves
+
+Size = Callable[[Program, Sequence[Type], Op], int]
+"""By what the tiles of an op are chosen, from its operands."""
+
+Tile = dict[str, Any]
+"""The arguments of a tile, some of which may be tiles themselves."""
+
+Tiles = dict[str, dict[str, Tile]]
+"""Of a chip: by class, and by size."""
+
+
+def _of_weight(program: Program, operands: Sequence[Type], op: Op) -> int:
+    """The elements over which a norm goes, those of its weight."""
+    return program.elements(operands[2 if op.kind.startswith("add_") else 1])
+
+
+def _last(program: Program, operands: Sequence[Type], op: Op) -> int:
+    """The last dim of the first operand."""
+    return program.local_size(operands[0], operands[0].dims[-1])
+
+
+def _columns(program: Program, operands: Sequence[Type], op: Op) -> int:
+    """The classes of which a rank makes logits."""
+    return program.local_size(operands[1], operands[1].dims[0])
+
+
+@frozen
+class Kernel:
+    """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
+
+    chunk  how much it works on at a time, from the largest of its sizes, if it takes that
+    tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and all element types
+    """
+
+    name: str
+    size: Size
+    chunk: Callable[[int], int] | None = None
+    tile: str = "Tile"
+
+
+KERNELS = {
+    "add_layernorm": Kernel("AddLayerNorm", _of_weight),
+    "add_rmsnorm": Kernel("AddRMSNorm", _of_weight),
+    "attention": Kernel("Attention", _last, tile="Blocks"),
+    "cross_entropy": Kernel("CrossEntropy", _last),
+    "gelu_mul": Kernel("GeluMul", _last),
+    "layernorm": Kernel("LayerNorm", _of_weight),
+    "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, few_tokens),
+    "linear_parts": Kernel("LinearParts", _columns, few_columns),
+    "logit_parts": Kernel("LogitParts", _last),
+    "rmsnorm": Kernel("RMSNorm", _of_weight),
+    "rope": Kernel("Rope", _last),
+    "rope_pair": Kernel("RopePair", _last),
+    "silu_mul": Kernel("SiluMul", _last),
+}
+"""By the kind of op."""
+
+BLOCKS = {2: "", 4: "32"}
+"""What the table has behind the name of a class whose tiles are for elements of so many bytes."""
+
+PARTS = {"Blocks": "Block"}
+"""The classes of what a tile consists of."""
+
+OPTIMIZERS = {"adamw": "AdamW"}
+"""The kernels of optimizers, by what plans call them."""
+
+OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values(), "rejoined")
+"""What else a program may import of `scalec.runtime.kernels`."""
+
+CHIPS = {120: "sm_120", 100: "sm_100", 90: "sm_90", 89: "sm_89", 86: "sm_86", 80: "sm_80"}
+"""Those that tiles are for, newest first; a GPU is the newest that is no newer than it.
+
+A chip has the tiles of the next older one for each class of which the table has none for it.
+"""
+
+USUAL = "sm_90"
+"""The chip of a plan that names no GPU."""
+
+
+@frozen
+class Used:
+    """A function of a program that is a kernel: its class, and the tiles, as calls, for the program's sizes."""
+
+    function: str
+    name: str
+    tiles: tuple[tuple[int, str], ...]
+    chunk: int | None = None
+
+
+def chip(program: Program) -> str:
+    """The chip whose tiles a program has."""
+    found = gpu(program.cluster)
+    return chip_of(found.capability) if found else USUAL
+
+
+def chip_of(capability: int) -> str:
+    """The chip whose tiles a GPU of this compute capability has, 8.6 as 86; it is 8.0 at least."""
+    return next(name for least, name in CHIPS.items() if capability >= least)
+
+
+def tiles_of(name: str) -> Mapping[str, dict[str, Tile]]:
+    """By class, and by size; a class of which the chip has none has those of the next older one."""
+    names = [*CHIPS.values()]
+    return ChainMap(*(_table().get(each, {}) for each in names[names.index(name) :]))
+
+
+def nearest(tiles: Mapping[str, Tile], size: int) -> Tile:
+    """The tile of this size, or of the next larger one of which there is one, or of the largest."""
+    known = sorted(map(int, tiles))
+    return tiles[str(next((each for each in known if each >= size), known[-1]))]
+
+
+def kernels_of(program: Program) -> list[Used]:
+    """The kernels that a program calls, by their functions."""
+    if program.train.kernels != TRITON:
+        return []
+    known, sizes = types(program), dict[str, dict[int, int]]()
+    for op in walk(program.region.body):
+        if op.kind in KERNELS:
+            operands = [known[name] for name in op.inputs]
+            size, found = KERNELS[op.kind].size(program, operands, op), sizes.setdefault(op.kind, {})
+            found[size] = max(found.get(size, 0), FLOATS[operands[0].dtype])
+    tiles = tiles_of(chip(program))
+    used = (_used(kind, sorted(found.items()), tiles) for kind, found in sizes.items())
+    return sorted(used, key=lambda each: each.function)
+
+
+def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
+    """Whether there is a tile for an op, or for its backward, of operands on one rank; for what is no kernel, too."""
+    kernel = KERNELS.get(op.kind.removesuffix("_dx"))
+    if program.train.kernels != TRITON or not kernel or kernel.tile == "Tile":
+        return True
+    size = program.local_size(operands[0], operands[0].dims[-1])
+    return bool(_tile(kernel, size, FLOATS[operands[0].dtype], tiles_of(chip(program))))
+
+
+def optimizer_tile(program: Program) -> str:
+    """The tile of the optimizer's kernel, as a call; "" where it is torch's."""
+    name = OPTIMIZERS.get(program.train.optimizer.kind)
+    if program.train.kernels != TRITON or not name:
+        return ""
+    (tile,) = tiles_of(chip(program))[name].values()
+    return _call("Tile", tile)
+
+
+def accumulates(program: Program) -> bool:
+    """Whether gradients are added up by a kernel: narrow ones to wide ones."""
+    known = types(program)
+    made = {known[name].dtype for name in leaves(program)}
+    return program.train.kernels == TRITON and len(made) > 1
+
+
+@cache
+def _table() -> dict[str, Tiles]:
+    """By chip."""
+    return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text(encoding="utf-8"))
+
+
+def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[str, Tile]]) -> Used:
+    """For some sizes, each with the bytes of its widest elements."""
+    kernel = KERNELS[kind]
+    chosen = ((size, _tile(kernel, size, item, tiles)) for size, item in sizes)
+    calls = tuple((size, _call(kernel.tile, tile)) for size, tile in chosen if tile)
+    return Used(OPS[kind].function, kernel.name, calls, kernel.chunk and kernel.chunk(sizes[-1][0]))
+
+
+def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]) -> Tile | None:
+    """For a size, and elements of so many bytes; None where the table has none."""
+    if kernel.tile == "Tile":
+        return nearest(tiles.get(kernel.name, {}), size)
+    return tiles.get(kernel.name + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None
+
+
+def _call(name: str, arguments: Tile) -> str:
+    """A tile as a call."""
+    part = PARTS.get(name)
+    given = (f"{key}={_call(part, value) if part else value}" for key, value in arguments.items())
+    return f"{name}({', '.join(given)})"

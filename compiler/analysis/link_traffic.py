@@ -1,0 +1,80 @@
+"""How much each rank sends in a step, over which links, and in the units of the ZeRO paper.
+
+Non-goals: time, which depends on what runs beside; what is communicated (`account`), tables (`explain_collectives`).
+"""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..ir import ITEM_BYTES, Bucket, Program
+from .collective import Collective
+
+HALVES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
+"""How many times a ring passes (n − 1)/n of the whole on: an all-reduce scatters the sums, then gathers them."""
+
+
+def whole(each: Collective) -> int:
+    """The elements of the whole tensor of a call: all ranks' parts where these are gathered, else what goes in."""
+    return each.elements * (each.ranks if each.op == "all_gather" else 1)
+
+
+def sent(each: Collective) -> int:
+    """The bytes that a rank sends in all calls of a step, as rings send them (Patarasuk and Yuan 2009)."""
+    if each.peer is not None:
+        return each.count * each.bytes if each.op == "send" else 0
+    moved = each.count * HALVES[each.op] * whole(each) * ITEM_BYTES[each.dtype]
+    return moved * (each.ranks - 1) // each.ranks
+
+
+def crosses(program: Program, axes: tuple[str, ...], ranks_per_node: int, among: Sequence[int] = ()) -> bool:
+    """Whether some group over `axes` has ranks on several machines, each of which has consecutive ranks.
+
+    Ranks count the mesh's places, its last axis innermost.  A group may be `among` some places of one axis.
+    """
+    origins, first, last, stride = [0], 0, 0, 1
+    for axis in reversed(program.axes):
+        if axis.name in axes:
+            first += min(among, default=0) * stride
+            last += max(among, default=axis.size - 1) * stride
+        else:
+            origins = [origin + place * stride for place in range(axis.size) for origin in origins]
+        stride *= axis.size
+    return any((it + first) // ranks_per_node != (it + last) // ranks_per_node for it in origins)
+
+
+@frozen
+class Volume:
+    """What so many `buckets` of the same `turns` move in a step, in elements; `parameters` a rank has of them (Ψ).
+
+    As Rajbhandari et al. 2020, section 7, count: (n − 1)/n is taken as 1.
+    """
+
+    turns: tuple[str, ...]
+    buckets: int
+    parameters: int
+    gathered: int
+    reduced: int
+
+
+def volumes(program: Program, listed: Sequence[Collective]) -> tuple[Volume, ...]:
+    """The volumes of a step's collectives; buckets with turns first.  Of a pipeline, `program` is a rank's."""
+    alike: dict[tuple[str, ...], list[Bucket]] = {}
+    for bucket in sorted(filter(_has_any, program.buckets), key=lambda it: not it.turns):
+        alike.setdefault(bucket.turns, []).append(bucket)
+    return tuple(_volume(program, turns, buckets, listed) for turns, buckets in alike.items())
+
+
+def _has_any(bucket: Bucket) -> bool:
+    """Whether a bucket has parameters, which on a rank of a pipeline it may not."""
+    return bool(bucket.params)
+
+
+def _volume(program: Program, turns: tuple[str, ...], buckets: list[Bucket], listed: Sequence[Collective]) -> Volume:
+    params = {name for bucket in buckets for name in bucket.params}
+    totals = {"parameters": 0, "gradients": 0}
+    for each in listed:
+        if each.bucket in {bucket.name for bucket in buckets}:
+            totals[each.use] += each.count * HALVES[each.op] * whole(each)
+    elements = sum(program.elements(param.type) for param in program.params if param.name in params)
+    return Volume(turns, len(buckets), elements, totals["parameters"], totals["gradients"])

@@ -1,0 +1,26 @@
+"""The memory account: what one rank holds of a step, read off the IR.
+
+Purpose: state, what autograd keeps, and the moment when most is in memory, before anything starts.
+Non-goals: tables for people (`explain`); what the allocator loses.
+"""
+
+from .account import Account, Bucket, account, accounts
+from .budget import room
+from .capacity import capacity, fits, place, too_large, unknown
+from .peak import Moment
+from .saved_activations import Kept
+
+__all__ = [
+    "Account",
+    "Bucket",
+    "Kept",
+    "Moment",
+    "account",
+    "accounts",
+    "capacity",
+    "fits",
+    "place",
+    "room",
+    "too_large",
+    "unknown",
+]

@@ -1,0 +1,195 @@
+"""All of one rank's memory in one value."""
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from ...ir import ITEM_BYTES, Op, Program, types, walk
+from ...ir import Bucket as Shared
+from ...ir.stages import has
+from ...ops.attention import ROPES
+from ...ops.saved_tensors import Device
+from ..bucket_comms import Route, routes
+from ..bucket_layout import shard_axes
+from ..local_program import of_rank
+from .aliasing import Storages
+from .peak import Moment, Walk, update
+from .pipeline_peak import Stage, device_of, fullest, keeps, stages_of
+from .reserve import reserve
+from .saved_activations import Keeper, Kept
+
+STEP_COUNT, LOSS_SCALE = 4, 8
+"""Bytes of the optimizer's count of steps, a float32 on the device, and of a loss scale with its own count."""
+
+
+@frozen
+class Bucket:
+    """A bucket's bytes, of all turns.
+
+    parameters  as the model computes with them: whole, or where each turn gathers them, this rank's part
+    gradients   whole, or where each microbatch sums them, this rank's part
+    masters     0 where they are the parameters' memory, or a part of it
+    padding     the part of all this, from 0 to 1, that is no parameter's; of all ranks together
+    """
+
+    name: str
+    parameters: int
+    gradients: int
+    masters: int
+    slots: tuple[tuple[str, int], ...]
+    padding: float
+
+    @property
+    def optimizer(self) -> int:
+        """What the optimizer remembers of each element."""
+        return sum(size for _, size in self.slots)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameters + self.gradients + self.masters + self.optimizer
+
+
+@frozen
+class Account:
+    """What one rank holds, in bytes.
+
+    scalars the optimizer's count of steps, and a loss scale
+    tables  of rotary positions, that the model computes once
+    inputs  tokens, labels and the like of all microbatches of a step
+    kept    what autograd keeps of one microbatch, each storage once
+    peak    the moment when most is in memory
+    reserve what no tensor gets: CUDA, its libraries and NCCL have it
+    rank    along the pipeline's axis, of which it is; None without a pipeline, where it is that of each rank
+    """
+
+    device: Device
+    buckets: tuple[Bucket, ...]
+    scalars: int
+    tables: int
+    inputs: int
+    kept: tuple[Kept, ...]
+    peak: Moment
+    reserve: int = 0
+    rank: int | None = None
+
+    @property
+    def state(self) -> int:
+        """Parameters, gradients, masters and the optimizer's own."""
+        return self.scalars + sum(bucket.total for bucket in self.buckets)
+
+    @property
+    def padding(self) -> int:
+        """What of the state is no parameter's: ranks' parts of buckets are equal, and of whole rows."""
+        return round(sum(bucket.total * bucket.padding for bucket in self.buckets))
+
+    @property
+    def activations(self) -> int:
+        """What autograd keeps of one microbatch, in all stages of the rank."""
+        return sum(it.total for it in self.kept)
+
+    @property
+    def always(self) -> int:
+        """What is there all the time."""
+        return self.state + self.tables + self.inputs
+
+    @property
+    def total(self) -> int:
+        """The most that tensors take at once."""
+        return self.always + self.peak.bytes
+
+    @property
+    def needs(self) -> int:
+        """With what no tensor gets."""
+        return self.total + self.reserve
+
+
+def account(program: Program) -> Account:
+    """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU.
+
+    Of a pipeline, that of the rank that needs most.
+    """
+    if program.pipeline:
+        return max(accounts(program), key=lambda it: it.total)
+    storages = Storages(program)
+    keeper = Keeper(storages, device_of(program))
+    return _account(program, storages, tuple(keeper.all.values()), Walk(storages, keeper, device_of(program)).peak)
+
+
+def accounts(program: Program) -> list[Account]:
+    """Those of all ranks of a pipeline's axis."""
+    assert program.pipeline, "memory: no pipeline"
+    pipeline, of = program.pipeline, stages_of(program)
+    assert pipeline.schedule, "memory: no rows"
+    sizes = keeps(program, of)
+    found: list[Account] = []
+    for rank in range(pipeline.schedule.ranks):
+        it = idle(program, rank, of)
+        peak = max(it.peak, fullest(program, rank, of, sizes), key=lambda moment: moment.bytes)
+        found.append(evolve(it, peak=peak))
+    return found
+
+
+def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:
+    """That of a rank of a pipeline's axis while it works on no microbatch; `of` has all stages."""
+    assert program.pipeline, "memory: no pipeline"
+    kept = tuple(kept for number in has(program.pipeline, rank) for kept in of[number].kept)
+    own = of_rank(program, rank)
+    storages = Storages(evolve(own, params=program.params))
+    return evolve(_account(own, storages, kept, update(storages)), rank=rank)
+
+
+def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: Moment) -> Account:
+    """Of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
+    found = routes(storages.program)
+    return Account(
+        device_of(program),
+        tuple(_bucket(bucket, found[bucket.name], storages) for bucket in program.buckets if bucket.params),
+        STEP_COUNT + LOSS_SCALE * (program.train.precision == "fp16"),
+        _tables(program),
+        sum(storages.bytes(name) for name in storages.inputs),
+        kept,
+        peak,
+        reserve(storages.program),
+    )
+
+
+def _bucket(bucket: Shared, route: Route, storages: Storages) -> Bucket:
+    """Masters and the optimizer's own are this rank's part of the bucket."""
+    program, wide = storages.program, ITEM_BYTES[bucket.type.dtype]
+    part, item = program.elements(bucket.type), ITEM_BYTES[_used(bucket, storages)]
+    whole = part * program.degree(shard_axes(program, bucket))
+    return Bucket(
+        bucket.name,
+        (whole if route.keeps_weights else part) * item,
+        (whole if route.keeps_gradients else part) * wide,
+        part * wide if item < wide else 0,
+        tuple((slot, part * wide) for slot in program.train.optimizer.slots),
+        1 - _elements(program, bucket) / whole,
+    )
+
+
+def _elements(program: Program, bucket: Shared) -> int:
+    """Those of a bucket's parameters on a rank that has them whole."""
+    return sum(program.elements(param.type) for param in program.params if param.name in bucket.params)
+
+
+def _used(bucket: Shared, storages: Storages) -> str:
+    """The element type in which the model computes with a bucket's parameters."""
+    ops = (op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast")
+    casts = [op for op in ops if storages.root(op.inputs[0]) in storages.state]
+    return casts[0].outputs[0].type.dtype if casts else bucket.type.dtype
+
+
+def _tables(program: Program) -> int:
+    """Cosines and sines of rotary positions, a table for each way to turn and place of the sequence."""
+    known = types(program)
+    sizes: dict[object, int] = {}
+    for op in walk(program.region.body):
+        if op.kind in ROPES:
+            type = known[op.inputs[0]]
+            own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
+            own.pop("every", None)  # backward's turns that are done again use forward's
+            size = 2 * program.local_size(type, "seq") * round(float(str(own["dims"]))) * ITEM_BYTES[type.dtype]
+            sizes[len(type.dims) - type.dims.index("seq"), tuple(sorted(own.items())), type.dtype] = size
+    return sum(sizes.values())

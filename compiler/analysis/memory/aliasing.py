@@ -1,0 +1,164 @@
+"""Which values of a step lie in one piece of memory, and what each piece takes on one rank.
+
+A storage is known by the value that it was made for: views, what a repeat takes apart, and what backward reads of
+forward are other names for it.  The carried value of a repeat is a storage of its own, by the name that one turn has
+for it.  Non-goals: when a storage comes and goes.
+"""
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from ...ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, Type, types, walk
+from ...ops import OPS
+from ...ops.fused_loss import KEPT
+
+
+@frozen
+class Cut:
+    """Where a stage of a pipeline begins and ends.
+
+    entering   what the stage before hands on
+    returning  the gradient of what it hands on itself
+    first      how many turns of repeats stages before it do
+    types      those of the values of all stages
+    """
+
+    entering: tuple[str, ...] = ()
+    returning: tuple[str, ...] = ()
+    first: Mapping[str, int] = {}
+    types: Mapping[str, Type] = {}
+
+
+class Storages:
+    """The storages of a step.
+
+    state, inputs   those that are there all the time
+    gathered    weights that turns of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
+                views of these, whose memory comes and goes with the turn
+    packs       the ops behind which a turn's gradient is summed in each microbatch
+    again       what backward makes once more → the op of forward that made it
+    second      forward's values that backward makes once more → what they are called then
+    made_again  forward's values that backward makes once more → what both make them of
+    sometimes   those of them that it makes not in every turn
+    """
+
+    def __init__(self, program: Program, cut: Cut = Cut()) -> None:
+        assert program.region.kind == "step", f"memory: a program after {program.stage} has no step"
+        self.program = program
+        self.cut = cut
+        self.types = {**cut.types, **types(program)}
+        self._root = {param.name: param.name for param in program.params}
+        self.state = {*self._root}
+        self.inputs = {arg.value.name for arg in program.region.args}
+        for stmt in program.region.body:
+            self._bind(stmt)
+            if isinstance(stmt, Op) and any(self.root(name) in self.state for name in stmt.inputs):
+                self.state |= {self.root(value.name) for value in stmt.outputs}  # on a parameter's way to the model
+        inner = [*walk(self.microbatches.body)]
+        unpacks = [op for op in inner if op.kind == "unpack"]
+        self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {v.name for op in unpacks for v in op.outputs}
+        self.packs = [op for op in inner if op.kind == "pack"]
+        self._flats = {bucket.dim for bucket in program.buckets}
+        self.again: dict[str, Op] = {}
+        self.second: dict[str, str] = {}
+        self._first: dict[str, str] = {}
+        self.made_again: dict[str, tuple[str, ...]] = {}
+        self.sometimes: set[str] = set()
+        self._find_again()
+        self._find_given()
+
+    @property
+    def microbatches(self) -> Region:
+        """The region of all microbatches."""
+        return next(s for s in self.program.region.body if isinstance(s, Region) and s.kind == MICROBATCHES)
+
+    @property
+    def forward(self) -> Region:
+        """The forward of a microbatch."""
+        return next(s for s in self.microbatches.body if isinstance(s, Region) and s.kind == "forward")
+
+    @property
+    def backward(self) -> Region:
+        """The backward of a microbatch."""
+        return next(s for s in self.microbatches.body if isinstance(s, Region) and s.kind == "backward")
+
+    def root(self, name: str) -> str:
+        """The storage that a value lies in."""
+        return self._root.get(name, name)
+
+    def held(self, name: str) -> bool:
+        """Whether a value lies in the memory of buckets or of the inputs of a step, whatever ops read and make."""
+        root = self.root(name)
+        return root in self.state or root in self.inputs or root in self.gathered
+
+    def is_flat(self, name: str) -> bool:
+        """Whether a value is the flat buffer of a bucket."""
+        dims = self.types[name].dims
+        return bool(dims) and dims[-1] in self._flats
+
+    def bytes(self, name: str) -> int:
+        """The size of a value on one rank."""
+        type = self.types[name]
+        return self.program.elements(type) * ITEM_BYTES[type.dtype]
+
+    def _bind(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Op):
+            if OPS[stmt.kind].views(self.program, stmt):
+                self._root |= {value.name: self.root(stmt.inputs[0]) for value in stmt.outputs}
+            return
+        self._root |= {arg.value.name: self.root(arg.source) for arg in stmt.args if arg.enter is Enter.EACH}
+        for inner in stmt.body:
+            self._bind(inner)
+        self._root |= {
+            result.name: self.root(end.name)
+            for end, result in zip(stmt.yields, stmt.results, strict=True)
+            if end.leave is Leave.STACK
+        }
+        for arg, end, result in carried(stmt):
+            if self.root(end) == arg:
+                self._root[result] = self.root(_source(stmt, arg))  # it goes through unchanged
+
+    def origin(self, name: str) -> str:
+        """The storage of forward's that a value of backward is a reading of, or made once more as."""
+        root = self.root(name)
+        return self.root(self._first.get(root, root))
+
+    def _find_again(self) -> None:
+        """Backward's ops that do what one of forward's did, to the same operands."""
+        done = {self._does(op): op for op in walk(self.forward.body)}
+        for op in walk(self.backward.body):
+            if first := done.get(self._does(op)):
+                pairs = [(second.name, value.name) for second, value in zip(op.outputs, first.outputs, strict=True)]
+                self._first |= dict(pairs)
+                self.second |= {value: second for second, value in pairs}
+                self.again |= {value.name: first for value in op.outputs}
+                self.made_again |= {value.name: first.inputs for value in first.outputs}
+                self.sometimes |= {value.name for value in first.outputs} if "every" in dict(op.attrs) else set()
+
+    def _find_given(self) -> None:
+        """Gradients that a loss makes in forward, and backward scales where they lie."""
+        losses = {
+            tuple(map(self.root, op.inputs)): op.outputs[0].name
+            for op in walk(self.forward.body)
+            if op.kind == "linear_cross_entropy"
+        }
+        for op in walk(self.backward.body):
+            if op.kind in KEPT:
+                loss = losses[tuple(map(self.origin, op.inputs[1:]))]
+                self._root[op.outputs[0].name] = f"{loss}: {KEPT[op.kind]}"
+
+    def _does(self, op: Op) -> object:
+        attrs = tuple(attr for attr in op.attrs if attr[0] != "every")
+        return op.kind, attrs, tuple(self.origin(name) for name in op.inputs)
+
+
+def carried(region: Region) -> list[tuple[str, str, str]]:
+    """What a turn of a repeat is handed, what it hands on, and what this is called after the last."""
+    args = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
+    lasts = [(e.name, r.name) for e, r in zip(region.yields, region.results, strict=True) if e.leave is Leave.LAST]
+    return [(arg, end, result) for arg, (end, result) in zip(args, lasts, strict=True)]
+
+
+def _source(region: Region, name: str) -> str:
+    return next(arg.source for arg in region.args if arg.value.name == name)

@@ -1,0 +1,60 @@
+"""How much of a number of bytes is left for a pipeline's microbatches on each rank: `schedule = auto(memory = 40GiB)`.
+
+Purpose: what the account says of ranks before there are rows, so that rows can be made which keep to it.
+Non-goals: the rows (`schedules.listing`), and what they hold in the end (`rows`).
+"""
+
+from ...config.units import amount
+from ...ir import Program
+from ...ir.stages import has
+from ...schedules.actions import Work
+from ...schedules.activation_memory import Room, least
+from ...schedules.errors import Impossible
+from .account import Account, idle
+from .pipeline_peak import Chunks, Stage, keeps, stages_of
+
+
+def room(program: Program, most: int) -> Room:
+    """What microbatches may take where a rank holds no more than `most` bytes in all.
+
+    An action may take as much besides as that of its rank which takes most: which runs when is not known.
+    Raises Impossible where a single microbatch is too much.
+    """
+    assert program.pipeline, "memory: no pipeline"
+    of = stages_of(program)
+    sizes = keeps(program, of)
+    left: list[float] = []
+    for rank in range(program.axis(program.pipeline.axis).size):
+        it, own = idle(program, rank, of), has(program.pipeline, rank)
+        passing = max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
+        _demand(it, passing, int(least(program.pipeline.homes, rank, sizes)), most)
+        left.append(most - it.always - passing)
+    return Room(tuple(left), sizes)
+
+
+def _passing(stage: Stage) -> int:
+    """What actions of a stage take for themselves, beyond what is held before or after them."""
+    held = {
+        Work.FORWARD: stage.held,
+        Work.BACKWARD: stage.held,
+        Work.INPUT: max(stage.held, stage.later),
+        Work.WEIGHT: stage.later,
+    }
+    return max(0, *(stage.during(work).bytes - size for work, size in held.items()))
+
+
+def _demand(it: Account, passing: int, least: int, most: int) -> None:
+    """State and a microbatch, or the update, must have room."""
+    update = it.always + it.peak.bytes
+    if (needs := max(it.always + passing + least, update)) <= most:
+        return
+    sizes = {"of state and inputs": it.always}
+    if needs > update:
+        sizes |= {"of one microbatch": least, "while it is done": passing}
+    else:
+        sizes |= {"of the update": it.peak.bytes}
+    said = " + ".join(f"{amount(size)} {what}" for what, size in sizes.items() if size)
+    raise Impossible(
+        f"rank {it.rank} needs {said} = {amount(needs)}, and may hold {amount(most)}",
+        "give it more memory, or smaller microbatches, or share out its state",
+    )

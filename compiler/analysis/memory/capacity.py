@@ -1,0 +1,55 @@
+"""What GPUs hold, and the warning that a plan does not fit.
+
+A warning and no error: the account does not know what a user means to change in the program, and CUDA is not measured.
+Non-goals: what would make it fit (`remedies`).
+"""
+
+from ...config.gpus import GIB, GPUS, gpu
+from ...ir import Program
+from ...syntax.diagnostics import Diagnostic, Note, listing
+from .account import Account
+
+
+def capacity(program: Program) -> int | None:
+    """The bytes of a GPU of the plan's cluster; None where it names none."""
+    found = gpu(program.cluster)
+    return program.cluster.memory or (found.memory * GIB if found else None)
+
+
+def place(program: Program, account: Account) -> str:
+    """Of which rank an account is."""
+    if account.rank is None or not program.pipeline:
+        return "each rank"
+    return f"rank {account.rank} of {program.pipeline.axis}, which needs most"
+
+
+def fits(program: Program, account: Account) -> bool | None:
+    """Whether a rank's GPU holds what the rank needs; None where it is not known how much it has."""
+    room = capacity(program)
+    return None if room is None else account.needs <= room
+
+
+def unknown(program: Program) -> Diagnostic:
+    """The warning that it is not known whether a plan fits."""
+    gpu = program.cluster.gpu
+    message = f"how much `{gpu}` has is not known" if gpu else "the plan names no GPU that it would have to fit"
+    help = f"name one in `cluster`: {listing(GPUS)}"
+    return Diagnostic("W0915", message, program.cluster.spans.get("gpu", program.region.span), help=help)
+
+
+def too_large(program: Program, account: Account, help: str) -> Diagnostic:
+    """The warning that a rank needs more than its GPU has, with what to do."""
+    room, peak = capacity(program), account.peak
+    assert room is not None, "memory: a GPU that is not known"
+    parts = {"state": account.state, "inputs and tables": account.always - account.state}
+    parts |= {"kept for backward": peak.kept, "of turns": peak.weights + peak.gradients, "on its way": peak.other}
+    parts |= {"reserve": account.reserve}
+    sizes = " + ".join(f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20)
+    return Diagnostic(
+        "W0901",
+        f"does not fit: needs {account.needs / GIB:,.1f} GiB of {room / GIB:,.1f} GiB on {place(program, account)}",
+        program.cluster.spans.get("gpu", program.region.span),
+        f"has {room / GIB:,.0f} GiB",
+        (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"),),
+        help,
+    )

@@ -1,0 +1,183 @@
+"""Where in a body each storage is needed for the last time.
+
+Non-goals: sizes (`storages`), and what is in memory at once (`walk`).
+"""
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+from attrs import frozen
+
+from ...ir import Leave, Op, Region, Stmt, Value, walk
+from .aliasing import Storages, carried
+from .saved_activations import Keeper, bound
+
+
+def reads(stmt: Stmt) -> Iterator[str]:
+    """The values that a statement reads, at any depth; what backward is to read is no reading of forward's."""
+    if isinstance(stmt, Op):
+        yield from stmt.inputs
+        return
+    yield from (arg.source for arg in stmt.args)
+    for inner in stmt.body:
+        yield from reads(inner)
+
+
+def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) -> dict[str, int]:
+    """The statement after which nothing reads a storage, of those that `body` makes or is handed as `args`."""
+    last = dict.fromkeys(args, 0)
+    for i, stmt in enumerate(body):
+        last |= {storages.root(value.name): i for value in results(stmt) if not storages.held(value.name)}
+        last |= {root: i for name in reads(stmt) if (root := storages.root(name)) in last}
+    return last
+
+
+def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper) -> dict[str, int]:
+    """Of what backward's `body` makes again and no op of `forward` keeps, the statement that last makes more of it.
+
+    Backward's own ops read it in the IR; autograd has a copy of it in another element type.
+    """
+    kept = {storages.root(name) for op in walk(tuple(forward)) for name in keeper.values(op)}
+    last: dict[str, int] = {}
+    for i, stmt in enumerate(body):
+        if isinstance(stmt, Op) and stmt.outputs and stmt.outputs[0].name in storages.again:
+            around = map(storages.root, (*stmt.inputs, *(value.name for value in stmt.outputs)))
+            last |= {root: i for root in around if root in storages.again}
+    return {root: i for root, i in last.items() if storages.origin(root) not in kept}
+
+
+def results(stmt: Stmt) -> Sequence[Value]:
+    """The values that a statement makes."""
+    return stmt.outputs if isinstance(stmt, Op) else stmt.results
+
+
+@frozen
+class Sums:
+    """How the parts of gradients add up as they come: each sum in the first part's memory, into which others go.
+
+    into   a sum → its first part
+    added  parts that are gone as soon as they are made
+    """
+
+    into: dict[str, str]
+    added: frozenset[str]
+
+
+def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums:
+    """The sums of `body`; in `last`, a first part's life becomes that of the sum."""
+    order = {name: i for i, name in enumerate(last)}
+    into: dict[str, str] = {}
+    added: set[str] = set()
+    for i, stmt in enumerate(body):
+        if isinstance(stmt, Region) or stmt.kind != "add":
+            continue
+        (total,), names = (value.name for value in stmt.outputs), {storages.root(name) for name in stmt.inputs}
+        parts = sorted((into.get(name, name) for name in names), key=lambda name: order.get(name, -1))
+        if last.get(parts[0]) == i:
+            into[total], last[parts[0]] = parts[0], last[total]
+            added |= {part for part in parts[1:] if last.get(part) == i}
+    return Sums(into, frozenset(added))
+
+
+def summed(storages: Storages) -> set[str]:
+    """The gradients of parameters: these add up in memory of their bucket as soon as they are made."""
+    found = {end.name for end in storages.microbatches.yields if end.leave is Leave.SUM}
+    todo = list(storages.backward.body)
+    while todo:
+        stmt = todo.pop()
+        if isinstance(stmt, Op):
+            found |= {*stmt.inputs} if moves(stmt, found, storages) else set()
+            continue
+        pairs = zip(stmt.yields, stmt.results, strict=True)
+        found |= {end.name for end, value in pairs if end.leave is Leave.STACK and value.name in found}
+        todo += stmt.body
+    return found
+
+
+def moves(op: Op, summed: Container[str], storages: Storages) -> bool:
+    """Whether an op only leads a parameter's gradient to its sum: that is in the bucket's memory, wherever it goes."""
+    if not op.outputs or op.outputs[0].name not in summed:
+        return op.kind == "begin"
+    return op.kind in ("cast", "pack") or (op.kind == "coerce" and storages.is_flat(op.outputs[0].name))
+
+
+class Releases:
+    """When backward frees what forward kept: an op's tensors after the last op that its backward consists of."""
+
+    def __init__(self, storages: Storages, keeper: Keeper) -> None:
+        self._storages, self._keeper = storages, keeper
+
+    def of(self, backward: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
+        """The statement of `backward` after which it is gone, for each storage that statements of `forward` keep."""
+        found: dict[str, int] = {}
+        for stmt in forward:
+            after, keys = self._region(stmt, backward) if isinstance(stmt, Region) else self._op(stmt, backward)
+            for key in keys:
+                found[key] = max(found.get(key, 0), after)
+        return found
+
+    def _op(self, op: Op, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
+        around = {self._storages.root(name) for name in (*op.inputs, *(value.name for value in op.outputs))}
+        mine = [
+            i
+            for i, stmt in enumerate(backward)
+            if isinstance(stmt, Op) and _line(stmt) == _line(op) and around & {*map(self._storages.origin, stmt.inputs)}
+        ]
+        second = self._storages.second
+        again = {second[name] for name in self._keeper.values(op) if name in second}
+        return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *again}
+
+    def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
+        """What a repeat keeps of its surroundings."""
+        around = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
+        around |= {self._storages.root(end): result for _, end, result in carried(region)}
+        inner = self._keeper.turns[region.results[0].name].found
+        own = {*bound(inner, region)} - {*around}
+        keys = [around.get(key, key) for key in inner if key not in own]
+        mine = [i for i, it in enumerate(backward) if isinstance(it, Region) and mirrors(it, region, self._storages)]
+        return max(mine, default=len(backward) - 1), keys
+
+
+def _line(op: Op) -> tuple[str, int]:
+    """An op's place as IR text tells it too."""
+    return op.span.path, op.span.line
+
+
+def mirrors(backward: Region, forward: Region, storages: Storages) -> bool:
+    """Whether a repeat of backward reads what a repeat of forward made."""
+    return bool(bound((storages.root(arg.source) for arg in backward.args), forward))
+
+
+def put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[str, int]:
+    """Operands of the products that make weights' gradients, each storage once, as all turns of repeats keep them."""
+    found: dict[str, int] = {}
+    for stmt in body:
+        if isinstance(stmt, Region):
+            found |= put_off(storages, stmt.body, turns * storages.program.size(stmt.dim))
+        elif is_put_off(stmt):
+            names = [name for name in _needed(stmt) if not storages.held(name)]
+            found |= {storages.root(name): turns * storages.bytes(name) for name in names}
+    return found
+
+
+def _needed(op: Op) -> Sequence[str]:
+    """What a weight's gradient is made of; a loss makes it, and it is only to be scaled."""
+    match op.kind:
+        case "linear_cross_entropy_dw" | "linear_cross_entropy_db":
+            return [value.name for value in op.outputs]
+        case "linear_parts_dw" | "linear_parts_db":
+            return op.inputs
+        case _:
+            return op.inputs[:2]
+
+
+OF_WEIGHTS = (
+    *("embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
+    *("linear_parts_dw", "linear_parts_db"),
+)
+
+
+def is_put_off(stmt: Stmt) -> bool:
+    """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
+    if isinstance(stmt, Region):
+        return False
+    return stmt.kind in OF_WEIGHTS or (stmt.kind == "contract" and "batch" in stmt.names("over"))

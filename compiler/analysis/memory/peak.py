@@ -1,0 +1,266 @@
+"""The step op by op: what is in memory at each, and when most is.
+
+Of each repeat one turn is walked, so that 126 layers cost what 2 do: in forward the last, when it has kept most, and in
+backward the first that it does; with those close to it that have more of buckets in memory (`passing`).  Gradients of
+parameters add up in their buckets as they come, parts of another gradient in the first of them, as autograd does it.
+Non-goals: what an allocator loses, and what kernels hold besides `scratch`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
+from ...ops import OPS
+from ...ops.saved_tensors import Device, Local
+from ..kernel_tiles import serves
+from .aliasing import Storages, carried
+from .in_flight import Passing
+from .liveness import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums, unkept
+from .saved_activations import Keeper, Kept, Turn, bound
+
+
+@frozen
+class Moment:
+    """A moment of the step, and what is in memory then beside what always is.
+
+    op     that runs; None for the update, and the reduction of gradients before it
+    turns  of the repeats around it: the dim, which turn of forward's order it is, and of how many
+    name   the parameter or value that it is about, in backward that of which it is the gradient
+    kept   bytes that forward keeps for backward
+    weights    bytes of what turns have gathered for themselves
+    gradients  bytes of whole gradients of turns, of which each rank keeps a part as soon as they are summed
+    other  bytes of values that are on their way, and of gradients
+    """
+
+    op: Op | None
+    where: str
+    turns: tuple[tuple[str, int, int], ...]
+    name: str
+    kept: int
+    weights: int
+    gradients: int
+    other: int
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.kept + self.weights + self.gradients + self.other
+
+
+class Walk:
+    """Walks one microbatch; `fullest` has the moment when most is in memory in `forward`, `backward` and `update`.
+
+    If it `splits`, backward does not make the gradients of weights, and keeps what they are made of.
+    """
+
+    def __init__(self, storages: Storages, keeper: Keeper, device: Device, *, splits: bool = False) -> None:
+        self._storages, self._keeper = storages, keeper
+        self._device: Device = device
+        self._splits = splits
+        self._releases, self._summed = Releases(storages, keeper), summed(storages)
+        self._passing = Passing(storages)
+        self._live: dict[str, int] = {}
+        self._kept: set[str] = set()
+        self._into: dict[str, str] = {}
+        self._where, self._turns = "forward", list[tuple[str, int, int]]()
+        self.fullest = {"update": update(storages)}
+        self._given = [*storages.cut.entering, *storages.cut.returning]  # there until backward is done
+        self._live |= {self._root(name): storages.bytes(name) for name in storages.cut.entering}
+        self._forward(storages.forward.body, None, keeper.all)
+        self._where = "backward"
+        self._live |= {self._root(name): storages.bytes(name) for name in storages.cut.returning}
+        self._backward(storages.backward.body, storages.forward.body)
+
+    @property
+    def peak(self) -> Moment:
+        """The fullest of all, the first of several."""
+        return max(self.fullest.values(), key=lambda it: it.bytes)
+
+    # ---- forward
+
+    def _forward(self, body: Sequence[Stmt], region: Region | None, kept: Mapping[str, Kept]) -> None:
+        """Walks a body; what it keeps, and what it hands on, is then still there."""
+        args, ends = self._handed(region)
+        stays = {*kept, *ends, *(self._linked(region, kept) if region else self._roots(self._storages.cut.entering))}
+        self._kept |= stays - ends
+        last = last_reads(body, self._storages, args)
+        for i, stmt in enumerate(body):
+            gone = [name for name, at in last.items() if at == i and name not in stays]
+            if isinstance(stmt, Region):
+                self._forward_turn(stmt, gone, kept)
+            else:
+                self._run(stmt, {key: it.bytes for key, it in self._keeper.saved(stmt).items() if ":" in key})
+            self._free(gone)
+
+    def _forward_turn(self, region: Region, gone: Sequence[str], kept: Mapping[str, Kept]) -> None:
+        """The last turn of a repeat, or those of which one is fullest, in place of all."""
+        turn, before = self._keeper.turns[region.results[0].name], self._live
+        for back in self._passing.forward(region):
+            self._live = dict(before)
+            self._enter(region, turn, gone, back)
+            self._forward(region.body, region, turn.found)
+            self._leave(region)
+        self._live |= {key: kept[key].total for key in bound(kept, region)}
+        self._kept |= {*kept}
+
+    def _linked(self, region: Region, found: Mapping[str, Kept]) -> list[str]:
+        """What a turn is handed that is kept, because this turn keeps it or the one before does."""
+        return [arg for arg, end, _ in carried(region) if arg in found or self._storages.root(end) in found]
+
+    # ---- backward
+
+    def _backward(self, body: Sequence[Stmt], forward: Sequence[Stmt], region: Region | None = None) -> None:
+        """Walks a body that is the backward of the body `forward`."""
+        args, ends = self._handed(region)
+        last = last_reads(body, self._storages, args) | unkept(body, forward, self._storages, self._keeper)
+        found = sums(body, self._storages, last)
+        self._into |= found.into
+        ends = {self._root(end) for end in ends} if region else {*self._roots(self._given)}
+        ends |= {*self._roots(put_off(self._storages, filter(is_put_off, body)))} if self._splits else set()
+        last |= {name: max(at, last.get(name, 0)) for name, at in self._releases.of(body, forward).items()}
+        for i, stmt in enumerate(body):
+            gone = [name for name, at in last.items() if at == i and name not in ends]
+            if isinstance(stmt, Region):
+                self._backward_turn(stmt, gone, forward)
+            elif self._splits and is_put_off(stmt):
+                pass
+            elif moves(stmt, self._summed, self._storages):
+                for _ in self._passing.moves(stmt):
+                    self._look(stmt, 0)
+            else:
+                first = self._storages.again.get(stmt.outputs[0].name)
+                self._passing.makes(value.name for value in stmt.outputs)
+                self._run(stmt, self._keeper.others(first) if first else {})
+            self._free(gone)
+            if isinstance(stmt, Op) and (widened := self._widened(stmt)):
+                self._look(stmt, widened)
+            self._free(v.name for v in results(stmt) if v.name in self._summed or v.name in found.added)
+
+    def _backward_turn(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
+        """The first turn of a repeat's backward, that of forward's last turn, or those of which one is fullest."""
+        repeats = (it for it in forward if isinstance(it, Region))
+        mirror = next((it for it in repeats if mirrors(region, it, self._storages)), None)
+        turn = self._keeper.turns[mirror.results[0].name] if mirror else Turn({}, 0, 0)
+        self._free(bound(self._live, mirror) if mirror else ())
+        before, turns = self._live, self._storages.program.size(region.dim)
+        left = sum(put_off(self._storages, [region]).values())
+        for on in self._passing.backward(region):
+            self._live = dict(before)
+            is_forwards_first = 0 < on == turns - 1  # whose input is what the repeat was handed
+            self._enter(region, turn, [key for key in gone if is_forwards_first or key not in self._kept], on)
+            if self._splits:  # turns that are done leave what others may keep more than
+                self._live[_others(region)] = max(self._live[_others(region)], left - left // turns)
+            self._live |= self._last_turn(mirror, turn) if mirror else {}
+            self._backward(region.body, mirror.body if mirror else (), region)
+            self._free(bound(self._live, mirror) if mirror else ())
+            self._leave(region)
+        self._free(gone)
+        if self._splits:
+            self._live[f"left by {region.dim}"] = left
+
+    def _last_turn(self, region: Region, turn: Turn) -> dict[str, int]:
+        """What the last turn of a repeat kept, but for what it handed on: that is the repeat's result."""
+        args, ends = self._handed(region)
+        found = {key: turn.found[key].total for key in bound(turn.found, region) if key not in ends}
+        found |= {arg: self._storages.bytes(arg) for arg in self._linked(region, turn.found)}
+        alone = self._storages.program.size(region.dim) > 1
+        return {key: size for key, size in found.items() if alone or key not in args}
+
+    # ---- repeats
+
+    def _handed(self, region: Region | None) -> tuple[set[str], set[str]]:
+        """What a turn of a repeat is handed, and what it hands on."""
+        links = carried(region) if region else []
+        return {arg for arg, _, _ in links}, {self._storages.root(end) for _, end, _ in links}
+
+    def _enter(self, region: Region, turn: Turn, gone: Iterable[str], before_last: int) -> None:
+        """What the turns before it keep, and what this one is handed; `gone` is what nothing needs after it."""
+        turns, at = (size := self._storages.program.size(region.dim)), size - before_last
+        self._turns.append((region.dim, at, turns))
+        self._live[_others(region)] = turn.first(max(at - 1, 0))
+        self._kept.add(_others(region))
+        self._free(gone)
+        for arg in region.args:
+            if arg.enter is Enter.CARRY:
+                is_first = self._where == "backward" and not before_last
+                alone = (turns > 1 and not is_first) or self._root(arg.source) not in self._live
+                self._live[arg.value.name] = self._storages.bytes(arg.value.name) if alone else 0
+
+    def _leave(self, region: Region) -> None:
+        """Of a turn only what it hands on is left."""
+        self._turns.pop()
+        self._free([_others(region), *bound(self._live, region)])
+        for end, value in zip(region.yields, region.results, strict=True):
+            if end.leave is Leave.LAST and self._root(value.name) == value.name and value.name not in self._summed:
+                self._live[value.name] = self._storages.bytes(value.name)
+
+    # ---- ops
+
+    def _run(self, op: Op, others: Mapping[str, int]) -> None:
+        """Makes an op's results, and what else it keeps."""
+        for value in op.outputs:
+            root = self._root(value.name)
+            if not self._live.get(root) and not self._storages.held(root):  # in another's memory nothing is added up
+                self._live[root] = self._storages.bytes(value.name)
+        self._live |= others
+        types = tuple(self._storages.types[name] for name in op.inputs)
+        program = self._storages.program
+        local = Local(program, op, types, (True,) * len(types), self._device, serves(program, op, types))
+        self._look(op, OPS[op.kind].scratch(local))
+
+    def _widened(self, op: Op) -> int:
+        """The copy of a parameter's gradient that the CPU makes to add it to its bucket in a wider element type."""
+        program, narrow = self._storages.program, [value for value in op.outputs if value.name in self._summed]
+        wide = ITEM_BYTES[program.params[0].type.dtype]
+        sizes = [program.elements(v.type) * wide for v in narrow if ITEM_BYTES[v.type.dtype] < wide]
+        return max(sizes, default=0) if self._device == "cpu" else 0
+
+    def _look(self, op: Op, scratch: int) -> None:
+        """Takes note of this moment, in which an op takes `scratch` besides, if more is in memory than ever before."""
+        kept = sum(size for key, size in self._live.items() if key in self._kept)
+        other = sum(self._live.values()) - kept + scratch
+        buckets = self._passing.weights, self._passing.gradients
+        moment = Moment(op, self._where, tuple(self._turns), self._about(op), kept, *buckets, other)
+        self.fullest[self._where] = max(self.fullest.get(self._where, moment), moment, key=lambda it: it.bytes)
+
+    def _about(self, op: Op) -> str:
+        """A parameter that the op reads, or else what it makes."""
+        roots = [self._storages.root(name) for name in op.inputs]
+        params = [base(root) for root in roots if root in self._storages.state]
+        name = op.inputs[-1] if op.kind in ("pack", "begin") else op.outputs[0].name
+        return params[0] if params else base(name).removeprefix("d_").removeprefix("_")
+
+    def _roots(self, names: Iterable[str]) -> list[str]:
+        return [*map(self._root, names)]
+
+    def _root(self, name: str) -> str:
+        root = self._storages.root(name)
+        return self._into.get(root, root)
+
+    def _free(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._live.pop(name, None)
+
+
+def _others(region: Region) -> str:
+    """What the other turns of a repeat keep, as a storage."""
+    return f"other {region.dim}"
+
+
+def update(storages: Storages) -> Moment:
+    """The update, and the reduction of gradients before it."""
+    return Moment(None, "update", (), "", 0, 0, 0, _sent(storages))
+
+
+def _sent(storages: Storages) -> int:
+    """What the largest gradient takes once more that is cast for its reduction; they go one after the other.
+
+    Those of turns have gone by then; those of stages are counted in the row.
+    """
+    pipeline = storages.program.pipeline
+    turned = {bucket.dim for bucket in storages.program.buckets if bucket.turns or pipeline}
+    casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
+    pairs = [(op.inputs[0], op.outputs[0]) for op in casts if not storages.held(op.inputs[0])]
+    sizes = ((storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not turned & {*sent.type.dims})
+    return max((sent for own, sent in sizes if sent < own), default=0)

@@ -1,0 +1,209 @@
+"""What a rank of a pipeline holds over its row: what its stages keep of microbatches, and what crosses the cuts.
+
+Purpose: the row action by action; while one runs, what it does is in memory as `walk` has it of the stage alone.
+Of what is sent one value of each kind is under way, as the runtime has it, and of what is received the memory is there
+from where its message begins.
+Non-goals: what an allocator loses.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from ...ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Value, types, walk
+from ...ir.stages import Stage as Cuts
+from ...ir.stages import crossing, groups, stages
+from ...ops.saved_tensors import Device
+from ...schedules.actions import Work
+from ...schedules.activation_memory import Beside, Keeps, beside
+from ..bucket_comms import routes
+from ..local_program import of_stage
+from ..stage_buckets import chunks, needed
+from .aliasing import Cut, Storages
+from .liveness import is_put_off, put_off
+from .peak import Moment, Walk
+from .saved_activations import Keeper, Kept
+
+
+@frozen
+class Stage:
+    """What a stage holds of a microbatch.
+
+    kept      what autograd keeps of it, each storage once
+    entered   bytes of what enters it that autograd does not keep; it is there as long
+    later     bytes that the weights' part of backward needs of the part before it
+    largest   of the gradients that the weights' part makes together, which go as soon as they are added
+    forward   the moment when most is there, but of other microbatches
+    backward  likewise
+    input     likewise, in backward without the weights' part
+    """
+
+    kept: tuple[Kept, ...]
+    entered: int
+    later: int
+    largest: int
+    forward: Moment
+    backward: Moment
+    input: Moment
+
+    @property
+    def held(self) -> int:
+        """Bytes from forward to backward."""
+        return sum(it.total for it in self.kept) + self.entered
+
+    def during(self, work: Work) -> Moment:
+        """The moment when most is there while an action of the stage runs, but of other microbatches."""
+        match work:
+            case Work.FORWARD:
+                return self.forward
+            case Work.BACKWARD:
+                return self.backward
+            case Work.INPUT:
+                return self.input
+            case _:
+                return evolve(self.backward, kept=self.later, other=self.largest)
+
+
+def stages_of(program: Program) -> list[Stage]:
+    """All stages of a pipeline, each by itself; those that do the same are one."""
+    assert program.pipeline, "memory: no pipeline"
+    cuts, last = stages(program, program.pipeline), len(program.pipeline.homes) - 1
+    every = max(program.train.recompute.number, 1)
+    found: dict[object, Stage] = {}
+    kinds = [
+        (cut.groups, number == 0, number == last, *((len(turns), turns.start % every) for turns in cut.turns))
+        for number, cut in enumerate(cuts)
+    ]
+    for number, kind in enumerate(kinds):
+        if kind not in found:
+            found[kind] = _stage(program, program.pipeline, number)
+    return [found[kind] for kind in kinds]
+
+
+def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
+    device = device_of(program)
+    storages = Storages(of_stage(program, number), _cut(program, pipeline, number))
+    keeper = Keeper(storages, device)
+    walked = Walk(storages, keeper, device).fullest
+    entered = sum(storages.bytes(name) for name in storages.cut.entering if storages.root(name) not in keeper.all)
+    kept = tuple(keeper.all.values())
+    body = storages.backward.body
+    made = Counter[tuple[str, ...]]()  # what is made of the same is made together
+    for op in filter(is_put_off, walk(body)):
+        made[op.inputs] += storages.bytes(op.outputs[0].name)
+    largest = max(made.values(), default=0)
+    later = sum(put_off(storages, body).values())
+    apart = Walk(storages, keeper, device, splits=True).fullest
+    back = walked["backward"]
+    first = apart.get("backward", back)  # of an embedding alone, all of backward is put off
+    return Stage(kept, entered, later, largest, walked["forward"], back, first)
+
+
+def device_of(program: Program) -> Device:
+    """A GPU, where the cluster names one, or else the CPU."""
+    return "cuda" if program.cluster.gpu else "cpu"
+
+
+def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
+    """What enters a stage, from before and from behind, as its statements call it; and where its turns begin."""
+    all_ = stages(program, pipeline)
+    (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward, backward = (groups(pipeline, block.body)[1] for block in region.body if isinstance(block, Region))
+    enters = _entering(all_[number], forward) if number else ()
+    returns = _returning(all_[number + 1], forward, backward) if number < len(all_) - 1 else ()
+    first = dict(zip(pipeline.dims, (turns.start for turns in all_[number].turns), strict=True))
+    return Cut(enters, returns, first, types(program))
+
+
+def _entering(stage: Cuts, forward: list[Region]) -> tuple[str, ...]:
+    """What the repeat takes in which a stage begins; if it has no turns, what that makes."""
+    repeat = forward[stage.begins]
+    return _taken(repeat) if stage.turns[stage.begins] else _made(repeat, len(_taken(repeat)))
+
+
+def _returning(behind: Cuts, forward: list[Region], backward: list[Region]) -> tuple[str, ...]:
+    """The gradients that the stage `behind` hands back, of what enters it."""
+    repeat, back = forward[behind.begins], backward[::-1][behind.begins]
+    turns, count = behind.turns[behind.begins], len(_taken(repeat))
+    return _made(back, count) if turns and turns.start == 0 else _taken(back)[:count]
+
+
+def _taken(repeat: Region) -> tuple[str, ...]:
+    return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)
+
+
+def _made(repeat: Region, count: int) -> tuple[str, ...]:
+    return tuple(value.name for value in repeat.results[:count])
+
+
+def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
+    """What ranks hold of a microbatch in each stage, and of what stages hand to each other."""
+    assert program.pipeline, "memory: no pipeline"
+    cuts = tuple(sum(_size(program, value) for value in values) for values in crossing(program, program.pipeline))
+    return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), max(cuts, default=0), cuts)
+
+
+def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> Moment:
+    """The moment of a rank's row when most is in memory beside what always is, the last sums of gradients included."""
+    assert program.pipeline, "memory: no pipeline"
+    assert program.pipeline.schedule, "memory: no rows"
+    schedule, own = program.pipeline.schedule, Chunks(program, program.pipeline, rank)
+    fullest: dict[tuple[int, Work], tuple[float, Beside]] = {}
+    for it in beside(schedule, rank, keeps):
+        kind, size = (it.action.stage, it.action.work), it.kept + it.handed + own.weights(it.at) + own.gradients(it.at)
+        if kind not in fullest or size > fullest[kind][0]:
+            fullest[kind] = size, it
+    moments = [_at(of[stage].during(work), it, own) for (stage, work), (_, it) in fullest.items()]
+    update = Moment(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
+    return max([*moments, update], key=lambda moment: moment.bytes)
+
+
+def _at(alone: Moment, it: Beside, own: "Chunks") -> Moment:
+    return evolve(
+        alone,
+        kept=alone.kept + int(it.kept),
+        other=alone.other + int(it.handed),
+        weights=own.weights(it.at),
+        gradients=own.gradients(it.at),
+    )
+
+
+class Chunks:
+    """What a rank holds for a while of its chunks: weights that are freed, gradients that are sent as another type.
+
+    Of each bucket one such gradient is under way at most, and the last to the end of the row.
+    """
+
+    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
+        row = pipeline.schedule.rows[rank] if pipeline.schedule else None
+        self._routes = routes(program)
+        self._own = [(chunk, needed(row, chunk).end if row else 1) for chunk in chunks(program, rank)]
+        unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
+        self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
+
+    @property
+    def most(self) -> int:
+        """Bytes of all weights and of each bucket's largest gradient: no rows hold more at once."""
+        sizes: dict[str, int] = {}
+        for chunk, _ in self._own:
+            sizes[chunk.bucket] = max(chunk.size, sizes.get(chunk.bucket, 0))
+        return self.weights(0) + self._sent(sizes)
+
+    def weights(self, at: int) -> int:
+        """Bytes that are there in a cell, all gathered at the step's start."""
+        freed = [chunk for chunk, end in self._own if at < end and not self._routes[chunk.bucket].keeps_weights]
+        return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
+
+    def gradients(self, at: int) -> int:
+        """Bytes of those that have ended before a cell."""
+        ended = ((chunk, end) for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at)
+        return self._sent({chunk.bucket: chunk.size for chunk, _ in ended})
+
+    def _sent(self, sizes: Mapping[str, int]) -> int:
+        sent = ((self._routes[name], size) for name, size in sizes.items())
+        return sum(size * ITEM_BYTES[it.sent] for it, size in sent if it.sent != it.bucket.type.dtype)
+
+
+def _size(program: Program, value: Value) -> int:
+    return program.elements(value.type) * ITEM_BYTES[value.type.dtype]

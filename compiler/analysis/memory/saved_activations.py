@@ -1,0 +1,187 @@
+"""What autograd keeps of one microbatch's forward until its backward, each storage once.
+
+Purpose: the tensors by op and plan line, those of a repeat counted for all its turns from one.
+Non-goals: when they are freed (`walk`).
+"""
+
+from collections.abc import Container, Iterable, Iterator
+
+from attrs import evolve, frozen
+
+from ...ir import Op, Region, Stmt
+from ...ops import OPS
+from ...ops.saved_tensors import Device, Local, Saved
+from ..recompute import is_made_again, turns_again
+from .aliasing import Storages, carried
+
+
+@frozen
+class Kept:
+    """A tensor that autograd keeps for backward.
+
+    op     the first op that keeps it
+    what   the value that it is, or what it holds
+    turns  how many of them a microbatch keeps; of a repeat's turn, how many one turn keeps
+    """
+
+    op: Op
+    what: str
+    bytes: int
+    turns: int = 1
+
+    @property
+    def total(self) -> int:
+        """The bytes of all of them."""
+        return self.bytes * self.turns
+
+
+@frozen
+class Turn:
+    """What one turn of a repeat keeps.
+
+    found  by storage, as the body keeps it, with what it keeps of its surroundings
+    own    bytes that every turn keeps
+    chain  bytes of what a turn hands on, if that is kept: there is one less of it than of turns
+    every  the first of so many turns is such a one; the others keep `other` bytes, since backward does them not again
+    start  how many turns other stages do before
+    """
+
+    found: dict[str, Kept]
+    own: int
+    chain: int
+    every: int = 1
+    other: int = 0
+    start: int = 0
+
+    def first(self, turns: int) -> int:
+        """The bytes that the first so many turns keep."""
+        again = multiples(self.every, self.start, self.start + turns)
+        return again * self.own + (turns - again) * self.other + max(turns - 1, 0) * self.chain
+
+
+def multiples(every: int, start: int, stop: int) -> int:
+    """How many there are in a range."""
+    return -(-stop // every) - -(-start // every)
+
+
+class Keeper:
+    """What forward keeps: `all` of a microbatch, and one turn of each repeat, by the name of its first result."""
+
+    def __init__(self, storages: Storages, device: Device) -> None:
+        self._storages = storages
+        self._device: Device = device
+        weights = storages.state | storages.gathered
+        self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.cut.entering}
+        self.turns: dict[str, Turn] = {}
+        self._by_turns = True  # whether what backward does again turn by turn is not kept
+        self.all = self._body(storages.forward.body)
+
+    def _body(self, body: tuple[Stmt, ...]) -> dict[str, Kept]:
+        found: dict[str, Kept] = {}
+        for stmt in body:
+            if isinstance(stmt, Region):
+                self._repeat(stmt, found)
+            else:
+                self._want(stmt)
+                for key, kept in self.saved(stmt).items():
+                    found.setdefault(key, kept)
+        return found
+
+    def _want(self, op: Op) -> None:
+        """A result has a gradient if an operand has one, and it is a number that the op has a gradient of."""
+        if any(name in self._wanted for name in op.inputs) and (OPS[op.kind].adjoint or op.kind in ("coerce", "cast")):
+            self._wanted |= {value.name for value in op.outputs if value.type.differentiable}
+
+    def saved(self, op: Op) -> dict[str, Kept]:
+        """What an op of the forward keeps, by storage; what is no value has a name of its own."""
+        storages = self._storages
+        again = self._is_made_again(op.outputs[0].name) or is_made_again(storages.program, op)
+        saved = Saved(operands=tuple(range(len(op.inputs)))) if again else self._by_itself(op)
+        roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
+        found = {root: Kept(op, root, storages.bytes(root)) for root in roots if not storages.held(root)}
+        return found | {f"{op.outputs[0].name}: {what}": Kept(op, what, size) for what, size in saved.others}
+
+    def values(self, op: Op) -> list[str]:
+        """The values that an op keeps, wherever it is done."""
+        return _values(op, self._by_itself(op))
+
+    def others(self, op: Op) -> dict[str, int]:
+        """What an op keeps besides operands and results, wherever it is done; its names are those of `saved`."""
+        return {f"{op.outputs[0].name}: {what}": size for what, size in self._by_itself(op).others}
+
+    def _by_itself(self, op: Op) -> Saved:
+        """What an op keeps that is not done again."""
+        types = tuple(self._storages.types[name] for name in op.inputs)
+        wanted = tuple(name in self._wanted for name in op.inputs)
+        if not any(wanted):
+            return Saved()
+        return OPS[op.kind].saves(Local(self._storages.program, op, types, wanted, self._device))
+
+    def _made_of(self, name: str) -> list[str]:
+        """A value, or what it is made of where backward makes it once more."""
+        if not self._is_made_again(name):
+            return [name]
+        return [it for source in self._storages.made_again[name] for it in self._made_of(source)]
+
+    def _is_made_again(self, name: str) -> bool:
+        return name in self._storages.made_again and (self._by_turns or name not in self._storages.sometimes)
+
+    def _repeat(self, region: Region, found: dict[str, Kept]) -> None:
+        """A turn is handed what the last one handed on: the source, all turns' but the last one's, then the result."""
+        storages, turns = self._storages, self._storages.program.size(region.dim)
+        self._wanted |= {arg.value.name for arg in region.args if arg.value.type.differentiable}
+        self._wanted |= {result.name for result in region.results if result.type.differentiable}
+        inner = self._body(region.body)
+        sources, chains = {arg.value.name: storages.root(arg.source) for arg in region.args}, dict[str, Kept]()
+        for arg, end, result in carried(region):
+            end = storages.root(end)
+            if arg in inner:
+                found.setdefault(sources[arg], evolve(inner[arg], what=sources[arg], turns=1))
+            if end == arg:
+                continue
+            if end in inner:
+                found.setdefault(result, evolve(inner[end], what=result, turns=1))
+            if first := inner.get(arg) or inner.get(end):
+                chains[end] = evolve(first, what=end, turns=1)
+        handed = {arg for arg, _, _ in carried(region)} | {*chains}
+        own = {key: inner[key] for key in bound(inner, region) if key not in handed}
+        every, other = self._others(region, handed) if turns_again(storages.program, region.dim) > 1 else (1, own)
+        start = storages.cut.first.get(region.dim, 0)
+        again = multiples(every, start, start + turns)
+        self.turns[region.results[0].name] = Turn(inner, _total(own), _total(chains), every, _total(other), start)
+        for key, kept in inner.items():
+            if key not in own and key not in handed:
+                found.setdefault(key, kept)
+        counts = {key: again * (key in own) + (turns - again) * (key in other) for key in own | other}
+        found |= {key: evolve(kept, turns=kept.turns * counts[key]) for key, kept in (own | other).items()}
+        found |= {key: evolve(kept, turns=turns - 1) for key, kept in chains.items() if turns > 1}
+
+    def _others(self, region: Region, handed: Container[str]) -> tuple[int, dict[str, Kept]]:
+        """Of how many turns one is done again, and what those keep that are not."""
+        self._by_turns = False
+        inner = self._body(region.body)
+        self._by_turns = True
+        own = {key: inner[key] for key in bound(inner, region) if key not in handed}
+        return turns_again(self._storages.program, region.dim), own
+
+
+def _total(found: dict[str, Kept]) -> int:
+    return sum(kept.total for kept in found.values())
+
+
+def bound(storages: Iterable[str], region: Region) -> list[str]:
+    """Those of the storages that a region's body makes or is handed, at any depth."""
+    inside = {*_made(region)}
+    return [name for name in storages if name.split(":")[0] in inside]
+
+
+def _made(region: Region) -> Iterator[str]:
+    yield from (arg for arg, _, _ in carried(region))
+    for stmt in region.body:
+        yield from (value.name for value in (stmt.outputs if isinstance(stmt, Op) else stmt.results))
+        if isinstance(stmt, Region):
+            yield from _made(stmt)
+
+
+def _values(op: Op, saved: Saved) -> list[str]:
+    return [*(op.inputs[i] for i in saved.operands), *(op.outputs[i].name for i in saved.results)]

@@ -1,0 +1,36 @@
+"""Which values of a step are parameters as the model uses them, and of which of them one product is made.
+
+Non-goals: what leads from a parameter's state of record to its uses (`passes.place_state`, `passes.fuse_buckets`).
+"""
+
+from collections.abc import Iterator
+
+from ..ir import Op, Program, Region, walk
+from ..ops.fused import CONTRACTS
+
+
+def leaves(program: Program) -> dict[str, str]:
+    """The parameters and the values that are one as the model uses it, in the step or in a turn, and whose they are."""
+    of = {param.name: param.name for param in program.params}
+    for op in walk(program.region.body):
+        if op.kind == "unpack":
+            params = program.bucket(str(op.get("bucket"))).params
+            of |= {value.name: param for value, param in zip(op.outputs, params, strict=True)}
+    for op in program.region.body:
+        if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in of:
+            of[op.outputs[0].name] = of[op.inputs[0]]
+    return of
+
+
+def products(program: Program) -> list[tuple[str, ...]]:
+    """The parameters of each product with several weights: these lie one behind the other, in each turn of a repeat."""
+    return [*dict.fromkeys(_products(program.region, leaves(program)))]
+
+
+def _products(region: Region, of: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    of = of | {arg.value.name: of[arg.source] for arg in region.args if arg.source in of}
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from _products(stmt, of)
+        elif stmt.kind == CONTRACTS.name:
+            yield tuple(of[name] for name in stmt.inputs[1:])

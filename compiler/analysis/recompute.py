@@ -1,0 +1,77 @@
+"""Which forward values backward makes again instead of having them kept.
+
+Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under `gathered =
+regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each turn of an innermost repeat (Chen
+et al. 2016), of which only what enters it is kept, under `every(n, layers)` the first of every n turns of one repeat.
+For a shape alone nothing is made again (`Builder.like`), since autograd takes note of shapes.
+Non-goals: when backward first needs them (`passes.differentiate`), and what that saves (`memory`).
+"""
+
+from collections.abc import Iterator
+
+from ..ir import REPLICATED, Kind, Op, Program, Region, Stmt, walk
+from ..ir.placements import ends
+from ..ops import OPS
+from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
+from ..syntax.source import Span
+
+
+def selectable(program: Program) -> list[str]:
+    """The ops of a program that a plan calls by their names, and that are one call of one result."""
+    kinds = dict.fromkeys(op.kind for op in walk(program.region.body) if len(op.outputs) == 1)
+    return [kind for kind in kinds if kind in OPS and OPS[kind].surface and OPS[kind].function]
+
+
+def check(program: Program) -> None:
+    """Raises PlanError where `selective(…)` names what the model does not do as one op."""
+    recompute = program.train.recompute
+    by_turns = recompute.word == "every"
+    able = list(_innermost(program.region.body)) if by_turns else selectable(program)
+    span = program.train.spans.get("recompute", program.region.span)
+    errors = [_unknown(name, able, by_turns, span) for name in recompute.names if name not in able]
+    if errors:
+        raise PlanError(errors)
+
+
+def _unknown(name: str, able: list[str], by_turns: bool, span: Span) -> Diagnostic:
+    message = f"backward cannot do {'turns of ' if by_turns else ''}`{name}` again{'' if by_turns else ' by itself'}"
+    label = "no repeat over it is an innermost one" if by_turns else ""
+    label = label or "the model has no such op, or it is divided over ranks"
+    return Diagnostic("E0410", message, span, label, help=did_you_mean(name, able) or f"it can do {listing(able)}")
+
+
+def _innermost(body: tuple[Stmt, ...]) -> Iterator[str]:
+    """The dims of repeats that have no repeat inside."""
+    for stmt in body:
+        if isinstance(stmt, Region):
+            inner = list(_innermost(stmt.body))
+            yield from inner or [stmt.dim]
+
+
+def is_made_again(program: Program, op: Op) -> bool:
+    """Whether backward does a forward op again rather than read its result, wherever it stands."""
+    if program.train.recompute.word == "selective" and op.kind in program.train.recompute.names:
+        return True
+    return program.train.gathered == "regather" and _gathers(op)
+
+
+def _gathers(op: Op) -> bool:
+    """Whether an op is a gather whose conjugate is a reduce-scatter."""
+    if op.kind != "coerce":
+        return False
+    source, target = ends(op)
+    return source.kind is Kind.SHARDED and target == REPLICATED
+
+
+def runs_again(program: Program, region: Region) -> bool:
+    """Whether backward does turns of a repeat again: those with no repeat inside."""
+    innermost = region.kind == "repeat" and not any(isinstance(stmt, Region) for stmt in region.body)
+    return bool(turns_again(program, region.dim)) and innermost
+
+
+def turns_again(program: Program, dim: str) -> int:
+    """Of how many turns of a repeat over `dim` backward does one again, the first; 0 for none."""
+    recompute = program.train.recompute
+    if recompute.word == "every":
+        return recompute.number if dim in recompute.names else 0
+    return int(recompute.word == "full")

@@ -1,0 +1,72 @@
+"""Where the stages of a pipeline lie, in which order they do their work, and how long that takes.
+
+Purpose: homes and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: rows made for what
+stages cost (`passes.place_stages`), messages (`schedules.messages`), whether rows are right (`schedules.check`).
+"""
+
+from ..config.settings import AUTO
+from ..ir import Pipeline, Program, types
+from ..ir.stages import forward, groups, stages
+from ..schedules.actions import Schedule
+from ..schedules.errors import Impossible
+from ..schedules.registry import SCHEDULES, folded, looped
+from ..schedules.timeline import Times
+from .flops import Cost, cost
+
+MOST = 2**17
+"""Forwards in a schedule: with 16 ranks of 4 stages each, 2048 microbatches."""
+
+
+def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The rank of each stage; for `auto` all ways that are tried, of as many stages each.  Raises Impossible."""
+    order = pipeline.settings.schedule
+    if pipeline.given:
+        return (pipeline.given.homes,)
+    if order.kind == AUTO:
+        chunks = order.chunks or 1
+        return tuple(dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks))))
+    return (SCHEDULES[order.kind].homes(ranks, order.chunks),)
+
+
+def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
+    """The first of them.  Raises Impossible."""
+    return placements(pipeline, ranks)[0]
+
+
+def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
+    """The rows, without messages.  Raises Impossible."""
+    demand_few(len(homes(pipeline, ranks)), microbatches)
+    order = pipeline.settings.schedule
+    return pipeline.given or SCHEDULES[order.kind](ranks, microbatches, order.chunks)
+
+
+def demand_few(stages: int, microbatches: int) -> None:
+    """Forwards that can be listed.  Raises Impossible."""
+    if (forwards := stages * microbatches) > MOST:
+        raise Impossible(
+            f"{stages} stages × {microbatches} microbatches = {forwards:,} forwards are too many to be listed",
+            f"at most {MOST:,}: take larger microbatches",
+        )
+
+
+def estimated(program: Program, pipeline: Pipeline) -> Times:
+    """How long each stage works for a microbatch, in parts of what the dearest one's forward takes."""
+    of = types(program)
+    bodies, repeats = groups(pipeline, forward(program).body)
+    between = [cost(program, body, of) for body in bodies]
+    turn = [cost(program, repeat.body, of) for repeat in repeats]
+    costs = [
+        sum((between[i] for i in stage.groups), Cost())
+        + sum((each * len(turns) for each, turns in zip(turn, stage.turns, strict=True)), Cost())
+        for stage in stages(program, pipeline)
+    ]
+    unit = max(each.forward for each in costs)
+    return Times(
+        tuple(max(each.forward / unit, _LEAST) for each in costs),
+        tuple(max(each.input / unit, _LEAST) for each in costs),
+        tuple(max(each.weight / unit, _LEAST) for each in costs),
+    )
+
+
+_LEAST = 1e-3
+"""What an action takes that computes next to nothing."""

@@ -1,0 +1,26 @@
+"""Says which programs are legal: run before the first pass and after each.
+
+Purpose: declarations that agree with each other; every name bound once and before its use, every op typed as its entry
+infers, every region's ends matched.
+Non-goals: the user's mistakes (`passes.validate`); whatever fails here is a defect of the pass that is named, or of IR
+text edited by hand.
+"""
+
+from ...ir import Program
+from .declarations import Declarations
+from .regions import Regions
+from .stages import Stages
+
+
+def check(program: Program) -> None:
+    """Asserts that `program` is legal; a failure names the pass that made it."""
+    declarations = Declarations(program)
+    declarations.check()
+    Stages(program).check()
+    Regions(program).outermost()
+    declarations.check_products()
+
+
+def check_rows(program: Program) -> None:
+    """Asserts that a pipeline's rows are legal: takes too long to be asked after each pass, which leave them alone."""
+    Stages(program).check_rows()

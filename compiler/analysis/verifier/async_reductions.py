@@ -1,0 +1,62 @@
+"""Whether what begins in a turn is what the step reduces: the turn's part of the gradients that its bucket packs.
+
+Non-goals: everything else that makes a program legal (`wellformed`).
+"""
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from ...ir import Leave, Op, Program, Region
+
+
+def misbegun(program: Program) -> Iterator[str]:
+    """Words for each `begin` that does not begin what its bucket's `pack` waits for, or that is not alone in it."""
+    params = {param.name for param in program.params}
+    packs = [op for op in program.region.body if isinstance(op, Op) and op.kind == "pack"]
+    waiting = {op.get("bucket"): op.inputs for op in packs if op.inputs[0] not in params}
+    origins, seen = _Origins.of(program), set[object]()
+    for region in _inside(program.region):
+        for op in (stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind == "begin"):
+            name = op.get("bucket")
+            turns = len(program.bucket(str(name)).turns)
+            complete = tuple(origins.turn(packed, turns) for packed in waiting.get(name, ()))
+            if name in seen or complete != op.inputs or not {*op.inputs} <= {end.name for end in region.yields}:
+                yield f"begin of {name} is not of what the step packs"
+            seen.add(name)
+
+
+@frozen
+class _Origins:
+    """Where values come from: results of regions from what their turns yield, casts from their operands."""
+
+    ends: dict[str, tuple[Leave, str]]
+    casts: dict[str, str]
+
+    @classmethod
+    def of(cls, program: Program) -> "_Origins":
+        regions = [*_inside(program.region)]
+        ends = {
+            result.name: (end.leave, end.name)
+            for region in regions
+            for end, result in zip(region.yields, region.results, strict=False)
+        }
+        ops = (stmt for region in regions for stmt in region.body if isinstance(stmt, Op))
+        return cls(ends, {op.outputs[0].name: op.inputs[0] for op in ops if op.kind == "cast"})
+
+    def turn(self, name: str, turns: int) -> str:
+        """What a turn yields of a stack of so many repeats' turns that microbatches sum; "" of anything else."""
+        for leave in (Leave.SUM, *[Leave.STACK] * turns):
+            while leave is Leave.STACK and name in self.casts:
+                name = self.casts[name]
+            found, name = self.ends.get(name, (None, ""))
+            if found is not leave:
+                return ""
+        return name
+
+
+def _inside(region: Region) -> Iterator[Region]:
+    yield region
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from _inside(stmt)

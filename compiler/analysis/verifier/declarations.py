@@ -1,0 +1,100 @@
+"""What stands before the region: axes, dims, claims, parameters, buckets, names, settings."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from ...ir import FLOATS, MICROBATCHES, Param
+from ..param_uses import products
+from .base import STEP_STAGES, Checker
+
+FIRST = "resolve"
+"""After this stage a claim may still stand twice: `validate` tells the user."""
+
+INITS = {"normal": 1, "ones": 0, "zeros": 0}
+"""Initial values, and how many numbers each takes."""
+
+
+class Declarations(Checker):
+    """What stands before the region."""
+
+    def check(self) -> None:
+        """They agree with each other and with the settings."""
+        it = self.program
+        for what, names in (
+            ("axis", [axis.name for axis in it.axes]),
+            ("dim", [dim.name for dim in it.dims]),
+            ("parameter", [param.name for param in it.params]),
+            ("bucket", [bucket.name for bucket in it.buckets]),
+            ("claim", [] if it.stage == FIRST else [(claim.dim, claim.axis) for claim in it.claims]),
+        ):
+            self._once(what, names)
+        for name in (it.name, *self.axes, *(axis.whole for axis in it.axes), *self.sizes):
+            assert name.isidentifier(), self.at(f"`{name}` is not a plain name")
+        for each in (*it.axes, *it.dims):
+            assert each.size >= 1, self.at(f"{each.name}: a size of {each.size}")
+        for claim in it.claims:
+            assert claim.dim in self.sizes, self.at(f"a claim of dim {claim.dim}, which is not declared")
+            assert claim.axis in self.axes, self.at(f"a claim over axis {claim.axis}, which is not declared")
+        for param in it.params:
+            self._param(param)
+        self._buckets()
+        self._names()
+        self._train()
+
+    def _once(self, what: str, names: Collection[object]) -> None:
+        assert len({*names}) == len(names), self.at(f"a {what} declared twice")
+
+    def _param(self, param: Param) -> None:
+        name, init = param.name, param.init
+        assert name.isidentifier(), self.at(f"`{name}` is not a plain name")
+        self.type(name, param.type)
+        assert param.type.dtype in FLOATS, self.at(f"{name}: a parameter of {param.type.dtype}")
+        counts = min(param.stacked, param.inner) >= 0 and param.stacked + param.inner <= len(param.type.dims)
+        assert counts, self.at(f"{name}: stacked {param.stacked} inner {param.inner} of {len(param.type.dims)} dims")
+        takes = INITS.get(init.kind)
+        assert takes == len(init.args), self.at(f"{name}: there is no initial value {init.kind} of {len(init.args)}")
+        assert all(arg >= 0 for arg in init.args), self.at(f"{name}: a negative deviation")
+
+    def _names(self) -> None:
+        """All parameters are stored, or none; of a tensor in parts all are there; what stands in pairs is in a head."""
+        it = self.program
+        stored, params = [each.param for each in it.names], [param.name for param in it.params]
+        assert not stored or sorted(stored) == sorted(params), self.at("stored and other parameters differ")
+        parts = Counter(each.tensor for each in it.names)
+        for each in it.names:
+            assert parts[each.tensor] == each.parts, self.at(
+                f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
+            )
+        self._once("stored part", [(each.tensor, each.part) for each in it.names])
+        pairs = {each.param: each.interleaved for each in it.names if each.interleaved}
+        for param in it.params:
+            rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
+            head = self.sizes[rows[-1]] if len(rows) > 1 else 0
+            assert pairs.get(param.name, 0) <= head, self.at(f"{param.name}: pairs in heads of {head} rows")
+
+    def _buckets(self) -> None:
+        it = self.program
+        held = [name for bucket in it.buckets for name in bucket.params]
+        fused = it.stage in STEP_STAGES[3:]
+        want = sorted(p.name for p in it.params) if fused else []
+        assert sorted(held) == want, self.at("buckets and parameters differ")
+        for bucket in it.buckets:
+            assert bucket.params, self.at(f"bucket {bucket.name} is empty")
+            self.type(bucket.name, bucket.type)
+
+    def check_products(self) -> None:
+        """The weights of one product lie side by side in a bucket; asked of a program whose ops are right."""
+        buckets = self.program.buckets
+        for names in products(self.program) if buckets else ():
+            (bucket,) = (bucket for bucket in buckets if names[0] in bucket.params)
+            at = bucket.params.index(names[0])
+            own = bucket.params[at : at + len(names)]
+            assert own == names, self.at(f"{', '.join(names)} of one product lie as {', '.join(own)}")
+
+    def _train(self) -> None:
+        """The settings are those that the dims were made from."""
+        it, train = self.program, self.program.train
+        batch = train.microbatch * it.degree(tuple(claim.axis for claim in it.claims if claim.dim == "batch"))
+        for dim, size in (("seq", train.seq), ("batch", batch), (MICROBATCHES, train.global_batch / batch)):
+            said = f"dim {dim} is {self.sizes.get(dim, 'missing')}, but {size:g} by `train`"
+            assert self.sizes.get(dim) == size, self.at(said)

@@ -1,0 +1,203 @@
+"""The commands on one plan: `compile`, `run`, `ir`, `check`, `explain`.
+
+Non-goals: what is said of a plan (`summary`), how files are written (`emit.output`), how it is proved (`verify`).
+"""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from .exit_codes import PLAN_WRONG, UsageError
+from .streams import as_file
+
+if TYPE_CHECKING:
+    from ..ir import Program
+    from ..syntax.diagnostics import Diagnostic
+    from ..syntax.source import Source
+
+
+class Plan(NamedTuple):
+    """A plan's text, its program before any placement (of IR text, as it stands), and after the last pass."""
+
+    source: "Source"
+    model: "Program"
+    program: "Program"
+
+
+def compile_(options: Namespace) -> None:
+    """`scalec compile`."""
+    from ..reports.summary import launch
+
+    plan = load(options.plan)
+    script = _write(plan, options)
+    how = launch(plan.program)
+    where = "" if how.nodes == 1 else f" this on each of {how.nodes:,} machines, $HEAD one of them"
+    print(f"train with{where}:\n\n  {how.command(script)}")
+
+
+def run(options: Namespace) -> NoReturn:
+    """`scalec run`."""
+    from importlib.util import find_spec
+
+    from ..reports.summary import launch
+
+    plan = load(options.plan)
+    how = launch(plan.program)
+    if how.nodes > 1:
+        raise UsageError(f"this plan runs on {how.nodes} machines: `scalec compile` prints what to start on each")
+    if find_spec("torch") is None:
+        raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
+    script = _write(plan, options)
+    sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
+    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", *how.options()]
+    os.execv(sys.executable, [*torchrun, str(script), *options.rest])
+
+
+def ir(options: Namespace) -> None:
+    """`scalec ir`."""
+    from ..ir.printer import print_ir
+    from ..passes import STAGES
+    from ..syntax.diagnostics import listing
+
+    stage = options.after or STAGES[-1]
+    if stage not in STAGES:
+        raise UsageError(f"there is no pass `{stage}`; in order they are {listing(STAGES)}")
+    program = load(options.plan, stage).program
+    if program.stage != stage:
+        raise UsageError(f"`{options.plan}` is IR from after `{program.stage}`, which comes after `{stage}`")
+    as_file()
+    sys.stdout.write(print_ir(program))
+
+
+def check(options: Namespace) -> int:
+    """`scalec check`; returns the exit status."""
+    from ..reports.summary import headline, tokens
+
+    plan = load(options.plan)
+    _warn(plan)
+    if options.must_fit and not _fits(plan.program):
+        return PLAN_WRONG
+    print(f"ok  {headline(plan.program)}, {tokens(plan.program)}")
+    return 0
+
+
+def explain(options: Namespace) -> None:
+    """`scalec explain memory | collectives`."""
+    from ..reports.communication import explain_collectives
+    from ..reports.memory import memory
+
+    tell = {"memory": memory, "collectives": explain_collectives}[options.topic]
+    print(tell(load(options.plan).program))
+
+
+def load(path: Path, stage: str | None = None) -> Plan:
+    """A plan or IR text, and its program after the pass `stage`, by default the last."""
+    from ..frontend import resolve
+    from ..passes import STAGES, lower
+    from ..syntax.limits import MAX_WRITTEN_BYTES, load
+    from ..syntax.source import is_ir
+
+    source = load(path, most=MAX_WRITTEN_BYTES)
+    model = read(source) if is_ir(source.text) else resolve(load(path))
+    return Plan(source, model, lower(model, stage or STAGES[-1], _dump()))
+
+
+def ir_text(options: Namespace) -> "Source | None":
+    """The first file of IR text that a command was given: by itself, or in the account of an output folder."""
+    from ..syntax.limits import MAX_WRITTEN_BYTES, load
+    from ..syntax.source import is_ir
+
+    given = vars(options)
+    paths: list[Path] = [*given.get("plans", ()), *([given["plan"]] if "plan" in given else [])]
+    files = [path / "plan.json" if path.is_dir() else path for path in paths]
+    sources = (load(path, most=MAX_WRITTEN_BYTES) for path in files if path.is_file())
+    return next((source for source in sources if source.path.endswith(".json") or is_ir(source.text)), None)
+
+
+def _dump() -> "Callable[[Program], None]":
+    """What shows programs on their way through the passes, as SCALEC_DUMP=<pass>|all asks for, on standard error."""
+    from ..ir.printer import print_ir
+    from ..passes import STAGES
+
+    wanted = os.environ.get("SCALEC_DUMP", "")
+    if wanted not in ("", "all", *STAGES):
+        sys.stderr.write(f"SCALEC_DUMP: there is no pass `{wanted}`; say all, {', '.join(STAGES)}\n")
+
+    def show(program: "Program") -> None:
+        if wanted in ("all", program.stage):
+            sys.stderr.write(f"# after {program.stage}\n{print_ir(program)}\n")
+
+    return show
+
+
+def read(source: "Source") -> "Program":
+    """The program that IR text shows; text edited by hand may show an illegal one, which is no bug of scalec."""
+    from ..analysis.verifier import check, check_rows
+    from ..ir.parser import read_ir
+    from ..passes import STAGES
+    from ..syntax.diagnostics import Diagnostic, Note, PlanError
+
+    program = read_ir(source)
+    try:
+        assert program.stage in STAGES, f"there is no pass `{program.stage}`"
+        check(program)
+        check_rows(program)
+    except AssertionError as error:
+        note = Note(None, str(error))
+        raise PlanError([Diagnostic("E0190", "this IR is not legal", source.whole(), notes=(note,))]) from None
+    return program
+
+
+def _warn(plan: Plan) -> None:
+    """Says on standard error where a plan does not fit its GPUs, and what it hardly means."""
+    from ..reports.lints import advice
+    from .remedies import too_large
+
+    for found in filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source))):
+        _tell(found)
+
+
+def _fits(program: "Program") -> bool:
+    """Whether a plan is known to fit its GPUs; says so where they are not known."""
+    from ..analysis.memory import account, fits, unknown
+
+    found = fits(program, account(program))
+    if found is None:
+        _tell(unknown(program))
+    return bool(found)
+
+
+def _tell(found: "Diagnostic") -> None:
+    from ..syntax.diagnostics import render, wants_colour
+
+    sys.stderr.write(f"{render(found, colour=wants_colour(sys.stderr))}\n\n")
+
+
+def _write(plan: Plan, options: Namespace) -> Path:
+    """Proves and writes the files, says so with a summary, and returns the path of the program."""
+    from ..emit import emit
+    from ..emit.user_ops import copies
+    from ..emit.write_files import OutputError, write
+    from ..reports.summary import communication, headline, kernels
+
+    _warn(plan)
+    proof = None
+    if options.verify:
+        from ..proof import verify
+
+        proof = verify(plan.program, plan.model)
+    folder = options.output or Path("out", options.plan.stem)
+    files = emit(plan.program, plan.source, plan.model, proof, copies(plan.program, plan.source))
+    try:
+        write(folder, files)
+    except OutputError as error:
+        raise UsageError(str(error)) from error
+    wrote = " and ".join(str(folder / name) for name in files)
+    shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
+    parts = [headline(plan.program), communication(plan.program), kernels(plan.program), f"{shown}\nwrote {wrote}"]
+    print("\n\n".join(filter(None, parts)))
+    return folder / "train.py"

@@ -1,0 +1,98 @@
+"""The command on texts of plans: `fmt`.
+
+Purpose: rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from its layout.
+Non-goals: what the layout is (`formatter`).
+"""
+
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .exit_codes import PLAN_WRONG, UsageError
+from .streams import as_file
+
+if TYPE_CHECKING:
+    from ..syntax.diagnostics import Diagnostic
+    from ..syntax.source import Source
+
+STANDARD_INPUT = Path("-")
+
+
+def fmt(options: Namespace) -> int:
+    """`scalec fmt`; returns the exit status."""
+    from ..syntax.diagnostics import PlanError
+
+    if STANDARD_INPUT in options.files:
+        return _standard_input(options)
+    wrong: list[Diagnostic] = []
+    changed: list[Path] = []
+    for path in options.files:
+        try:
+            if _format(path, options.check):
+                changed.append(path)
+        except PlanError as error:
+            wrong += error.diagnostics
+    if wrong:
+        raise PlanError(wrong)
+    return PLAN_WRONG if options.check and changed else 0
+
+
+def _format(path: Path, only_check: bool) -> bool:
+    """Whether a file changes; it is then named, and unless only checked, rewritten."""
+    from ..syntax.formatter import format_plan
+    from ..syntax.limits import load
+
+    text = format_plan(load(path))
+    if text.encode() == path.read_bytes():
+        return False
+    if not only_check:
+        _replace(path, text)
+    print(f"{'would format' if only_check else 'formatted'} {path}")
+    return True
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file anew, with its mode; what a link leads to, not the link."""
+    target = path.resolve()
+    draft = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+    try:
+        target.open("r+b").close()  # a file that is not to be written stays, though its folder could be
+        with draft.open("xb") as file:
+            file.write(text.encode())
+        draft.chmod(target.stat().st_mode & 0o7777)
+        draft.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _standard_input(options: Namespace) -> int:
+    from ..syntax.formatter import format_plan
+
+    if len(options.files) > 1:
+        raise UsageError("`-` is standard input, and stands alone")
+    content = sys.stdin.buffer.read()
+    text = format_plan(_decoded(content))
+    if options.check:
+        changed = text.encode() != content
+        sys.stdout.write("would format standard input\n" if changed else "")
+        return PLAN_WRONG if changed else 0
+    as_file()
+    sys.stdout.write(text)
+    return 0
+
+
+def _decoded(content: bytes) -> "Source":
+    from ..syntax.diagnostics import Diagnostic, PlanError
+    from ..syntax.source import Source
+
+    try:
+        return Source("standard input", content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        where = f"byte 0x{content[error.start]:02x} on line {line}"
+        place = Source("standard input", "").whole()
+        raise PlanError([Diagnostic("E0101", f"standard input is not UTF-8: {where}", place)]) from None

@@ -1,0 +1,136 @@
+"""`scalec verify --recheck`: what the certificate of an output folder says, shown once more from what lies there.
+
+Non-goals: how anything is shown (`verify`, `emit.readback`).
+"""
+
+import json
+from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from .compile import Plan, read
+from .exit_codes import UsageError
+
+if TYPE_CHECKING:
+    from ..syntax.source import Source, Span
+
+
+def recheck(folder: Path) -> str:
+    """What was shown, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
+    from ..analysis.certificate import NOT_EVALUATED
+    from ..emit import emit
+    from ..emit.user_ops import copied
+    from ..passes import lower
+    from ..proof import verify
+    from ..reports.summary import headline
+    from ..syntax.limits import MAX_WRITTEN_BYTES, load
+    from ..syntax.source import Source
+
+    written, script = _account(folder / "plan.json"), load(folder / "train.py", most=MAX_WRITTEN_BYTES)
+    model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
+    plan = Plan(Source(written["plan"], ""), model, lower(model))
+    proof = verify(plan.program, plan.model)
+    matched, modules = _matched(script, plan), copied(plan.program, folder)
+    unverified = _values(written) == NOT_EVALUATED
+    made = emit(
+        plan.program,
+        plan.source,
+        model,
+        None if unverified else proof,
+        {name: module.text for name, module in modules.items()},
+    )
+    account = json.loads(made["plan.json"])
+    _compare_modules(modules, written, account)
+    _compare(folder / "plan.json", written, account)
+    _compare_text(script, made["train.py"])
+    said = (
+        f"equal  {folder}: {headline(plan.program)}\n\n{proof.lines()}\n"
+        f"train.py  {matched} ops, each matched to the IR, and every line as written"
+        + "".join(f"\n{name}  as copied" for name in modules)
+    )
+    return said + (
+        "\n\nit was compiled with --no-verify, and says so; the step was evaluated now" if unverified else ""
+    )
+
+
+def _account(path: Path) -> dict[str, Any]:
+    """The content of a plan.json."""
+    from ..syntax.limits import MAX_WRITTEN_BYTES, load
+
+    try:
+        content: Any = json.loads(load(path, most=MAX_WRITTEN_BYTES).text)
+    except ValueError:
+        content = None
+    if not (isinstance(content, dict) and _has_model(cast("dict[str, Any]", content))):
+        raise UsageError(f"`{path}` was not written by this scalec: compile the plan again")
+    return cast("dict[str, Any]", content)
+
+
+def _has_model(account: dict[str, Any]) -> bool:
+    lines = account.get("model")
+    whole = isinstance(lines, list) and all(isinstance(line, str) for line in cast("list[Any]", lines))
+    return whole and isinstance(account.get("plan"), str)
+
+
+def _values(account: dict[str, Any]) -> object:
+    """What the certificate says of the step's values."""
+    said: Any = account.get("certificate")
+    return cast("dict[str, Any]", said).get("values") if isinstance(said, dict) else None
+
+
+def _matched(script: "Source", plan: Plan) -> int:
+    """The number of ops that train.py was matched to."""
+    from ..emit.readback import check
+
+    try:
+        return check(script.text, plan.program)
+    except AssertionError as error:
+        _refuse("train.py is not the plan's", script.whole(), str(error))
+
+
+def _compare(path: Path, written: dict[str, Any], made: dict[str, Any]) -> None:
+    from ..syntax.source import Source
+
+    changed = [key for key in made | written if key != "written_by" and made.get(key) != written.get(key)]
+    if changed:
+        other = written.get("written_by") != made["written_by"]
+        help = f"{written.get('written_by')} wrote it: compile the plan again" if other else ""
+        _refuse(
+            "plan.json is not the plan's", Source(str(path), "").whole(), f"it differs under {', '.join(changed)}", help
+        )
+
+
+def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any], made: dict[str, Any]) -> None:
+    hashes: Any = written.get("modules")
+    known = cast("dict[str, Any]", hashes) if isinstance(hashes, dict) else {}
+    for name, module in modules.items():
+        if known.get(name) != made["modules"][name]:
+            why = "it is not the copy that was made when the plan was compiled"
+            _refuse(
+                f"{name} is not the plan's", module.whole(), why, "change the file beside the plan and compile again"
+            )
+
+
+def _compare_text(script: "Source", made: str) -> None:
+    """Comments and layout too; what is code was matched before."""
+    if script.text == made:
+        return
+    pairs = zip_longest(script.text.split("\n"), made.split("\n"), fillvalue="")
+    at = next(at for at, (found, expected) in enumerate(pairs) if found != expected)
+    lines = made.split("\n")
+    expected = f"the plan's is `{lines[at]}`" if at < len(lines) else "the plan's has ended"
+    _refuse("train.py is not the plan's", _line(script, at), expected, "compile the plan again")
+
+
+def _line(source: "Source", at: int) -> "Span":
+    """One line, counted from 0; the end of a text that is shorter."""
+    lines = source.text.split("\n")[: at + 1]
+    end = sum(map(len, lines)) + len(lines) - 1
+    return source.span(end - len(lines[-1]), end)
+
+
+def _refuse(message: str, place: "Span", why: str, help: str = "") -> NoReturn:
+    from ..syntax.diagnostics import Diagnostic, Note, PlanError
+
+    raise PlanError([Diagnostic("E0703", message, place, notes=(Note(None, why),), help=help)]) from None

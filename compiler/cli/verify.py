@@ -1,0 +1,93 @@
+"""The command `verify`: a plan, two plans, an output folder, a recorded run, or the verifier itself.
+
+Non-goals: how anything is shown (`verify`).
+"""
+
+from argparse import Namespace
+from pathlib import Path
+from textwrap import fill
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from .compile import Plan, load
+from .exit_codes import PLAN_WRONG, UsageError
+
+if TYPE_CHECKING:
+    from ..analysis.certificate import Proof
+
+
+def verify(options: Namespace) -> int:
+    """`scalec verify`; returns the exit status."""
+    modes = {"audit": _audit, "recheck": _recheck, "recorded": _recorded}
+    chosen = [mode for mode in modes if getattr(options, mode)]
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0]} and --{chosen[1]} are asked for; choose one")
+    if len(options.plans) > (1 if chosen else 2):
+        raise UsageError("verify takes one plan, or two to hold against each other")
+    if chosen:
+        return modes[chosen[0]](options.plans[0])
+    return _plan(options.plans[0]) if len(options.plans) == 1 else _two(*options.plans)
+
+
+def _plan(path: Path) -> int:
+    began = perf_counter()
+    plan = load(path)
+    proof = _proved(plan)
+    print(f"equal  {_headline(plan)}\n\n{proof.lines()}\n{'time':<9} {perf_counter() - began:.2f} s")
+    return 0
+
+
+def _two(first: Path, second: Path) -> int:
+    from ..proof.compare_plans import COMPARED, NOT_COMPARED, hold_alike, unlike
+
+    plans = load(first), load(second)
+    proofs = [_proved(plan) for plan in plans]
+    hold_alike(plans[0].model, plans[1].model)
+    print(f"equal  {first} and {second} make the same update\n")
+    for plan, proof in zip(plans, proofs, strict=True):
+        print(f"  {_headline(plan)}\n    {proof.summary()}\n")
+    differing = "; ".join(unlike(plans[0].model, plans[1].model)) or "no setting of `train`, nor how parameters begin"
+    for head, text in (("compared", COMPARED), ("not compared", NOT_COMPARED), ("differing", differing)):
+        print(fill(f"{head:<13} {text}", 110, subsequent_indent=" " * 14, break_long_words=False))
+    return 0
+
+
+def _audit(path: Path) -> int:
+    from ..proof.audit import audit
+
+    plan = load(path)
+    _proved(plan)
+    found = audit(plan.program, plan.model)
+    print("\n".join(found.lines()))
+    return 0 if found.passed else PLAN_WRONG
+
+
+def _recorded(folder: Path) -> int:
+    from ..proof.recorded import compare
+    from ..proof.recorded.files import RecordError
+
+    try:
+        found = compare(folder)
+    except RecordError as error:
+        raise UsageError(str(error)) from error
+    print(found.lines())
+    return 0 if found.equal else PLAN_WRONG
+
+
+def _recheck(folder: Path) -> int:
+    from .recheck import recheck
+
+    print(recheck(folder))
+    return 0
+
+
+def _proved(plan: Plan) -> "Proof":
+    from ..proof import verify
+
+    return verify(plan.program, plan.model)
+
+
+def _headline(plan: Plan) -> str:
+    from ..reports.summary import headline
+
+    return headline(plan.program)

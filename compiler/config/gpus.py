@@ -1,0 +1,110 @@
+"""GPUs by name: what they hold, what of it tensors do not get, and whether Triton's kernels run on them.
+
+Non-goals: speeds, which differ with clocks and links.
+"""
+
+from attrs import frozen
+
+from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing
+from .settings import AUTO, TORCH, TRITON, Cluster, Train
+
+
+@frozen
+class Gpu:
+    """A GPU by NVIDIA's data sheets.
+
+    memory      in GB; taken as GiB
+    capability  of its multiprocessors, for instance 90 for sm_90
+    linked      whether NVLink connects such GPUs
+    corrected   whether codes of error correction take a part of the memory: of GDDR6, not of HBM
+    """
+
+    memory: int
+    capability: int
+    linked: bool = False
+    corrected: bool = False
+
+    def reserve(self, communicators: int) -> int:
+        """Bytes that no tensor of a step gets, in a program that communicates in so many groups of ranks."""
+        hidden = self.memory * GIB // DRIVER + (self.memory * GIB // CODES if self.corrected else 0)
+        workspaces = HANDLES * (HOPPER_WORKSPACE if self.capability >= 90 else WORKSPACE)
+        channels = LINKED_CHANNELS if self.linked else CHANNELS
+        return hidden + CONTEXT + workspaces + communicators * channels * CHANNEL
+
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+DRIVER, CODES = 64, 16
+"""One part in 64 that the driver keeps: `nvidia-smi` shows 79.6 GiB of an H100's 80, 140.4 of an H200's 141, and torch
+half a GiB less; and one in 16 for GDDR6's codes: 22.5 GiB of an L4's or an A10G's 24, 45.0 of an L40S' 48."""
+
+CONTEXT = 512 * MIB
+"""CUDA's context with the kernels that are loaded as they are called: an estimate, not measured."""
+
+HANDLES, WORKSPACE, HOPPER_WORKSPACE = 4, 8320 * KIB, 32 * MIB
+"""cuBLAS' workspaces: forward's thread and autograd's have a handle each of cuBLAS and of cuBLASLt.  Sizes are torch's
+defaults (notes/cuda.rst, `CUBLAS_WORKSPACE_CONFIG`: 2 · 4096 + 8 · 16 KiB, from Hopper on 8 · 4096 KiB)."""
+
+CHANNELS, LINKED_CHANNELS, CHANNEL = 4, 24, 12 * MIB
+"""NCCL's buffers, in a ring: of each channel 10 MiB to receive into and 2 MiB to send from, as NVIDIA/nccl#1685 lists
+them.  How many channels there are is an estimate: memory is linear in it (NVIDIA/nccl#986)."""
+
+
+GPUS = {
+    "a100_40gb": Gpu(40, 80, linked=True),
+    "a100_80gb": Gpu(80, 80, linked=True),
+    "a10g": Gpu(24, 86, corrected=True),
+    "b200": Gpu(180, 100, linked=True),
+    "h100_nvl": Gpu(94, 90, linked=True),
+    "h100_pcie": Gpu(80, 90),
+    "h100_sxm": Gpu(80, 90, linked=True),
+    "h200": Gpu(141, 90, linked=True),
+    "l4": Gpu(24, 89, corrected=True),
+    "l40s": Gpu(48, 89, corrected=True),
+    "rtx_3090": Gpu(24, 86),
+    "rtx_4090": Gpu(24, 89),
+    "rtx_5090": Gpu(32, 120),
+    "rtx_a6000": Gpu(48, 86, corrected=True),
+    "t4": Gpu(16, 75, corrected=True),
+    "v100_16gb": Gpu(16, 70, linked=True),
+    "v100_32gb": Gpu(32, 70, linked=True),
+}
+
+ANOTHER = (
+    "of another GPU say how much it holds, as in `gpu = mine  memory = 64GiB`; it gets no Triton kernels by itself"
+)
+
+LEAST = 80
+"""The first capability with bf16 and asynchronous copies, for which the kernels are written."""
+
+
+def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
+    """A plan names a GPU of the table, or says what one holds."""
+    name, span = cluster.gpu, cluster.spans["gpu"]
+    if cluster.memory and not name:
+        help = "say of which GPU: its name may be any"
+        found.error("E0402", "`cluster` has `memory`, and needs `gpu`", cluster.spans["memory"], help=help)
+    elif name and name not in GPUS and cluster.memory is None:
+        alike = [known for known in GPUS if known.startswith(name.casefold())]
+        help = f"did you mean {' or '.join(f'`{known}`' for known in alike)}?" if alike else did_you_mean(name, GPUS)
+        notes = [Note(None, f"known are {listing(GPUS)}"), Note(None, ANOTHER)]
+        found.error("E0415", f"there is no GPU `{name}`", span, notes=notes, help=help)
+
+
+def gpu(cluster: Cluster) -> Gpu | None:
+    """The GPU of a cluster, if it names one that is known."""
+    return GPUS.get(cluster.gpu)
+
+
+def kernels_for(train: Train, cluster: Cluster) -> str:
+    """What the plan says, or what its GPU is for.  Raises PlanError where the GPU is too old for what it says."""
+    found = GPUS.get(cluster.gpu)
+    able = found is not None and found.capability >= LEAST
+    if found and train.kernels == TRITON and not able:
+        message = f"Triton's kernels are for GPUs of compute capability {LEAST / 10} and above"
+        label = f"`{cluster.gpu}` has {found.capability / 10}"
+        span = train.spans["kernels"]
+        raise PlanError([Diagnostic("E0413", message, span, label, help="write `kernels = torch`")])
+    if train.kernels != AUTO:
+        return train.kernels
+    return TRITON if able else TORCH

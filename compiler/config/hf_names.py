@@ -1,0 +1,154 @@
+"""`names hf { … }`: where Hugging Face files hold each parameter of a model.
+
+Purpose: the section's entries as values, read from syntax and shown as plan text.  An expression is read from the
+inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three parts, one behind the other along
+the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
+by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021).
+Non-goals: whether they fit the model (`passes.resolve.stored`), and files (the runtime).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+
+from attrs import evolve, field, frozen
+
+from ..syntax.diagnostics import Diagnostic, Diagnostics, PlanError
+from ..syntax.source import Span
+from ..syntax.tree import Call, Entry, Expr, Name, Number, Section, Setting, String
+
+INDICES = ("i", "j")
+"""In braces in a tensor's name: the index of the outermost repeat that holds the parameter, and of the one in it."""
+
+_TERM = r"(?:(?:[0-9]{1,4}\*)?[ij]|[0-9]{1,4})"
+_INDEX = rf"\{{{_TERM}(?:\+{_TERM})*\}}"
+_TENSOR = re.compile(rf"(?:[A-Za-z0-9_.-]|{_INDEX})+")
+_FORMS = (
+    '`"…"`, `transposed("…")`, `part("…", 0, 3)`, `interleaved("…", 64)` or, of all, '
+    '`interleaved(part(transposed("…"), 0, 3), 64)`'
+)
+
+Numbers = Mapping[str, int | float | Fraction]
+"""What a plan calls dims and constants, and what they are."""
+
+
+@frozen
+class Stored:
+    """A parameter is part number `part` of `parts` of a tensor, or of its transpose.
+
+    The first `interleaved` rows of each of its heads stand there pair by pair.
+    """
+
+    param: str
+    tensor: str
+    transposed: bool = False
+    part: int = 0
+    parts: int = 1
+    interleaved: int = 0
+    span: Span = field(eq=False, repr=False, kw_only=True)
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """The indices of repeats in the tensor's name."""
+        used = "".join(re.findall(_INDEX, self.tensor))
+        return tuple(index for index in INDICES if index in used)
+
+
+def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[Stored, ...]:
+    """The entries of `names hf { … }`, with dims and constants from `numbers`; mistakes are added to `found`."""
+    if not section.name or section.name.name != "hf":
+        found.error("E0406", "`names` needs the form of the files", section.head, help="write `names hf { … }`")
+    read: dict[str, Stored] = {}
+    for entry in section.entries:
+        try:
+            stored = _entry(entry, numbers)
+        except PlanError as error:
+            found.add(error)
+            continue
+        if stored.param in read:
+            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "again")
+        read[stored.param] = stored
+    return tuple(read.values())
+
+
+def shifted(stored: Stored, starts: Sequence[int]) -> Stored:
+    """The entry of a parameter whose repeats, outermost first, begin at these indices of the file's."""
+    begin: dict[str, int] = dict(zip(INDICES, starts, strict=False))
+
+    def index(found: re.Match[str]) -> str:
+        terms = found[0][1:-1].split("+")
+        repeats = [term for term in terms if term[-1] in INDICES]
+        offset = sum(int(term) for term in terms if term not in repeats)
+        offset += sum(int(term[:-2] or 1) * begin.get(term[-1], 0) for term in repeats)
+        return f"{{{'+'.join([*repeats, *([str(offset)] if offset or not repeats else [])])}}}"
+
+    return evolve(stored, tensor=re.sub(_INDEX, index, stored.tensor)) if any(starts) else stored
+
+
+def show_names(names: Iterable[Stored]) -> str:
+    """The section as plan text, which reads back to equal entries."""
+    return "\n".join(["names hf {", *_shown(names), "}"])
+
+
+def _shown(names: Iterable[Stored]) -> Iterator[str]:
+    for each in names:
+        text = f'"{each.tensor}"'
+        text = f"transposed({text})" if each.transposed else text
+        text = f"part({text}, {each.part}, {each.parts})" if each.parts > 1 else text
+        yield f"  {each.param} = " + (f"interleaved({text}, {each.interleaved})" if each.interleaved else text)
+
+
+def _entry(entry: Entry, numbers: Numbers) -> Stored:
+    match entry:
+        case Setting(key, Call(Name("interleaved"), (held, rows), ())):
+            return evolve(_part(key.name, held, entry.span), interleaved=_rows(rows, numbers))
+        case Setting(key, value):
+            return _part(key.name, value, entry.span)
+        case _:
+            span = entry.head if isinstance(entry, Section) else entry.span
+            raise _wrong("E0406", "`names` has settings only", span)
+
+
+def _rows(expr: Expr, numbers: Numbers) -> int:
+    """How many rows stand pair by pair: a number, or the name of one."""
+    match expr:
+        case Number(value, ""):
+            rows = value
+        case Name(name) if name in numbers:
+            rows = numbers[name]
+        case other:
+            raise _wrong("E0404", "this is no number of rows", other.span)
+    if rows < 2 or rows % 2:
+        raise _wrong("E0405", f"{rows} rows are no pairs", expr.span)
+    return int(rows)
+
+
+def _part(param: str, expr: Expr, span: Span) -> Stored:
+    match expr:
+        case Call(Name("part"), (whole, Number(int() as part, ""), Number(int() as parts, "")), ()):
+            if not part < parts:
+                raise _wrong("E0405", f"parts of {parts} are counted from 0 to {parts - 1}", expr.span)
+            return evolve(_whole(param, whole, span), part=part, parts=parts)
+        case whole:
+            return _whole(param, whole, span)
+
+
+def _whole(param: str, expr: Expr, span: Span) -> Stored:
+    match expr:
+        case Call(Name("transposed"), (String(tensor, at),), ()):
+            return Stored(param, _tensor(tensor, at), True, span=span)
+        case String(tensor, at):
+            return Stored(param, _tensor(tensor, at), span=span)
+        case other:
+            raise _wrong("E0404", "this does not name a stored tensor", other.span)
+
+
+def _tensor(name: str, span: Span) -> str:
+    if not _TENSOR.fullmatch(name):
+        help = "letters, digits, `_.-`, and `{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it"
+        raise PlanError([Diagnostic("E0405", f"`{name}` cannot be a tensor's name", span, help=help)])
+    return name
+
+
+def _wrong(code: str, message: str, span: Span) -> PlanError:
+    return PlanError([Diagnostic(code, message, span, help=f"write {_FORMS}")])

@@ -1,0 +1,239 @@
+"""One reader and one printer for all sections of settings.
+
+Purpose: `read(cls, section, found)` with a diagnostic for each mistake, `show(instance)`, its inverse, and `differing`.
+Non-goals: how single values are written (`fields`), and any particular section (`settings`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing, nearest
+from ..syntax.source import Span
+from ..syntax.synonyms import said_elsewhere, setting_meant
+from .fields import Field, Part, Settings, Value, fields_of, heading_of, unfit
+
+S = TypeVar("S", bound=Settings)
+
+# ---- reading
+
+
+def read(cls: type[S], section: tree.Section, found: Diagnostics) -> S | None:
+    """The settings in `section`; None if there are mistakes, which are added to `found`."""
+    mistakes = Diagnostics()
+    try:
+        instance = _Reader(cls, section, mistakes).read()
+        mistakes.check()
+    except PlanError as error:
+        found.add(error)
+        return None
+    return instance
+
+
+class _Reader:
+    """Reads one section."""
+
+    def __init__(self, cls: type[Settings], section: tree.Section, found: Diagnostics) -> None:
+        self._cls = cls
+        self._section = section
+        self._found = found
+        self._title = f"{section.kind} {section.name}" if section.name else section.kind.name
+        self._values: dict[str, Any] = {}
+        self._spans: dict[str, Span] = {}
+        self._first: dict[str, Span] = {}
+        self._meant: set[str] = set()
+
+    def read(self) -> Any:
+        """The instance, worthless if there were mistakes."""
+        self._heading()
+        for entry in self._section.entries:
+            with self._found.catch():
+                self._entry(entry)
+        self._missing()
+        self._found.check()
+        unset = {field.name: self._section.head for field in fields_of(self._cls)}
+        return self._cls(**self._values, spans=unset | self._spans)
+
+    def _heading(self) -> None:
+        heading, kind, name = heading_of(self._cls), self._section.kind, self._section.name
+        if not heading:
+            if name:
+                self._found.error("E0406", f"`{kind}` takes no name", name.span)
+            return
+        if not name:
+            help = f"write `{kind} {heading.example} {{ … }}`"
+            raise PlanError([Diagnostic("E0406", f"`{kind}` needs a name", kind.span, help=help)])
+        if heading.choices and name.name not in heading.choices:
+            help = did_you_mean(name.name, heading.choices) or f"it is one of {listing(heading.choices)}"
+            raise PlanError([Diagnostic("E0404", f"there is no {kind} `{name}`", name.span, help=help)])
+        self._values[heading.field] = name.name
+        self._spans[heading.field] = name.span
+
+    def _entry(self, entry: tree.Entry) -> None:
+        field = self._field(entry)
+        many = isinstance(field.what, Part) and field.what.form == "sections"
+        self._once(entry, f"{field.key} {entry.name}" if many and isinstance(entry, tree.Section) else field.key)
+        value = self._value(field, entry)
+        self._values[field.name] = (*self._values.get(field.name, ()), value) if many else value
+        self._spans.setdefault(field.name, entry.span)
+
+    def _field(self, entry: tree.Entry) -> Field:
+        match entry:
+            case tree.Section(kind=key) | tree.Setting(key=key):
+                field = next((field for field in fields_of(self._cls) if field.key == key.name), None)
+            case _:
+                raise _wrong_form(f"`{self._title}` has settings, not rules", entry, "a setting is `key = value`")
+        heading = str(self._section.name or "")
+        if not field:
+            raise self._unknown(key, [field.key for field in fields_of(self._cls) if field.belongs(heading)])
+        if not field.belongs(heading):
+            message = f"`{key}` is a setting of `{self._section.kind} {field.variant}`, not of `{self._title}`"
+            raise PlanError([Diagnostic("E0401", message, key.span)])
+        return field
+
+    def _unknown(self, key: tree.Name, keys: Sequence[str]) -> PlanError:
+        """The error for a setting that is not there; what it probably means counts as given."""
+        word, near = setting_meant(key.name), nearest(key.name, keys)
+        if word in keys:
+            near, help = word, f"it is called {self._described(word)}"
+        elif elsewhere := said_elsewhere(key.name):
+            help = elsewhere
+        elif example := _example(self._cls, word):
+            help = f"write `{example}`"
+        else:
+            help = f"did you mean `{near}`?" if near else f"there are {listing(keys)}"
+        self._meant.add(near)
+        return PlanError([Diagnostic("E0401", f"`{self._title}` has no setting `{key}`", key.span, help=help)])
+
+    def _described(self, key: str) -> str:
+        what = next(field.what for field in fields_of(self._cls) if field.key == key)
+        return f"`{key}`: {what.doc}" if isinstance(what, Value) else f"`{key}`, as in `{what.example}`"
+
+    def _once(self, entry: tree.Entry, key: str) -> None:
+        first = self._first.setdefault(key, entry.span)
+        if first is not entry.span:
+            note = Note(first, "first here")
+            raise PlanError([Diagnostic("E0403", f"`{key}` is given twice", entry.span, notes=(note,))])
+
+    def _value(self, field: Field, entry: tree.Entry) -> Any:
+        match field.what, entry:
+            case Value(read=read_value), tree.Setting():
+                return read_value(entry)
+            case Part(of=of, form="call"), tree.Setting():
+                return read(of, _as_section(entry, of), self._found)
+            case Part(of=of, form="section" | "sections"), tree.Section():
+                return read(of, entry, self._found)
+            case Part(form="section" | "sections") as part, _:
+                raise _wrong_form(f"`{field.key}` is a section", entry, f"write `{part.example}`")
+            case _:
+                raise _wrong_form(f"`{field.key}` is a setting", entry, f"write `{field.key} = …`")
+
+    def _missing(self) -> None:
+        for field in fields_of(self._cls):
+            if field.required and field.key not in {*self._first, *self._meant}:
+                what = field.what
+                help = f"it is: {what.doc}" if isinstance(what, Value) else f"write `{what.example}`"
+                self._found.error("E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help)
+
+
+def _example(cls: type[Settings], key: str) -> str:
+    """How `key` is written in a section within those of `cls` that has it; "" if none does."""
+    parts = [field.what for field in fields_of(cls) if isinstance(field.what, Part)]
+    for part in parts:
+        for field in fields_of(part.of):
+            if field.key == key:
+                return part.example_of(field)
+    return next(filter(None, (_example(part.of, key) for part in parts)), "")
+
+
+def _wrong_form(message: str, entry: tree.Entry, help: str) -> PlanError:
+    span = entry.head if isinstance(entry, tree.Section) else entry.span
+    return PlanError([Diagnostic("E0406", message, span, help=help)])
+
+
+def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
+    """`schedule = cosine(warmup=20)` as if it were `schedule cosine { warmup = 20 }`."""
+    match setting.value:
+        case tree.Name() as name:
+            return tree.Section(setting.key, name, (), setting.span)
+        case tree.Call(name=name, args=args, kwargs=entries):
+            first = [field.key for field in fields_of(of) if field.first and field.belongs(str(name))]
+            if more := args[len(first) :]:
+                help = "write `key=value`"
+                raise PlanError([Diagnostic("E0404", "arguments are given by name here", more[0].span, help=help)])
+            named = (
+                tree.Setting(tree.Name(key, arg.span), arg, arg.span) for key, arg in zip(first, args, strict=False)
+            )
+            return tree.Section(setting.key, name, (*named, *entries), setting.span)
+        case other:
+            raise unfit(setting, other, "a name or a call")
+
+
+# ---- showing
+
+
+def show(instance: Settings) -> str:
+    """The settings as plan text, which reads back to an equal instance; what is not set is left out."""
+    return "\n".join(_lines(instance))
+
+
+def _lines(instance: Settings) -> Iterator[str]:
+    yield " ".join(filter(None, (instance.SECTION, _name(instance), "{")))
+    for field in fields_of(type(instance)):
+        if field.belongs(_name(instance)) and getattr(instance, field.name) is not None:
+            yield from (f"  {line}" for line in _entry_lines(field, getattr(instance, field.name)))
+    yield "}"
+
+
+def _entry_lines(field: Field, value: Any) -> Iterator[str]:
+    match field.what:
+        case Value(show=show_value):
+            yield f"{field.key} = {show_value(value)}"
+        case Part(form="call"):
+            yield f"{field.key} = {_as_call(value)}"
+        case Part(form="section"):
+            yield from _lines(value)
+        case Part():
+            for part in value:
+                yield from _lines(part)
+
+
+def _as_call(instance: Settings) -> str:
+    """Calls hold values only."""
+    arguments = [
+        ("" if field.first else f"{field.key}=") + field.what.show(getattr(instance, field.name))
+        for field in fields_of(type(instance))
+        if field.belongs(_name(instance))
+        and isinstance(field.what, Value)
+        and getattr(instance, field.name) is not None
+    ]
+    return f"{_name(instance)}({', '.join(arguments)})" if arguments else _name(instance)
+
+
+def _name(instance: Settings) -> str:
+    heading = heading_of(type(instance))
+    return getattr(instance, heading.field) if heading else ""
+
+
+# ---- comparing
+
+
+def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
+    """The settings in which two sections of a kind differ, and how each of the two writes it."""
+    if _name(first) != _name(second):
+        yield first.SECTION, _name(first), _name(second)
+    for field in fields_of(type(first)):
+        own, other = getattr(first, field.name), getattr(second, field.name)
+        match field.what:
+            case Part(form="section" | "call"):
+                yield from differing(own, other)
+            case what if own != other:
+                yield field.key, _said(what, own), _said(what, other)
+            case _:
+                pass
+
+
+def _said(what: Value | Part, value: Any) -> str:
+    if isinstance(what, Part):
+        return ", ".join(map(_name, value)) or "none"
+    return "unset" if value is None else what.show(value)

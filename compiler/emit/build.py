@@ -1,0 +1,88 @@
+"""What `build` says of a program's state: buckets and how they are kept, the optimizer, element types.
+
+Non-goals: how buckets move in a step (`step`, `turns`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ..analysis.bucket_comms import Route, routes
+from ..analysis.bucket_layout import shard_axes
+from ..analysis.kernel_tiles import accumulates, optimizer_tile
+from ..analysis.param_uses import products
+from ..config.settings import Flow, Group
+from ..ir import PRECISIONS, Bucket, Program
+from .naming import DTYPES, call, literal
+
+
+def bucket_entries(program: Program, patterns: Mapping[str, str]) -> list[str]:
+    """Each bucket's entry; `patterns` are the parameters' names in the model's state."""
+    of = routes(program)
+    return [_entry(program, bucket, of[bucket.name], patterns) for bucket in program.buckets]
+
+
+def _entry(program: Program, bucket: Bucket, route: Route, patterns: Mapping[str, str]) -> str:
+    arguments = [*_groups(program, bucket, patterns), *_options(program, bucket, route)]
+    return call(f"{literal(bucket.name)}: Bucket", arguments, 8)
+
+
+def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
+    """What is not as the runtime has it where nothing is said."""
+    shards, prefetch = shard_axes(program, bucket), program.flow.prefetch
+    stages = program.pipeline.axis if program.pipeline else ""
+    among = program.pipeline.ranks_of(bucket.params[0]) if program.pipeline else ()
+    options = {
+        "turns=True": bool(bucket.turns),
+        f"shards={literal(shards)}": bool(shards),
+        "keeps_gradients=False": not route.keeps_gradients,
+        "keeps_weights=False": not route.keeps_weights,
+        f"stages={literal(stages)}": bool(stages),
+        f"among={literal(among)}": len(among) > 1,
+        f"prefetch={prefetch}": bool(bucket.turns) and not route.keeps_weights and prefetch != Flow().prefetch,
+    }
+    return [option for option, said in options.items() if said]
+
+
+def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> list[str]:
+    """A bucket's parameters by the optimizer settings that they share."""
+    settings = program.train.optimizer
+    rest = Group("", (), settings.weight_decay)
+    groups: dict[Group, list[str]] = {}
+    for name in bucket.params:
+        place = settings.place(name)
+        groups.setdefault(settings.groups[place - 1] if place else rest, []).append(name)
+    together = {name: names for names in products(program) for name in names}
+    found = {group: dict.fromkeys(together.get(name, (name,)) for name in names) for group, names in groups.items()}
+    return [_group(group, [[patterns[name] for name in names] for names in each]) for group, each in found.items()]
+
+
+def _group(group: Group, patterns: Sequence[Sequence[str]]) -> str:
+    """A pattern for each parameter, and a tuple of patterns for those of one product."""
+    arguments = [literal(tuple(several) if several[1:] else several[0]) for several in patterns]
+    arguments.append(f"weight_decay={literal(group.weight_decay)}")
+    if group.lr_scale != 1:
+        arguments.append(f"lr_scale={literal(group.lr_scale)}")
+    return call("Group", arguments, 12)
+
+
+def optimizer(program: Program) -> str:
+    """The optimizer as a call."""
+    settings = program.train.optimizer
+    if settings.kind == "adamw":
+        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)}{tile})"
+    return f"SGD(momentum={literal(settings.momentum)})"
+
+
+def compute(program: Program) -> str:
+    """The element type of activations."""
+    return PRECISIONS[program.train.precision]
+
+
+def state(program: Program) -> str:
+    """The state as a call: with the element types of the working copy and of the masters."""
+    stored = program.params[0].type.dtype
+    arguments = ["model", "mesh", "buckets", "optimizer"]
+    arguments += [f"dtype={DTYPES[compute(program)]}", f"master={DTYPES[stored]}"]
+    arguments += ["accumulate=Accumulate()"] if accumulates(program) else []
+    arguments += ["holders=holders"] if program.pipeline else []
+    return call("State", arguments, indent=4, after=len("return model, ") + 1)

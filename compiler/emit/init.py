@@ -1,0 +1,65 @@
+"""What `__init__` of an emitted class sets: groups of ranks, weights, modules of repeats, tables.
+
+Purpose: of a model in stages, what not all stages need stands in a branch for those that do.
+Non-goals: who needs what (`staged`).
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from ..ir import Program
+from .build import compute
+from .module import Child, Module, Table, weight_line
+from .naming import DTYPES, WIDTH, literal, turns_word
+
+Field = tuple[str, str]
+"""An attribute, and the line that sets it."""
+
+
+def fields(module: Module, program: Program) -> Iterator[str]:
+    """The lines behind that of the class above."""
+    yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
+    weights = ((name, weight_line(name, param, program)) for name, param in module.weights.items())
+    yield from _branched(module, [*weights, *_modules(module, program)])
+    for table, name in module.tables.items():
+        yield from _table(name, table, program)
+
+
+def _branched(module: Module, declared: Iterable[Field]) -> Iterator[str]:
+    """Each line, in a branch where not all stages need what it sets."""
+    for held, together in groupby(declared, key=lambda field: module.held.get(field[0], ())):
+        if held:
+            yield f"if {_condition(held)}:"
+        yield from (f"{'    ' if held else ''}{line}" for _, line in together)
+
+
+def _condition(held: tuple[int, ...]) -> str:
+    """Whether a rank has one of these stages."""
+    if len(held) == 1:
+        return f"{held[0]} in stages"
+    return f"{{{', '.join(map(str, held))}}} & {{*stages}}"
+
+
+def _modules(module: Module, program: Program) -> Iterator[Field]:
+    cut = program.pipeline.dims if module.crossing and program.pipeline else ()
+    for name, child in module.children.items():
+        yield name, f"self.{name} = {_of_stages(child) if child.dim in cut else _of_all(child)}"
+
+
+def _of_stages(child: Child) -> str:
+    """Those of this rank's stages, by the number of their turn."""
+    mine = f"for stage in stages for i in {turns_word(child.dim)}[stage]"
+    return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {mine}}})"
+
+
+def _of_all(child: Child) -> str:
+    return f"nn.ModuleList({child.module.name}(mesh) for _ in range({child.count}))"
+
+
+def _table(name: str, table: Table, program: Program) -> Iterator[str]:
+    sizes = f"{table.seq}, {table.dim}, theta={literal(table.theta)}, between={table.between}"
+    scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
+    arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
+    fits = len(f"        {name} = rope_table({arguments})") <= WIDTH
+    yield from [f"{name} = rope_table({arguments})"] if fits else [f"{name} = rope_table(", f"    {arguments}", ")"]
+    yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"

@@ -1,0 +1,167 @@
+"""The lines of one `forward` as they are written, and the Python names of its values.
+
+Purpose: a name is used anew once nothing reads what it holds any more; comments say shapes, placements and the plan's
+line.  Non-goals: which lines there are (`bodies`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..analysis.bucket_layout import stored_as_matrix
+from ..ir import Kind, Op
+from ..ir.placements import coercion, conjugate, ends
+from .expressions import ATOM, Context, Expr
+from .module import Frame, Module, Table, table_of
+from .naming import WIDTH, axes_word, identifier, place, shape
+
+
+class Lines:
+    """Appends to the lines of `module`; `uses` says how often each value is read."""
+
+    def __init__(self, frame: Frame, module: Module, prefix: str, uses: Counter[str]) -> None:
+        self._frame, self._module, self._prefix = frame, module, prefix
+        self.left = Counter(uses)  # how often each value still will be read
+        self.exprs: dict[str, Expr] = {}  # of what has a Python name, or will stand inside the line that uses it
+        self._holder: dict[str, str] = {}  # Python name → the value it holds
+        self._tables: dict[Table, str] = {}
+        self._fixed: set[str] = set()  # arguments that no value takes the name of
+        self._blocks: list[str] = []  # values whose `with regather` or `with recompute` block is open
+        self._branch = 0  # 1 within an `if stage == …`
+        self.context = Context(frame.program, frame.types.__getitem__, self.axis, self._rotary, self._is_matrix)
+
+    # ---- lines
+
+    def assign(self, values: list[str], expr: Expr, like: Sequence[str] = ()) -> None:
+        """A line of its own for values, perhaps with the names of others."""
+        self.read(expr)
+        targets = ", ".join(map(self.hold, values, like or values))
+        self.append(f"{targets} = {expr.text}", self.comment(expr))
+        self.close_blocks()
+
+    def append(self, code: str, comment: str = "", deeper: int = 0) -> None:
+        """A line in the innermost open block, or `deeper` in the loop that the lines before it open."""
+        indent = " " * self.indent(deeper)
+        line = f"{indent}{code}  # {comment}" if comment else indent + code
+        if comment and ("\n" in code or len(line) > WIDTH):
+            self._module.lines += [f"{indent}# {comment}", indent + code]
+        else:
+            self._module.lines.append(line)
+
+    def indent(self, deeper: int = 0) -> int:
+        """The columns that such a line is indented by."""
+        return 4 * (2 + self._branch + len(self._blocks) + deeper)
+
+    def open_branch(self, head: str) -> None:
+        """What follows stands in a branch, `if …` or `else`."""
+        self.append(f"{head}:")
+        self._branch = 1
+
+    def close_branch(self) -> None:
+        """What follows stands behind the branch, and behind the blocks in it."""
+        self._blocks.clear()
+        self._branch = 0
+
+    def open_block(self, value: str) -> None:
+        """What follows stands in the block of `value`, until nothing reads that any more."""
+        self._blocks.append(value)
+
+    def close_blocks(self) -> None:
+        """Ends the blocks whose values nothing reads any more."""
+        while self._blocks and not self.left[self._blocks[-1]]:
+            self._blocks.pop()
+
+    def finish(self, result: str) -> None:
+        """Ends the body, which returns `result`."""
+        self._blocks.clear()
+        self._module.result = result
+
+    # ---- values
+
+    def operand(self, name: str) -> Expr:
+        """The expression of a value."""
+        if name in self.exprs:
+            return self.exprs[name]
+        if name in self._frame.leaves:
+            return Expr(f"self.{self._attribute(name)}", ATOM, ())
+        raise AssertionError(f"emit: {name} is read before it is written")
+
+    def hold(self, value: str, like: str = "") -> str:
+        """A Python name for `value`: its own, or that of another, if what held it is not read any more."""
+        held = {name for name, value in self._holder.items() if self.left[value]}
+        name = identifier(like or value, held | self._fixed)
+        self.rename(name, value)
+        return name
+
+    def rename(self, name: str, value: str) -> None:
+        """From now on the Python name stands for `value`."""
+        self._holder[name] = value
+        self.exprs[value] = Expr(name, ATOM, (value,))
+
+    def argument(self, like: str, type: str) -> str:
+        """An argument of `forward` that is no value, so that no value takes its name."""
+        name = self.free(like)
+        self._fixed.add(name)
+        self._module.arguments[name] = type
+        return name
+
+    def free(self, like: str, *taken: str) -> str:
+        """A Python name that nothing has yet."""
+        return identifier(like, {*self._holder, *self._fixed, *taken})
+
+    def read(self, expr: Expr) -> None:
+        """Counts the values that an expression reads."""
+        for name in expr.reads:
+            self.left[name] -= 1
+
+    # ---- attributes
+
+    def axis(self, axes: tuple[str, ...]) -> str:
+        """The group over these axes."""
+        if axes not in self._module.axes:
+            self._module.axes[axes] = identifier(axes_word(axes, self._frame.program), self._module.attributes())
+        return f"self.{self._module.axes[axes]}"
+
+    def table(self, table: Table) -> str:
+        """A table of rotary positions: the caller's, or the module's own."""
+        if table in self._tables:
+            return self._tables[table]
+        if table not in self._module.tables:
+            self._module.tables[table] = identifier("rotary", self._module.attributes())
+        return f"self.{self._module.tables[table]}"
+
+    def bind_table(self, table: Table) -> None:
+        """A table that the caller passes on."""
+        self._tables[table] = self.argument("rotary", "Tensor")
+
+    def _attribute(self, name: str) -> str:
+        param = self._frame.param(name)
+        for attribute, held in self._module.weights.items():
+            if held is param:
+                return attribute
+        return self._frame.declare(self._module, self._prefix, param)
+
+    def _rotary(self, op: Op) -> str:
+        return self.table(table_of(op, self._frame.types, self._frame.program))
+
+    def _is_matrix(self, name: str) -> bool:
+        return name in self._frame.leaves and stored_as_matrix(self._frame.param(name))
+
+    # ---- comments
+
+    def comment(self, expr: Expr) -> str:
+        """The shape of an expression's value, what its coercions do, and the plan's line."""
+        op = expr.ops[-1]
+        parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
+        parts += [self._note(part) for part in expr.ops if part.kind == "coerce"]
+        if op.kind != "coerce" and op.outputs[0].name in self._frame.made_again:
+            parts.append(f"bwd: {op.kind} again")
+        return "  ".join([*parts, place(op.span)])
+
+    def _note(self, op: Op) -> str:
+        """What a coercion does, forward and backward."""
+        source, target = ends(op)
+        if source.kind is Kind.MAXIMUM:
+            return f"{source}→{target}  no gradient"
+        back = coercion(*conjugate(source, target)).collective or "none"
+        again = "all_gather again, " if op.outputs[0].name in self._frame.made_again else ""
+        return f"{source}→{target}  bwd: {again}{back}"

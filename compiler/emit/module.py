@@ -1,0 +1,135 @@
+"""The classes of a model under construction, what they share, and what their `__init__` declares.
+
+Non-goals: their `forward` (`bodies`).
+"""
+
+from collections.abc import Iterator, Mapping
+
+from attrs import Factory, define, field, frozen
+
+from ..analysis.bucket_layout import stored_as_matrix
+from ..analysis.param_uses import leaves
+from ..ir import Attr, Bucket, Op, Param, Program, Type, types
+from .naming import identifier, literal, matrix_shape
+
+
+@frozen
+class Table:
+    """Rotary positions that a model computes once."""
+
+    seq: int
+    dim: int
+    theta: float
+    between: int
+    scaling: tuple[tuple[str, Attr], ...] = ()
+
+
+@frozen
+class Child:
+    """The modules that a class holds for the turns of a repeat."""
+
+    module: "Module"
+    dim: str
+    count: int
+
+
+@define
+class Module:
+    """A class under construction."""
+
+    name: str
+    doc: str
+    axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
+    weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one repetition holds it
+    children: dict[str, Child] = field(factory=dict[str, Child])  # by attribute
+    tables: dict[Table, str] = field(factory=dict[Table, str])
+    arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
+    lines: list[str] = field(factory=list[str])
+    result: str = ""
+    crossing: tuple[int, ...] = ()
+    """How many values stages of a pipeline make for the next ones, each number once; none of a module that is whole."""
+    held: dict[str, tuple[int, ...]] = field(factory=dict[str, tuple[int, ...]])
+    """Of a model in stages, the stages that need an attribute, if not all do."""
+
+    def attributes(self) -> set[str]:
+        """All names taken so far."""
+        return {*self.axes.values(), *self.weights, *self.children, *self.tables.values()}
+
+    @property
+    def returns(self) -> str:
+        """The Python type of what `forward` gives."""
+        return tensors(*self.crossing, self.result.count(",") + 1)
+
+
+def tensors(*counts: int) -> str:
+    """The Python type of one tensor, or several, where it may be any of these numbers."""
+    return " | ".join("Tensor" if n == 1 else f"tuple[{', '.join(['Tensor'] * n)}]" for n in dict.fromkeys(counts))
+
+
+@define
+class Frame:
+    """What all classes of a program share, and what is found on the way."""
+
+    program: Program
+    made_again: set[str]  # what backward makes once more
+    types: dict[str, Type] = Factory(lambda self: types(self.program), takes_self=True)
+    leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)  # value → its parameter
+    classes: list[Module] = Factory(list[Module])  # innermost first
+    patterns: dict[str, str] = Factory(dict[str, str])  # each parameter's name pattern in the model's state
+
+    def param(self, leaf: str) -> Param:
+        """The parameter that a value is."""
+        return next(param for param in self.program.params if param.name == self.leaves[leaf])
+
+    def declare(self, module: Module, prefix: str, param: Param) -> str:
+        """The attribute under which `module` holds a parameter."""
+        attribute = identifier(param.name, module.attributes())
+        module.weights[attribute] = param
+        self.patterns[param.name] = prefix + attribute
+        return attribute
+
+    def turned(self, value: str) -> Bucket | None:
+        """The bucket of turns that a value is a parameter or a flat buffer of."""
+        dims, param = self.types[value].dims, self.leaves.get(value)
+        return next((b for b in self.program.buckets if b.turns and (param in b.params or b.dim in dims)), None)
+
+
+def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
+    """The table of rotary positions that an op `rope` needs."""
+    type = types[op.inputs[0]]
+    between = len(type.dims) - type.dims.index("seq") - 2
+    given = dict(op.attrs)
+    theta, dims = given.pop("theta"), given.pop("dims", program.local_size(type, type.dims[-1]))
+    assert isinstance(theta, float), "emit: rope without theta"
+    return Table(program.local_size(type, "seq"), round(float(str(dims))), theta, between, tuple(given.items()))
+
+
+def weight_line(attribute: str, param: Param, program: Program) -> str:
+    """The declaration of a parameter in its module, as one repetition holds it."""
+    type = param.type
+    for dim in type.dims[: param.stacked]:
+        type = type.inside(dim)
+    groups = _groups(param, type)
+    sizes = [_product(program.size(dim) for dim in group) for group in groups]
+    split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
+    arguments = ["mesh", *map(str, sizes)]
+    if split:
+        arguments.append("split={" + ", ".join(f"{i}: {literal(axes)}" for i, axes in split.items()) + "}")
+    arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")
+    joined = param.inner if stored_as_matrix(param) else 0
+    return f"self.{attribute} = weight({', '.join(arguments)})  # {matrix_shape(type, joined, program)}"
+
+
+def _groups(param: Param, type: Type) -> list[tuple[str, ...]]:
+    """The dims of each stored dim."""
+    if not stored_as_matrix(param):
+        return [(dim,) for dim in type.dims]
+    cut = len(type.dims) - param.inner
+    return [type.dims[:cut], type.dims[cut:]]
+
+
+def _product(sizes: Iterator[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product

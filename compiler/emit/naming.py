@@ -1,0 +1,194 @@
+"""Words of emitted programs: identifiers, literals, shape comments.
+
+Nothing of a plan becomes code: names are identifiers by the grammar and kept apart from Python's, all else is a
+literal.
+"""
+
+import builtins
+import json
+import keyword
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from ..analysis.kernel_tiles import KERNELS, OTHERS
+from ..ir import Kind, Program, Type
+from ..syntax.source import Span
+
+WIDTH = 120
+"""The columns of a line."""
+
+LETTERS = {
+    "batch": "b",
+    "seq": "s",
+    "hidden": "h",
+    "heads": "n",
+    "kv_heads": "k",
+    "head_dim": "d",
+    "ffn": "f",
+    "vocab": "v",
+}
+"""The field's shape letters; other dims stand under their own names."""
+
+DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
+
+RUNTIME = tuple(
+    """
+    SGD Account AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan
+    State Stored Text Tokens add_layer_norm add_rms_norm all_gather all_gather_ all_gather_invariant all_reduce
+    all_reduce_ all_to_all attention await_weights clip_scale compile_each concat count_valid cross_entropy dropout
+    embedding exp fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linear_cross_entropy
+    linear_parts linears logit_parts max_logit mean mean_square normal once once_replicated ones pad_shard recompute
+    recomputed reduce_each reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
+    rope_pair rope_table shard sigmoid silu_mul softcap softmax_parts split split_embedding split_linear sum_squares
+    take_shard tanh token_loss train weight zeros
+    """.split()
+)
+"""What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
+
+FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
+"""What of `torch.nn.functional` they use."""
+
+KERNEL_NAMES = sorted({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
+"""What `scalec.runtime.kernels` offers them."""
+
+PROGRAM = set(
+    "PIPELINE PLAN TURNS Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split()
+)
+"""Names that emitted programs give meaning to."""
+
+MODULE = set(
+    """
+    T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval
+    extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules
+    mtia named_buffers named_children named_modules named_parameters parameters register_backward_hook register_buffer
+    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
+    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory
+    state_dict to to_empty train training type xpu zero_grad
+    """.split()
+)
+"""Attributes of `torch.nn.Module` (2.13)."""
+
+TAKEN = {
+    *RUNTIME,
+    *FUNCTIONAL,
+    *KERNEL_NAMES,
+    *PROGRAM,
+    *MODULE,
+    *keyword.kwlist,
+    *keyword.softkwlist,
+    *dir(builtins),
+    *"lOI",
+}
+"""Names that no value, class or attribute of a module takes; linters take l, O and I for digits."""
+
+
+def identifier(name: str, taken: set[str]) -> str:
+    """`name` without its number and underscore, changed where it is taken."""
+    stem = name.split(".")[0].lstrip("_") or "value"
+    stem = f"{stem}_" if stem in TAKEN else stem
+    candidate, number = stem, 2
+    while candidate in taken:
+        candidate, number = f"{stem}_{number}", number + 1
+    return candidate
+
+
+def class_name(name: str) -> str:
+    """`tiny_llama` → `TinyLlama`."""
+    words = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    return f"{words}Module" if words in TAKEN else words
+
+
+def turns_word(dim: str) -> str:
+    """What has each stage's turns of a repeat."""
+    return f"TURNS[{literal(dim)}]"
+
+
+def singular(name: str) -> str:
+    """`layers` → `layer`, `layers_0` → `layer_0`."""
+    stem, _, number = name.rpartition("_")
+    if stem and number.isdecimal():
+        return f"{singular(stem)}_{number}"
+    return name[:-1] if name.endswith("s") and not name.endswith("ss") and len(name) > 1 else name
+
+
+def literal(value: object) -> str:
+    """A Python literal in the quotes that formatters prefer."""
+    if isinstance(value, str):
+        return repr(value) if '"' in value and "'" not in value else json.dumps(value)
+    if isinstance(value, tuple):
+        inner = ", ".join(map(literal, value))  # type: ignore[arg-type]
+        return f"({inner},)" if len(value) == 1 else f"({inner})"  # type: ignore[arg-type]
+    return repr(value).replace("e+", "e")
+
+
+def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
+    """A call on one line if it fits with so many characters `after` it, else an argument a line, as formatters do."""
+    line = f"{function}({', '.join(arguments)})"
+    if "\n" not in line and indent + len(line) + after <= WIDTH:
+        return line
+    return exploded(function, arguments, indent)
+
+
+def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
+    """A call with an argument a line."""
+    pad = " " * (indent + 4)
+    return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
+
+
+def letter(dim: str) -> str:
+    """A dim in a shape comment."""
+    return LETTERS.get(dim, dim)
+
+
+def axes_word(axes: tuple[str, ...], program: Program) -> str:
+    """The name of a group of axes: factors that make up an axis of the plan go by its name."""
+    words: list[str] = []
+    for name in axes:
+        whole = program.axis(name).whole
+        complete = {a.name for a in program.axes if a.whole == whole} <= set(axes)
+        words.append(whole if complete else name)
+    return "_".join(dict.fromkeys(words))
+
+
+def shape(type: Type, program: Program) -> str:
+    """For instance `[s/tp, b, h] partial over tp`."""
+    inner = ", ".join(_sized(dim, type, program) for dim in type.dims)
+    words = {"partial": type.axes_in(Kind.PARTIAL), "maximal": type.axes_in(Kind.MAXIMUM)}
+    pending = [f" {word} over {axes_word(axes, program)}" for word, axes in words.items() if axes]
+    return f"[{inner}]{''.join(pending)}"
+
+
+def matrix_shape(type: Type, inner: int, program: Program) -> str:
+    """A parameter's shape with its outer and inner dims joined: `[n*d/tp, h]`."""
+    cut = len(type.dims) - inner
+    rows, columns = (type.dims[:cut], type.dims[cut:]) if inner else (type.dims, ())
+    joined = "*" if inner else ", "
+    parts = [joined.join(_sized(dim, type, program) for dim in part) for part in (rows, columns) if part]
+    return f"[{', '.join(parts)}]"
+
+
+def _sized(dim: str, type: Type, program: Program) -> str:
+    """The dim's letter, over the axes of the plan that shard it; `b` is a rank's own batch, as inputs have it."""
+    axes = type.axes_of(dim)
+    given = program.region.args[0].value.type.axes_of(dim) if dim == "batch" else ()
+    if dim == "batch" and axes == given:
+        return letter(dim)
+    lost = f"*{axes_word(given, program)}" if dim == "batch" and given and not axes else ""
+    return f"{letter(dim)}{lost}" + (f"/{axes_word(axes, program)}" if axes else "")
+
+
+def place(span: Span) -> str:
+    """The plan line of a span, fit for a comment."""
+    return f"{file_word(span.path)}:{span.line}"
+
+
+def run_word(path: str) -> str:
+    """What runs of a plan are called: as its file without ending, fit for a folder."""
+    return PurePath(file_word(path)).stem.strip(".") or "plan"
+
+
+def file_word(path: str) -> str:
+    """A file's name, fit for a comment or a docstring."""
+    return re.sub(r"[^\w.\- ]", "_", PurePath(path).name)

@@ -1,0 +1,79 @@
+"""What backward makes again, read off the IR alone: each of its ops that does what an op of forward did.
+
+Purpose: how a program's blocks and loops are held to the IR's backward.  Non-goals: what the plan asks for.
+"""
+
+from collections import Counter
+
+from ...ir import Attr, Enter, Leave, Op, Region
+from ...syntax.source import Span
+
+Path = tuple[tuple[str, Span], ...]
+"""The dims of the repeats around an op and their places in the plan: the same in forward and backward."""
+
+Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
+
+
+def made_again(forward: Region, backward: Region) -> "tuple[Counter[str], dict[str, int]]":
+    """How often backward makes a result of forward once more, of what was kept or is made again; by the first result.
+
+    Of values of a body that are computed alike, the first stands for all.  Then, of how many turns it does so in one.
+    """
+    twins = _Twins(forward)
+    return twins.within(backward), twins.every
+
+
+class _Twins:
+    """Each value's twin: the first value of forward's body that is the same."""
+
+    def __init__(self, forward: Region) -> None:
+        self._twins: dict[str, str] = {}
+        self._turns: dict[str, str] = {}  # what lies stacked over all turns of a repeat → what one turn calls it
+        self._firsts: dict[Key, Op] = {}
+        self.every: dict[str, int] = {}
+        for path, region in _regions(forward):
+            ends = zip(region.yields, region.results, strict=True)
+            self._turns |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
+            self._slice(region)
+            for op in _ops(region):
+                self._bind(op, self._firsts.setdefault(self._key(path, op), op))
+
+    def within(self, backward: Region) -> "Counter[str]":
+        """How often ops of backward, in their order, make what forward made."""
+        found: Counter[str] = Counter()
+        for path, region in _regions(backward):
+            self._slice(region)
+            for op in _ops(region):
+                if first := self._firsts.get(self._key(path, op)):
+                    self._bind(op, first)
+                    found[first.outputs[0].name] += 1
+                    self.every[first.outputs[0].name] = int(str(dict(op.attrs).get("every", 1)))
+        return found
+
+    def _slice(self, region: Region) -> None:
+        """What turns read of the same stack is the same, also in another repeat that turns as often."""
+        for arg in region.args:
+            if arg.enter is Enter.EACH:
+                first = self._turns.setdefault(self._of(arg.source), arg.value.name)
+                self._twins[arg.value.name] = self._of(first)
+
+    def _of(self, name: str) -> str:
+        return self._twins.get(name, name)
+
+    def _key(self, path: Path, op: Op) -> Key:
+        attrs = frozenset((key, value) for key, value in op.attrs if key != "every")
+        return path, op.kind, tuple(map(self._of, op.inputs)), attrs
+
+    def _bind(self, op: Op, first: Op) -> None:
+        self._twins |= {new.name: old.name for new, old in zip(op.outputs, first.outputs, strict=True)}
+
+
+def _ops(region: Region) -> list[Op]:
+    return [stmt for stmt in region.body if isinstance(stmt, Op)]
+
+
+def _regions(region: Region, around: Path = ()) -> list[tuple[Path, Region]]:
+    """A region and those in it, outer first."""
+    path = (*around, (region.dim, region.span)) if region.dim else around
+    inner = [found for stmt in region.body if isinstance(stmt, Region) for found in _regions(stmt, path)]
+    return [(path, region), *inner]

@@ -1,0 +1,179 @@
+"""The `forward` of a model in stages: what the stage that is asked for does.
+
+Purpose: a branch for each group of ops, of the stage that has it; loops over the turns of that stage; and what crosses
+from stage to stage.  Repeats one behind the other that carry as many values make up a section, in which these always go
+by the same Python names; before it stages begin that are cut off in it, and behind it they return.
+Non-goals: which stage has what (`stages`), lines within branches (`bodies`), rows (`pipeline`).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from attrs import frozen
+
+from ..ir import Arg, Bucket, Enter, Pipeline, Region, Stmt
+from ..ir.stages import groups, is_free, stages
+from ..ops.dropout import are_draws
+from .forward import Body, Turn
+from .module import Frame, Module, tensors
+from .naming import turns_word
+
+
+@frozen
+class _Section:
+    """Repeats by number, the Python names of what they carry, and the stages but the first that begin in them."""
+
+    repeats: range
+    names: tuple[str, ...]
+    begin: tuple[int, ...]
+
+
+class StagedBody(Body):
+    """Writes the lines of one stage, whichever is asked for."""
+
+    def __init__(self, frame: Frame, module: Module, body: Sequence[Stmt], ends: Sequence[str], cut: Pipeline) -> None:
+        super().__init__(frame, module, body, ends)
+        self._pipeline = cut
+        self._groups, self._cut = groups(cut, self._body)
+        self._stages = stages(frame.program, cut)
+        self._owner = {group: k for k, each in enumerate(self._stages) for group in each.groups}
+        self._held: dict[str, tuple[int, ...]] = {}  # the stages of modules that only some have
+
+    def write(self) -> None:
+        """Writes what every stage does, each section, and the last stage's own ops."""
+        sections = self._bind_carried()
+        self._statements(stmt for group in self._groups for stmt in group if is_free(stmt))
+        for section in sections:
+            self._crossing = section.names
+            for number in section.repeats:
+                self._branch(number, section)
+                self._repeat(self._cut[number])
+            self._return(section)
+        last = self._groups[-1]
+        self._statements(stmt for stmt in last if not is_free(stmt))
+        self._hold(last, len(self._groups) - 1)
+        self._finish()
+        self._module.held |= self._needed()
+
+    # ---- what crosses
+
+    def _bind_carried(self) -> list[_Section]:
+        """The stage that is asked for, and what the stage before it has made, are arguments before the inputs."""
+        inputs, self._module.arguments = self._module.arguments, {}
+        self._stage = self._lines.argument("stage", "int")
+        carried = [[arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in self._cut]
+        self._module.crossing = tuple(dict.fromkeys(len(carried[stage.begins]) for stage in self._stages[1:]))
+        runs = [(run, self._begin_in(run)) for run in _runs([*map(len, carried)])]
+        is_one = self._module.crossing == (1,) and sum(map(bool, (begin for _, begin in runs))) == 1
+        if not is_one:
+            self._given = self._lines.argument("carried", tensors(*self._module.crossing))
+        sections = [_Section(run, self._free_names(carried[run.start]), begin) for run, begin in runs]
+        if is_one:
+            (self._given,) = next(section.names for section in sections if section.begin)
+            self._module.arguments[self._given] = tensors(1)
+        self._module.arguments |= inputs
+        return sections
+
+    def _begin_in(self, repeats: range) -> tuple[int, ...]:
+        """The stages but the first that begin in some of these repeats."""
+        return tuple(k for k, stage in enumerate(self._stages) if k and stage.begins in repeats)
+
+    def _free_names(self, values: Sequence[str]) -> tuple[str, ...]:
+        names: list[str] = []
+        for value in values:
+            names.append(self._lines.free(value, *names))
+        return tuple(names)
+
+    def _branch(self, number: int, section: _Section) -> None:
+        """The ops before a repeat, on the stage that has them; those that begin in the section are given its values."""
+        group = [stmt for stmt in self._groups[number] if not is_free(stmt)]
+        carried, owner = _carried(self._cut[number]), self._owner[number]
+        is_open = bool(group or self._renamed(carried))
+        if is_open:
+            self._lines.open_branch(f"if {self._stage} == {owner}")
+            self._statements(group)
+            self._hand_over(carried)
+            self._lines.close_branch()
+        if number == section.repeats.start:
+            self._unpack(section, owner, is_open)
+        self._hold(group, number)
+
+    def _unpack(self, section: _Section, owner: int, behind_branch: bool) -> None:
+        """What stages are given that begin here: those behind the `owner` of the ops before."""
+        if not section.begin or section.names == (self._given,):
+            return
+        if section.begin[-1] == len(self._stages) - 1:
+            head = "else" if behind_branch else f"if {self._stage} > {owner}"
+        else:
+            until = f"{self._stage} <= {section.begin[-1]}"
+            head = f"elif {until}" if behind_branch else f"if {owner} < {until}"
+        self._lines.open_branch(head)
+        self._lines.append(f"{', '.join(section.names)} = {self._given}")
+        self._lines.close_branch()
+
+    def _return(self, section: _Section) -> None:
+        """Stages whose next one begins in the section hand on its values."""
+        if section.begin:
+            self._lines.open_branch(f"if {self._stage} < {section.begin[-1]}")
+            self._lines.append(f"return {', '.join(section.names)}")
+            self._lines.close_branch()
+
+    def _hand_over(self, carried: Sequence[str]) -> None:
+        """What a branch has made gets the names by which it crosses, all at once."""
+        self._end_coercions()
+        if renamed := self._renamed(carried):
+            self._lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")
+        for name, value in zip(self._crossing, carried, strict=True):
+            self._lines.rename(name, value)
+
+    def _renamed(self, carried: Sequence[str]) -> dict[str, str]:
+        """The names that do not yet stand for the values that a repeat carries, and what does."""
+        texts = [self._lines.operand(value).text for value in carried]
+        return {name: text for name, text in zip(self._crossing, texts, strict=True) if name != text}
+
+    def _hold(self, group: Sequence[Stmt], number: int) -> None:
+        """The modules of a repeat that is not cut are those of one stage."""
+        whole = {stmt.dim for stmt in group if isinstance(stmt, Region)}
+        children = (name for name, child in self._module.children.items() if child.dim in whole)
+        self._held |= dict.fromkeys(children, (self._owner[number],))
+
+    def _needed(self) -> dict[str, tuple[int, ...]]:
+        """The stages that need an attribute, if not all do."""
+        by_param = dict(self._pipeline.held)
+        held = self._held | {name: by_param[param.name] for name, param in self._module.weights.items()}
+        return {name: by for name, by in held.items() if len(by) < len(self._pipeline.turns)}
+
+    # ---- repeats
+
+    def _open(self, region: Region, attribute: str, turned: list[Bucket]) -> Turn:
+        """Of a repeat that is cut, the loop over the turns of the stage that is asked for."""
+        if region.dim not in self._pipeline.dims:
+            return super()._open(region, attribute, turned)
+        index = self._lines.free("i")
+        self._lines.append(f"for {index} in {turns_word(region.dim)}[{self._stage}]:")
+        draws = [f"{self._drawn_by_all(arg)}[{index}]" for arg in region.args if are_draws(arg.value.type)]
+        return Turn(f"self.{attribute}[str({index})]", tuple(draws), f"{index} % {self._every(region)} == 0")
+
+    def _drawn_by_all(self, arg: Arg) -> str:
+        """The Python name of the draws of all turns."""
+        self._lines.left[arg.source] -= 1
+        return self._lines.operand(arg.source).text
+
+    def _entering(self, region: Region) -> list[str]:
+        """What is carried through a repeat that is cut crosses from stage to stage."""
+        if region.dim not in self._pipeline.dims:
+            return super()._entering(region)
+        for value in _carried(region):
+            self._lines.left[value] -= 1
+        return [*self._crossing]
+
+
+def _runs(counts: Sequence[int]) -> list[range]:
+    """Neighbours of the same count."""
+    starts = [at for at, count in enumerate(counts) if not at or count != counts[at - 1]]
+    return [range(*ends) for ends in pairwise([*starts, len(counts)])]
+
+
+def _carried(repeat: Region) -> list[str]:
+    """What a repeat's first turn is given to carry."""
+    return [arg.source for arg in repeat.args if arg.enter is Enter.CARRY]

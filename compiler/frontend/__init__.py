@@ -1,0 +1,187 @@
+"""From a plan's text to a program without placements.
+
+Purpose: what every name means; all sections read; dims, mesh and the claims of `shard` in order.
+After: a single-device program that is well formed.  Non-goals: whether the sharding is possible (`validate`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve
+
+from ..config.settings import Train
+from ..ir import Axis, Dim, Program, Region
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostics, Note, listing
+from ..syntax.source import Source
+from .arithmetic import Scalar, evaluate, whole
+from .hf_weights import stored
+from .inputs import check_data
+from .load_plan import Document, gather
+from .loss_chunking import logits_for
+from .model import build
+from .pipeline import pipelined
+from .precision import element_types
+from .sections import Sections, read_settings, standing_in
+from .sharding import axes_of, check_known, claims_of, rules_of
+from .split_branches import divide
+from .split_settings import claims_of_parts, state_of_parts, train_of_parts
+from .state import check_patterns, state_axes
+from .user_ops import user_ops
+from .validate import validate
+
+SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train")
+
+
+def resolve(source: Source, over: Source | None = None) -> Program:
+    """The program of a plan, with the sections of another text over its own as in a `use`.
+
+    Raises PlanError with all mistakes of settings and of sharding, and the model's first.
+    """
+    document = gather(source, over)
+    found = Diagnostics()
+    sections = _sections(document, found)
+    settings = read_settings(document.sections, sections, found)
+    program = None
+    with found.catch():
+        program = _program(document, sections, settings, found)
+        if settings.train:
+            program = _with_data(document.model, program, found)
+        if found:
+            validate(program)
+    found.check()
+    assert program, "resolve: a program that was not made has no mistake"
+    return program
+
+
+def _program(
+    document: Document, sections: Mapping[str, tree.Section], settings: Sections, found: Diagnostics
+) -> Program:
+    """The program but for what depends on its data; mistakes that leave one are added to `found`.  Raises PlanError."""
+    unsound = Diagnostics()
+    axes, rules = axes_of(sections["mesh"], unsound), rules_of(sections["shard"], unsound)
+    train = settings.train or standing_in(sections["train"], axes)
+    dims, scope = _dims(document.model)
+    dims |= _data_dims(train, rules, axes, found)
+    check_known(rules, dims, axes, unsound)
+    unsound.check()
+    sizes = {axis.name: axis.size for axis in axes}
+    laid = claims_of(rules)
+    claims = tuple(claim for claim in laid if sizes[claim.axis] > 1)  # one of size 1 shards nothing
+    divided = divide(document.model, dims, scope)
+    dims |= {part.name: part for parts in divided.dims.values() for part in parts}
+    frame = Program(
+        document.model.name.name,
+        "resolve",
+        axes,
+        tuple(dims.values()),
+        claims_of_parts(claims, divided.dims),
+        (),
+        Region("model", (), span=document.model.span),
+        train_of_parts(train, divided.copies, divided.dims),
+        settings.cluster,
+        state=state_of_parts(state_axes(sections["state"], claims, sizes, found), divided.copies),
+        flow=settings.flow,
+    )
+    ops = user_ops(document.ops, document.source)
+    built = build(divided.model, frame, scope, ops, *element_types(train))
+    program = evolve(frame, region=built.region, params=built.params)
+    program = pipelined(program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims))
+    check_patterns(sections["state"], program, found)
+    if "names" in document.sections:
+        program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
+    return program
+
+
+def _with_data(model: tree.Model, program: Program, found: Diagnostics) -> Program:
+    """The program with what the plan's data decides; whether both fit."""
+    check_data(model, program, found)
+    with found.catch():
+        return evolve(program, train=evolve(program.train, logits=logits_for(program)))
+    return program
+
+
+def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]:
+    for kind, section in document.sections.items():
+        if kind not in SECTIONS:
+            found.error(
+                "E0406",
+                f"there is no section `{kind}`",
+                section.head,
+                "unknown section",
+                help=_IN_MODEL if kind in ("dims", "const") else f"sections are {listing(SECTIONS)}",
+            )
+    if "train" not in document.sections:
+        help = "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … { … }  data … { … } }`"
+        found.error("E0402", "this plan has no section `train`", document.source.whole(), help=help)
+        found.check()
+    span = document.source.whole()
+    empty = {kind: tree.Section(tree.Name(kind, span), None, (), span) for kind in SECTIONS}
+    return empty | document.sections
+
+
+def _dims(model: tree.Model) -> tuple[dict[str, Dim], dict[str, Scalar]]:
+    """The model's own dims, and the scope of dims and constants for arithmetic."""
+    dims: dict[str, Dim] = {}
+    scope: dict[str, Scalar] = {}
+    for section in model.body:
+        if isinstance(section, tree.Section):
+            for entry in section.entries:
+                _define(section, entry, dims, scope)
+    return dims, scope
+
+
+_IN_MODEL = "a model has `dims { … }` and `const { … }`; `repeat layers { … }` repeats its statements"
+
+
+def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scope: dict[str, Scalar]) -> None:
+    found = Diagnostics()
+    match section.kind.name, entry:
+        case "dims", tree.Setting(tree.Name("batch" | "seq" | "microbatches") as key):
+            help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
+            found.error("E0309", f"dim `{key}` is not the model's to set", key.span, help=help)
+        case (("dims" | "const"), tree.Setting(key)) if key.name in scope:
+            found.error("E0403", f"`{key}` is set twice", key.span, "again")
+        case "dims", tree.Setting(key, value):
+            size = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
+            dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
+        case "const", tree.Setting(key, value):
+            scope[key.name] = evaluate(value, scope)
+        case (("dims" | "const"), _):
+            found.error("E0406", f"`{section.kind}` has settings only", entry.span, help="write `hidden = 4096`")
+        case _:
+            found.error("E0406", f"a model has no section `{section.kind}`", section.head, help=_IN_MODEL)
+    found.check()
+
+
+def _padded(size: int, entry: tree.Setting) -> int:
+    """The size of a dim with its padding: the next multiple of the number behind `pad`."""
+    if entry.pad is None:
+        return size
+    by = whole(entry.key, evaluate(entry.pad, {}), entry.pad, {})
+    return -(-size // by) * by
+
+
+def _data_dims(train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], found: Diagnostics) -> dict[str, Dim]:
+    """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a step."""
+    sizes = {axis.name: axis.size for axis in axes}
+    batch = train.microbatch
+    for rule in rules:
+        if "batch" in map(str, rule.dims):
+            for axis in rule.axes:
+                batch *= sizes.get(axis.name, 1)
+    if train.global_batch % batch:
+        ranks = batch // train.microbatch
+        found.error(
+            "E0310",
+            "`global_batch` is not a whole number of microbatches",
+            train.spans["global_batch"],
+            f"{train.global_batch} / ({train.microbatch} sequences × {ranks} data-parallel ranks) is not whole",
+            notes=[Note(train.spans["microbatch"], "sequences of a microbatch on each rank")],
+            help=f"multiples of {batch} are, for instance {-(-train.global_batch // batch) * batch}",
+        )
+    given = {
+        "seq": (train.seq, "seq"),
+        "batch": (batch, "microbatch"),
+        "microbatches": (-(-train.global_batch // batch), "global_batch"),
+    }
+    return {name: Dim(name, size, span=train.spans[key]) for name, (size, key) in given.items()}

@@ -1,0 +1,106 @@
+"""Arithmetic on dims and constants: the only computing that a plan does.
+
+Non-goals: arithmetic on tensors (`model`).
+"""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+from ..config.fields import spelled
+from ..syntax import tree
+from ..syntax.source import Span
+from .errors import wrong
+from .foreign import value_elsewhere
+
+LARGEST = 2**48
+"""The largest dim; parameter counts of such dims still fit 64 bits."""
+
+Scalar = int | float | Fraction
+
+
+def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
+    """The value of `expr`, with names from `scope`; divisions of whole numbers stay exact.  Raises PlanError."""
+    match expr:
+        case tree.Number(value, ""):
+            return value
+        case tree.Name(name) if name in scope:
+            return scope[name]
+        case tree.Negative(inner):
+            return -evaluate(inner, scope)
+        case tree.Binary():
+            return _chain(expr, scope)
+        case tree.Call(tree.Name("sqrt"), (inner,), ()):
+            return _root(evaluate(inner, scope), expr.span)
+        case tree.Name(name):
+            known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
+            help = value_elsewhere(name) or f"known: {known}"
+            raise wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", help)
+        case _:
+            label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, tree.Number)
+            help = spelled(expr) or ("units belong to settings; 10% is 0.1 here" if is_share else "")
+            raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
+
+
+def _chain(expr: tree.Binary, scope: Mapping[str, Scalar]) -> Scalar:
+    """Walks down the left side with a loop, since chains may be long."""
+    links: list[tree.Binary] = []
+    left: tree.Expr = expr
+    while isinstance(left, tree.Binary):
+        links.append(left)
+        left = left.left
+    value = evaluate(left, scope)
+    for link in reversed(links):
+        value = apply(link, value, evaluate(link.right, scope))
+    return value
+
+
+def apply(link: tree.Binary, left: Scalar, right: Scalar) -> Scalar:
+    """`left` and `right`, joined by the operator of `link`."""
+    match link.op:
+        case "+":
+            return exact(left) + exact(right)
+        case "-":
+            return exact(left) - exact(right)
+        case "*":
+            return exact(left) * exact(right)
+        case "/" if right != 0:
+            return exact(left) / exact(right)
+        case "/":
+            raise wrong("E0302", "division by zero", link.right.span, "is 0")
+        case other:
+            raise wrong("E0301", f"`{other}` is not arithmetic on dims", link.span, "numbers, dims, `+ - * /` only")
+
+
+def exact(value: Scalar) -> Scalar:
+    """The number as a fraction where it is whole, so that quotients stay exact."""
+    return Fraction(value) if isinstance(value, int) else value
+
+
+def _root(value: Scalar, span: Span) -> float:
+    if value < 0:
+        raise wrong("E0302", "the root of a negative number", span, f"of {float(value):g}")
+    return math.sqrt(value)
+
+
+def whole(name: tree.Name, value: Scalar, expr: tree.Expr, scope: Mapping[str, Scalar]) -> int:
+    """`value` as the size of the dim `name`.  Raises PlanError where it is not a whole number from 1 to 2^48."""
+    if value != int(value):
+        raise wrong(
+            "E0303", f"dim `{name}` is not a whole number", expr.span, f"{_shown(expr, scope)} = {float(value):g}"
+        )
+    if not 0 < value <= LARGEST:
+        raise wrong("E0304", f"dim `{name}` is out of range", expr.span, f"is {int(value)}; dims go from 1 to 2^48")
+    return int(value)
+
+
+def _shown(expr: tree.Expr, scope: Mapping[str, Scalar]) -> str:
+    match expr:
+        case tree.Name(name):
+            return str(scope[name])
+        case tree.Number(value):
+            return str(value)
+        case tree.Binary(op, left, right):
+            return f"{_shown(left, scope)} {op} {_shown(right, scope)}"
+        case _:
+            return "…"

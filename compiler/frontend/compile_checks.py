@@ -1,0 +1,32 @@
+"""What a plan cannot ask of layers that torch.compile makes a graph of.
+
+Inside a graph torch.compile decides itself what backward makes again.
+Non-goals: pipelines whose backward is in two parts (`schedule_pipeline`).
+"""
+
+from ..config.settings import ON, Train
+from ..syntax.diagnostics import Diagnostics, Note
+
+
+def check_compiled(train: Train) -> None:
+    """Raises PlanError where parts of a layer are to be made again, and layers to be compiled."""
+    found = Diagnostics()
+    if train.compile == ON:
+        asked = Note(train.spans["compile"], "layers are compiled")
+        if train.recompute.word == "selective":
+            found.error(
+                "E0412",
+                "torch.compile chooses by itself what of a layer backward makes again",
+                train.spans["recompute"],
+                notes=[asked],
+                help="write `recompute = full` or `every(2, layers)` for whole layers, or leave `compile` out",
+            )
+        if train.gathered == "regather":
+            found.error(
+                "E0412",
+                "a compiled layer keeps what it has gathered",
+                train.spans["gathered"],
+                notes=[asked],
+                help="write `recompute = full`, by which backward gathers again too, or leave `compile` out",
+            )
+    found.check()

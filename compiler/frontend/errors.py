@@ -1,0 +1,45 @@
+"""What the modules of `resolve` say of mistakes: one diagnostic, raised at once."""
+
+from collections.abc import Iterable, Sequence
+
+from ..ir import DATA_DIMS, MICROBATCHES
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean
+from ..syntax.source import Span
+
+LONGEST = 64
+"""The most characters of a name."""
+
+
+def wrong(code: str, message: str, span: Span, label: str = "", help: str = "") -> PlanError:
+    """The error of one mistake."""
+    return PlanError([Diagnostic(code, message, span, label, help=help)])
+
+
+def check_name(name: tree.Name) -> None:
+    """Names become attributes and variables; those of unnamed values begin with `_`."""
+    if name.name.startswith("_") or len(name.name) > LONGEST:
+        help = f"names begin with a letter and have at most {LONGEST} characters"
+        raise wrong("E0215", f"`{name.name[:LONGEST]}` cannot be a name", name.span, help=help)
+
+
+def check_dim(dim: tree.Name, known: Iterable[str]) -> None:
+    """The model has such a dim."""
+    if dim.name not in (names := sorted(known)):
+        raise wrong("E0201", f"there is no dim `{dim}`", dim.span, "not a dim", did_you_mean(dim.name, names))
+
+
+def check_count(results: int, names: Sequence[str], span: Span) -> None:
+    """What a call gives has as many names, or one place without a name."""
+    if results == len(names):
+        return
+    wanted = f"bound to {len(names)} names" if len(names) > 1 else "wanted as one tensor"
+    given = f"{results} results" if results > 1 else "one result"
+    help = f"write `{', '.join('abcdefgh'[:results])} = …`" if 1 < results < 9 else ""
+    raise wrong("E0602", f"{given}, {wanted}", span, f"gives {given}", help)
+
+
+def check_not_data(dim: tree.Name, what: str) -> None:
+    """Parameters and repeats go over dims of the model."""
+    if dim.name in (*DATA_DIMS, MICROBATCHES):
+        raise wrong("E0216", f"{what} cannot go over `{dim}`", dim.span, "a dim of the data, not of the model")

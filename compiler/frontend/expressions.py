@@ -1,0 +1,181 @@
+"""Expressions as ops: names, parameters, and the arithmetic of tensors and numbers.
+
+Non-goals: arithmetic of numbers alone (`arithmetic`); calls (`calls`).
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from ..ir import Type
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
+from .arithmetic import Scalar, apply, evaluate, exact
+from .builder import Writer
+from .calls import Calls
+from .dropout_seeds import Draws
+from .errors import check_count, wrong
+from .foreign import value_elsewhere
+from .inputs import INPUTS
+from .parameters import Parameters
+from .scope import Scope
+from .user_ops import UserOp
+
+MOST_OPERANDS = 256
+"""The most operands of one expression."""
+
+
+class Expressions:
+    """Writes the ops of expressions."""
+
+    def __init__(
+        self, scope: Scope, parameters: Parameters, writer: Writer, draws: Draws, user_ops: Mapping[str, UserOp]
+    ) -> None:
+        self._scope, self._parameters, self._writer = scope, parameters, writer
+        self._calls = Calls(scope, parameters, writer, draws, user_ops, self.tensor)
+
+    def tensor(self, expr: tree.Expr, like: str = "") -> str:
+        """The value that `expr` computes, named after `like` if it is a new one."""
+        match expr:
+            case tree.Name():
+                return self._named(expr)
+            case tree.ParamUse():
+                return self._parameters.declare(expr)
+            case tree.Call():
+                return self._calls.call(expr, [like])[0]
+            case tree.Binary():
+                return self._chain(expr, like)
+            case tree.Negative(inner) if not self._scope.is_number(inner):
+                return self._by("scale", self.tensor(inner), -1, expr, like)
+            case _:
+                raise wrong("E0603", "a tensor is needed here", expr.span, "is not a tensor")
+
+    def tensors(self, expr: tree.Expr, like: Sequence[str]) -> tuple[str, ...]:
+        """The values that a call computes, one for each name."""
+        if isinstance(expr, tree.Call):
+            return self._calls.call(expr, like)
+        check_count(1, like, expr.span)
+        return (self.tensor(expr, like[0]),)
+
+    def _named(self, name: tree.Name) -> str:
+        bound, params = self._scope.bound, self._parameters.all
+        if name.name in bound:
+            return bound[name.name]
+        if name.name in params:
+            return self._parameters.use(params[name.name], name.span)
+        if name.name in self._scope.numbers:
+            raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
+        given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
+        help = given or value_elsewhere(name.name) or did_you_mean(name.name, [*bound, *params]) or _undeclared(name)
+        raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
+
+    def _chain(self, expr: tree.Binary, like: str) -> str:
+        """Walks down the left side with a loop, since chains may be long."""
+        links: list[tree.Binary] = []
+        left: tree.Expr = expr
+        while isinstance(left, tree.Binary):
+            links.append(left)
+            left = left.left
+        if len(links) >= MOST_OPERANDS:
+            message = f"an expression of more than {MOST_OPERANDS} operands"
+            raise wrong("E0102", message, expr.span, help="name parts of it")
+        value = self._either(left)
+        for link in reversed(links):
+            value = self._binary(link, value, self._either(link.right), like if link is expr else "")
+        if not isinstance(value, str):
+            raise wrong("E0603", "a tensor is needed here", expr.span, "is a number")
+        return value
+
+    def _either(self, expr: tree.Expr) -> str | Scalar:
+        """The value that `expr` computes, or the number that it is."""
+        return evaluate(expr, self._scope.numbers) if self._scope.is_number(expr) else self.tensor(expr)
+
+    def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
+        op = self._writer.op
+        match left, link.op, right:
+            case str(), "@", str():
+                return op("contract", (left, right), (("over", self._contracted(link, left, right)),), link.span, like)
+            case str(), "+", str():
+                return op("add", (left, right), (), link.span, like)
+            case str(), "-", str():
+                return op("add", (left, self._by("scale", right, -1, link)), (), link.span, like)
+            case str(), "*", str():
+                return op("mul", (left, right), (), link.span, like)
+            case str(), "/", str():
+                return op("div", (left, right), (), link.span, like)
+            case _:
+                return self._with_number(link, left, right, like)
+
+    def _with_number(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
+        """A sum, difference, product or quotient of which a side at least is a number."""
+        match left, link.op, right:
+            case str(), "+", _ if not isinstance(right, str):
+                return self._by("shift", left, right, link, like)
+            case str(), "-", _ if not isinstance(right, str):
+                return self._by("shift", left, -right, link, like)
+            case str(), "*", _ if not isinstance(right, str):
+                return self._by("scale", left, right, link, like)
+            case str(), "/", _ if not isinstance(right, str) and right:
+                return self._by("scale", left, 1 / exact(right), link, like)
+            case _, "+", str() if not isinstance(left, str):
+                return self._by("shift", right, left, link, like)
+            case _, "-", str() if not isinstance(left, str):
+                return self._by("shift", self._by("scale", right, -1, link), left, link, like)
+            case _, "*", str() if not isinstance(left, str):
+                return self._by("scale", right, left, link, like)
+            case _ if not isinstance(left, str) and not isinstance(right, str):
+                return apply(link, left, right)
+            case _, "/", str():
+                help = "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 + exp(-x))"
+                raise wrong("E0604", "a number is not divided by a tensor", link.span, "a number / a tensor", help)
+            case _:
+                help = "a tensor may be multiplied by a number, divided by one that is not 0, and added to one"
+                raise wrong("E0604", f"`{link.op}` does not work on these", link.span, "a tensor and a number", help)
+
+    def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
+        """A tensor scaled or shifted by a number."""
+        if abs(by) > sys.float_info.max:
+            raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
+        return self._writer.op(kind, (value,), (("by", float(by)),), at.span, like)
+
+    def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
+        """The dims that `@` sums over: those before the arrow, or all that both operands have."""
+        x, w = self._writer.types[left], self._writer.types[right]
+        if "batch" in x.dims and "batch" in w.dims:
+            raise _activations(link, x, w)
+        arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
+        over = arrow or tuple(dim for dim in x.dims if dim in w.dims)
+        if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
+            self._parameters.make_matrix(link.right, len(over))
+            return over
+        raise wrong("E0306", "these operands have no product", link.span, _dims(x, w), _arrow(link.right, x))
+
+
+def _undeclared(name: tree.Name) -> str:
+    return (
+        f"a parameter is declared by its dims where it is first used, as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
+    )
+
+
+def _dims(x: Type, w: Type) -> str:
+    return f"[{', '.join(x.dims)}] @ [{', '.join(w.dims)}]"
+
+
+def _arrow(right: tree.Expr, x: Type) -> str:
+    """What makes a product: an arrow after those dims of a parameter in which `x` ends."""
+    if isinstance(right, tree.ParamUse):
+        dims = tuple(map(str, (*right.outs, *right.ins)))
+        over = tuple(dim for dim in x.dims if dim in dims)
+        rest = tuple(dim for dim in dims if dim not in over)
+        if over and rest and x.dims[-len(over) :] == over:
+            written = f"{right.name}[{', '.join(over)} -> {', '.join(rest)}]"
+            return f"write `{written}`: `@` sums over the dims before the arrow"
+    return "`@` sums over the last dims of its left side, which the right side must have"
+
+
+def _activations(link: tree.Binary, x: Type, w: Type) -> PlanError:
+    """Both sides of a product have samples: a sum over these would depend on which share a microbatch."""
+    shared = [dim for dim in x.dims if dim in w.dims]
+    notes = (Note(None, f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}"),)
+    inner = f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`" if x.dims == w.dims else ""
+    help = f"queries and keys meet in `attention(q, k, v, mask=causal)`{inner}"
+    return PlanError([Diagnostic("E0613", "a product of two activations", link.span, _dims(x, w), notes, help)])

@@ -1,0 +1,144 @@
+"""What configurations of several models share: heads, rotary positions, windows, element types."""
+
+from typing import cast
+
+from attrs import evolve, frozen
+
+from ...syntax.diagnostics import listing
+from .config import NOT_NEGATIVE, PART, TEXT, Config, Fields, Kind
+from .plan_text import shown
+
+LONGEST = 4096
+"""Tokens of the sequences that a plan is written for, if the model takes so many."""
+
+PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "bf16"}
+"""The setting `precision` by the type that weights are stored in; bf16 keeps fp32 masters."""
+
+STORED = Kind(
+    f"one of {listing(PRECISIONS)}",
+    lambda value: isinstance(value, str) and value.removeprefix("torch.") in PRECISIONS,
+    "bfloat16",
+)
+
+GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+"""The names of one function."""
+
+SCALINGS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low",
+        "high_freq_factor": "high",
+        "original_max_position_embeddings": "original",
+    },
+}
+"""The types of rotary positions, and what the options of each are called in a plan."""
+
+
+@frozen
+class Rope:
+    """Rotary positions."""
+
+    theta: float
+    scaling: str = ""
+    """What `rope` is given besides, where it turns by `theta`."""
+    dims: int = 0
+    """How many dims of a head turn; 0 for all."""
+
+    def replaced(self, last: str) -> dict[str, str]:
+        """`scaling` behind `last`, the last thing that a model file gives `rope`."""
+        return {f", {last})": f", {last}, {self.scaling})"} if self.scaling else {}
+
+
+def precision(config: Config) -> str:
+    """The setting `precision`, by the type that the weights are stored in."""
+    earlier = config.read("torch_dtype", STORED, "bfloat16", "bfloat16")
+    return PRECISIONS[config.read("dtype", STORED, earlier, earlier).removeprefix("torch.")]
+
+
+def deviation(config: Config) -> float:
+    """The standard deviation of initial values."""
+    return config.read("initializer_range", NOT_NEGATIVE, 0.02)
+
+
+def head_dim(config: Config, default: int = 0) -> int:
+    """The dims of a head; `default` is that of models that do not derive them."""
+    if config.has("head_dim") or default:
+        return config.size("head_dim", default)
+    config.take("head_dim")
+    return config.quotient("hidden_size", "num_attention_heads")
+
+
+def window(config: Config, default: int = 0) -> int:
+    """How many tokens a query sees, 0 for all; `default` is that of a file without the field."""
+    return config.size("sliding_window", default, null=0)
+
+
+def positions(config: Config, dim: int, theta: str = "rope_theta", part: str = "", default: float = 1) -> Rope:
+    """Rotary positions of heads of `dim` dims; later files say in one field what earlier ones say in several.
+
+    `theta` and `part` are two of the latter; without `part` heads turn whole, else in their first dims.
+    """
+    given = _given(config)
+    rope = rope_of(given, config.number(theta, 1e4))
+    if not part:
+        given.must_be("partial_rotary_factor", 1.0, 1)
+        check_pairs(config, dim)
+        return rope
+    table, name = (given, "partial_rotary_factor") if given.has("partial_rotary_factor") else (config, part)
+    share = table.read(name, PART, default)
+    config.take(part)
+    dims = int(dim * share)
+    if dim and (dims == 0 or dims % 2):
+        label = f"{dim} × {share:g} = {dim * share:g}"
+        table.misfit(f"{dims} of the {dim} dims of a head cannot turn in pairs", name, label=label)
+    return evolve(rope, dims=dims if dims < dim else 0)
+
+
+def check_pairs(config: Config, dim: int) -> None:
+    """Heads of `dim` dims turn whole, in pairs."""
+    if dim % 2:
+        message = f"heads of {dim} dims cannot turn in pairs"
+        config.misfit(message, "head_dim", "num_attention_heads", "hidden_size", label=f"{dim} is odd")
+
+
+def _given(config: Config) -> Fields:
+    """The table of rotary positions, by the later name of the field or the earlier one."""
+    given = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
+    later, earlier = config.table("rope_parameters"), config.table("rope_scaling")
+    if len(given) > 1:
+        config.misfit("rotary positions are given twice", *given)
+        earlier.drop()
+    return earlier if given == ["rope_scaling"] else later
+
+
+def rope_of(given: Fields, theta: float) -> Rope:
+    """Rotary positions by a table of theirs; `theta` is what holds where it has none."""
+    theta = given.number("rope_theta", theta)
+    field = "rope_type" if given.has("rope_type") else "type"
+    kind = given.read(field, TEXT, "default")
+    given.take("type")
+    if kind not in SCALINGS:
+        given.wrong(
+            "E0801", f"rotary positions of type `{kind}`", field, help=f"a plan is written for {listing(SCALINGS)}"
+        )
+        given.drop()
+        return Rope(theta)
+    numbers = {ours: given.number(theirs) for theirs, ours in SCALINGS[kind].items()}
+    if kind == "llama3" and not numbers["low"] < numbers["high"]:
+        label = f"{numbers['low']:g} is not below {numbers['high']:g}"
+        given.misfit("the low factor has to be below the high one", "low_freq_factor", "high_freq_factor", label=label)
+    more = [f"{ours}={shown(number)}" for ours, number in numbers.items()]
+    return Rope(theta, ", ".join([f"scaling={kind}", *more]) if more else "")
+
+
+def check_layers(config: Config, count: float, *pattern: str) -> None:
+    """Layers take turns in their attention as `pattern` says, if the configuration says anything of it."""
+    given: object = config.take("layer_types")
+    if given is None:
+        return
+    layers = cast("list[object]", given) if isinstance(given, list) else []
+    if len(layers) != count or any(kind != pattern[i % len(pattern)] for i, kind in enumerate(layers)):
+        help = f"a plan is written for {', '.join(pattern)}, in turn"
+        config.wrong("E0801", "layers take turns otherwise", "layer_types", help=help)

@@ -1,0 +1,91 @@
+"""GPT-2, GPT-J and GPT-NeoX, each of whose configurations has names of its own.
+
+Defaults are those of their configuration classes in transformers 5.23.
+"""
+
+from .config import Config
+from .fields import GELU_TANH, LONGEST, deviation, positions, precision
+from .plan_text import Model
+
+
+def gpt2(config: Config) -> Model:
+    """GPT-2, whose positions are learned."""
+    for name in ("add_cross_attention", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"):
+        config.must_be(name, False)
+    config.must_be("tie_word_embeddings", True)
+    sizes = _sizes(config, vocab=50257, hidden=768, heads=12, layers=12, dropout=0.1)
+    config.quotient("n_embd", "n_head")
+    seq = config.size("n_positions", 1024)
+    config.must_be("n_ctx", seq)
+    return Model("gpt2.scale", sizes, deviation(config), seq, precision(config))
+
+
+def gptj(config: Config) -> Model:
+    """GPT-J, whose attention and MLP are side by side."""
+    config.must_be("rotary", True)
+    sizes = _sizes(config, vocab=50400, hidden=4096, heads=16, layers=28, dropout=0)
+    rotary, dim = config.size("rotary_dim", 64), config.quotient("n_embd", "n_head")
+    if dim and (rotary % 2 or rotary > dim):
+        message, label = f"{rotary} dims of a head cannot turn in pairs", f"{rotary} of {dim}"
+        config.misfit(message, "rotary_dim", "n_head", "n_embd", label=label)
+    return Model(
+        "gptj.scale",
+        {**sizes, "rotary": rotary},
+        deviation(config),
+        min(LONGEST, config.size("n_positions", 2048)),
+        precision(config),
+        tied=config.flag("tie_word_embeddings", False),
+        replaced={", theta, rotary)": ", theta)"} if rotary == dim else {},
+    )
+
+
+def _sizes(config: Config, *, vocab: int, hidden: int, heads: int, layers: int, dropout: float) -> dict[str, float]:
+    """What GPT-2 and GPT-J share, with these defaults."""
+    config.must_be("activation_function", *GELU_TANH)
+    config.must_be("scale_attn_weights", True)
+    for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
+        config.leave_out(name, dropout)
+    hidden = config.size("n_embd", hidden)
+    return {
+        "vocab": config.size("vocab_size", vocab),
+        "hidden": hidden,
+        "heads": config.size("n_head", heads),
+        "ffn": config.size("n_inner", 4 * hidden, null=4 * hidden),
+        "layers": config.layers("n_layer", layers),
+        "eps": config.number("layer_norm_epsilon", 1e-5),
+    }
+
+
+def gpt_neox(config: Config) -> Model:
+    """GPT-NeoX and Pythia; attention and MLP are side by side, unless a configuration says that they follow."""
+    config.must_be("attention_bias", True)
+    config.take("is_decoder")  # nothing reads it
+    for name in ("attention_dropout", "attention_probs_dropout_prob", "hidden_dropout", "hidden_dropout_prob"):
+        config.leave_out(name, 0)
+    replaced = dict[str, str]()
+    if config.must_be("hidden_act", "gelu", *GELU_TANH) != "gelu":
+        replaced["b_in[ffn])"] = "b_in[ffn], approximate=tanh)"
+    if not config.flag("use_parallel_residual", True):
+        replaced["layernorm(x, norm2"] = "layernorm(x + o, norm2"
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    dim = config.quotient("hidden_size", "num_attention_heads")
+    rope = positions(config, dim, theta="rotary_emb_base", part="rotary_pct", default=0.25)
+    sizes = {
+        "vocab": config.size("vocab_size"),
+        "hidden": hidden,
+        "heads": heads,
+        "ffn": config.size("intermediate_size"),
+        "layers": config.layers("num_hidden_layers"),
+        "eps": config.number("layer_norm_eps", 1e-5),
+        "theta": rope.theta,
+        "rotary": rope.dims,
+    }
+    return Model(
+        "gpt_neox.scale",
+        sizes,
+        deviation(config),
+        min(LONGEST, config.size("max_position_embeddings", 2048)),
+        precision(config),
+        tied=config.flag("tie_word_embeddings", False),
+        replaced={**replaced, **rope.replaced("rotary")},
+    )

@@ -1,0 +1,135 @@
+"""Llama and the decoders whose configurations are like its own: Mistral, OLMo, Phi-3, Qwen, StarCoder.
+
+Defaults are those of their configuration classes in transformers 5.23.
+"""
+
+from attrs import evolve
+
+from .config import Config
+from .fields import GELU_TANH, LONGEST, check_layers, deviation, head_dim, positions, precision, window
+from .plan_text import Model
+
+
+def llama(config: Config) -> Model:
+    """Llama 2 and 3."""
+    config.must_be("attention_bias", False)
+    config.must_be("mlp_bias", False)
+    config.must_be("pretraining_tp", 1, None)
+    return _decoder(config, "llama.scale", eps=1e-6)
+
+
+def mistral(config: Config) -> Model:
+    """Mistral: Llama whose queries see a window."""
+    seen = window(config, 4096)
+    model = _decoder(config, "llama.scale", eps=1e-6, kv=8, window=seen)
+    windowed = {"mask=causal": f"mask=causal, window={seen}"} if seen else {}
+    return evolve(model, replaced={**model.replaced, **windowed})
+
+
+def olmo2(config: Config) -> Model:
+    """OLMo 2."""
+    config.must_be("attention_bias", False)
+    return _decoder(config, "olmo2.scale", eps=1e-5)
+
+
+def phi3(config: Config) -> Model:
+    """Phi-3, Phi-3.5 and Phi-4, whose heads may turn in part."""
+    config.take("original_max_position_embeddings")  # of scaled positions, which are an error by their type
+    for name in ("attention_bias", "mlp_bias"):
+        config.must_be(name, False)
+    for name in ("embd_pdrop", "resid_pdrop"):
+        config.leave_out(name, 0)
+    return _decoder(config, "phi3.scale", eps=1e-5, part="partial_rotary_factor", window=window(config))
+
+
+def qwen2(config: Config) -> Model:
+    """Qwen2 and Qwen2.5."""
+    _full_attention(config)
+    return _decoder(config, "qwen2.scale", eps=1e-6)
+
+
+def qwen3(config: Config) -> Model:
+    """Qwen3."""
+    config.must_be("attention_bias", False)
+    _full_attention(config)
+    return _decoder(config, "qwen3.scale", eps=1e-6, head=128)
+
+
+def starcoder2(config: Config) -> Model:
+    """StarCoder 2; its first files say in further fields what nothing reads."""
+    config.take("activation_function")
+    config.take("layer_norm_epsilon")
+    config.must_be("norm_type", "layer_norm")
+    config.must_be("mlp_type", "default")
+    for name in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights", "use_bias"):
+        config.must_be(name, True)
+    for name in ("embedding_dropout", "residual_dropout"):
+        config.leave_out(name, 0)
+    return _decoder(
+        config,
+        "starcoder2.scale",
+        eps=1e-5,
+        norm="norm_epsilon",
+        act=GELU_TANH,
+        kv=2,
+        tied=True,
+        window=window(config),
+    )
+
+
+def _full_attention(config: Config) -> None:
+    """Qwen's sliding windows are off, whatever their size is; and positions are those of text."""
+    config.must_be("use_sliding_window", False)
+    config.must_be("use_mrope", False)
+    config.take("sliding_window")
+    config.take("max_window_layers")
+
+
+def _decoder(
+    config: Config,
+    file: str,
+    *,
+    eps: float,
+    norm: str = "rms_norm_eps",
+    act: tuple[str, ...] = ("silu",),
+    window: int = 0,
+    head: int = 0,
+    kv: int = 0,
+    part: str = "",
+    tied: bool = False,
+) -> Model:
+    """What they share.
+
+    `eps`, `head`, `kv` and `tied` are defaults, `norm` is the field of `eps`, `part` that of heads that turn in part.
+    """
+    config.must_be("hidden_act", *act)
+    config.leave_out("attention_dropout", 0)
+    layers = config.layers("num_hidden_layers")
+    check_layers(config, layers, "sliding_attention" if window else "full_attention")
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    kv_heads, dim = config.size("num_key_value_heads", kv or heads, null=heads), head_dim(config, head)
+    config.quotient("num_attention_heads", "num_key_value_heads")
+    rope = positions(config, dim, part=part)
+    sizes: dict[str, float] = {
+        "vocab": config.size("vocab_size"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": config.size("intermediate_size"),
+        "layers": layers,
+        "eps": config.number(norm, eps),
+        "theta": rope.theta,
+        "rotary": rope.dims,
+        "window": window,
+    }
+    if head or dim * heads != hidden:
+        sizes["head_dim"] = dim
+    return Model(
+        file,
+        sizes,
+        deviation(config),
+        min(LONGEST, config.size("max_position_embeddings", 2048)),
+        precision(config),
+        tied=config.flag("tie_word_embeddings", tied),
+        replaced=rope.replaced("rotary" if part else "theta"),
+    )

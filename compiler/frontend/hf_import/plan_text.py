@@ -1,0 +1,167 @@
+"""The text of a plan, from that of one of our models: numbers replaced where they stand, everything else as it is.
+
+Purpose: edits at the places that the syntax tree knows.  Non-goals: which edits (`families`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import attrs
+from attrs import field, frozen
+
+from ...analysis.communication import parameter_count
+from ...syntax import tree
+from ...syntax.formatter import format_plan
+from ...syntax.package_data import folder
+from ...syntax.parser import parse_plan
+from ...syntax.source import Source, Span
+from .. import resolve
+
+RUN = """\
+mesh {{ dp = 1  tp = 1 }} # outermost first; the plan is written for any degrees
+
+shard {{ # order is priority
+  batch over dp
+  vocab, {heads}, ffn over tp
+  seq over tp
+}}
+
+train {{ # examples: yours to set
+  seq = {seq}  global_batch = 8  microbatch = 1  steps = 1000  seed = 0  precision = {precision}
+  optimizer adamw {{
+    lr = 1e-5  betas = [0.9, 0.95]  eps = 1e-8  weight_decay = 0.1  clip = 1.0
+    schedule = cosine(warmup=100, floor=1e-6)
+  }}
+  data tokens {{ files = ["data/*.bin"]  dtype = {tokens}{masked} }}
+}}
+"""
+
+MASK_TOKEN = 103
+"""Of the vocabulary of uncased English that BERT and DistilBERT share (Devlin et al. 2019)."""
+
+
+@frozen
+class Model:
+    """One of our models as a configuration has it."""
+
+    file: str
+    """In `plans/models`."""
+    sizes: Mapping[str, float]
+    """Dims and constants."""
+    std: float
+    """Of initial values."""
+    seq: int
+    """Tokens of a sequence."""
+    precision: str
+    tied: bool = False
+    """Whether the file's `head` is to be its `wte`."""
+    masked: bool = False
+    """Whether it learns from masked tokens."""
+    replaced: Mapping[str, str] = field(factory=dict[str, str])
+    """Texts of the file, and what takes their place."""
+    without: tuple[str, ...] = ()
+    """Repeats that are left out."""
+
+
+def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
+    """The plan as text, laid out as all are; it resolves."""
+    text = (folder("plans") / "models" / model.file).read_text(encoding="utf-8")
+    for old, new in model.replaced.items():
+        assert old in text, f"importer: {model.file} lacks {old}"
+        text = text.replace(old, new)
+    text = _Editor(text).edited(model)
+    vocab = int(model.sizes["vocab"])
+    run = RUN.format(
+        heads="heads, kv_heads" if "kv_heads" in model.sizes else "heads",
+        seq=model.seq,
+        precision=model.precision,
+        tokens="uint16" if vocab <= 2**16 else "uint32",
+        masked=f"  masked = 15%  mask_token = {min(MASK_TOKEN, vocab - 1)}" if model.masked else "",
+    )
+    plan = f"{text}\n{run}"
+    count = parameter_count(resolve(Source("plan.scale", plan)))
+    without = "".join(f"# Left out, as a setting of training: {name} = {value}.\n" for name, value in left_out.items())
+    head = f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n{without}"
+    return format_plan(Source("plan.scale", f"{head}\n{plan}"))
+
+
+class _Editor:
+    """A model file under change."""
+
+    def __init__(self, text: str) -> None:
+        plan = parse_plan(Source("model.scale", text))
+        self._text = text
+        self._model = next(item for item in plan.items if isinstance(item, tree.Model))
+        self._names = next(plan.sections())
+        self._starts = [0]
+        for line in text.split("\n"):
+            self._starts.append(self._starts[-1] + len(line) + 1)
+        self._edits: list[tuple[int, int, str]] = []
+
+    def edited(self, model: Model) -> str:
+        """The model and its names as text, without what the file says before them."""
+        dropped = {"head"} if model.tied else set[str]()
+        for item in self._model.body:
+            if isinstance(item, tree.Repeat) and item.dim.name in model.without:
+                self._cut(item.span)
+                dropped |= {node.name.name for node in _walk(item) if isinstance(node, tree.ParamUse)}
+            elif isinstance(item, tree.Section):
+                self._sizes(item, model)
+            elif isinstance(item, tree.Init) and not item.names:
+                self._replace(item.dist.span, f"normal({shown(model.std)})")
+            else:
+                self._statement(item, model)
+        for item in self._model.body:
+            if isinstance(item, tree.Init) and dropped & set(map(str, item.names)):
+                self._cut(item.span)
+        for entry in self._names.entries:
+            if isinstance(entry, tree.Setting) and entry.key.name in dropped:
+                self._cut(entry.span)
+        return self._result()
+
+    def _statement(self, item: tree.Init | tree.Statement, model: Model) -> None:
+        for node in _walk(item):
+            if model.tied and isinstance(node, tree.ParamUse) and node.name.name == "head":
+                self._replace(node.span, "wte")
+
+    def _sizes(self, section: tree.Section, model: Model) -> None:
+        for entry in section.entries:
+            if isinstance(entry, tree.Setting) and entry.key.name in model.without:
+                self._cut(entry.span)
+            elif isinstance(entry, tree.Setting) and entry.key.name in model.sizes:
+                self._replace(entry.value.span, shown(model.sizes[entry.key.name]))
+
+    def _cut(self, span: Span) -> None:
+        """Takes out the lines of a span."""
+        self._edits.append((self._starts[span.line - 1], self._starts[span.end_line], ""))
+
+    def _replace(self, span: Span, text: str) -> None:
+        self._edits.append((self._start(span), self._end(span), text))
+
+    def _start(self, span: Span) -> int:
+        return self._starts[span.line - 1] + span.column - 1
+
+    def _end(self, span: Span) -> int:
+        return self._starts[span.end_line - 1] + span.end_column - 1
+
+    def _result(self) -> str:
+        text = self._text
+        for start, end, new in sorted(self._edits, reverse=True):
+            text = text[:start] + new + text[end:]
+        return text[self._starts[self._model.span.line - 1] :]
+
+
+def shown(number: float) -> str:
+    """A number as a plan writes it."""
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _walk(node: object) -> Iterator[object]:
+    """A node of syntax, or a tuple of such, and all in it."""
+    if isinstance(node, tuple):
+        for each in cast("tuple[object, ...]", node):
+            yield from _walk(each)
+    elif attrs.has(cast(Any, type(node))) and not isinstance(node, Span):
+        yield node
+        for field in attrs.fields(cast(Any, type(node))):
+            yield from _walk(getattr(node, field.name))

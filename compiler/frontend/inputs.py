@@ -1,0 +1,77 @@
+"""What a model is given, and whether the plan's data has it.
+
+Non-goals: what a model does with its inputs (`calls`); settings that are wrong by themselves (`settings`).
+"""
+
+from ..config.settings import Data
+from ..ir import Program, types, walk
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostics, Note
+from .errors import wrong
+
+INPUTS = ("tokens", "labels", "documents")
+"""What the runtime deals out, in its order; the last only where the model takes it."""
+
+
+def check_inputs(model: tree.Model) -> None:
+    """Raises PlanError where a model is given anything else."""
+    written = [(given.name.name, tuple(map(str, given.dims))) for given in model.inputs]
+    known = [(name, ("batch", "seq")) for name in INPUTS]
+    if written not in (known, known[:-1]):
+        span = model.inputs[0].span.to(model.inputs[-1].span)
+        help = "write `(tokens[batch, seq], labels[batch, seq])`, or `documents[batch, seq]` behind these two"
+        raise wrong("E0213", "a model is given tokens and labels, and may be given documents", span, "others", help)
+
+
+def check_data(model: tree.Model, program: Program, found: Diagnostics) -> None:
+    """Whether data and inputs fit; `program` has the model's ops."""
+    data = program.train.data
+    _check_documents(model, program, data, found)
+    _check_masks(data, found)
+    _check_ids(program, data, found)
+
+
+def _check_documents(model: tree.Model, program: Program, data: Data, found: Diagnostics) -> None:
+    given = next((each for each in model.inputs if each.name.name == INPUTS[-1]), None)
+    span = data.spans["separator"]
+    if given and not any(given.name.name in op.inputs for op in walk(program.region.body)):
+        help = "give them to attention, `documents=documents`, or leave them out"
+        found.error("E0212", "the loss does not depend on `documents`", given.span, help=help)
+    elif given and data.separator is None:
+        help = 'say which token ends a document, for instance `separator = "\\n"`, or by its id'
+        notes = [Note(given.span, "the model is given documents")]
+        found.error("E0402", f"`data {data.kind}` needs `separator`", span, notes=notes, help=help)
+    elif data.separator is not None and not given:
+        help = "add `documents[batch, seq]` to the model's inputs, and `documents=documents` to its attention"
+        notes = [Note(model.name.span, "of this model")]
+        message = "a separator ends documents, of which the model is given none"
+        found.error("E0409", message, span, notes=notes, help=help)
+
+
+def _check_masks(data: Data, found: Diagnostics) -> None:
+    """Both settings of masked tokens, or none."""
+    pair = {"masked": data.masked, "mask_token": data.mask_token}
+    lacking = [name for name, value in pair.items() if value is None]
+    if len(lacking) == 1:
+        (given,) = pair.keys() - {*lacking}
+        help = {
+            "masked": "say which share of tokens is hidden, for instance `masked = 15%`",
+            "mask_token": "say which token stands for those that are hidden, for instance by its id",
+        }
+        message = f"`data {data.kind}` has `{given}`, and needs `{lacking[0]}`"
+        found.error("E0402", message, data.spans[given], help=help[lacking[0]])
+
+
+def _check_ids(program: Program, data: Data, found: Diagnostics) -> None:
+    """Tokens are among those that the model knows."""
+    of = types(program)
+    tables = [of[op.inputs[1]].dims[0] for op in walk(program.region.body) if op.kind == "embedding"]
+    known = min((program.valid(dim) for dim in tables), default=0)
+    for name, token, id in (
+        ("separator", data.separator, data.separator_id),
+        ("mask_token", data.mask_token, data.mask_id),
+    ):
+        if isinstance(token, str) and data.kind != "text":
+            found.error("E0404", f"`{name}` is a token's id where tokens are no bytes", data.spans[name])
+        elif id is not None and id >= known:
+            found.error("E0405", f"`{name}` is {id}, and the vocabulary {known}", data.spans[name], "no token")

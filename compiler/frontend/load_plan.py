@@ -1,0 +1,131 @@
+"""Gathers a plan with all that it uses into one model and one section of each kind.
+
+Non-goals: what sections mean.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import frozen
+
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing
+from ..syntax.limits import load
+from ..syntax.overrides import merge
+from ..syntax.package_data import folder
+from ..syntax.parser import parse_plan
+from ..syntax.source import Source
+
+SHIPPED = "scalec:"
+"""Begins the paths of what comes with scalec, in its folder of plans."""
+
+DEEPEST = 8
+"""How many files may use one another in a row."""
+
+
+@frozen
+class Document:
+    """The model, the merged sections by kind, and all declared ops."""
+
+    source: Source
+    model: tree.Model
+    sections: dict[str, tree.Section]
+    ops: tuple[tree.UserOp, ...]
+
+
+def gather(source: Source, over: Source | None = None) -> Document:
+    """The document of a plan and the files that it uses, with sections `over` its own.  Raises PlanError."""
+    models, sections, ops = _gather(source, ())
+    for section in parse_plan(over).sections() if over else ():
+        sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+    if len(models) == 1:
+        return Document(source, models[0], sections, tuple(ops))
+    if not models:
+        own, used = "model NAME(tokens[batch, seq], labels[batch, seq]) { … }", f'use "{SHIPPED}models/llama.scale"'
+        help = f"write `{own}`, or `{used}`"
+        raise PlanError([Diagnostic("E0202", "this plan has no model", source.whole(), help=help)])
+    notes = (Note(models[0].name.span, "the first model"),)
+    raise PlanError([Diagnostic("E0203", "a plan has one model", models[1].name.span, "a second one", notes)])
+
+
+Gathered = tuple[list[tree.Model], dict[str, tree.Section], list[tree.UserOp]]
+
+
+def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
+    plan = parse_plan(source)
+    models: list[tree.Model] = []
+    ops = [item for item in plan.items if isinstance(item, tree.UserOp)]
+    sections: dict[str, tree.Section] = {}
+    found = Diagnostics()
+    for item in plan.items:
+        if isinstance(item, tree.Use):
+            used, theirs, more = _gather(_open(item, source, (*users, source.path)), (*users, source.path))
+            ops += more
+            models += [_overridden(model, item.sections) for model in used]
+            others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
+            sections |= theirs
+            for section in others:
+                with found.catch():
+                    sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+    own: dict[str, tree.Section] = {}
+    for section in plan.sections():
+        if first := own.get(section.kind.name):
+            notes = [Note(first.head, "the first one")]
+            found.error("E0204", f"section `{section.kind}` stands twice", section.head, "again", notes=notes)
+        own[section.kind.name] = section
+        with found.catch():
+            sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+    within = [s for m in models for s in m.body if isinstance(s, tree.Section)]
+    _check_padding([*sections.values(), *within], found)
+    found.check()
+    return models + [item for item in plan.items if isinstance(item, tree.Model)], sections, ops
+
+
+def _check_padding(sections: Iterable[tree.Section], found: Diagnostics) -> None:
+    """Only dims have padding."""
+    for section in sections:
+        for entry in section.entries:
+            if isinstance(entry, tree.Setting) and entry.pad and section.kind.name != "dims":
+                found.error("E0406", "only a dim is padded", entry.pad.span, f"not what `{section.kind}` sets")
+        _check_padding([entry for entry in section.entries if isinstance(entry, tree.Section)], found)
+
+
+def _over(base: tree.Section | None, section: tree.Section) -> tree.Section:
+    return merge(base, section) if base else section
+
+
+def _open(use: tree.Use, source: Source, users: tuple[str, ...]) -> Source:
+    written = use.path.value
+    path = _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
+    if len(users) > DEEPEST or str(path) in users:
+        help = f"files do not use one another in a circle, nor more than {DEEPEST} in a row"
+        raise PlanError([Diagnostic("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)])
+    return load(path, use.path.span)
+
+
+def _shipped(written: tree.String) -> Path:
+    """A file that comes with scalec."""
+    plans = folder("plans")
+    files = {f"{SHIPPED}{path.relative_to(plans).as_posix()}": path for path in sorted(plans.rglob("*.scale"))}
+    if written.value not in files:
+        help = did_you_mean(written.value, files) or f"there are {listing(files)}"
+        message = f"`{written.value}` does not come with scalec"
+        raise PlanError([Diagnostic("E0205", message, written.span, "not there", help=help)])
+    return files[written.value]
+
+
+def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.Model:
+    """The model with `dims` and `const` of a `use` merged over its own."""
+    body = list(model.body)
+    for over in overrides:
+        if over.kind.name in ("dims", "const"):
+            at = next(
+                (i for i, s in enumerate(body) if isinstance(s, tree.Section) and s.kind.name == over.kind.name), None
+            )
+            if at is None:
+                body.insert(0, over)
+            else:
+                base = body[at]
+                assert isinstance(base, tree.Section), "resolve: the overridden item is no section"
+                body[at] = merge(base, over)
+    return tree.Model(model.name, model.inputs, tuple(body), model.span)

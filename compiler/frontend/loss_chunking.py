@@ -1,0 +1,48 @@
+"""Whether the logits of losses are kept for backward, or made in chunks and never held.
+
+Of a vocabulary that each rank has whole, chunks cost no time: their gradient is made with them.  Of a part of one they
+cost a fourth product of the head's size, since their gradient needs what other ranks have (`runtime.kernels`, whose
+`linear_cross_entropy` counts both).  So a part is made in chunks only where it is large.
+Non-goals: which losses can be fused with their product at all (`fuse_ops`).
+"""
+
+from math import prod
+
+from ..config.settings import AUTO, CHUNK, SAVE, TRITON
+from ..ir import ITEM_BYTES, Program, Type, types, walk
+from ..ops.loss import CROSS_ENTROPY
+from ..syntax.diagnostics import Diagnostic, PlanError
+
+LARGE = 1 << 30
+"""Bytes of a microbatch's logits on a rank, from which on they are not held."""
+
+
+def logits_for(program: Program) -> str:
+    """What the plan says, or what its losses take.  Raises PlanError where it asks for chunks without kernels."""
+    train = program.train
+    if train.kernels != TRITON:
+        if train.logits == CHUNK:
+            help = "write `kernels = triton`, or leave `logits` out"
+            span = train.spans["logits"]
+            raise PlanError([Diagnostic("E0414", "torch's own ops make all logits at once", span, help=help)])
+        return train.logits
+    if train.logits != AUTO:
+        return train.logits
+    known = types(program)
+    logits = [known[op.inputs[0]] for op in walk(program.region.body) if op.kind == CROSS_ENTROPY.name]
+    return SAVE if logits and not any(_in_chunks(program, type) for type in logits) else CHUNK
+
+
+def _in_chunks(program: Program, type: Type) -> bool:
+    """Whether a rank has all classes, or its part of the logits is large."""
+    over = _axes(program, type)
+    if type.dims[-1] not in over.values():
+        return True
+    elements = prod(map(program.size, type.dims)) // program.degree(tuple(over))
+    return elements * ITEM_BYTES[type.dtype] >= LARGE
+
+
+def _axes(program: Program, type: Type) -> dict[str, str]:
+    """Which of a type's dims each axis will divide: the first that claims it."""
+    claims = sorted(program.claims, key=lambda claim: claim.rank, reverse=True)
+    return {claim.axis: claim.dim for claim in claims if claim.split and claim.dim in type.dims}

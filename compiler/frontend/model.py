@@ -1,0 +1,158 @@
+"""Turns a model's statements into a region of ops without placements: the single-device program.
+
+Purpose: inputs, bindings, repeats and the loss.
+Non-goals: what stands on the right side of a binding (`expressions`); anything distributed.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from attrs import frozen
+
+from ..ir import FLOATS, Arg, Enter, Leave, Op, Param, Program, Region, Type, Yield
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostic, PlanError
+from .arithmetic import Scalar
+from .builder import Writer
+from .dropout_seeds import Draws
+from .errors import check_name, wrong
+from .expressions import Expressions
+from .initializers import initialised
+from .inputs import check_inputs
+from .parameters import OpenRepeat, Parameters
+from .scope import Scope
+from .user_ops import UserOp
+
+
+@frozen
+class Built:
+    """The model's region and its parameters."""
+
+    region: Region
+    params: tuple[Param, ...]
+
+
+def build(
+    model: tree.Model,
+    frame: Program,
+    numbers: Mapping[str, Scalar],
+    user_ops: Mapping[str, UserOp],
+    dtype: str,
+    stored: str,
+) -> Built:
+    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters."""
+    check_name(model.name)
+    scope, writer = Scope(numbers, (dim.name for dim in frame.dims)), Writer(frame)
+    parameters = Parameters(scope, writer, dtype, stored)
+    draws = Draws(writer, parameters.repeats)
+    args = _inputs(model, scope, writer)
+    _Statements(scope, parameters, writer, Expressions(scope, parameters, writer, draws, user_ops)).read(model)
+    loss = _loss(model, scope, writer)
+    body = (*parameters.leaves.values(), *writer.body)
+    region = Region("model", body, (*args, *draws.inputs), (Yield(loss, Leave.LAST),), span=model.span)
+    return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
+
+
+def _inputs(model: tree.Model, scope: Scope, writer: Writer) -> tuple[Arg, ...]:
+    check_inputs(model)
+    return tuple(_input(given, scope, writer) for given in model.inputs)
+
+
+def _input(given: tree.Input, scope: Scope, writer: Writer) -> Arg:
+    value = writer.value(given.name.name, Type("i64", tuple(map(str, given.dims))))
+    scope.bound[given.name.name] = value.name
+    scope.declared[given.name.name] = given.name
+    return Arg(value, value.name, Enter.EACH)
+
+
+def _loss(model: tree.Model, scope: Scope, writer: Writer) -> str:
+    loss = scope.bound.get("loss")
+    if loss is None:
+        help = "end the model with `loss = cross_entropy(logits, labels)`"
+        raise PlanError([Diagnostic("E0206", "this model computes no `loss`", model.name.span, help=help)])
+    made_by = {value.name: op for op in writer.body if isinstance(op, Op) for value in op.outputs}
+    pending = [loss]
+    while pending:  # what is summed over microbatches and ranks must be a sum over tokens
+        op = made_by.get(pending.pop())
+        if op and op.kind == "add":
+            pending += op.inputs
+        elif not op or op.kind != "cross_entropy":
+            help = "the loss is `cross_entropy(…)`, or a sum of such outside of repeats"
+            span = op.span if op else model.name.span
+            raise PlanError([Diagnostic("E0214", "`loss` is not a sum of token losses", span, help=help)])
+    return loss
+
+
+class _Statements:
+    def __init__(self, scope: Scope, parameters: Parameters, writer: Writer, expressions: Expressions) -> None:
+        self._scope, self._parameters, self._writer = scope, parameters, writer
+        self._expressions = expressions
+
+    def read(self, model: tree.Model) -> None:
+        for item in model.body:
+            if isinstance(item, tree.Bind | tree.Repeat):
+                self._statement(item)
+
+    def _statement(self, item: tree.Statement) -> None:
+        match item:
+            case tree.Repeat():
+                self._repeat(item)
+            case tree.Bind():
+                self._bind(item)
+            case tree.If():
+                raise AssertionError("resolve: a branch is left")
+
+    def _bind(self, item: tree.Bind) -> None:
+        names = [name.name for name in item.names]
+        for i, name in enumerate(item.names):
+            self._scope.check_free(name)
+            if name.name in names[:i]:
+                raise wrong("E0207", f"`{name}` is bound twice at once", name.span, "again")
+        self._scope.bound |= dict(zip(names, self._expressions.tensors(item.expr, names), strict=True))
+
+    def _repeat(self, item: tree.Repeat) -> None:
+        outer = dict(self._scope.bound)
+        assigned = dict.fromkeys(name.name for name in _assigned(item) if name.name in outer)
+        outside = self._writer.open()
+        carries = [self._carry(name, item) for name in assigned]
+        repeat = OpenRepeat(item.dim.name, outside)
+        self._parameters.repeats.append(repeat)
+        for statement in item.body:
+            self._statement(statement)
+        self._parameters.repeats.pop()
+        ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in assigned)
+        types = [self._writer.types[end.name] for end in ends]
+        for name, arg, type in zip(assigned, carries, types, strict=True):
+            _check_same(name, arg.value.type, type, item)
+        results = tuple(self._writer.value(name, type) for name, type in zip(assigned, types, strict=True))
+        args = (*carries, *repeat.slices)
+        region = Region("repeat", self._writer.body, args, ends, results, item.dim.name, span=item.span)
+        self._writer.close(outside, region)
+        self._scope.bound = outer | {name: value.name for name, value in zip(assigned, results, strict=True)}
+
+    def _carry(self, name: str, item: tree.Repeat) -> Arg:
+        source = self._scope.bound[name]
+        if self._writer.types[source].dtype not in FLOATS:
+            bound = next(each for each in _assigned(item) if each.name == name)
+            help = "leave it out: ops take inputs by the names that the model has for them"
+            raise wrong("E0607", f"`{name}` is an input, which no turn changes", bound.span, "bound anew", help)
+        value = self._writer.value(name, self._writer.types[source])
+        self._scope.bound[name] = value.name
+        return Arg(value, source, Enter.CARRY)
+
+
+def _check_same(name: str, before: Type, after: Type, item: tree.Repeat) -> None:
+    if before != after:
+        label = f"enters as {_dims(before)}, leaves as {_dims(after)}"
+        raise wrong("E0305", f"`{name}` changes its dims in `repeat {item.dim}`", item.dim.span, label)
+
+
+def _assigned(item: tree.Repeat) -> Iterator[tree.Name]:
+    for statement in item.body:
+        if isinstance(statement, tree.Bind):
+            yield from statement.names
+        elif isinstance(statement, tree.Repeat):
+            yield from _assigned(statement)
+
+
+def _dims(type: Type) -> str:
+    return f"[{', '.join(type.dims)}]"

@@ -1,0 +1,118 @@
+"""The section `pipeline`, and the rules of `shard` that lay repeats over an axis: what is to be cut into stages.
+
+Non-goals: where it is cut (`passes.cut_stages`), and rows that no file gives (`passes.schedule_pipeline`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from ..config.settings import FILE, Order, Pipelining, read
+from ..ir import Claim, Pipeline, Program, Region
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostics, Note
+from ..syntax.source import Span
+from .schedule_file import given_rows
+
+
+def pipelined(program: Program, given: Pipelining | None, head: Span, laid: Sequence[Claim]) -> Program:
+    """The program with the claims of repeats taken for its pipeline; `laid` has those over axes of size 1 too, on which
+    there is one stage: the model as it is.  `head` is that of the section, if settings are given.  Raises PlanError.
+    """
+    found = Diagnostics()
+    repeats = _Repeats.of(program.region)
+    cuts = [claim for claim in laid if claim.dim in {*repeats.outermost, *repeats.inner}]
+    if not cuts:
+        if given:
+            help = "lay a repeat over an axis in `shard`, as in `layers over pp`"
+            found.error("E0517", "there is nothing to cut into stages", head, help=help)
+        found.check()
+        return program
+    cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
+    if not cuts:
+        return program
+    settings = given or _unset(cuts[0].span)
+    _check(program, cuts, repeats, found)
+    found.check()
+    dims = tuple(dim for dim in repeats.outermost if dim in {claim.dim for claim in cuts})
+    claims = tuple(claim for claim in program.claims if claim not in cuts)
+    rows = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
+    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, rows))
+
+
+@frozen
+class _Repeats:
+    """The dims of a model's repeats: of those that stand in no other, once for each, and of the others."""
+
+    outermost: tuple[str, ...]
+    inner: frozenset[str]
+
+    @classmethod
+    def of(cls, model: Region) -> "_Repeats":
+        repeats = [stmt for stmt in model.body if isinstance(stmt, Region)]
+        return cls(tuple(each.dim for each in repeats), frozenset(dim for each in repeats for dim in _inside(each)))
+
+
+def _inside(region: Region) -> Iterator[str]:
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from (stmt.dim, *_inside(stmt))
+
+
+def _unset(laid: Span) -> Pipelining:
+    """The settings of a plan that says nothing: they stand where the repeats are laid over their axis."""
+    spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
+    return Pipelining(Order(spans=spans), spans=spans)
+
+
+def read_pipelining(section: tree.Section, found: Diagnostics) -> Pipelining | None:
+    """The section's settings; None if there are mistakes, which are added to `found`."""
+    mistakes = Diagnostics()
+    settings = read(Pipelining, section, mistakes)
+    if settings and settings.schedule.kind == FILE:
+        _check_file(settings.schedule, mistakes)
+    with found.catch():
+        mistakes.check()
+        return settings
+    return None
+
+
+def _check_file(order: Order, found: Diagnostics) -> None:
+    if order.path is None:
+        found.error(
+            "E0402", f"`{FILE}` needs a path", order.spans["kind"], help=f'write `schedule = {FILE}("rows.csv")`'
+        )
+    if order.chunks is not None:
+        message = f"`chunks` is not a setting of `{FILE}`"
+        found.error("E0401", message, order.spans["chunks"], "which stages a rank has is for the rows to say")
+
+
+def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Diagnostics) -> None:
+    """Repeats that stand in no other, each over the one axis that nothing else lies over."""
+    axis, times = cuts[0].axis, Counter(repeats.outermost)
+    told: set[object] = set()
+    for claim in cuts:
+        place = (claim.span, claim.axis)  # the same for all parts of a repeat with branches
+        if place in told:
+            continue
+        told.add(place)
+        if claim.dim in repeats.inner:
+            help = "cut the repeat around it"
+            found.error("E0513", f"`{claim.dim}` stands in another repeat", claim.span, "cannot be cut", help=help)
+        elif times[claim.dim] > 1:
+            heads = [stmt.span for stmt in program.region.body if isinstance(stmt, Region) and stmt.dim == claim.dim]
+            notes = [Note(heads[0], "the first one"), Note(heads[1], "the second one")]
+            help = "give each a dim of its own"
+            found.error(
+                "E0513", f"`{claim.dim}` is repeated {times[claim.dim]} times", claim.span, notes=notes, help=help
+            )
+        elif claim.axis != axis:
+            message = f"repeats are cut over one axis, not over `{axis}` and `{claim.axis}`"
+            notes = [Note(cuts[0].span, "cut here")] if cuts[0].span != claim.span else []
+            found.error("E0513", message, claim.span, notes=notes, help=f"lay them over `{axis}` alone")
+    for claim in program.claims:
+        if claim.axis == axis and claim not in cuts:
+            note = Note(cuts[0].span, "cut into stages here")
+            help = "give the stages an axis of their own in `mesh`"
+            found.error("E0513", f"`{claim.dim}` lies over the stages' axis", claim.span, notes=[note], help=help)

@@ -1,0 +1,196 @@
+"""`if i < k { … }` in `repeat … as i`: a repeat whose iterations differ becomes several, whose iterations do not.
+
+Purpose: the model without branches.  Each part has a dim of its own; a parameter that several parts declare becomes one
+in each.  What the rest of the plan says of dims and parameters goes by the names that it has for them (`parts`).
+Non-goals: names that one side of a branch lacks (`visible`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from attrs import evolve, frozen
+
+from ..ir import Dim
+from ..syntax import tree
+from ..syntax.diagnostics import did_you_mean
+from .arithmetic import Scalar, evaluate
+from .branch_scopes import check_visible
+from .errors import check_dim, check_not_data, wrong
+from .rename import count, declarations, names_in, with_names
+
+MOST = 8192
+"""The most statements that a model may have, those of a repeat counted once for each of its parts."""
+
+
+@frozen
+class Copy:
+    """A parameter of one part, and the index at which each repeat around it begins, outermost first."""
+
+    name: str
+    starts: tuple[int, ...]
+
+
+@frozen
+class Divided:
+    """The model without branches; what each divided dim, and each parameter, of the plan has become."""
+
+    model: tree.Model
+    dims: Mapping[str, tuple[Dim, ...]]
+    copies: Mapping[str, tuple[Copy, ...]]
+
+
+def divide(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> Divided:
+    """The model with each repeat cut where its branches part.  Raises PlanError."""
+    check_visible(model)
+    divider = _Divider(model, dims, numbers)
+    body: list[tree.Section | tree.Init | tree.Statement] = []
+    for item in model.body:
+        whole = isinstance(item, tree.Section | tree.Init)
+        body += [item] if whole else divider.statements([item], ())
+    copies = {name: tuple(each) for name, each in divider.copies.items()}
+    body = [_initialised(item, copies) if isinstance(item, tree.Init) else item for item in body]
+    return Divided(evolve(model, body=tuple(body)), divider.divided(), copies)
+
+
+def _initialised(item: tree.Init, copies: Mapping[str, Sequence[Copy]]) -> tree.Init:
+    of: dict[str, Sequence[Copy]] = {copy.name: (copy,) for each in copies.values() for copy in each}
+    of.update(copies)
+    for name in item.names:
+        if name.name not in of:
+            help = did_you_mean(name.name, copies)
+            raise wrong("E0201", f"there is no parameter `{name}`", name.span, help=help)
+    names = [evolve(name, name=copy.name) for name in item.names for copy in of[name.name]]
+    return evolve(item, names=tuple(names))
+
+
+def _check_most(statements: int, item: tree.Statement) -> None:
+    if statements > MOST:
+        help = f"a model has at most {MOST} statements, each counted once for each part of a repeat"
+        raise wrong("E0102", "too many parts of repeats", item.span, help=help)
+
+
+class _Divider:
+    def __init__(self, model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> None:
+        self._dims, self._numbers = dims, numbers
+        self._taken = {*dims, *numbers, *names_in(model.body)}
+        self._parts: dict[str, dict[range, Dim]] = {}
+        self._whole: set[str] = set()  # dims of repeats that stay as they are
+        self._origin: dict[str, str] = {}
+        self._count = 0
+        self.copies: dict[str, list[Copy]] = {}
+
+    def divided(self) -> dict[str, tuple[Dim, ...]]:
+        """The parts of each divided dim, and the dim itself where another repeat still goes over it."""
+        return {
+            name: (*parts.values(), *([self._dims[name]] if name in self._whole else []))
+            for name, parts in self._parts.items()
+        }
+
+    def statements(self, body: Sequence[tree.Statement], starts: tuple[int, ...]) -> Iterator[tree.Statement]:
+        """A body without branches, in repeats that begin at `starts`."""
+        for item in body:
+            self._count += 1
+            _check_most(self._count, item)
+            if isinstance(item, tree.Repeat):
+                yield from self._repeat(item, starts)
+            else:
+                assert isinstance(item, tree.Bind), "resolve: a branch outside of the repeat that it divides"
+                yield self._noted(item, starts)
+
+    def _noted(self, item: tree.Bind, starts: tuple[int, ...]) -> tree.Bind:
+        for name in map(str, declarations([item])):
+            self.copies.setdefault(self._origin.get(name, name), []).append(Copy(name, starts))
+        return item
+
+    def _repeat(self, item: tree.Repeat, starts: tuple[int, ...]) -> Iterator[tree.Repeat]:
+        check_dim(item.dim, self._dims)
+        check_not_data(item.dim, "a repeat")
+        cuts = sorted({0, self._dims[item.dim.name].size} | self._cuts(item.body, item, self._all(item)))
+        parts = [range(*pair) for pair in pairwise(cuts)]
+        _check_most(len(parts) * count(item.body), item)
+        if len(parts) == 1:
+            self._whole.add(item.dim.name)
+            yield evolve(item, body=tuple(self.statements(item.body, (*starts, 0))), index=None)
+            return
+        bodies = {part: body for part in parts if (body := tuple(self._chosen(item.body, item, part)))}
+        dims = [self._part(item, part).name for part in bodies]
+        names = self._copied(dims, [*bodies.values()])
+        for (part, body), dim, own in zip(bodies.items(), dims, names, strict=True):
+            inner = self.statements([with_names(each, own) for each in body], (*starts, part.start))
+            yield evolve(item, dim=evolve(item.dim, name=dim), body=tuple(inner), index=None)
+
+    def _all(self, item: tree.Repeat) -> range:
+        return range(self._dims[item.dim.name].size)
+
+    # ---- where branches part
+
+    def _cuts(self, body: Sequence[tree.Statement], item: tree.Repeat, within: range) -> set[int]:
+        """The indices of the repeat `item` at which a branch's other side begins; the body runs for those `within`."""
+        found: set[int] = set()
+        for each in body:
+            match each:
+                case tree.If(index) if item.index and index.name == item.index.name:
+                    at = self._end(each, item, within)
+                    found |= {at} | self._cuts(each.body, item, range(within.start, at))
+                    found |= self._cuts(each.others, item, range(at, within.stop))
+                case tree.If():
+                    found |= self._cuts((*each.body, *each.others), item, within)
+                case tree.Repeat():
+                    found |= self._cuts(each.body, item, within)
+                case tree.Bind():
+                    pass
+        return found
+
+    def _end(self, branch: tree.If, item: tree.Repeat, within: range) -> int:
+        value = evaluate(branch.end, self._numbers)
+        if not within.start < value < within.stop:
+            word = "always" if value >= within.stop else "never"
+            label = f"here `{branch.index}` goes from {within.start} to {within.stop - 1}"
+            help = f"`{item.dim}` is {self._all(item).stop}"
+            raise wrong("E0315", f"`{branch.index} < {float(value):g}` {word} holds", branch.end.span, label, help)
+        if value != int(value):
+            raise wrong("E0315", "an index is a whole number", branch.end.span, f"is {float(value):g}")
+        return int(value)
+
+    def _chosen(self, body: Sequence[tree.Statement], item: tree.Repeat, part: range) -> Iterator[tree.Statement]:
+        """What of a body runs in a part of the repeat `item`."""
+        for each in body:
+            match each:
+                case tree.If(index, end, first, others) if item.index and index.name == item.index.name:
+                    side = first if part.stop <= evaluate(end, self._numbers) else others
+                    yield from self._chosen(side, item, part)
+                case tree.If():
+                    first, others = (tuple(self._chosen(side, item, part)) for side in (each.body, each.others))
+                    yield evolve(each, body=first, others=others)
+                case tree.Repeat():
+                    yield evolve(each, body=tuple(self._chosen(each.body, item, part)))
+                case tree.Bind():
+                    yield each
+
+    # ---- names
+
+    def _part(self, item: tree.Repeat, part: range) -> Dim:
+        """The dim of a part: one for all repeats over the same indices."""
+        parts, whole = self._parts.setdefault(item.dim.name, {}), self._dims[item.dim.name]
+        if part not in parts:
+            parts[part] = Dim(self._free(f"{whole.name}_{len(parts)}"), len(part), span=whole.span)
+        return parts[part]
+
+    def _copied(self, dims: Sequence[str], bodies: Sequence[Sequence[tree.Statement]]) -> list[dict[str, str]]:
+        """For each part the new names of the parameters that other parts declare too, numbered as its dim is."""
+        declared = [dict.fromkeys(map(str, declarations(body))) for body in bodies]
+        times = Counter(name for names in declared for name in names)
+        found: list[dict[str, str]] = []
+        for dim, names in zip(dims, declared, strict=True):
+            number = dim.rstrip("_").rpartition("_")[2]
+            own = {name: self._free(f"{name}_{number}") for name in names if times[name] > 1}
+            self._origin |= {new: self._origin.get(old, old) for old, new in own.items()}
+            found.append(own)
+        return found
+
+    def _free(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name

@@ -1,0 +1,131 @@
+"""The section `state`: over which axes ranks share out what a step keeps, and how it is moved.
+
+Non-goals: what that does to parameters and gradients (`passes.fuse_buckets`).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve
+
+from ..config.settings import Flow, StateGroup, read
+from ..ir import DATA_DIMS, STATES, Claim, Program, StateAxes
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing
+from ..syntax.source import Span
+from .param_groups import check_groups
+from .sharding import as_rule
+
+ZERO = "zero"
+"""The word of the stages of ZeRO."""
+
+
+def read_flow(section: tree.Section, found: Diagnostics) -> Flow | None:
+    """The section's settings; None if there are mistakes, which are added to `found`."""
+    return read(Flow, _settings(section, found, tree.Setting), found)
+
+
+def state_axes(
+    section: tree.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+) -> tuple[StateAxes, ...]:
+    """What the section's rules say, those of groups first, mesh order kept and axes of one rank left out."""
+    states = [_rules(entry, patterns, claims, sizes, found) for entry, patterns, _ in _groups(section, found)]
+    states.append(_rules(section, ("*",), claims, sizes, found))
+    return tuple(state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES))
+
+
+def check_patterns(section: tree.Section, program: Program, found: Diagnostics) -> None:
+    """Groups are of parameters, each in one."""
+    spans = [span for *_, span in _groups(section, Diagnostics())]  # whose mistakes `state_axes` has told
+    groups = zip((state.of for state in program.state), spans, strict=False)  # behind them the rules for all others
+    check_groups(groups, [param.name for param in program.params], found)
+
+
+def _groups(section: tree.Section, found: Diagnostics) -> Iterator[tuple[tree.Section, tuple[str, ...], Span]]:
+    """Each `group NAME { params = ["norm*"]  zero 1 over dp }`, with its patterns and their place."""
+    for entry in (entry for entry in section.entries if isinstance(entry, tree.Section)):
+        if entry.kind.name != StateGroup.SECTION:
+            help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
+            found.error("E0406", f"`state` has no section `{entry.kind}`", entry.head, help=help)
+        elif group := read(StateGroup, _settings(entry, found, tree.Setting, tree.Section), found):
+            yield entry, group.params, group.spans["params"]
+
+
+def _settings(section: tree.Section, found: Diagnostics, *kinds: type[tree.Entry]) -> tree.Section:
+    """The section with entries of these kinds alone, and without settings that are meant for rules."""
+    kept: list[tree.Entry] = []
+    for entry in (entry for entry in section.entries if isinstance(entry, kinds)):
+        if isinstance(entry, tree.Setting) and entry.key.name in (*STATES, ZERO):
+            found.error("E0502", "this is not a rule", entry.span, help=f"write `{_meant(entry)}`")
+        else:
+            kept.append(entry)
+    return evolve(section, entries=tuple(kept))
+
+
+def _meant(entry: tree.Setting) -> str:
+    stage = entry.value.value if isinstance(entry.value, tree.Number) else 1
+    return f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
+
+
+def _rules(
+    section: tree.Section,
+    of: tuple[str, ...],
+    claims: tuple[Claim, ...],
+    sizes: dict[str, int],
+    found: Diagnostics,
+) -> StateAxes:
+    said: dict[str, tree.Rule] = {}
+    for entry in (entry for entry in section.entries if isinstance(entry, tree.Rule)):
+        for kind in entry.dims:
+            _kind(kind, said, found)
+            said[kind.name] = entry
+        for axis in entry.axes:
+            _axis(axis, claims, sizes, found)
+        _each_once(entry.axes, sizes, found)
+    axes = {kind: _axes(rule, sizes) for kind, rule in said.items() if kind in STATES}
+    state = StateAxes(of, **axes)
+    _nested(state, said, found)
+    return state
+
+
+def _axes(rule: tree.Rule, sizes: dict[str, int]) -> tuple[str, ...]:
+    named = {axis.name for axis in rule.axes}
+    return tuple(axis for axis, size in sizes.items() if axis in named and size > 1)
+
+
+def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> None:
+    if kind.name not in STATES:
+        help = did_you_mean(kind.name, STATES) or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
+        found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
+    elif kind.name in said:
+        note = Note(said[kind.name].span, "first here")
+        found.error("E0403", f"`{kind}` is shared out twice", kind.span, "again", notes=[note])
+
+
+def _axis(axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> None:
+    if axis.name not in sizes:
+        help = did_you_mean(axis.name, sizes) or f"axes of `mesh` are {listing(sizes)}"
+        found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+    elif sizes[axis.name] > 1 and not any(claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims):
+        help = f"state is shared out where gradients are summed: write `batch over {axis}` in `shard`, or another axis"
+        found.error("E0515", f"no data lies over `{axis}`", axis.span, "gradients are not summed over it", help=help)
+
+
+def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnostics) -> None:
+    first: dict[str, tree.Name] = {}
+    for axis in axes:
+        if axis is not first.setdefault(axis.name, axis):
+            notes = [Note(first[axis.name].span, "first here")]
+            help = f"leave it out: its {sizes.get(axis.name, 1)} ranks share out state once"
+            found.error("E0403", f"`{axis}` is named twice", axis.span, "again", notes=notes, help=help)
+
+
+def _nested(state: StateAxes, said: dict[str, tree.Rule], found: Diagnostics) -> None:
+    """Whoever holds a part of the parameters holds that of their gradients, and of their optimizer state."""
+    for kind in STATES:
+        axes = getattr(state, kind)
+        if axes and axes != state.optimizer:
+            span = said[kind].span
+            help = f"write `optimizer over {', '.join(axes)}` too" if not state.optimizer else "give them the same axes"
+            notes = [Note(said["optimizer"].span, "the other axes")] if state.optimizer else []
+            message = f"`{kind}` and `optimizer` are shared out over different axes"
+            found.error("E0516", message, span, help=help, notes=notes)

@@ -1,0 +1,163 @@
+"""`op NAME (…) -> […], … over … from "module:function"`: what a user op takes, and its calls as ops of the IR.
+
+Purpose: a signature that makes sense, of a function that is there: it is looked for in the text of the module beside
+the plan, which is never run.  Non-goals: whether the function does what the signature says (`scalec.testing`).
+"""
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from keyword import iskeyword
+from pathlib import Path
+
+from attrs import frozen
+
+from ..ir import Attr, Type
+from ..ops import OPS, Attribute, OpDef, Operand, TypingError
+from ..ops.user import LEAD
+from ..syntax import tree as syntax
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean
+from ..syntax.limits import load
+from ..syntax.source import Source, Span
+from .errors import check_name, wrong
+
+
+@frozen
+class UserOp:
+    """A declared op: `entry` says which arguments its calls have."""
+
+    declared: syntax.UserOp
+    entry: OpDef
+
+    def attributes(self, types: Sequence[Type], numbers: Sequence[float]) -> tuple[tuple[str, Attr], ...]:
+        """The attributes of a call, whose dims stand for those of the signature.  Raises TypingError."""
+        tensors = [operand for operand in self.declared.operands if operand.dims]
+        stands: dict[str, tuple[str, ...]] = {}
+        for operand, type in zip(tensors, types, strict=True):
+            _match(operand, type, stands)
+        return (
+            ("function", self.declared.function.value),
+            ("takes", tuple(_words(operand.dims, stands) for operand in tensors)),
+            ("gives", tuple(_words(dims, stands) for dims in self.declared.gives)),
+            ("along", tuple(dim for name in self.declared.along for dim in stands[name.name])),
+            ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
+            ("constants", tuple(map(repr, numbers))),
+        )
+
+
+def _match(operand: syntax.UserOperand, type: Type, stands: dict[str, tuple[str, ...]]) -> None:
+    """Adds what the dims of `operand` stand for, where it is of `type`."""
+    names = [dim.name for dim in operand.dims]
+    cut = len(type.dims) - len(names) + names.count(LEAD)
+    found = [type.dims[:cut]] * names.count(LEAD) + [(dim,) for dim in type.dims[max(cut, 0) :]]
+    fits = cut == 0 or (cut > 0 and LEAD in names)
+    if not fits or any(stands.setdefault(name, dims) != dims for name, dims in zip(names, found, strict=True)):
+        known = ", ".join(f"{name} is {' '.join(dims) or 'no dim'}" for name, dims in stands.items())
+        said = f"`{operand.name}[{', '.join(names)}]` cannot be [{', '.join(type.dims)}]"
+        raise TypingError(f"{said} where {known}" if known else said)
+
+
+def _words(dims: Iterable[syntax.Name], stands: Mapping[str, tuple[str, ...]]) -> str:
+    """Dims of a signature, with what they stand for."""
+    return " ".join(word for dim in dims for word in ((LEAD,) if dim.name == LEAD else stands[dim.name]))
+
+
+def user_ops(declared: Iterable[syntax.UserOp], source: Source) -> dict[str, UserOp]:
+    """The user ops of a plan by name.  Raises PlanError with all that is wrong with them."""
+    found = Diagnostics()
+    ops: dict[str, UserOp] = {}
+    for each in declared:
+        with found.catch():
+            _check_signature(each, ops)
+            _check_function(each, source)
+        ops[each.name.name] = UserOp(each, _entry(each))
+    found.check()
+    return ops
+
+
+def _entry(op: syntax.UserOp) -> OpDef:
+    return OpDef(
+        op.name.name,
+        "A user op.",
+        operands=tuple(Operand(operand.name.name) for operand in op.operands if operand.dims),
+        attributes=tuple(Attribute(operand.name.name) for operand in op.operands if not operand.dims),
+    )
+
+
+def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
+    check_name(op.name)
+    if op.name.name in OPS:
+        raise wrong("E0207", f"`{op.name}` is an op of the language", op.name.span, "declared again")
+    if first := known.get(op.name.name):
+        found = Diagnostics()
+        notes = [Note(first.declared.name.span, "declared here")]
+        found.error("E0207", f"op `{op.name}` is declared twice", op.name.span, "again", notes=notes)
+        found.check()
+    _once(operand.name for operand in op.operands)
+    for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
+        _once(dims)
+    _check_operands(op)
+    for dims in op.gives:
+        _among(dims, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand")
+        _among(op.along, dims, "a dim that the result lacks, so that it has no slices along it")
+
+
+def _check_operands(op: syntax.UserOp) -> None:
+    """Tensors first, one at least; numbers behind them."""
+    numbers = [operand for operand in op.operands if not operand.dims]
+    if not op.operands[0].dims or any(o.dims for o in op.operands[len(op.operands) - len(numbers) :]):
+        help = "write `x[.., ffn]` for a tensor, and numbers behind all tensors"
+        raise wrong("E0217", "a user op takes tensors, then numbers", numbers[0].span, "a number", help)
+    if odd := next((operand for operand in numbers if operand.is_linear), None):
+        help = "write `linear` before tensors alone"
+        raise wrong("E0217", f"`{odd.name}` is a number", odd.span, "linear in no dims", help)
+
+
+def _once(names: Iterable[syntax.Name]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name.name in seen:
+            raise wrong("E0217", f"`{name}` stands twice in one list", name.span, "again", "give it another name")
+        seen.add(name.name)
+
+
+def _among(dims: Iterable[syntax.Name], known: Iterable[syntax.Name], what: str) -> None:
+    names = [name.name for name in known]
+    for dim in dims:
+        if dim.name not in names:
+            raise wrong("E0217", f"`{dim}` is {what}", dim.span, "not known here", did_you_mean(dim.name, names))
+
+
+# ---- the function
+
+
+def _check_function(op: syntax.UserOp, source: Source) -> None:
+    """Raises PlanError where the module has no such function, or one of other arguments."""
+    text = op.function
+    module, colon, name = text.value.partition(":")
+    if not colon or not all(part.isidentifier() and not iskeyword(part) for part in (module, name)):
+        help = 'a module beside the plan and its function, as in `from "my_ops:swiglu"`'
+        raise wrong("E0217", f"`{text.value}` is not module:function", text.span, help=help)
+    tree = parsed(load(Path(source.path).parent / f"{module}.py", text.span), text.span)
+    functions = {stmt.name: stmt for stmt in tree.body if isinstance(stmt, ast.FunctionDef)}
+    if name not in functions:
+        help = did_you_mean(name, functions)
+        raise wrong("E0218", f"`{module}.py` has no function `{name}`", text.span, "not defined there", help)
+    args, count = functions[name].args, len(op.operands)
+    if count not in _positional(args):
+        label = f"line {functions[name].lineno} of `{module}.py` takes ({ast.unparse(args)})"
+        raise wrong("E0218", f"`{name}` is given {count} arguments by position", text.span, label)
+
+
+def parsed(module: Source, at: Span) -> ast.Module:
+    """The syntax tree of a module that an op `at` a place needs.  Raises PlanError."""
+    try:
+        return ast.parse(module.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else 1
+        raise wrong("E0218", f"`{module.path}` is not Python", at, f"see its line {line}") from None
+
+
+def _positional(args: ast.arguments) -> range:
+    """How many arguments may be given by position; none if others must be named."""
+    every = len(args.posonlyargs) + len(args.args)
+    return range(every - len(args.defaults), 0 if None in args.kw_defaults else every + 1)

@@ -1,0 +1,265 @@
+"""Says what is wrong with a plan's sharding before anything is built on it, with the arithmetic.
+
+Before: `resolve`.  After: every claim names a dim and an axis, and the axis divides the dim, or the dim is one of few
+key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+
+from ..config.units import counted
+from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, types, walk
+from ..ops import OPS
+from ..ops.attention import head_dims
+from ..syntax.diagnostics import Diagnostics, Note, listing
+from .constants import check_constants
+from .param_groups import check_groups
+
+
+def validate(program: Program) -> Program:
+    """The program, unchanged.  Raises PlanError."""
+    found = Diagnostics()
+    _idle(program, found)
+    found.check()
+    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, check_constants):
+        check(program, found)
+    found.check()
+    return program
+
+
+def _idle(program: Program, found: Diagnostics) -> None:
+    """Everything that is computed, and every parameter, has a part in the loss."""
+    needed = _ancestors(program.region)
+    for op in walk(program.region.body):
+        if op.kind != "leaf" and not any(value.name in needed for value in op.outputs):
+            found.error(
+                "E0212", "the loss does not depend on this", op.span, "nothing comes of it", help="leave it out"
+            )
+    found.check()
+    for param in program.params:
+        if param.name not in needed:
+            found.error(
+                "E0212", f"the loss does not depend on parameter `{param.name}`", param.span, help="leave it out"
+            )
+
+
+def _ancestors(region: Region) -> set[str]:
+    """Every value that the results of `region` depend on."""
+    sources: dict[str, list[str]] = {}
+    _collect_sources(region, sources)
+    pending = [end.name for end in region.yields]
+    found: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += sources.get(name, [])
+    return found
+
+
+def _collect_sources(region: Region, sources: dict[str, list[str]]) -> None:
+    carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+    for arg in region.args:
+        sources.setdefault(arg.value.name, []).append(arg.source)
+    for arg, end in zip(carried, region.yields, strict=False):
+        sources[arg.value.name].append(end.name)
+    for result, end in zip(region.results, region.yields, strict=False):
+        sources[result.name] = [end.name]
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            _collect_sources(stmt, sources)
+        else:
+            sources |= {value.name: list(stmt.inputs) for value in stmt.outputs}
+
+
+def _order(program: Program, found: Diagnostics) -> None:
+    """Several axes of one dim go in the mesh's order, outer first, and no axis twice."""
+    order = [axis.name for axis in program.axes]
+    for dim in dict.fromkeys(claim.dim for claim in program.claims):
+        claims = [claim for claim in program.claims if claim.dim == dim]
+        places = [order.index(claim.axis) for claim in claims]
+        if places != sorted(set(places)):
+            right = ", ".join(order[i] for i in sorted(set(places)))
+            help = f"write `{dim} over {right}`: several axes go outer first, in the order of `mesh`"
+            found.error(
+                "E0507", f"the axes of `{dim}` are out of order, or one is named twice", claims[-1].span, help=help
+            )
+
+
+def _unused(program: Program, found: Diagnostics) -> None:
+    used = {dim for type in types(program).values() for dim in type.dims}
+    for claim in program.claims:
+        if claim.dim not in used:
+            found.error(
+                "E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing"
+            )
+    claimed = {claim.axis for claim in program.claims} | ({program.pipeline.axis} if program.pipeline else set[str]())
+    for axis in program.axes:
+        if axis.size > 1 and axis.name not in claimed:
+            help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
+            found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help)
+
+
+Clash = tuple[Param, Claim, Claim]
+"""A parameter of which two dims are over one axis, the first that is claimed first."""
+
+
+def _weights(program: Program, found: Diagnostics) -> None:
+    """No rule shards two dims of one parameter over one axis; a dim that is one too many is one mistake."""
+    clashes: list[Clash] = [
+        (param, first, second)
+        for param in program.params
+        for first, second in combinations([c for c in program.claims if c.dim in param.type.dims], 2)
+        if first.axis == second.axis and first.dim != second.dim and not {first.dim, second.dim} & {*DATA_DIMS}
+    ]
+    while clashes:
+        times = Counter(claim for _, *pair in clashes for claim in pair)
+        worst = max(times, key=lambda claim: (times[claim], program.claims.index(claim)))
+        _one_too_many(worst, [clash for clash in clashes if worst in clash], found)
+        clashes = [clash for clash in clashes if worst not in clash]
+
+
+def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) -> None:
+    param, first, second = clashes[0]
+    if len(clashes) == 1:
+        message = f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{claim.axis}`"
+        label = "claimed again" if first.span != second.span else "both claimed here"
+        notes = [Note(param.span, "of this parameter")]
+    else:
+        message = f"`{claim.dim}` and another dim of {len(clashes)} parameters are both over `{claim.axis}`"
+        label = "claimed here"
+        others = ((param.span, second if claim == first else first) for param, first, second in clashes)
+        notes = [Note(span, f"`{other.dim}` is over `{claim.axis}` too") for span, other in others]
+    help = "shard one of them, or put them over different axes"
+    found.error("E0505", message, claim.span, label, notes=notes, help=help)
+
+
+def _divisible(program: Program, found: Diagnostics) -> None:
+    """Every axis divides its dims, and padding is legal."""
+    few, broken = _few_heads(program), set[str]()
+    for dim in dict.fromkeys(claim.dim for claim in program.claims):
+        claims = [claim for claim in program.claims if claim.dim == dim]
+        axes = tuple(dict.fromkeys(claim.axis for claim in claims))
+        size, degree = program.size(dim), program.degree(axes)
+        if size % degree == 0 or (dim in few and len(axes) == 1 and degree % size == 0):
+            continue
+        broken.add(dim)
+        ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
+        help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
+        help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`" if _is_vocabulary(program, dim) else ""
+        place = next(d.span for d in program.dims if d.name == dim)
+        notes = [Note(place, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
+        found.error(
+            "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
+        )
+    _padding(program, broken, found)
+
+
+def _is_vocabulary(program: Program, dim: str) -> bool:
+    """Whether a dim counts the rows of a table."""
+    found = types(program)
+    return any(op.kind == "embedding" and found[op.inputs[1]].dims[0] == dim for op in walk(program.region.body))
+
+
+def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
+    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank holds more than it.
+
+    Dims that are `broken` cannot be split, whatever their padding.
+    """
+    padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken}
+    type_of = types(program)
+    for op in walk(program.region.body):
+        own = [type_of[name] for name in op.inputs]
+        over = {*op.names("over"), *OPS[op.kind].whole(own, op)} if op.kind not in LOSSES else set[str]()
+        for name in over & padded.keys():
+            help = "only the vocabulary of tables and of the loss can be padded"
+            found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)
+    for name, dim in padded.items():
+        axes = tuple(claim.axis for claim in program.claims if claim.dim == name and claim.split)
+        if dim.size - dim.valid >= dim.size // program.degree(axes):
+            message = f"a rank would hold nothing but padding of `{name}`"
+            found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {program.degree(axes)} ranks")
+
+
+LOSSES = ("cross_entropy",)
+"""The ops that know of padding."""
+
+
+def _few_heads(program: Program) -> set[str]:
+    """Dims that count key/value heads: an axis may be larger."""
+    found = types(program)
+    inputs = [op.inputs for op in walk(program.region.body) if op.kind == "attention"]
+    return {head_dims(found[q], found[k])[1] for q, k, *_ in inputs}
+
+
+def _machines(program: Program, found: Diagnostics) -> None:
+    cluster, ranks, gpus = program.cluster, _ranks(program), _gpus_per_node(program)
+    if cluster.nodes * gpus == ranks:
+        _within_node(program, found)
+        return
+    machines, each = counted(cluster.nodes, "machine"), cluster.gpus_per_node
+    of = f" of {counted(gpus, 'GPU')}" if each else ""
+    found.error(
+        "E0512",
+        f"the mesh has {counted(ranks, 'rank')}, the cluster {machines}{of}",
+        cluster.spans.get("nodes", program.region.span),
+        f"{ranks} / {cluster.nodes} is not whole" if each is None else counted(cluster.nodes * gpus, "GPU"),
+        help="the product of the mesh's axes is the number of GPUs",
+    )
+
+
+def _within_node(program: Program, found: Diagnostics) -> None:
+    """Axes over which weights lie communicate inside every layer: they stay within one machine."""
+    gpus, order = _gpus_per_node(program), [axis.name for axis in program.axes]
+    weights = _weight_axes(program)
+    for axis, claim in weights.items():
+        inner = order[order.index(axis) :]
+        span = program.degree(tuple(inner))
+        if span > gpus:
+            others = [other for other in inner if other not in weights]
+            found.error(
+                "E0511",
+                f"axis `{axis}` reaches over machines: {counted(span, 'rank')}, {counted(gpus, 'GPU')} in each",
+                claim.span,
+                "communicates within every layer",
+                help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),
+            )
+
+
+def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
+    """How axes of weights, and the other axes inside of the first of them, get into one machine."""
+    listed = listing(weights)
+    if program.degree(weights) > gpus:
+        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a machine has {counted(gpus, 'GPU')}"
+    return f"write {listed} behind {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
+
+
+def _weight_axes(program: Program) -> dict[str, Claim]:
+    return {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
+
+
+def _gpus_per_node(program: Program) -> int:
+    """As the plan says, or an equal part of the ranks."""
+    return program.cluster.gpus_per_node or _ranks(program) // program.cluster.nodes
+
+
+def _ranks(program: Program) -> int:
+    return program.degree(tuple(axis.name for axis in program.axes))
+
+
+def _groups(program: Program, found: Diagnostics) -> None:
+    """Those of the optimizer are of parameters, each in one."""
+    groups = ((group.params, group.spans["params"]) for group in program.train.optimizer.groups)
+    check_groups(groups, [param.name for param in program.params], found)
+
+
+def _heads(program: Program, found: Diagnostics) -> None:
+    """Each key/value head serves as many query heads."""
+    type_of = types(program)
+    for op in walk(program.region.body):
+        if op.kind == "attention":
+            heads, kv_heads = head_dims(type_of[op.inputs[0]], type_of[op.inputs[1]])
+            if program.size(heads) % program.size(kv_heads):
+                label = f"{program.size(heads)} / {program.size(kv_heads)} is not whole"
+                found.error("E0311", f"`{kv_heads}` does not divide `{heads}`", op.span, label)

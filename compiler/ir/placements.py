@@ -1,0 +1,155 @@
+"""Placements and the coercions between them: one table, closed under duality.
+
+Purpose: what each coercion does forward and backward, and which coercions lead from one type to another.
+Non-goals: deciding where coercions go (`passes.insert_collectives`).
+
+The gradient of a value placed `a` is placed `dual(a)`, without exception; so the backward of `a → b` is
+`dual(b) → dual(a)`.  The vocabulary is that of Meta's spmd_types and of JAX's sharding-and-autodiff notes; f and g are
+Megatron-LM's (Shoeybi et al. 2019, figure 3).
+"""
+
+from attrs import frozen
+
+from ..syntax.source import Span
+from . import INVARIANT, Kind, Op, Placement, Places, Program, Type, Value
+
+I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kind.MAXIMUM  # noqa: E741
+
+DUAL = {I: I, R: P, S: S, P: R}
+
+
+@frozen
+class Coercion:
+    """What a change of placement on a group of ranks does to the local tensors.
+
+    `collective` is what it communicates ("" for nothing); `function` is the runtime's name for the pair of it and its
+    conjugate; `stage` orders several coercions of one value, since slicing early and gathering late moves least.
+    """
+
+    collective: str
+    function: str
+    stage: int
+    known_as: str
+
+
+COERCIONS = {
+    (I, R): Coercion("", "replicate", 1, "Megatron's f"),
+    (P, I): Coercion("all_reduce", "all_reduce", 1, "Megatron's g"),
+    (S, R): Coercion("all_gather", "all_gather", 2, "sequence into tensor parallelism"),
+    (P, S): Coercion("reduce_scatter", "reduce_scatter", 0, "tensor into sequence parallelism"),
+    (S, S): Coercion("all_to_all", "all_to_all", 1, "Ulysses, expert dispatch"),
+    (S, I): Coercion("all_gather", "all_gather_invariant", 2, "out of a sharded region"),
+    (I, S): Coercion("", "shard", 0, "into a sharded region"),
+    (R, S): Coercion("", "take_shard", 0, "masks and positions"),
+    (S, P): Coercion("", "pad_shard", 1, "the conjugate of a slice"),
+    (I, P): Coercion("", "once", 1, "a bias added once"),
+    (R, I): Coercion("", "invariant", 1, "the conjugate of adding once"),
+    (R, P): Coercion("", "once_replicated", 1, "its own conjugate"),
+    (M, R): Coercion("all_reduce", "all_reduce", 1, "the maximum of logits"),
+    (M, I): Coercion("all_reduce", "all_reduce", 1, "the maximum of logits"),
+}
+"""Every coercion; P → R is not among them, since it shares its first half: P → I → R."""
+
+
+def dual(place: Placement) -> Placement:
+    """The placement of the gradient of a value placed so."""
+    return place if place.kind is S else Placement(DUAL[place.kind])
+
+
+def dual_type(type: Type) -> Type:
+    """The type of the gradient of a value of `type`."""
+    return Type(type.dtype, type.dims, tuple((axis, dual(place)) for axis, place in type.places))
+
+
+def conjugate(source: Placement, target: Placement) -> tuple[Placement, Placement]:
+    """The coercion that is the backward of source → target."""
+    return dual(target), dual(source)
+
+
+def coercion(source: Placement, target: Placement) -> Coercion:
+    """The table's entry for source → target."""
+    return COERCIONS[source.kind, target.kind]
+
+
+def coercion_of(op: Op) -> Coercion:
+    """The table's entry for an op `coerce`."""
+    return coercion(*ends(op))
+
+
+def ends(op: Op) -> tuple[Placement, Placement]:
+    """The placements from which and to which an op `coerce` leads."""
+    source, target = op.get("from"), op.get("to")
+    assert isinstance(source, Placement), "coerce: `from` is no placement"
+    assert isinstance(target, Placement), "coerce: `to` is no placement"
+    return source, target
+
+
+@frozen
+class Step:
+    """One coercion over the joint group of `axes`."""
+
+    axes: tuple[str, ...]
+    source: Placement
+    target: Placement
+
+    def applied(self, type: Type, program: Program) -> Type:
+        """The type after this step."""
+        at = dict(type.places) | dict.fromkeys(self.axes, self.target)
+        return Type(type.dtype, type.dims, program.places(at))
+
+    def op(self, name: str, result: Value, span: Span) -> Op:
+        """The op that does this step to the value `name`."""
+        return Op(
+            "coerce", (name,), (result,), (("axes", self.axes), ("from", self.source), ("to", self.target)), span=span
+        )
+
+
+class OrderError(Exception):
+    """A dim would be gathered or scattered over an axis that is not its innermost."""
+
+    def __init__(self, dim: str, axes: tuple[str, ...], moved: tuple[str, ...]) -> None:
+        super().__init__(dim, axes, moved)
+        self.dim, self.axes, self.moved = dim, axes, moved
+
+
+def path(program: Program, type: Type, want: Places) -> list[Step]:
+    """The coercions from `type` to the placements `want`, in the order that moves least.
+
+    One step may cover several axes.
+
+    Raises OrderError where a dim would be gathered or scattered over an axis that is not its innermost.
+    """
+    wanted = dict(want)
+    groups: dict[tuple[Placement, Placement], tuple[str, ...]] = {}  # what several axes do alike is one coercion
+    for axis in program.axes:
+        for change in _hops(type.at(axis.name), wanted.get(axis.name, INVARIANT)):
+            groups[change] = (*groups.get(change, ()), axis.name)
+    order = [axis.name for axis in program.axes]
+    steps = [Step(axes, *change) for change, axes in groups.items()]
+    steps.sort(key=lambda step: _rank(step, order))
+    for step in steps:
+        after = step.applied(type, program)
+        _check_innermost(step, type, after)
+        type = after
+    return steps
+
+
+def _rank(step: Step, order: list[str]) -> tuple[int, int]:
+    """By the table's stage; gathers innermost first, since only the innermost axis of a dim can be gathered."""
+    stage = coercion(step.source, step.target).stage
+    return stage, -order.index(step.axes[-1]) if stage == 2 else 0
+
+
+def _hops(source: Placement, target: Placement) -> list[tuple[Placement, Placement]]:
+    if source == target:
+        return []
+    if (source.kind, target.kind) == (P, R):
+        return [(source, INVARIANT), (INVARIANT, target)]
+    return [(source, target)]
+
+
+def _check_innermost(step: Step, before: Type, after: Type) -> None:
+    for place, type in ((step.source, before), (step.target, after)):
+        axes = type.axes_of(place.dim) if place.kind is S else step.axes
+        if axes[-len(step.axes) :] != step.axes:
+            raise OrderError(place.dim, axes, step.axes)

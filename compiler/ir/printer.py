@@ -1,0 +1,129 @@
+"""Writes a program as IR text, which `reader` reads back to an equal program.
+
+Non-goals: plan text (`settings.show` and `names.show_names` write the sections that stand before the IR).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
+
+from attrs import asdict
+
+from ..config.hf_names import show_names
+from ..config.settings import Flow, show
+from ..syntax.source import Span
+from . import Attr, Dim, Kind, Op, Param, Pipeline, Placement, Program, Region, StateAxes, Type, Value
+
+
+def print_ir(program: Program) -> str:
+    """The program as text."""
+    lines = [
+        show(program.cluster),
+        show(program.train),
+        *([show(program.flow)] if program.flow != Flow() else []),
+        *([show(program.pipeline.settings)] if program.pipeline else []),
+        *([show_names(program.names)] if program.names else []),
+        "",
+        f"program {program.name} after {program.stage}",
+        *(f"axis {a.name} = {a.size} of {a.whole} {_location(a.span)}" for a in program.axes),
+        *(f"dim {d.name} = {d.size}{_padding(d)} {_location(d.span)}" for d in program.dims),
+        *(
+            f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"
+            for c in program.claims
+        ),
+        *map(_param, program.params),
+        *map(_state, program.state),
+        *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
+        *(_pipeline(program.pipeline) if program.pipeline else ()),
+        *_region(program.region, ""),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _padding(dim: Dim) -> str:
+    return f" of {dim.valid}" if dim.valid < dim.size else ""
+
+
+def _state(state: StateAxes) -> str:
+    kinds = [f"{kind} [{_join(axes)}]" for kind, axes in asdict(state).items() if kind != "of" and axes]
+    return " ".join(["state", *kinds, "of", _attr(state.of)])
+
+
+def _pipeline(it: Pipeline) -> Iterator[str]:
+    turns, homes = f" turns [{_join(it.turns)}]" if it.turns else "", f" homes [{_join(it.homes)}]" if it.homes else ""
+    yield f"pipeline {it.axis} of [{_join(it.dims)}]{turns}{homes}"
+    for name, stages in it.held:
+        yield f"held {name} by [{_join(stages)}]"
+    for word, schedule in (("given", it.given), ("row", it.schedule)):
+        for row in schedule.rows if schedule else ():
+            yield f'{word} "{" ".join(map(str, row))}"'
+
+
+def _param(param: Param) -> str:
+    init = f"{param.init.kind}({_join(param.init.args)})"
+    dims = f"stacked {param.stacked} inner {param.inner}"
+    return f"param {param.name}: {print_type(param.type)} ~ {init} {dims} {_location(param.span)}"
+
+
+def print_type(type: Type) -> str:
+    """For instance `bf16[batch@dp, seq, hidden]{tp: P}`."""
+    dims = _join("@".join(filter(None, (dim, "*".join(type.axes_of(dim))))) for dim in type.dims)
+    pending = _join(f"{axis}: {place}" for axis, place in type.places if place.kind is not Kind.SHARDED)
+    return f"{type.dtype}[{dims}]" + (f"{{{pending}}}" if pending else "")
+
+
+def print_op(op: Op) -> str:
+    """One op on one line."""
+    attrs = _join(f"{key}={_attr(value)}" for key, value in op.attrs)
+    return (
+        f"{_results(op.outputs)}{op.kind}({_join(op.inputs)})"
+        + (f" <{attrs}>" if attrs else "")
+        + f" {_location(op.span)}"
+    )
+
+
+def _region(region: Region, indent: str) -> Iterator[str]:
+    for value in region.results[:-1]:
+        yield f"{indent}{_value(value)},"
+    results = _results(region.results[-1:])
+    head = " ".join(filter(None, (region.kind, region.dim, "reversed" if region.reverse else "")))
+    if region.args:
+        yield f"{indent}{results}{head} ("
+        ends = [","] * (len(region.args) - 1) + [f") {_location(region.span)} {{"]
+        for arg, end in zip(region.args, ends, strict=True):
+            yield f"{indent}    {_value(arg.value)} = {arg.enter.value} {arg.source}{end}"
+    else:
+        yield f"{indent}{results}{head} () {_location(region.span)} {{"
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from _region(stmt, indent + "  ")
+        else:
+            yield f"{indent}  {print_op(stmt)}"
+    if region.yields:
+        yield f"{indent}  yield {_join(f'{end.leave.value} {end.name}' for end in region.yields)}"
+    yield f"{indent}}}"
+
+
+def _results(values: Sequence[Value]) -> str:
+    return f"{_join(map(_value, values))} = " if values else ""
+
+
+def _value(value: Value) -> str:
+    return f"{value.name}: {print_type(value.type)}"
+
+
+def _attr(value: Attr) -> str:
+    if isinstance(value, tuple):
+        return f"[{_join(word if word.isidentifier() else _quoted(word) for word in value)}]"
+    return _quoted(value) if isinstance(value, str) else str(value) if isinstance(value, Placement) else repr(value)
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'
+
+
+def _location(span: Span) -> str:
+    return f"!{PurePath(span.path).name}:{span.line}"
+
+
+def _join(parts: Iterable[object]) -> str:
+    return ", ".join(map(str, parts))

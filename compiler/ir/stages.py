@@ -1,0 +1,101 @@
+"""Where a model is cut: which statements and which turns of repeats each stage of a pipeline has.
+
+Purpose: one reading of `Pipeline.turns` for all who ask.  A body that is cut is groups of ops and repeats that are cut,
+in turn: `group repeat group … repeat group`, where a group may be empty.
+Non-goals: how many turns each stage gets (`passes.cut_stages`), and when it works (`schedules`).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from attrs import evolve, frozen
+
+from . import FLOATS, Enter, Op, Pipeline, Program, Region, Stmt, Value
+
+
+@frozen
+class Stage:
+    """The groups of ops that a stage has, by number, and its turns of each repeat that is cut."""
+
+    groups: tuple[int, ...]
+    turns: tuple[range, ...]
+
+    @property
+    def begins(self) -> int:
+        """The repeat, by number, in which it begins, with its first turn or behind all: the first that it has turns of,
+        or the last one.
+        """
+        return next((number for number, turns in enumerate(self.turns) if turns), len(self.turns) - 1)
+
+
+def groups(pipeline: Pipeline, body: Sequence[Stmt]) -> tuple[list[list[Stmt]], list[Region]]:
+    """The groups of ops of a body, and the repeats between them."""
+    found: list[list[Stmt]] = [[]]
+    repeats: list[Region] = []
+    for stmt in body:
+        if isinstance(stmt, Region) and stmt.dim in pipeline.dims:
+            repeats.append(stmt)
+            found.append([])
+        else:
+            found[-1].append(stmt)
+    return found, repeats
+
+
+def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
+    """What each stage has, in the model's order."""
+    sizes = [program.size(dim) for dim in pipeline.dims]
+    starts = [0, *accumulate(sizes)]
+    ends = [0, *accumulate(pipeline.turns)]
+    last = len(pipeline.turns) - 1
+    owners = [0, *(next(k for k in range(last + 1) if ends[k + 1] >= start) for start in starts[1:-1]), last]
+    return [
+        Stage(
+            tuple(group for group, owner in enumerate(owners) if owner == k),
+            tuple(
+                range(min(max(ends[k] - start, 0), size), min(max(ends[k + 1] - start, 0), size))
+                for start, size in zip(starts, sizes, strict=False)
+            ),
+        )
+        for k in range(last + 1)
+    ]
+
+
+def has(pipeline: Pipeline, rank: int) -> tuple[int, ...]:
+    """The stages of a rank along the pipeline's axis, in the model's order."""
+    return tuple(stage for stage, home in enumerate(pipeline.homes) if home == rank)
+
+
+def share(pipeline: Pipeline, stage: Stage, forward: Region, backward: Region) -> tuple[Region, Region]:
+    """The blocks of a microbatch as a stage does them; what its statements read may be what is received."""
+    turned = Stage(tuple(len(pipeline.dims) - group for group in stage.groups), stage.turns[::-1])
+    blocks = ((forward, stage), (backward, turned))
+    ahead, back = (evolve(block, body=tuple(_share(pipeline, own, block.body))) for block, own in blocks)
+    return ahead, back
+
+
+def _share(pipeline: Pipeline, stage: Stage, body: Sequence[Stmt]) -> Iterator[Stmt]:
+    bodies, repeats = groups(pipeline, body)
+    for number, group in enumerate(bodies):
+        yield from (stmt for stmt in group if number in stage.groups or (not number and is_free(stmt)))
+        if number < len(repeats) and stage.turns[number]:
+            yield repeats[number]
+
+
+def forward(program: Program) -> Region:
+    """A step's forward block."""
+    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    block = microbatches.body[0]
+    assert isinstance(block, Region), "stages: no forward block"
+    return block
+
+
+def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
+    """What crosses each cut, the one behind the first stage first: what the repeat carries in which it lies."""
+    _, repeats = groups(pipeline, forward(program).body)
+    carried = [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in repeats]
+    return [carried[stage.begins] for stage in stages(program, pipeline)[1:]]
+
+
+def is_free(stmt: Stmt) -> bool:
+    """Whether every stage does a statement by itself: what no gradient comes by is made of a model's inputs alone."""
+    return isinstance(stmt, Op) and all(value.type.dtype not in FLOATS for value in stmt.outputs)

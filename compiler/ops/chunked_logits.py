@@ -1,0 +1,85 @@
+"""The logits of a product that a loss makes itself: what they are of, and how many of them there are at a time.
+
+Non-goals: the losses (`head`, where each rank has the whole vocabulary, and `parts`, where ranks share it out).
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from ..ir import ITEM_BYTES, Op, Type
+from .protocol import Attribute, Builder, Operand, TypingError, takes
+from .saved_tensors import Local
+
+INNER = Attribute("inner", kinds=(tuple,))
+PRODUCT = (*takes("x", "w", "labels"), Operand("bias", optional=True))
+"""The logits x·w, plus the bias of each class where there is one, and the labels."""
+
+
+def classes_of(op: Op, weight: Type) -> str:
+    """The dim of the logits that counts classes: the weight's that is not contracted."""
+    found = [dim for dim in weight.dims if dim not in op.names("inner")]
+    if len(found) != 1:
+        raise TypingError(f"{op.kind} takes a weight with one dim of classes, not [{', '.join(found)}]")
+    return found[0]
+
+
+def tokens_of(op: Op, x: Type) -> tuple[str, ...]:
+    """The dims of the operand besides those that are contracted."""
+    return tuple(dim for dim in x.dims if dim not in op.names("inner"))
+
+
+def class_dims(op: Op, types: Sequence[Type]) -> tuple[str, ...]:
+    """The dim of a loss' classes, if an op takes logits, or makes them of its operands."""
+    match op.kind:
+        case "cross_entropy" | "softmax_parts" | "logit_parts":
+            return types[0].dims[-1:]
+        case "linear_cross_entropy" | "linear_parts":
+            return (classes_of(op, types[1]),)
+        case _:
+            return ()
+
+
+def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
+    """Raises TypingError unless they are those of a product and of its labels."""
+    over = op.names("inner")
+    if any((it.dtype, it.dims) != (weight.dtype, (classes_of(op, weight),)) for it in bias):
+        raise TypingError(f"{op.kind} takes a bias of [{classes_of(op, weight)}]")
+    if x.dtype != weight.dtype or x.dims[-len(over) :] != over or weight.dims != (classes_of(op, weight), *over):
+        raise TypingError(f"{op.kind} contracts the last dims of its operand with those of its weight")
+    if labels.dims != tokens_of(op, x):
+        raise TypingError(f"{op.kind} takes a label for each of [{', '.join(tokens_of(op, x))}]")
+
+
+def gradients(op: Op, back: Sequence[str], kinds: Mapping[str, int], b: Builder) -> list[str | None]:
+    """Those of all operands, of which ops of some kinds make the gradients, by their places."""
+    by, attrs = {at: kind for kind, at in kinds.items()}, dict(op.attrs)
+    wanted = [i in by and b.wanted(name) for i, name in enumerate(op.inputs)]
+    pairs = enumerate(zip(op.inputs, wanted, strict=True))
+    return [b.emit(by[i], back, [name], **attrs)[0] if of else None for i, (name, of) in pairs]
+
+
+# ---- a chunk of the logits
+
+
+def few_columns(columns: int) -> int:
+    """Of how many classes logits are made at a time: a sixteenth, but enough for large products."""
+    return max(4096, -(-columns // (16 * 128)) * 128)
+
+
+def few_tokens(columns: int) -> int:
+    """Of how many tokens logits are made at a time: as few as are enough for large products."""
+    return 1024
+
+
+def chunk(it: Local, x: int, *, by_tokens: bool) -> tuple[int, int]:
+    """The bytes of a chunk of logits, of the operand x and the weight behind it, and what their gradient takes there.
+
+    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 of what has fewer bits.
+    """
+    type, weight = it.types[x], it.types[x + 1]
+    tokens = prod(it.program.local_size(type, dim) for dim in tokens_of(it.op, type))
+    classes = it.program.local_size(weight, classes_of(it.op, weight))
+    few = (min(tokens, few_tokens(classes)), classes) if by_tokens else (tokens, min(classes, few_columns(classes)))
+    item, wide = ITEM_BYTES[type.dtype], max(4, ITEM_BYTES[type.dtype])
+    terms = 4 if "cap" in dict(it.op.attrs) else 1 + (item < wide)
+    return prod(few) * item, 0 if it.launched else prod(few) * wide * terms

@@ -1,0 +1,83 @@
+"""Tensors one behind the other along their last dims, which together are a dim of its own; and what they were."""
+
+from collections.abc import Mapping, Sequence
+
+from ..ir import DATA_DIMS, Op, Type
+from .protocol import ALL, Attribute, Builder, OpDef, Operand, Shape, TypingError
+from .saved_tensors import viewed
+
+
+def _joined(types: Sequence[Type], op: Op) -> list[Shape]:
+    dim, (dtype, *_), (before, *_) = str(op.get("as")), [t.dtype for t in types], [t.dims[:-1] for t in types]
+    if any(not t.dims or t.dtype != dtype or t.dims[:-1] != before for t in types):
+        raise TypingError("concat takes operands that are alike but for their last dims")
+    if {dim, *_lasts(types)} & {*DATA_DIMS, *before}:
+        raise TypingError("concat joins dims of the model, to one that its operands lack")
+    return [(dtype, (*before, dim))]
+
+
+def _lasts(types: Sequence[Type]) -> tuple[str, ...]:
+    return tuple(dim for type in types for dim in type.dims[-1:])
+
+
+def _sum_of_lasts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
+    return {str(op.get("as")): _lasts(types)}
+
+
+def _all_joined(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset((str(op.get("as")), *_lasts(types)))
+
+
+def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    parts = _lasts([b.type(name) for name in op.inputs])
+    return list(b.emit("split", grads, op.inputs, parts=parts))
+
+
+def _parted(types: Sequence[Type], op: Op) -> list[Shape]:
+    (x,), parts = types, op.names("parts")
+    if not x.dims or {x.dims[-1], *parts} & {*DATA_DIMS, *x.dims[:-1]}:
+        raise TypingError("split divides a dim of the model, into ones that its operand lacks")
+    return [(x.dtype, (*x.dims[:-1], part)) for part in parts]
+
+
+def _sum_of_parts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
+    return {types[0].dims[-1]: op.names("parts")}
+
+
+def _rejoined(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return list(b.emit("concat", grads, op.inputs, **{"as": b.type(op.inputs[0]).dims[-1]}))
+
+
+def _all_parted(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset((types[0].dims[-1], *op.names("parts")))
+
+
+CONCAT = OpDef(
+    "concat",
+    "The operands one behind the other along their last dims; these together are the dim `as`.  A single operand is"
+    " itself, by another name of its last dim.",
+    _joined,
+    operands=(Operand("x"),),
+    attributes=(Attribute("as", dims="any"),),
+    more=True,
+    linear=((ALL,),),
+    whole=_all_joined,
+    joins=_sum_of_lasts,
+    adjoint=_adjoint,
+    function="concat",
+    surface=True,
+)
+
+SPLIT = OpDef(
+    "split",
+    "Slices of the last dim, one behind the other, which the dims `parts` make up: as many results.",
+    _parted,
+    operands=(Operand("x"),),
+    attributes=(Attribute("parts", dims="several"),),
+    linear=((0,),),
+    whole=_all_parted,
+    joins=_sum_of_parts,
+    adjoint=_rejoined,
+    views=viewed,
+    surface=True,
+)

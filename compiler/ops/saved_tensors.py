@@ -1,0 +1,119 @@
+"""What autograd keeps of an op for backward, as the functions do it that emitted programs call.
+
+Kept tensors are operands, results, or others, which are known by their size alone.  What is said here was measured
+with torch 2.13.0 on the CPU through saved-tensor hooks, and tests hold it to that; what differs on CUDA is read from
+torch's sources (derivatives.yaml) and not measured.  Non-goals: who keeps a tensor first, and how long (`memory`).
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from attrs import frozen
+
+from ..config.settings import TRITON
+from ..ir import ITEM_BYTES, Op, Program, Type
+
+Device = Literal["cpu", "cuda"]
+
+
+@frozen
+class Local:
+    """An op as one rank does it.
+
+    types   of the operands
+    wanted  which operands get a gradient
+    served  whether there is a tile with which a kernel could run
+    """
+
+    program: Program
+    op: Op
+    types: tuple[Type, ...]
+    wanted: tuple[bool, ...]
+    device: Device
+    served: bool = True
+
+    def elements(self, operand: int = 0) -> int:
+        """The number of elements of an operand on this rank."""
+        return self.program.elements(self.types[operand])
+
+    def bytes(self, operand: int = 0) -> int:
+        """The size in bytes of an operand on this rank."""
+        return self.elements(operand) * ITEM_BYTES[self.types[operand].dtype]
+
+    def widened(self, operand: int = 0) -> int:
+        """The size in bytes of an operand in float32, or in float64 if it is that already."""
+        return self.elements(operand) * self.wide
+
+    @property
+    def wide(self) -> int:
+        """The bytes of an element of the sums over the first operand: 8 for f64, else 4."""
+        return max(4, ITEM_BYTES[self.types[0].dtype])
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an element of the first operand has fewer bits than sums over it."""
+        return ITEM_BYTES[self.types[0].dtype] < self.wide
+
+    @property
+    def kernels(self) -> bool:
+        """Whether the functions are those of `scalec.runtime.kernels`: Triton's kernels, or what torch does there."""
+        return self.program.train.kernels == TRITON
+
+    @property
+    def launched(self) -> bool:
+        """Whether a Triton kernel runs, which holds nothing that it does not say; else it is of plain torch."""
+        return self.kernels and self.served and self.device == "cuda" and self.types[0].dtype != "f64"
+
+
+@frozen
+class Saved:
+    """What autograd keeps: operands and results by their place, and other tensors by name and bytes."""
+
+    operands: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    others: tuple[tuple[str, int], ...] = ()
+
+
+Saves = Callable[[Local], Saved]
+Bytes = Callable[[Local], int]
+Views = Callable[[Program, Op], bool]
+
+
+def nothing(it: Local) -> Saved:
+    """Backward needs no tensor."""
+    return Saved()
+
+
+def operand(it: Local) -> Saved:
+    """The first operand."""
+    return Saved(operands=(0,))
+
+
+def operands(it: Local) -> Saved:
+    """All operands."""
+    return Saved(operands=tuple(range(len(it.types))))
+
+
+def result(it: Local) -> Saved:
+    """The result."""
+    return Saved(results=(0,))
+
+
+def factors(it: Local) -> Saved:
+    """Of a product, each factor that another one's gradient needs."""
+    return Saved(operands=tuple(i for i in (0, 1) if it.wanted[1 - i]))
+
+
+def no_bytes(it: Local) -> int:
+    """None."""
+    return 0
+
+
+def copied(program: Program, op: Op) -> bool:
+    """The results have memory of their own."""
+    return False
+
+
+def viewed(program: Program, op: Op) -> bool:
+    """The results are views of the first operand."""
+    return True

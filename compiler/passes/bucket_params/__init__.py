@@ -1,0 +1,188 @@
+"""Joins parameters whose gradients are reduced alike into flat buckets.
+
+Purpose: per bucket one `pack` of gradients, one chain of coercions, one part of the norm, one `update`.  Where the plan
+shares out state, gradients are scattered, each rank updates its part, and the parts are gathered: the parameters' own
+chains become one of the bucket.  Scopes are where these ops stand: in the step, or in a turn of a repeat.
+Before: `place_state`.  Non-goals: which parameters go together (`grouping`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from attrs import evolve
+
+from ...analysis.bucket_layout import layout
+from ...ir import (
+    INVARIANT,
+    PARTIAL,
+    Bucket,
+    Dim,
+    Kind,
+    Leave,
+    Names,
+    Op,
+    Program,
+    Region,
+    Stmt,
+    Type,
+    Value,
+    Yield,
+    types,
+)
+from ...ir.placements import Step
+from . import loop_comms
+from .assign import Group, Used, grouped, grouped_as, sharing
+from .builder import Lines
+from .param_loops import home, without
+from .step_comms import gathered, held, reduced
+
+
+def fuse_buckets(program: Program) -> Program:
+    """The program with buckets."""
+    return _Fuser(program, partial(grouped, program)).program()
+
+
+def fused_as(program: Program, buckets: Sequence[Bucket]) -> Program:
+    """The program with buckets of the same parameters as these, which are of the same plan at other sizes."""
+    return _Fuser(program, partial(grouped_as, program, buckets)).program()
+
+
+class _Fuser:
+    def __init__(self, program: Program, group: Callable[[Iterable[Used]], list[Group]]) -> None:
+        self._program, self._step = program, program.region
+        self._ops = [stmt for stmt in self._step.body if isinstance(stmt, Op)]
+        self._made_by = {value.name: op for op in self._ops for value in op.outputs}
+        self._updates = {op.inputs[3]: op for op in self._ops if op.kind == "update"}
+        (self._microbatches,) = (stmt for stmt in self._step.body if isinstance(stmt, Region))
+        self._groups = group(map(self._used, self._updates))
+        self._frame = evolve(
+            program,
+            dims=(*program.dims, *map(self._flat, self._groups)),
+            buckets=tuple(Bucket(g.name, g.names, Type(g.key.dtype, (*g.turns, g.dim))) for g in self._groups),
+        )
+        known = types(program)
+        self._lines = Lines(self._frame, Names(known.keys() - self._sums()), known)
+
+    def program(self) -> Program:
+        gone = self._gone()
+        body = without(self._step, gone).body
+        (microbatches,) = (stmt for stmt in body if isinstance(stmt, Region))
+        gathers = self._lines.elsewhere()
+        parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}  # as forward uses them
+        microbatches, totals = self._turned(microbatches, parts)
+        final = {g.name: totals.get(g.name) or self._reduced(g) for g in self._groups}
+        norm = self._norm(list(final.values()))
+        kept: list[Stmt] = [microbatches if isinstance(stmt, Region) else stmt for stmt in body]
+        at = next(i for i, s in enumerate(kept) if isinstance(s, Op) and s.kind in ("grad_norm", "unscaled_norm"))
+        head, (total, *tail) = kept[:at], kept[at:]
+        assert isinstance(total, Op), "fuse_buckets: no norm"
+        norm = (*total.inputs[:1], *norm) if total.kind == "unscaled_norm" else norm
+        updates = [self._update(group, final[group.name]) for group in self._groups]
+        ops = (*_before_microbatches(head, gathers.ops), *self._lines.ops, evolve(total, inputs=norm), *tail, *updates)
+        buckets = tuple(evolve(b, type=final[b.name].type) for b in self._frame.buckets)
+        return evolve(self._frame, region=evolve(self._step, body=ops), buckets=buckets)
+
+    # ---- what there is
+
+    def _used(self, param: str) -> Used:
+        leaf, summed = self._leaf(param)[-1], self._chain(self._updates[param].inputs[0])[0]
+        results = zip(self._microbatches.yields, self._microbatches.results, strict=True)
+        end, value = next((end, value) for end, value in results if value.name == summed)
+        return Used(param, leaf, summed, value.type, home(self._microbatches, leaf, end.name))
+
+    def _chain(self, name: str) -> list[str]:
+        """The names from the microbatches' sum to the gradient that is updated with."""
+        chain = [name]
+        while op := self._made_by.get(chain[0]):
+            chain.insert(0, op.inputs[0])
+        return chain
+
+    def _leaf(self, param: str) -> list[str]:
+        """The names from a parameter to what the model uses."""
+        after = {op.inputs[0]: op for op in self._ops if op.kind in ("cast", "coerce")}
+        chain = [param]
+        while op := after.get(chain[-1]):
+            chain.append(op.outputs[0].name)
+        return chain
+
+    def _sums(self) -> set[str]:
+        """The parts of the norm."""
+        squares = {op.outputs[0].name for op in self._ops if op.kind == "sum_squares"}
+        return squares | {op.outputs[0].name for op in self._ops if op.kind == "coerce" and op.inputs[0] in squares}
+
+    def _gone(self) -> set[str]:
+        """What the buckets' own ops replace."""
+        gone = self._sums() | {value.name for op in self._updates.values() for value in op.outputs}
+        for param in self._updates:
+            gone |= {*self._chain(self._updates[param].inputs[0])[1:]}
+        for group in self._groups:
+            for param in group.params:
+                gone |= {*self._leaf(param.name)[1:]} if group.shards else set()
+                if param.home and not group.keeps_weights:
+                    gone |= {*param.home.slices}
+                if param.home and not group.keeps_gradients:
+                    gone |= {param.summed, *param.home.sums}
+        return gone
+
+    def _flat(self, group: Group) -> Dim:
+        degree = self._program.degree
+        size = layout(self._program, group.names, degree(group.shards), len(group.turns)).size
+        return Dim(group.dim, size * degree(group.key.sharded), span=self._step.span)
+
+    # ---- what is written
+
+    def _gathered(self, group: Group, lines: Lines) -> Value:
+        """Writes what the step does to a shared bucket's parameters; what each rank keeps of them for the model."""
+        leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
+        part = held(group, leaves, lines)
+        if group.keeps_weights:
+            gathered(group, part, leaves, lines)
+        return part
+
+    def _turned(self, region: Region, parts: dict[str, Value]) -> tuple[Region, dict[str, Value]]:
+        """The microbatches with what turns do, and the sums of the gradients that they reduce."""
+        forward, backward = region.body
+        assert isinstance(forward, Region), "fuse_buckets: no forward block"
+        assert isinstance(backward, Region), "fuse_buckets: no backward block"
+        made: dict[str, tuple[Value, Value]] = {}
+        for group in self._groups:
+            if group.turns:
+                part = None if group.keeps_weights else parts[group.name]
+                forward = loop_comms.forward(group, forward, part, self._lines) if part else forward
+                backward, total = loop_comms.backward(group, backward, part, self._lines)
+                made |= {group.name: (total, self._lines.value(total.name, total.type))} if total else {}
+        region = evolve(
+            region,
+            body=(forward, backward),
+            yields=(*region.yields, *(Yield(total.name, Leave.SUM) for total, _ in made.values())),
+            results=(*region.results, *(summed for _, summed in made.values())),
+        )
+        return region, {name: summed for name, (_, summed) in made.items()}
+
+    def _reduced(self, group: Group) -> Value:
+        return reduced(group, [param.summed for param in group.params], self._lines)
+
+    def _norm(self, final: list[Value]) -> tuple[str, ...]:
+        """Writes the sums of squares, added over the axes on which gradients are sharded; returns them."""
+        groups: dict[tuple[tuple[str, ...], object], list[str]] = {}
+        for group, value in zip(self._groups, final, strict=True):
+            apart = sharing(self._program, group.names[0])
+            groups.setdefault((value.type.axes_in(Kind.SHARDED), apart), []).append(value.name)
+        parts: list[str] = []
+        for (axes, _), names in groups.items():
+            squares = self._lines.write("sum_squares", names, "squares")
+            parts.append(self._lines.coerce(squares, Step(axes, PARTIAL, INVARIANT)).name)
+        return tuple(parts)
+
+    def _update(self, group: Group, final: Value) -> Op:
+        """One update of all parameters of a bucket."""
+        first = self._updates[group.names[0]]
+        outputs = tuple(self._updates[param].outputs[0] for param in group.names)
+        inputs = (final.name, *first.inputs[1:3], *group.names)
+        return Op("update", inputs, outputs, (("bucket", group.name),), span=first.span)
+
+
+def _before_microbatches(body: Sequence[Stmt], gathers: Sequence[Op]) -> tuple[Stmt, ...]:
+    """The body with gathers last of all that comes before forward: who waits for a count does not wait for them."""
+    at = next(i for i, stmt in enumerate(body) if isinstance(stmt, Region))
+    return (*body[:at], *gathers, *body[at:])

@@ -1,0 +1,190 @@
+"""Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the cap.
+
+A repeat's parameters have a bucket of each turn where ranks share out gradients or parameters, or where the stack of
+all turns is more than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, the
+order in which their gradients are complete.
+Non-goals: what is done with them (`flats`, `turns`).
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from math import prod
+
+from attrs import evolve, frozen
+
+from ...analysis.param_uses import products
+from ...ir import ITEM_BYTES, Bucket, Kind, Program, StateAxes, Type
+from .param_loops import Home
+
+SMALL = 25 << 20
+"""Bytes up to which what all turns have is reduced at once, where the plan does not say (as torch's DDP does)."""
+
+
+@frozen
+class Key:
+    """What gradients of one bucket share: the axes they are reduced over, and those they are sharded over."""
+
+    reduced: tuple[str, ...]
+    sharded: tuple[str, ...]
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return "_".join([*(self.reduced or ("local",)), *(("split", *self.sharded) if self.sharded else ())])
+
+
+@frozen
+class Used:
+    """A parameter in its step: as the model uses it, `leaf`, and its gradient `summed` over microbatches."""
+
+    name: str
+    leaf: str
+    summed: str
+    gradient: Type
+    home: Home | None
+
+
+@frozen
+class Group:
+    """A bucket to be: its parameters in the order of the optimizer's groups, and the axes that share it out.
+
+    `turns` are the dims of repeats whose turns have a buffer each.  Each of these is gathered where it is used if not
+    `keeps_weights`, and reduced in each microbatch if not `keeps_gradients`.
+    """
+
+    name: str
+    key: Key
+    params: tuple[Used, ...]
+    turns: tuple[str, ...]
+    shards: tuple[str, ...]
+    keeps_weights: bool
+    keeps_gradients: bool
+
+    @property
+    def dim(self) -> str:
+        """The flat dim."""
+        return f"flat_{self.name}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters."""
+        return tuple(param.name for param in self.params)
+
+    @property
+    def home(self) -> Home:
+        """Where its turns are."""
+        home = self.params[0].home
+        assert home, "fuse_buckets: a bucket of turns without a home"
+        return home
+
+
+def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
+    """The buckets, in the order in which backward completes their gradients."""
+    order = _order(program)
+    alike: dict[tuple[Key, object, object], list[Used]] = {}
+    for param in sorted(params, key=lambda param: order[param.name]):
+        place = param.home and param.home.place
+        apart = _axes(program, param), sharing(program, param.name)
+        alike.setdefault((_key(param.gradient), apart, place), []).append(param)
+    rest: dict[object, list[Used]] = {}
+    buckets: list[Group] = []
+    for (key, apart, _), each in alike.items():
+        if turns := _turns(program, key, each):
+            buckets += _capped(program, key, each, turns)
+        else:
+            rest.setdefault((key, apart), []).extend(each)
+    for each in rest.values():
+        each.sort(key=lambda param: order[param.name])
+        buckets += _capped(program, _key(each[0].gradient), each, 0)
+    return _named(buckets)
+
+
+def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[Group]:
+    """Buckets of the same parameters as these, and the same turns, whatever their bytes are."""
+    used = {param.name: param for param in params}
+    found = ((bucket, [used[name] for name in bucket.params]) for bucket in buckets)
+    groups = ((b, _group(program, _key(each[0].gradient), each, len(b.turns))) for b, each in found)
+    return [evolve(group, name=bucket.name) for bucket, group in groups]
+
+
+def _order(program: Program) -> dict[str, tuple[int, int]]:
+    """Where each parameter stands: in the program's order, those of one product in its order behind the first."""
+    order = {param.name: (i, 0) for i, param in enumerate(program.params)}
+    for names in products(program):
+        order |= {name: (order[names[0]][0], i) for i, name in enumerate(names)}
+    return order
+
+
+def _axes(program: Program, param: Used) -> StateAxes:
+    """What ranks share out of a parameter, by whatever pattern."""
+    return evolve(program.state_of(param.name), of=())
+
+
+def sharing(program: Program, param: str) -> tuple[int, ...]:
+    """The ranks of a pipeline among which a parameter's gradient is summed, if several hold it."""
+    ranks = program.pipeline.ranks_of(param) if program.pipeline else ()
+    return ranks if len(ranks) > 1 else ()
+
+
+def _key(type: Type) -> Key:
+    return Key(type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED), type.dtype)
+
+
+def _turns(program: Program, key: Key, params: list[Used]) -> int:
+    """How many repeats, one in the other, there are around a turn that has a bucket of its own; 0 if none has.
+
+    Stages of a pipeline gather and reduce once a step.
+    """
+    home, state = params[0].home, program.state_of(params[0].name)
+    if not home or not key.reduced or program.pipeline:
+        return 0
+    shared = bool({*state.gradients, *state.parameters} & {*key.reduced})
+    large = sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
+    return len(home.forward) if shared or large else 0
+
+
+def _bytes(program: Program, param: Used, turns: int) -> int:
+    """The gradient's bytes on a rank, of one turn of so many repeats."""
+    sizes = [program.size(dim) for dim in param.gradient.dims[:turns]]
+    return program.elements(param.gradient) // prod(sizes) * ITEM_BYTES[param.gradient.dtype]
+
+
+def _capped(program: Program, key: Key, params: list[Used], turns: int) -> Iterator[Group]:
+    """The parameters, last ones first, in as few buckets as the cap allows."""
+    full: list[list[Used]] = [[]]
+    filled = 0
+    for together in reversed([*_together(program, params)]):
+        size = sum(_bytes(program, param, turns) for param in together)
+        if full[-1] and program.flow.bucket and filled + size > program.flow.bucket:
+            full.append([])
+            filled = 0
+        full[-1][:0] = together
+        filled += size
+    for part in full:
+        yield _group(program, key, part, turns)
+
+
+def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
+    """The parameters, those of one product in one piece."""
+    first = {name: names[0] for names in products(program) for name in names}
+    for _, run in groupby(params, key=lambda param: first.get(param.name, param.name)):
+        yield [*run]
+
+
+def _group(program: Program, key: Key, params: list[Used], turns: int) -> Group:
+    state = program.state_of(params[0].name)
+    shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
+    dims = params[0].gradient.dims[:turns]
+    ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))  # group by group
+    keeps = (not (turns and shards and axes) for axes in (state.parameters, state.gradients))
+    return Group("_".join([*dims, key.name]), key, ordered, dims, shards, *keeps)
+
+
+def _named(groups: list[Group]) -> list[Group]:
+    """Each with a name of its own: `dp`, `dp_2`, …"""
+    seen: dict[str, int] = {}
+    found: list[Group] = []
+    for group in groups:
+        number = seen[group.name] = seen.get(group.name, 0) + 1
+        found.append(evolve(group, name=f"{group.name}_{number}") if number > 1 else group)
+    return found

@@ -1,0 +1,140 @@
+"""Cross entropy in one pass over its logits or, with `logits = chunk`, of their product: none are held.
+
+Of a whole vocabulary that is one op.  Of one that ranks share out, the largest logit, from which they learn the largest
+of all, comes with the sums; these are brought to it afterwards.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from ...config.settings import CHUNK
+from ...ir import Attr, Dim, Op, Stmt, Value
+from ...ops import OPS
+from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
+from ...ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
+from ...ops.loss import CAP, CROSS_ENTROPY, SMOOTHING
+from ...ops.rescaled_loss import REJOINED
+from .context import Known, replaced
+
+Attrs = tuple[tuple[str, Attr], ...]
+
+
+@frozen
+class _Made:
+    """How logits are made: where the ops stand that a loss takes in, what it takes in place of logits, and by what."""
+
+    places: tuple[int, ...]
+    operands: tuple[str, ...]
+    bias: tuple[str, ...] = ()
+    inner: Attrs = ()
+    cap: Attrs = ()
+
+    @property
+    def is_product(self) -> bool:
+        """Whether a product is taken in."""
+        return bool(self.inner)
+
+
+def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
+    """Fuses losses with what makes their logits and serves nothing else."""
+    makers, chunks = _Makers(body, known), known.program.train.logits == CHUNK
+    by: dict[int, Op | None] = {}
+    for at, op in known.ops(body, CROSS_ENTROPY.name):
+        narrow = known.types[op.inputs[0]].dtype == "f16"  # sums of gradients before the loss' factor would overflow
+        if made := makers.of(op.inputs[0], 1, products=chunks and not narrow):
+            by |= dict.fromkeys(made.places, None)
+            by[at] = _whole(made, op)
+    largest = _largest(body, known)
+    for at, op in known.ops(body, "softmax_parts"):
+        first, max_logit = largest.get(op.inputs[1], (0, None))
+        if max_logit and max_logit.inputs == op.inputs[:1] and first not in by:
+            made = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])
+            by |= dict.fromkeys(made.places, None)
+            by[first], by[at] = _in_parts(made, max_logit, op, known)
+    return replaced(body, by)
+
+
+def _largest(body: Sequence[Stmt], known: Known) -> Mapping[str, tuple[int, Op]]:
+    """What makes ranks' own maxima, with its place, by the names of the largest of all."""
+    own = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "max_logit")}
+    coerced = (op for _, op in known.ops(body, "coerce") if op.inputs[0] in own)
+    return {op.outputs[0].name: own[op.inputs[0]] for op in coerced}
+
+
+class _Makers:
+    """The ops of a body that may make logits."""
+
+    def __init__(self, body: Sequence[Stmt], known: Known) -> None:
+        self._known = known
+        self._ops = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "add", "contract", "softcap")}
+
+    def of(self, logits: str, users: int, *, products: bool) -> _Made | None:
+        """How logits are made that so many ops use; None where others use them too, or no such ops make them."""
+        cap = self._only(logits, users, "softcap")
+        if not cap:
+            return self._product(logits, users) if products else None
+        at, op = cap
+        made = (self._product(op.inputs[0], 1) if products else None) or _Made((), op.inputs)
+        return evolve(made, places=(*made.places, at), cap=((CAP.name, op.get("cap")),))
+
+    def _product(self, logits: str, users: int) -> _Made | None:
+        """One of a parameter, to which another one may be added that has the classes alone."""
+        if not (sum_ := self._only(logits, users, "add")):
+            return self._alone(logits, users)
+        (at, op), classes = sum_, self._known.types[logits].dims[-1:]
+        own = {name for name in op.inputs if self._known.types[name].dims == classes} & self._known.parameters.keys()
+        rest = [name for name in op.inputs if name not in own]
+        if len(own) != 1 or len(rest) != 1 or not (made := self._alone(rest[0], 1)):
+            return None
+        return evolve(made, places=(*made.places, at), bias=(*own,))
+
+    def _alone(self, logits: str, users: int) -> _Made | None:
+        """With a parameter of one dim besides those that are contracted."""
+        if not (found := self._only(logits, users, "contract")):
+            return None
+        (at, op), over = found, found[1].names("over")
+        weight = op.inputs[1]
+        if weight not in self._known.parameters or self._known.types[weight].dims[1:] != over:
+            return None
+        return _Made((at,), op.inputs, inner=(("inner", over),))
+
+    def _only(self, logits: str, users: int, kind: str) -> tuple[int, Op] | None:
+        """The op of this kind, with its place, that makes a value for so many uses and no more."""
+        at, op = self._ops.get(logits, (0, None))
+        return (at, op) if op and op.kind == kind and self._known.uses[logits] == users else None
+
+
+def _given(op: Op, *names: str) -> Attrs:
+    return tuple((name, value) for name, value in op.attrs if name in names)
+
+
+def _whole(made: _Made, loss: Op) -> Op:
+    kind = LINEAR_CROSS_ENTROPY.name if made.is_product else loss.kind
+    attrs = (*made.inner, *_given(loss, SMOOTHING.name, "z"), *made.cap)
+    return evolve(loss, kind=kind, inputs=(*made.operands, loss.inputs[1], *made.bias), attrs=attrs)
+
+
+def _in_parts(made: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op]:
+    """The parts of each rank's classes, and what they are in terms of the largest logit of all."""
+    (logits, peak, labels), (m,), (z, t) = parts.inputs, largest.outputs, parts.outputs
+    classes, smoothing = known.types[logits].dims[-1], _given(parts, SMOOTHING.name)
+    shares = _shares(classes, known.types[logits].axes_of(classes), largest, known)
+    kind = (LINEAR_PARTS if made.is_product else LOGIT_PARTS).name
+    inputs, attrs = (*made.operands, labels, *made.bias), (*made.inner, *smoothing, *made.cap, ("as", shares))
+    first = Op(kind, inputs, (), attrs, span=parts.span)
+    own = OPS[kind].infer(known.program_with_dims, [known.types[name] for name in inputs], first)
+    names = (m.name, known.names.fresh(z.name), known.names.fresh(t.name))
+    first = evolve(first, outputs=tuple(map(Value, names, own)))
+    joined = (*smoothing, ("classes", classes))
+    return first, Op(REJOINED.name, (*names, peak, labels), parts.outputs, joined, span=parts.span)
+
+
+def _shares(classes: str, axes: tuple[str, ...], parts: Op, known: Known) -> str:
+    """A dim of one for each rank that has a part of the classes."""
+    name, own = f"{classes}_shares", {dim.name for dim in known.program.dims}
+    while name in own:  # the plan's
+        name += "_"
+    if name not in {dim.name for dim in known.dims}:
+        known.dims.append(Dim(name, known.program.degree(axes), span=parts.span))
+    return name

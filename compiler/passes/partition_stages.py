@@ -1,0 +1,120 @@
+"""Cuts the repeats of a pipeline into stages: how many turns each has, and on which rank.
+
+Purpose: stages as equally dear as turns allow, or those of the plan; what a later stage needs of an earlier one is
+carried by the repeats between (`carries`).
+Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
+"""
+
+from attrs import evolve
+
+from ..analysis.flops import cost
+from ..analysis.stage_schedule import homes
+from ..config.units import counted
+from ..ir import Enter, Op, Pipeline, Program, types, uses
+from ..ir.stages import groups, stages
+from ..schedules.errors import Impossible
+from ..schedules.partition import balanced
+from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from ..syntax.source import Span
+from .thread_carries import carried, reads
+
+MOST_TURNS = 1024
+
+
+def cut_stages(program: Program) -> Program:
+    """The program with its pipeline's stages.  Raises PlanError."""
+    pipeline = program.pipeline
+    if not pipeline:
+        return program
+    total = sum(program.size(dim) for dim in pipeline.dims)
+    placed = _homes(program, pipeline, total)
+    if pipeline.settings.stages is None:
+        turns = _balanced(program, pipeline, len(placed))
+    else:
+        turns = _given(program, pipeline, pipeline.settings.stages, len(placed), total)
+    program = evolve(program, region=carried(program, pipeline))
+    pipeline = evolve(pipeline, homes=placed, turns=turns)
+    return evolve(program, pipeline=evolve(pipeline, held=_held(program, pipeline)))
+
+
+# ---- how many stages there are, and how many turns each has
+
+
+def _homes(program: Program, pipeline: Pipeline, total: int) -> tuple[int, ...]:
+    """The rank of each stage."""
+    order, axis = pipeline.settings.schedule, program.axis(pipeline.axis)
+    if total > MOST_TURNS:
+        help = f"at most {MOST_TURNS:,} are divided into stages; cut a repeat around it"
+        raise _error(f"{total:,} turns are too many", pipeline.settings.spans["schedule"], help=help)
+    _demand_turns(axis.size * (order.chunks or 1), program, pipeline, total)
+    try:
+        placed = homes(pipeline, axis.size)
+    except Impossible as error:
+        span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
+        raise _error(error.why, span, help=error.help) from None
+    _demand_turns(len(placed), program, pipeline, total)
+    return placed
+
+
+def _demand_turns(count: int, program: Program, pipeline: Pipeline, total: int) -> None:
+    """A turn for each stage between the first and the last."""
+    if count <= total + 2:
+        return
+    axis, order = program.axis(pipeline.axis), pipeline.settings.schedule
+    span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
+    label = f"{count // axis.size} on each of {axis.size} ranks" if count % axis.size == 0 else ""
+    help = f"between the first and the last one each stage has a turn: at most {total + 2} stages"
+    why = f"{counted(total, 'turn')} cannot fill {counted(count, 'stage')}"
+    raise _error(why, span, label, (Note(axis.span, "the ranks"),), help)
+
+
+def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
+    """Stages whose forwards are as equally dear as can be; what stands behind a repeat goes with its last turn."""
+    of = types(program)
+    bodies, repeats = groups(pipeline, program.region.body)
+    first, *between, last = (cost(program, body, of).forward for body in bodies)
+    costs: list[int] = []
+    for repeat, behind in zip(repeats, (*between, 0), strict=True):
+        costs += [cost(program, repeat.body, of).forward] * program.size(repeat.dim)
+        costs[-1] += behind
+    return balanced(costs, first, last, count)
+
+
+def _given(program: Program, pipeline: Pipeline, turns: tuple[int, ...], count: int, total: int) -> tuple[int, ...]:
+    """What the plan says, if it can be."""
+    span, axis, kind = pipeline.settings.spans["stages"], pipeline.axis, pipeline.settings.schedule.kind
+    if len(turns) != count:
+        note = Note(program.axis(axis).span, "the ranks")
+        help = f"`{kind}` has {count} stages on the {program.axis(axis).size} ranks of `{axis}`: write as many numbers"
+        raise _error(f"the schedule has {counted(count, 'stage')}, not {len(turns)}", span, "", (note,), help)
+    if sum(turns) != total:
+        sums = f"{' + '.join(map(str, turns))} = {sum(turns)}"
+        notes = tuple(Note(dim.span, counted(dim.size, "turn")) for dim in program.dims if dim.name in pipeline.dims)
+        help = f"{'add' if sum(turns) < total else 'take away'} {abs(total - sum(turns))}"
+        raise _error(f"stages have {counted(sum(turns), 'turn')}, the repeats {total}", span, sums, notes, help)
+    if empty := [stage for stage in range(1, count - 1) if not turns[stage]]:
+        help = "only the first stage and the last have something to do without a turn"
+        raise _error(f"stage {empty[0]} has nothing to do", span, "counted from 0", help=help)
+    return turns
+
+
+def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), help: str = "") -> PlanError:
+    return PlanError([Diagnostic("E0517", why, span, label, notes, help)])
+
+
+# ---- which stages have a parameter
+
+
+def _held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The stages of each parameter that does not come slice by slice to a repeat that is cut."""
+    bodies, repeats = groups(pipeline, program.region.body)
+    params = {op.outputs[0].name: op.inputs[0] for op in bodies[0] if isinstance(op, Op) and op.kind == "leaf"}
+    found: dict[str, set[int]] = {}
+    for number, stage in enumerate(stages(program, pipeline)):
+        own = reads([stmt for group in stage.groups for stmt in bodies[group]])
+        for repeat, turns in zip(repeats, stage.turns, strict=True):
+            slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
+            own |= set(uses(repeat)) - slices if turns else set()
+        for name in own & params.keys():
+            found.setdefault(params[name], set()).add(number)
+    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)

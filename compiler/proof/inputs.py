@@ -1,0 +1,102 @@
+"""What a step begins with: parameters, tokens, labels, documents and draws, the same for every program of a model.
+
+Purpose: global values drawn from a seed, and their parts on the ranks.
+Non-goals: what is done with them.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+from attrs import frozen
+
+from ..ir import MICROBATCHES, Program, base, types, walk
+from ..ops.chunked_logits import class_dims
+from .arithmetic import Numbers
+from .ownership import known
+from .sharded_state import own
+from .simulated_mesh import World
+from .tensors import RANDOM, Array, Tensor
+
+INPUT_DIMS = (MICROBATCHES, "batch", "seq")
+
+
+@frozen
+class Scene:
+    """Global parameters and inputs by name: [trials or 1, *dims]."""
+
+    params: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+
+    def on(self, program: Program, world: World, numbers: Numbers) -> dict[str, Tensor]:
+        """What each rank holds of parameters and inputs."""
+        held = {p.name: (self.params[p.name], p.type) for p in program.params}
+        held |= {arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type) for arg in program.region.args}
+        found = {name: world.spread(everywhere(value, world), type) for name, (value, type) in held.items()}
+        if program.pipeline:
+            found |= {p.name: known(program, world, p.name, found[p.name], numbers) for p in program.params}
+        for bucket in program.buckets:
+            kept = own(program, world, bucket, [found[name] for name in bucket.params], numbers)
+            found |= dict(zip(bucket.params, kept, strict=True))
+        return found
+
+
+def everywhere(value: Tensor, world: World) -> Tensor:
+    """A global value with an axis of size 1 for each axis of the mesh."""
+    trials, *shape = value.array.shape
+    return Tensor(value.dims, value.array.reshape(trials, *(1,) * len(world.axes), *shape), value.degree)
+
+
+def scene(program: Program, numbers: Numbers) -> Scene:
+    """Parameters, tokens, labels, documents and draws of the program's sizes."""
+    sizes = {dim.name: dim.size for dim in program.dims}
+    params: dict[str, Tensor] = {}
+    for param in program.params:
+        dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
+        params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM)
+    rng = np.random.default_rng(list(blake2b(f"{numbers.seed} tokens".encode(), digest_size=16).digest()))
+    shape, vocabulary = (1, *(sizes[dim] for dim in INPUT_DIMS)), _vocabulary(program)
+    inputs = {
+        "tokens": _tokens(rng, shape, vocabulary),
+        "labels": _labels(rng, shape, vocabulary),
+        "documents": _documents(shape),
+        "draws": np.arange(shape[1] * shape[2]).reshape(shape[:3]),
+    }
+    return Scene(params, {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()})
+
+
+def _tokens(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
+    """Each differs from the one before it: among equal ones, where attention looks makes no difference."""
+    return np.cumsum(rng.integers(1, max(vocabulary, 2), shape), axis=-1) % vocabulary
+
+
+def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
+    """None in the first of several sequences nor in the first half of any: ranks have counts of their own, some none.
+
+    The first microbatch has more than the others, so that a mean of means is not the mean; a count is never 1 in all.
+    Each differs from that in its place of the microbatch before: what is made of one is not the loss of the other.
+    """
+    _, microbatches, batch, seq = shape
+    microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
+    skipped = np.minimum(np.where(microbatch == 0, 1, 2), batch - 1)
+    labelled = (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
+    return np.where(labelled, (rng.integers(0, vocabulary, (1, 1, batch, seq)) + microbatch) % vocabulary, -1)
+
+
+def _documents(shape: tuple[int, ...]) -> Array:
+    """The second document of a sequence begins where none of its neighbours' does; one sequence in `seq` has none.
+
+    Where it begins, what has a label is behind it: only so does the loss depend on what is seen before.
+    """
+    _, microbatches, batch, seq = shape
+    microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
+    begin = (microbatch + sequence) % seq
+    return ((position >= begin) & (begin > 0)).astype(int)[None]
+
+
+def _vocabulary(program: Program) -> int:
+    """How many ids every table has a row for, and every loss a class."""
+    found = types(program)
+    ops = list(walk(program.region.body))
+    tables = [found[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
+    classes = [dim for op in ops for dim in class_dims(op, [found[name] for name in op.inputs])]
+    return min(program.valid(dim) for dim in tables + classes)

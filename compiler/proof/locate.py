@@ -1,0 +1,326 @@
+"""Why a step is not the single device's: the first wrong value, on the smallest mesh that shows it.
+
+Purpose: the program is evaluated once more beside itself on one rank; the first value whose parts on the ranks are not
+those of the global value is where it goes wrong, and what the parts are instead says which coercion it lacks.
+Non-goals: repairing it.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+from attrs import evolve, frozen
+
+from ..analysis.bucket_layout import shard_axes
+from ..analysis.certificate import mesh_words
+from ..ir import (
+    INVARIANT,
+    MAXIMUM,
+    PARTIAL,
+    REPLICATED,
+    Op,
+    Placement,
+    Program,
+    Region,
+    Type,
+    base,
+    sharded,
+    types,
+    values,
+    walk,
+)
+from ..ir.placements import COERCIONS
+from ..ops import OPS, TypingError
+from ..syntax.diagnostics import Diagnostic, Note
+from ..syntax.source import Span
+from .interpreter import Machine, ShapeError, Where, differing
+from .pipeline.rows import RowsError, run_rows
+from .prime_field import Field
+from .proof import Case, UnequalError, case_of, compared, unequal
+from .reference import forwards_apart
+from .simulated_mesh import World
+from .small_sizes import resized
+from .tensors import Tensor
+
+TRIALS = 2
+"""Enough to find what is known to be there."""
+
+
+@frozen
+class Found:
+    """The first wrong value, in which iteration, and what its parts are on the axes where they are not as declared."""
+
+    value: str
+    where: Where
+    declared: tuple[tuple[str, Placement], ...]
+    actual: tuple[tuple[str, Placement], ...]
+
+
+class _Stop(Exception):
+    def __init__(self, found: Found) -> None:
+        super().__init__(found)
+        self.found = found
+
+
+def locate(error: UnequalError, program: Program, model: Program) -> Diagnostic:
+    """The diagnostic for a program that is not equal to its model."""
+    case = _smallest(program, model) or error.case
+    numbers = Field(TRIALS, len(program.axes))
+    try:
+        results = compared(case, numbers)
+    except ShapeError as unmade:
+        results = [unmade.value]
+    except RowsError as stop:
+        return _stopped(case, stop)
+    alone = _alone(case)
+    if wrong := unequal(Case(alone, case.model), numbers):
+        return _not_the_model(case, alone, numbers, wrong)
+    found = _first_wrong(case, alone, numbers)
+    return _diagnostic(case, found, results)
+
+
+def _smallest(program: Program, model: Program) -> Case | None:
+    """The smallest mesh on which the step differs, without several stages if it can be."""
+    wide = [axis.name for axis in program.axes if axis.size > 1]
+    wide.sort(key=lambda axis: program.pipeline is not None and axis == program.pipeline.axis)
+    one = {axis.name: 1 for axis in program.axes}
+    for count in range(1, len(wide) + 1):
+        for axes in combinations(wide, count):
+            case = case_of(program, model, one | dict.fromkeys(axes, 2))
+            if unequal(case, Field(TRIALS, len(one))):
+                return case
+    return None
+
+
+def _alone(case: Case) -> Program:
+    """The same program on one rank, where every coercion does nothing; its stages stay where they are."""
+    one = dict.fromkeys(case.mesh, 1) | {axis: case.mesh[axis] for axis in _stages(case)}
+    return resized(case.program, one, {dim.name: dim.size for dim in case.program.dims})
+
+
+def _stages(case: Case) -> list[str]:
+    """The axis of the stages, if there are some on several ranks."""
+    pipeline = case.program.pipeline
+    return [pipeline.axis] if pipeline and case.mesh[pipeline.axis] > 1 else []
+
+
+def _stopped(case: Case, stop: RowsError) -> Diagnostic:
+    """Rows that cannot be done to their end."""
+    pipeline = case.program.pipeline
+    assert pipeline, "verify: rows without a pipeline"
+    span = pipeline.settings.spans.get("schedule", case.program.region.span)
+    message = f"on {mesh_words(case.mesh)} a row of the schedule stops"
+    return Diagnostic("E0701", message, span, notes=(Note(None, str(stop)),))
+
+
+# ---- values that are wrong on several ranks
+
+
+def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
+    start = case.scene(numbers)
+    right: dict[tuple[str, Where], Tensor] = {}
+    world = World.of(alone)
+
+    def note(name: str, where: Where, value: Tensor) -> None:
+        right[name, where] = value
+
+    machine = Machine(alone, world, numbers, note, rows=run_rows)
+    machine.run(start.on(alone, world, numbers))
+    ranks = World.of(case.program)
+    type_of = {value.name: value.type for value in values(case.program.region)}
+    flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
+    partly = {name for bucket in case.program.buckets if shard_axes(case.program, bucket) for name in bucket.params}
+    updated = {v.name for op in walk(case.program.region.body) if op.kind == "update" for v in op.outputs}
+    stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
+
+    def look(name: str, where: Where, value: Tensor) -> None:
+        whole, type = right[name, where], type_of[name]
+        if not where and _stages(case):
+            return  # ranks hold other things of their own
+        if not flat & {*type.dims} and name not in stale and not _is(value, whole, type, ranks, numbers):
+            raise _Stop(_found(case.program, name, where, value, whole, type, ranks, numbers))
+
+    try:
+        Machine(case.program, ranks, numbers, look, rows=run_rows).run(start.on(case.program, ranks, numbers))
+    except _Stop as stop:
+        return stop.found
+    except ShapeError as error:
+        return Found(error.value, (), (), ())
+    return None
+
+
+def _is(value: Tensor, whole: Tensor, type: Type, world: World, numbers: Field) -> bool:
+    """Whether the parts of `value` are those of `whole`, placed as `type`; sums and maxima may be spread anyhow."""
+    if value.array.shape[value.lead :] != world.shape(type):
+        return False
+    for axis, place in type.places:
+        if place in (PARTIAL, MAXIMUM):
+            value = world.coerced(value, [axis], place, INVARIANT, numbers)
+    settled = evolve(type, places=tuple((a, p) for a, p in type.places if p not in (PARTIAL, MAXIMUM)))
+    return not differing(numbers, value, world.spread(whole, settled))
+
+
+def _found(
+    program: Program, name: str, where: Where, value: Tensor, whole: Tensor, type: Type, world: World, numbers: Field
+) -> Found:
+    """What the parts are instead, if they are anything, with the fewest differences from what is declared."""
+    wide = [axis.name for axis in program.axes if axis.size > 1]
+    kinds = [INVARIANT, PARTIAL, MAXIMUM, *(sharded(dim) for dim in type.dims)]
+    declared = tuple((axis, type.at(axis)) for axis in wide)
+    others = [
+        tuple(zip(wide, places, strict=True))
+        for places in product(kinds, repeat=len(wide))
+        if all(program.size(p.dim) % program.axis(a).size == 0 for a, p in zip(wide, places, strict=True) if p.dim)
+    ]
+    for actual in sorted(others, key=lambda actual: sum(a != b for a, b in zip(actual, declared, strict=True))):
+        if _is(value, whole, evolve(type, places=program.places(dict(actual))), world, numbers):
+            apart = [i for i in range(len(wide)) if not _alike(declared[i][1], actual[i][1])]
+            return Found(name, where, tuple(declared[i] for i in apart), tuple(actual[i] for i in apart))
+    return Found(name, where, declared, ())
+
+
+def _alike(declared: Placement, actual: Placement) -> bool:
+    """Whether parts that are the same everywhere are as declared: R and I look alike in memory."""
+    return actual == (INVARIANT if declared == REPLICATED else declared)
+
+
+_HELD = {
+    INVARIANT: "every rank holds the whole value",
+    PARTIAL: "each rank holds a part of a sum that was not done",
+    MAXIMUM: "each rank holds a maximum of its own",
+}
+
+
+def _diagnostic(case: Case, found: Found | None, results: Sequence[str]) -> Diagnostic:
+    mesh = mesh_words({name: size for name, size in case.mesh.items() if size > 1})
+    message = f"on {mesh} the step is not that of a single device"
+    if not found:
+        return Diagnostic("E0701", message, case.program.region.span, notes=(_differing(case, results),))
+    op, phase = _makers(case.program).get(found.value, (None, "step"))
+    lack = _lacking(case.program, op) if op else None
+    notes = [f"the first wrong value is `{found.value}`, in {phase}{iterations(found.where)}"]
+    notes += [_missing(lack)] if lack else [*_apart(found, op)]
+    late = any(result.startswith("gradient of") for result in results) and "loss" not in results
+    if phase == "backward" or (phase == "step" and late):
+        notes.append("wrong only in the gradient: forward and loss are those of a single device")
+    if results == [found.value]:
+        notes.append("no result of the step is reached: shapes do not fit")
+    else:
+        notes.append(_differing(case, results).text)
+    label = _taken(lack) if lack else _label(found)
+    span = op.span if op else case.program.region.span
+    return Diagnostic("E0701", message, span, label, tuple(Note(None, text) for text in notes))
+
+
+@frozen
+class _Lack:
+    """An operand that its op cannot take as it is placed, and how it could."""
+
+    op: Op
+    operand: str
+    axes: tuple[str, ...]
+    held: Placement
+    needed: Placement
+
+
+def _lacking(program: Program, op: Op) -> _Lack | None:
+    """The operand of which another placement would make the op's results what they are declared to be."""
+    all_types = types(program)
+    operands = [all_types[name] for name in op.inputs]
+    if op.kind == "coerce" or _fits(program, op, operands):
+        return None
+    names = [axis.name for axis in program.axes]
+    groups = [axes for count in range(1, len(names) + 1) for axes in combinations(names, count)]
+    for axes, (i, type) in product(groups, enumerate(operands)):
+        for place in (INVARIANT, REPLICATED, PARTIAL, *map(sharded, type.dims)):
+            other = evolve(type, places=program.places(dict(type.places) | dict.fromkeys(axes, place)))
+            if _fits(program, op, [*operands[:i], other, *operands[i + 1 :]]):
+                return _Lack(op, op.inputs[i], axes, type.at(axes[0]), place)
+    return None
+
+
+def _fits(program: Program, op: Op, operands: Sequence[Type]) -> bool:
+    try:
+        return OPS[op.kind].infer(program, operands, op) == tuple(value.type for value in op.outputs)
+    except TypingError:
+        return False
+
+
+def _taken(lack: _Lack) -> str:
+    return f"`{lack.op.kind}` cannot take `{lack.operand}` as {lack.held} on {' × '.join(lack.axes)}"
+
+
+def _missing(lack: _Lack) -> str:
+    entry = COERCIONS.get((lack.held.kind, lack.needed.kind))
+    way = f"{lack.held}→{lack.needed}" + (f" ({entry.function})" if entry else "")
+    return f"a coercion is missing or misplaced: {way} of `{lack.operand}` over {' × '.join(lack.axes)}"
+
+
+def _label(found: Found) -> str:
+    if not found.declared:
+        return f"`{found.value}` has the wrong shape"
+    axis, declared = found.declared[0]
+    if not found.actual:
+        return f"`{found.value}` is {declared} on {axis}, but the ranks hold something else"
+    actual = found.actual[0][1]
+    held = _HELD.get(actual) or f"each rank holds its slice of `{actual.dim}`"
+    return f"`{found.value}` is {declared} on {axis}, but {held}"
+
+
+def _apart(found: Found, op: Op | None) -> Iterator[str]:
+    """What the parts are in place of what is declared, as a coercion that there is or that there should be."""
+    for (axis, declared), (_, actual) in zip(found.declared, found.actual, strict=False):
+        entry = COERCIONS.get((actual.kind, declared.kind))
+        name = f"{actual}→{declared} over {axis}" + (f" ({entry.function})" if entry else "")
+        if op and op.kind == "coerce":
+            yield f"this coercion is extra or of the wrong kind: what leads there is {name}"
+        else:
+            yield f"a coercion is missing, extra or misplaced before this: {name}"
+
+
+def iterations(where: Where) -> str:
+    """For instance `, microbatches 0, layers 1`."""
+    return "".join(f", {dim} {index}" for dim, index in where)
+
+
+def _differing(case: Case, results: Sequence[str]) -> Note:
+    total = 3 + 2 * len(case.program.params)
+    shown = ", ".join(results[:4]) + (", …" if len(results) > 4 else "")
+    return Note(None, f"{len(results)} of {total} results of the step differ: {shown}")
+
+
+def _makers(program: Program) -> dict[str, tuple[Op | None, str]]:
+    """The op that makes each value, None for a region's results, and the part of the step it stands in."""
+    found: dict[str, tuple[Op | None, str]] = {}
+
+    def enter(region: Region, phase: str) -> None:
+        phase = region.kind if region.kind in ("forward", "backward") else phase
+        found.update({value.name: (None, phase) for value in region.results})
+        for stmt in region.body:
+            if isinstance(stmt, Region):
+                enter(stmt, phase)
+            else:
+                found.update({value.name: (stmt, phase) for value in stmt.outputs})
+
+    enter(program.region, "step")
+    return found
+
+
+# ---- programs that are wrong on one rank
+
+
+def _not_the_model(case: Case, alone: Program, numbers: Field, wrong: Sequence[str]) -> Diagnostic:
+    """The step differs from its model without any sharding: in the forward, or in what was made of it."""
+    stages = _stages(case)
+    where = f"on {mesh_words({axis: case.mesh[axis] for axis in stages})} alone" if stages else "even on one rank"
+    apart = forwards_apart(alone, case.single, case.scene(numbers), TRIALS)
+    spans = {value.name: op.span for op in walk(case.program.region.body) for value in op.outputs}
+    span = spans.get(apart[0], case.program.region.span) if apart else _gradient_span(case.program, wrong)
+    what = f"the first wrong value is `{apart[0]}`{iterations(apart[1])}" if apart else "wrong only after the forward"
+    notes = (Note(None, what), _differing(case, wrong))
+    return Diagnostic("E0701", f"{where} the step is not that of the model", span, notes=notes)
+
+
+def _gradient_span(program: Program, wrong: Sequence[str]) -> Span:
+    """Where the first parameter is declared whose gradient is wrong."""
+    named = {f"gradient of {param.name}": param.span for param in program.params}
+    return next((named[result] for result in wrong if result in named), program.region.span)

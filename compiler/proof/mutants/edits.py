@@ -1,0 +1,130 @@
+"""Changes of one place of a program.
+
+Purpose: an op or region exchanged for others that bind the same names, so that nothing else need change.
+Non-goals: legality: a mutant is evaluated as it is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+from attrs import evolve, frozen
+
+from ...ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
+from ...schedules.actions import Schedule
+from ...schedules.dependencies import Cell
+from ...syntax.source import Span
+from ..pipeline.chunk_comms import Move
+
+
+@frozen
+class Mutant:
+    """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan line.
+
+    Or it is right, but what the cell `freed` of its rows takes is gone before, chunks are moved as `moved` says, or
+    evaluation has other rows.
+    """
+
+    family: str
+    what: str
+    line: str
+    program: Program
+    freed: Cell | None = None
+    moved: tuple[Move, ...] | None = None
+    evaluation: Schedule | None = None
+
+
+Edit: TypeAlias = Callable[[Program], Iterator[tuple[str, Span, Program]]]
+"""All mutants of one kind: words, where, and the program."""
+
+
+def replaced(program: Program, old: Stmt, *new: Stmt) -> Program:
+    """The program with `new` in place of the statement `old`."""
+    return evolve(program, region=_within(program.region, old, new))
+
+
+def _within(region: Region, old: Stmt, new: tuple[Stmt, ...]) -> Region:
+    body: list[Stmt] = []
+    for stmt in region.body:
+        if stmt is old:
+            body.extend(new)
+        else:
+            body.append(_within(stmt, old, new) if isinstance(stmt, Region) else stmt)
+    return evolve(region, body=tuple(body))
+
+
+def regions(program: Program, *kinds: str) -> list[Region]:
+    """All regions of some kinds, outer first."""
+    return [region for region in _inside(program.region) if region.kind in kinds]
+
+
+def _inside(region: Region) -> Iterator[Region]:
+    yield region
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            yield from _inside(stmt)
+
+
+def ops(program: Program, kind: str) -> list[Op]:
+    """All ops of a kind."""
+    return [op for op in walk(program.region.body) if op.kind == kind]
+
+
+def wide(program: Program) -> list[str]:
+    """The axes of more than one rank."""
+    return [axis.name for axis in program.axes if axis.size > 1]
+
+
+def renamed(region: Region, names: Mapping[str, str]) -> Region:
+    """The region with its body and its results reading other names."""
+    yields = tuple(evolve(end, name=names.get(end.name, end.name)) for end in region.yields)
+    return evolve(region, body=tuple(_reading(stmt, names) for stmt in region.body), yields=yields)
+
+
+def _reading(stmt: Stmt, names: Mapping[str, str]) -> Stmt:
+    if isinstance(stmt, Op):
+        return evolve(stmt, inputs=tuple(names.get(name, name) for name in stmt.inputs))
+    args = tuple(evolve(arg, source=names.get(arg.source, arg.source)) for arg in stmt.args)
+    return renamed(evolve(stmt, args=args), names)
+
+
+def with_input(op: Op, index: int, name: str) -> Op:
+    """The op reading another value."""
+    return evolve(op, inputs=(*op.inputs[:index], name, *op.inputs[index + 1 :]))
+
+
+def with_attrs(op: Op, **attrs: Attr) -> Op:
+    """The op with other attributes; `source` and `target` are a coercion's ends."""
+    words = {"source": "from", "target": "to"}
+    return evolve(op, attrs=tuple((dict(op.attrs) | {words.get(k, k): v for k, v in attrs.items()}).items()))
+
+
+def instead(op: Op, kind: str, /, **attrs: Attr) -> Op:
+    """An op or fault of another kind that makes the same results of the same operands."""
+    return evolve(op, kind=kind, attrs=tuple(attrs.items()))
+
+
+def then(op: Op, kind: str, /, **attrs: Attr) -> tuple[Op, Op]:
+    """The op, and after it another op or fault that changes its first result before anything reads it."""
+    (value, *rest) = op.outputs
+    own = aside(value)
+    return evolve(op, outputs=(own, *rest)), Op(kind, (own.name,), (value,), tuple(attrs.items()), span=op.span)
+
+
+def before(op: Op, index: int, type: Type, kind: str, /, **attrs: Attr) -> tuple[Op, Op]:
+    """A fault that changes the op's operand `index`, which is of `type`, for it alone; and the op."""
+    own = aside(Value(op.inputs[index], type))
+    fault = Op(kind, (op.inputs[index],), (own,), tuple(attrs.items()), span=op.span)
+    return fault, with_input(op, index, own.name)
+
+
+def with_stack(region: Region, index: int, kind: str) -> tuple[Op, Region]:
+    """A fault that changes the stack of which the region's argument `index` takes slices; and the region."""
+    arg = region.args[index]
+    own = aside(Value(arg.source, arg.value.type.stacked(region.dim)))
+    args = (*region.args[:index], evolve(arg, source=own.name), *region.args[index + 1 :])
+    return Op(kind, (arg.source,), (own,), span=region.span), evolve(region, args=args)
+
+
+def aside(value: Value) -> Value:
+    """The value by a name that no pass gives."""
+    return evolve(value, name=f"{value.name}'")

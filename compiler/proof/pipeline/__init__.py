@@ -1,0 +1,1 @@
+"""The proof of pipelines: each rank runs the actions of its row."""

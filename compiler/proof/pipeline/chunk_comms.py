@@ -1,0 +1,99 @@
+"""What moves around the stages of a rank while it does its row: weights that come and go, gradients that are reduced.
+
+Purpose: between which cells the weights of a chunk are there, and from which on its gradient is what ranks have summed.
+Non-goals: the gathers and reductions themselves, which are ops of the step (`machine`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from ...analysis.bucket_comms import routes
+from ...analysis.stage_buckets import Chunk, chunks, needed
+from ...ir import Op, Program, Region
+from ...schedules.actions import Row
+from ...schedules.dependencies import Cell
+from ..ownership import origins
+
+
+@frozen
+class Move:
+    """Of a chunk of a rank: the cells before which its weights are awaited, its reduction begun, its weights freed.
+
+    None where that does not happen.
+    """
+
+    rank: int
+    chunk: Chunk
+    awaited: int | None
+    begun: int | None
+    freed: int | None
+
+    def has_weights(self, at: int) -> bool:
+        """Whether its weights are there in a cell."""
+        return (self.awaited is None or self.awaited <= at) and (self.freed is None or at < self.freed)
+
+    def is_reduced(self, at: int) -> bool:
+        """Whether in a cell its reduction is under way, or done: what is added is lost."""
+        return self.begun is not None and self.begun <= at
+
+
+def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
+    """Those of all ranks, as they follow from their rows."""
+    of = routes(program)
+    found: list[Move] = []
+    for rank, row in enumerate(rows):
+        for chunk in chunks(program, rank):
+            route, span = of[chunk.bucket], needed(row, chunk)
+            found.append(
+                Move(
+                    rank,
+                    chunk,
+                    awaited=span.begin if route.gather else None,
+                    begun=span.end if route.scatter or route.add else None,
+                    freed=None if route.keeps_weights else span.end,
+                )
+            )
+    return tuple(found)
+
+
+@frozen
+class Names:
+    """What the microbatches call weights and gradients: the parameter of each value that they read or add up."""
+
+    weights: Mapping[str, str]
+    gradients: Mapping[str, str]
+
+
+def names(program: Program, region: Region) -> Names:
+    """Those of the microbatches `region` of a step."""
+    packs = [op for op in program.region.body if isinstance(op, Op) and op.kind == "pack"]
+    of = {name: param for op in packs for name, param in zip(op.inputs, _params(program, op), strict=False)}
+    ends = zip(region.yields, region.results, strict=True)
+    gradients = {end.name: of[result.name] for end, result in ends if result.name in of}
+    return Names(origins(program), gradients)
+
+
+def _params(program: Program, pack: Op) -> tuple[str, ...]:
+    return program.bucket(str(pack.get("bucket"))).params
+
+
+class Moved:
+    """What is there and what is lost, cell by cell."""
+
+    def __init__(self, moves: Sequence[Move], names: Names) -> None:
+        self._moves, self._names = moves, names
+
+    def gone(self, cell: Cell, stage: int) -> set[str]:
+        """The weights of a stage that are not there."""
+        params = self._params(cell, stage, lambda move: not move.has_weights(cell.at))
+        return {name for name, param in self._names.weights.items() if param in params}
+
+    def lost(self, cell: Cell, stage: int) -> set[str]:
+        """The gradients to which a stage adds in vain."""
+        params = self._params(cell, stage, lambda move: move.is_reduced(cell.at))
+        return {name for name, param in self._names.gradients.items() if param in params}
+
+    def _params(self, cell: Cell, stage: int, holds: Callable[[Move], bool]) -> set[str]:
+        own = (move for move in self._moves if move.rank == cell.rank and stage in move.chunk.stages)
+        return {param for move in own if holds(move) for param in move.chunk.params}

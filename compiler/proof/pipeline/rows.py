@@ -1,0 +1,242 @@
+"""Does the rows of a pipeline's schedule: each rank its actions in order, on what it holds and what it is sent.
+
+Purpose: the microbatches of a step as its ranks do them.  What crosses from stage to stage lies in slots of a rank; an
+action takes what it needs, and then it is gone.  A receive waits for nothing, what takes its value does; of two ranks'
+messages the first that is sent is the first that is received.
+So what is not there when it is read is an error, and what is there but wrong comes out in the results.  Weights are
+there from where their gather is awaited to where they are freed; what is added to a gradient that is being reduced is
+lost (`moves`).
+Non-goals: what a stage does (`staged`); time; rows that wait for each other because a send blocks
+(`schedules.rendezvous`).
+"""
+
+from collections import defaultdict, deque
+from typing import TypeAlias
+
+from ...ir import Region, walk
+from ...schedules.actions import Action, Schedule, Work
+from ...schedules.dependencies import Cell
+from ...schedules.p2p_matching import SENDS
+from ..interpreter import Env, Machine, differing
+from ..simulated_mesh import World
+from .chunk_comms import Move, Moved, moves, names
+from .split import shares
+from .stage import Staged, Sums, result
+
+Slot: TypeAlias = tuple[str, int, int]
+"""What lies there, for which stage and which microbatch."""
+
+ENTERING, RETURNING, KEPT, LEFT = "what enters", "the gradient of what leaves", "what `F` keeps", "what `I` leaves"
+
+RECEIVED = {Work.RECEIVE_FORWARD: ENTERING, Work.RECEIVE_BACKWARD: RETURNING}
+
+
+class RowsError(Exception):
+    """Rows that cannot be done; says on which rank, in which cell, and why."""
+
+
+class LossError(RowsError):
+    """Rows of evaluation that make another loss than the step."""
+
+
+def run_rows(
+    machine: Machine,
+    region: Region,
+    outer: Env,
+    freed: Cell | None = None,
+    moved: tuple[Move, ...] | None = None,
+    evaluation: Schedule | None = None,
+) -> Env:
+    """The results of the microbatches `region`.  Raises RowsError.
+
+    Evaluation is done too, as `evaluation` has it, or the forwards of the rows; its loss must be that of the step.
+    What the cell `freed` would take is gone before.  Chunks are moved as their rows say, or as `moved`.
+    """
+    pipeline = machine.program.pipeline
+    assert pipeline, "verify: no pipeline"
+    assert pipeline.schedule, "verify: no rows"
+    for op in walk(region.body):
+        if op.kind == "coerce" and pipeline.axis in op.names("axes"):
+            raise RowsError(f"`{op.outputs[0].name}` is made by all stages at once, which work on other microbatches")
+    worlds: dict[tuple[tuple[str, int], ...], World] = {}
+    stages = [
+        Staged(machine, region, outer, share, rank, worlds)
+        for share, rank in zip(shares(machine.program, pipeline, region), pipeline.homes, strict=True)
+    ]
+    called = names(machine.program, region)
+    chunks = Moved(moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called)
+    rows = _Rows(machine, pipeline.schedule, stages, chunks, freed)
+    rows.run()
+    ends = zip(region.yields, region.results, strict=True)
+    results = {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
+    forwards = evaluation or pipeline.schedule.forwards
+    chunks = Moved(moves(machine.program, forwards.rows), called)
+    _evaluate(_Rows(machine, forwards, stages, chunks, keeps=False), region, results)
+    return results
+
+
+def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
+    """Does the rows of evaluation.  Raises RowsError where what they make is not in the results of the step."""
+    try:
+        forwards.run()
+    except RowsError as error:
+        raise RowsError(f"in evaluation, {error}") from None
+    stages, numbers = forwards.stages, forwards.machine.numbers
+    for end, value in zip(region.yields, region.results, strict=True):
+        if end.name in stages[-1].share.forward.made:
+            loss = result(stages, forwards.sums, end, value.type)
+            if differing(numbers, loss, results[value.name]):
+                raise LossError("in evaluation, the loss is not that of the step")
+
+
+class _Rows:
+    def __init__(
+        self,
+        machine: Machine,
+        schedule: Schedule,
+        stages: list[Staged],
+        moved: Moved,
+        freed: Cell | None = None,
+        keeps: bool = True,
+    ) -> None:
+        self._kept = {Work.FORWARD: KEPT, Work.INPUT: LEFT} if keeps else {}
+        self.machine, self._schedule, self.stages, self._freed = machine, schedule, stages, freed
+        self._moved = moved
+        self._slots: list[dict[Slot, Env]] = [{} for _ in schedule.rows]
+        self._sent = defaultdict[tuple[int, int], deque[Env]](deque)
+        self._awaited = defaultdict[tuple[int, int], deque[Slot]](deque)
+        self._cell = Cell(0, 0)
+        self.sums: Sums = {}
+
+    def run(self) -> None:
+        """Does all rows."""
+        at = [0] * self._schedule.ranks
+        while any(self._advances(rank, at) for rank in range(len(at))):
+            pass
+        for rank, row in enumerate(self._schedule.rows):
+            if at[rank] < len(row):
+                self._cell = Cell(rank, at[rank])
+                raise self._error("nothing is sent that it could take")
+        for (source, target), values in self._sent.items():
+            if values:
+                raise RowsError(f"rank {source} sends rank {target} what that does not receive")
+        for (source, target), slots in self._awaited.items():
+            if slots:
+                raise RowsError(f"rank {target} receives from rank {source} what that does not send")
+
+    def _advances(self, rank: int, at: list[int]) -> bool:
+        """Does what can be done of a row, and says whether that is anything."""
+        row, begin = self._schedule.rows[rank], at[rank]
+        while at[rank] < len(row):
+            self._cell = Cell(rank, at[rank])
+            if not self._done(row[at[rank]]):
+                break
+            at[rank] += 1
+        return at[rank] > begin
+
+    # ---- actions
+
+    def _done(self, action: Action) -> bool:
+        """Does an action, unless it waits for a message."""
+        rank = self._cell.rank
+        if self._home(action.stage) != rank:
+            raise self._error("the rank does not have this stage")
+        if kind := RECEIVED.get(action.work):
+            pair = self._home(_peer(action)), rank
+            self._awaited[pair].append((kind, action.stage, action.microbatch))
+            self._deliver(*pair)
+            return True
+        slots = self._taken(action)
+        if any(slot in awaited for slot in slots for (_, to), awaited in self._awaited.items() if to == rank):
+            return False
+        if self._cell == self._freed:
+            self._slots[rank].pop(slots[0], None)
+        values = [self._take(slot) for slot in slots]
+        if action.work in SENDS:
+            pair = rank, self._home(_peer(action))
+            self._sent[pair].append(values[0])
+            self._deliver(*pair)
+        else:
+            self._compute(action, values)
+        return True
+
+    def _deliver(self, source: int, target: int) -> None:
+        """What is sent goes to what is received, as far as there is both."""
+        sent, awaited = self._sent[source, target], self._awaited[source, target]
+        while sent and awaited:
+            self._put(target, awaited.popleft(), sent.popleft())
+
+    def _taken(self, action: Action) -> list[Slot]:
+        """What an action takes."""
+        stage, work, microbatch = action.stage, action.work, action.microbatch
+        match work:
+            case Work.FORWARD:
+                return [(ENTERING, stage, microbatch)] if stage else []
+            case Work.BACKWARD | Work.INPUT:
+                last = stage + 1 == len(self.stages)
+                return [(KEPT, stage, microbatch), *([] if last else [(RETURNING, stage, microbatch)])]
+            case Work.WEIGHT:
+                return [(LEFT, stage, microbatch)]
+            case _:
+                return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, _peer(action), microbatch)]
+
+    def _home(self, stage: int) -> int:
+        homes = self._schedule.homes
+        if not 0 <= stage < len(homes):
+            raise self._error(f"there is no stage {stage}")
+        return homes[stage]
+
+    def _compute(self, action: Action, taken: list[Env]) -> None:
+        rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch
+        staged, ahead = self.stages[stage], work is Work.FORWARD
+        part = staged.parts[work]
+        begin = staged.given(microbatch) if ahead else taken.pop(0)
+        entering = taken[0].values() if taken else ()
+        gone = self._moved.gone(self._cell, stage)
+        begin = {name: value for name, value in begin.items() if name not in gone}
+        try:
+            env = staged.run(part, begin, entering, microbatch)
+        except KeyError as error:
+            if error.args[0] not in self.machine.types:
+                raise
+            raise self._error(f"`{error.args[0]}` is not there") from None
+        if part.gives:
+            to = (ENTERING, stage + 1, microbatch) if ahead else (RETURNING, stage - 1, microbatch)
+            self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.gives)})
+        if kept := self._kept.get(work):
+            self._put(rank, (kept, stage, microbatch), env)
+        self._add(stage, microbatch, staged.sums(part, env))
+
+    def _add(self, stage: int, microbatch: int, parts: Env) -> None:
+        lost = self._moved.lost(self._cell, stage)
+        for name, part in parts.items():
+            if name not in lost:
+                self.sums.setdefault((stage, name), {})[microbatch] = part
+
+    # ---- slots
+
+    def _take(self, slot: Slot) -> Env:
+        values = self._slots[self._cell.rank].pop(slot, None)
+        if values is None:
+            raise self._error(f"{_words(slot)} is not there")
+        return values
+
+    def _put(self, rank: int, slot: Slot, values: Env) -> None:
+        if slot in self._slots[rank]:
+            raise self._error(f"{_words(slot)} is there already, and nothing has taken it")
+        self._slots[rank][slot] = values
+
+    def _error(self, why: str) -> RowsError:
+        rank, at = self._cell
+        return RowsError(f"rank {rank}, cell {at}, `{self._schedule.rows[rank][at]}`: {why}")
+
+
+def _peer(action: Action) -> int:
+    """The stage at the other end of a message."""
+    ahead = (action.work in SENDS) == (action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD))
+    return action.stage + (1 if ahead else -1)
+
+
+def _words(slot: Slot) -> str:
+    kind, stage, microbatch = slot
+    return f"{kind} of stage {stage}, microbatch {microbatch}"

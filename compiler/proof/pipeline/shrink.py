@@ -1,0 +1,181 @@
+"""A pipeline at small sizes: its stages with few turns each, its rows for few microbatches.
+
+Purpose: on few ranks the same kinds of stages: a first and a last one that have turns if the plan's have, one that has
+more turns than the others, and cuts where as different values cross as at the plan's.  What the step says of ranks by
+their numbers is said of the small pipeline's.
+Non-goals: the sizes themselves (`shapes`).
+"""
+
+from itertools import accumulate, pairwise
+
+from attrs import evolve
+
+from ...analysis import stage_schedule
+from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base, types
+from ...ir.stages import crossing, stages
+from ...schedules.actions import Schedule
+from ...schedules.errors import Impossible
+from ...schedules.p2p import with_messages
+from ...schedules.registry import SCHEDULES
+from ...schedules.rescale import resized
+from ...schedules.timeline import Times
+from ..ownership import readers
+from .split import blocks
+
+
+def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
+    """The rank of each stage on an axis of so many ranks."""
+    return (
+        _rows(pipeline, ranks, microbatches=1).homes if _is_unnamed(pipeline) else stage_schedule.homes(pipeline, ranks)
+    )
+
+
+def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
+    """On two ranks more of them than ranks, on three fewer; more, where the schedule cannot be made for these."""
+    least = 3 if ranks == 2 else 2
+    for count in range(least, least + 2 * ranks + 1):
+        try:
+            _rows(pipeline, ranks, count)
+        except Impossible:
+            continue
+        return count
+    raise AssertionError(f"verify: no schedule {pipeline.settings.schedule.kind} on {ranks} ranks")
+
+
+def few_turns(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, int]:
+    """For each repeat that is cut, as many as its cuts need; on two ranks one more behind the last of them."""
+    begun = [*_begun(program, pipeline, ranks).values()]
+    least = (begun.count(number) + _before(number, ranks) for number in range(len(pipeline.dims)))
+    found = dict(zip(pipeline.dims, least, strict=True))
+    return found | {pipeline.dims[-1]: found[pipeline.dims[-1]] + (ranks == 2)}
+
+
+def covers(program: Program, small: Program) -> bool:
+    """Whether what crosses the cuts of a small program is all that crosses the plan's."""
+    return {*_kinds(program)} <= {*_kinds(small)}
+
+
+def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
+    """What crosses cuts, each list once, and the first repeat in which it does."""
+    assert program.pipeline, "verify: no pipeline"
+    begun = (stage.begins for stage in stages(program, program.pipeline)[1:])
+    found: dict[tuple[Value, ...], int] = {}
+    for number, values in zip(begun, crossing(program, program.pipeline), strict=True):
+        found.setdefault(tuple(evolve(value, name=base(value.name)) for value in values), number)
+    return found
+
+
+def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
+    """For each stage that has turns, but the first that does, the repeat, by number, in which it begins.
+
+    All repeats of which there should be cuts, by turns; where cuts are too few, those in the middle of them.
+    """
+    _, *others = _filled(pipeline, len(homes(pipeline, ranks)))
+    kinds, count = sorted(_kinds(program).values()), len(others)
+    enough = count >= len(kinds)
+    places = (i * len(kinds) // count if enough else (i + 1) * len(kinds) // (count + 1) for i in range(count))
+    return dict(zip(others, (kinds[place] for place in places), strict=True))
+
+
+def _before(number: int, ranks: int) -> int:
+    """Turns of a repeat before its first cut: on two ranks one, on more none, where another repeat is before it."""
+    return int(number == 0 or ranks == 2)
+
+
+def _filled(pipeline: Pipeline, count: int) -> list[int]:
+    """Of so many stages those that have turns; all, if only stages in the middle had and there are none."""
+    ends = (0, *pipeline.turns[:1]), (count - 1, *pipeline.turns[-1:])
+    empty = {stage for stage, *turns in ends if turns == [0]}
+    return [k for k in range(count) if k not in empty] or [*range(count)]
+
+
+def _rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
+    """Those of the schedule's name; where it has none, a part of the plan's own, or these and more."""
+    if _is_unnamed(pipeline):
+        assert pipeline.schedule, "verify: no schedule"
+        return resized(pipeline.schedule, ranks, microbatches)
+    order = pipeline.settings.schedule
+    return SCHEDULES[order.kind](ranks, microbatches, order.chunks)
+
+
+def _is_unnamed(pipeline: Pipeline) -> bool:
+    return pipeline.settings.schedule.kind not in SCHEDULES
+
+
+def shared(pipeline: Pipeline) -> dict[str, str]:
+    """Each parameter that several ranks hold, and the first that the same ranks hold."""
+    ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.held}
+    first: dict[tuple[int, ...], str] = {}
+    return {name: first.setdefault(own, name) for name, own in ranks.items() if len(own) > 1}
+
+
+def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
+    """The step `program` at small sizes, with the stages and rows that its pipeline has at these."""
+    ranks = small.axis(pipeline.axis).size
+    found = evolve(pipeline, homes=homes(pipeline, ranks))
+    found = evolve(found, turns=_turns(small, _begun(program, pipeline, ranks), found))
+    found = evolve(found, settings=evolve(pipeline.settings, stages=found.turns))
+    rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
+    found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
+    found = evolve(found, held=held(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
+    return evolve(small, region=renumbered(small.region, pipeline, evolve(small, pipeline=found)), pipeline=found)
+
+
+def _turns(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[int, ...]:
+    """Of stages that begin in one repeat each has a turn, and the last of them all to where the next one begins."""
+    ranks, sizes = small.axis(pipeline.axis).size, [small.size(dim) for dim in pipeline.dims]
+    ends, filled = [0, *accumulate(sizes)], _filled(pipeline, len(pipeline.homes))
+    cuts: list[int] = []
+    for stage in range(1, len(pipeline.homes)):
+        if stage in begun:
+            number = begun[stage]
+            inside = [other for other in begun if begun[other] == number].index(stage)
+            cuts.append(ends[number] + _before(number, ranks) + inside)
+        else:  # the one before it or it itself has no turns
+            cuts.append(0 if stage in filled else ends[-1])
+    return tuple(after - before for before, after in pairwise([0, *cuts, ends[-1]]))
+
+
+def held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The stages that read each parameter, as forward says it."""
+    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward, _ = blocks(microbatches)
+    return readers(program, pipeline, forward.body)
+
+
+def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:
+    """A step of a pipeline as one of a small program, whose ranks have other numbers."""
+    assert small.pipeline, "verify: no pipeline"
+    numbers = _Numbers(small, pipeline, small.pipeline, types(evolve(small, region=region)))
+    return evolve(region, body=tuple(numbers.of(stmt) if isinstance(stmt, Op) else stmt for stmt in region.body))
+
+
+class _Numbers:
+    """Ops with the numbers of ranks that a small pipeline has; those that are not the pipeline's stay."""
+
+    def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline, types: dict[str, Type]) -> None:
+        self._ranks = len({*pipeline.homes}), len({*small.homes})
+        self._axis = pipeline.axis
+        self._holders = {
+            bucket.dim: (pipeline.ranks_of(bucket.params[0]), small.ranks_of(bucket.params[0]))
+            for bucket in program.buckets
+        }
+        self._types = types
+
+    def of(self, op: Op) -> Op:
+        """The op, of the small pipeline."""
+        if op.kind == "sum_squares":
+            return self._changed(op, "once", op.names("once"))
+        if op.kind == "coerce" and op.names("axes") == (self._axis,):
+            every = tuple(map(str, range(self._ranks[0])))
+            return self._changed(op, "among", op.names("among") or every)
+        return op
+
+    def _changed(self, op: Op, key: str, ranks: tuple[str, ...]) -> Op:
+        dim = next(iter(self._types[op.inputs[0]].dims[-1:]), "")
+        old, new = self._holders.get(dim, ((), ()))
+        if not ranks or ranks != tuple(map(str, old)):
+            return op
+        attrs = tuple((name, value) for name, value in op.attrs if name != key)
+        all_ = key == "among" and len(new) == self._ranks[1]
+        return evolve(op, attrs=attrs if all_ else (*attrs, (key, tuple(map(str, new)))))

@@ -1,0 +1,122 @@
+"""Backward in two parts: what the gradient that is handed on needs, and the gradients of weights alone.
+
+Purpose: what the runtime puts off, weights' gradients of matrix products and embeddings and all that is made of these,
+is taken out of the statements, into statements of its own; what these read, repeats keep for them.
+Non-goals: when each part is done (`schedules`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import evolve, field, frozen
+
+from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, uses
+from .split import Part, made
+
+PUT_OFF = (
+    *("contract", "embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
+    *("linear_parts_dw", "linear_parts_db"),
+)
+
+
+@frozen
+class Halves:
+    """The input part, and the weight part, which goes on with the values of the input part."""
+
+    input: Part
+    weight: Part
+
+
+def halves(part: Part, types: Mapping[str, Type]) -> Halves:
+    """Both parts of a stage's backward."""
+    found = _Split(dict(types)).of(part.body, {*part.gives, *part.crossing}, set())
+    return Halves(evolve(part, body=tuple(found.now)), Part(body=tuple(found.then)))
+
+
+@frozen
+class _Found:
+    """What is done now, what then, and the names that are not there before then."""
+
+    now: list[Stmt] = field(factory=list[Stmt])
+    then: list[Stmt] = field(factory=list[Stmt])
+    late: set[str] = field(factory=set[str])
+
+
+@frozen
+class _Split:
+    """Splits bodies; `types` grows by what repeats are made to keep."""
+
+    types: dict[str, Type]
+
+    def of(self, body: Sequence[Stmt], wanted: Iterable[str], late: Iterable[str]) -> _Found:
+        """The parts of a body of which `wanted` is handed on and `late` is not there before then."""
+        needed = _needed(body, wanted)
+        found = _Found(late={*late})
+        for stmt in body:
+            if isinstance(stmt, Region):
+                self._region(stmt, needed, found)
+            elif found.late & {*stmt.inputs} or (stmt.kind in PUT_OFF and not needed & {*made(stmt)}):
+                found.then.append(stmt)
+                found.late.update(made(stmt))
+            else:
+                found.now.append(stmt)
+        return found
+
+    def _region(self, region: Region, needed: set[str], outer: _Found) -> None:
+        inner = self._inside(region, needed, outer.late)
+        if not inner.then:
+            outer.now.append(region)
+            return
+        kept = self._kept(region, inner)
+        ends = [*zip(region.yields, region.results, strict=True)]
+        now = [(end, value) for end, value in ends if end.name not in inner.late]
+        now += [(Yield(name, Leave.STACK), value) for name, value in kept.items()]
+        args = [arg for arg in region.args if arg.value.name not in inner.late]
+        outer.now.append(_with(region, args, inner.now, now))
+        then = [(end, value) for end, value in ends if end.name in inner.late]
+        args = [arg for arg in region.args if arg.value.name in inner.late or arg.enter is Enter.EACH]
+        args += [Arg(Value(name, self.types[name]), value.name, Enter.EACH) for name, value in kept.items()]
+        outer.then.append(_with(region, args, inner.then, then))
+        outer.late.update(value.name for _, value in then)
+
+    def _inside(self, region: Region, needed: set[str], late: set[str]) -> _Found:
+        """The parts of a repeat's body; what it carries is late if any iteration makes it late."""
+        ends = {value.name: end.name for value, end in zip(region.results, region.yields, strict=True)}
+        wanted = {end for value, end in ends.items() if value in needed}
+        carries = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
+        lasts = [end.name for end in region.yields if end.leave is Leave.LAST]
+        slow = {arg.value.name for arg in region.args if arg.source in late}
+        while True:
+            inner = self.of(region.body, wanted, slow)
+            read = _needed(region.body, wanted)
+            more = {end for name, end in zip(carries, lasts, strict=True) if name in read} - wanted
+            slower = {name for name, end in zip(carries, lasts, strict=True) if end in inner.late} - slow
+            if not more and not slower:
+                return inner
+            wanted, slow = wanted | more, slow | slower
+
+    def _kept(self, region: Region, inner: _Found) -> dict[str, Value]:
+        """The stacks of what the weight part of a repeat's body reads of the input part."""
+        there = {name for stmt in inner.now for name in made(stmt)}
+        there |= {arg.value.name for arg in region.args if arg.enter is Enter.CARRY} - inner.late
+        read = dict.fromkeys(name for stmt in inner.then for name in _read(stmt) if name in there)
+        found = {name: Value(f"{name} kept", self.types[name].stacked(region.dim)) for name in read}
+        self.types.update((value.name, value.type) for value in found.values())
+        return found
+
+
+def _with(region: Region, args: Sequence[Arg], body: Sequence[Stmt], ends: Sequence[tuple[Yield, Value]]) -> Region:
+    yields, results = tuple(end for end, _ in ends), tuple(value for _, value in ends)
+    return evolve(region, args=tuple(args), body=tuple(body), yields=yields, results=results)
+
+
+def _needed(body: Sequence[Stmt], wanted: Iterable[str]) -> set[str]:
+    """All that `wanted` is made of."""
+    found = {*wanted}
+    for stmt in reversed(body):
+        if found & {*made(stmt)}:
+            found.update(_read(stmt))
+    return found
+
+
+def _read(stmt: Stmt) -> Iterable[str]:
+    return stmt.inputs if isinstance(stmt, Op) else uses(stmt)

@@ -1,0 +1,157 @@
+"""A stage of a pipeline on its rank: its turns, what it holds, and what it does of a microbatch.
+
+Purpose: the stage's statements are evaluated as a step of their own, in which the repeats that are cut have only its
+turns, on ranks that are alone along the stages' axis.  `result` puts together what all stages add up.
+Non-goals: in which order (`rows`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ...ir import Enter, Pipeline, Region, Stmt, Type, Yield, uses
+from ...schedules.actions import Work
+from ..interpreter import Env, Machine, Where
+from ..ownership import noise
+from ..simulated_mesh import World
+from ..tensors import RANDOM, Array, Tensor, degree_of
+from .split import Part, Share, free
+from .split_backward import halves
+
+Sums = dict[tuple[int, str], dict[int, Tensor]]
+"""By stage and name, what is made for each microbatch."""
+
+
+@frozen(slots=False)
+class Staged:
+    """One stage; `machine` and `outer` are those of all ranks."""
+
+    machine: Machine
+    region: Region
+    outer: Env
+    share: Share
+    rank: int
+    worlds: dict[tuple[tuple[str, int], ...], World]
+    """Those of all stages."""
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of which it is a stage."""
+        pipeline = self.machine.program.pipeline
+        assert pipeline, "verify: no pipeline"
+        return pipeline
+
+    @cached_property
+    def parts(self) -> Mapping[Work, Part]:
+        """What each action does."""
+        both = halves(self.share.backward, self.machine.types)
+        forward, backward = self.share.forward, self.share.backward
+        return {Work.FORWARD: forward, Work.BACKWARD: backward, Work.INPUT: both.input, Work.WEIGHT: both.weight}
+
+    @cached_property
+    def _alone(self) -> Machine:
+        """All turns, on one rank of the stages' axis."""
+        return evolve(self.machine, world=self._world({}))
+
+    @cached_property
+    def _own(self) -> Machine:
+        """The stage's turns; a turn's place among all is what is told of it."""
+        told, turns = self.machine.watch, self.share.turns
+
+        def watch(name: str, where: Where, value: Tensor) -> None:
+            if not turns.keys() & {*value.dims}:
+                told(name, tuple((dim, turns[dim][i] if dim in turns else i) for dim, i in where), value)
+
+        sizes = {dim: len(own) for dim, own in turns.items()}
+        return evolve(self.machine, world=self._world(sizes), watch=watch)
+
+    def _world(self, sizes: dict[str, int]) -> World:
+        """One rank of the stages' axis, and dims of other sizes; stages of the same sizes share what is known of it."""
+        key, whole = tuple(sizes.items()), self.machine.world
+        if key not in self.worlds:
+            self.worlds[key] = World(whole.axes | {self.pipeline.axis: 1}, whole.dims | sizes)
+        return self.worlds[key]
+
+    @cached_property
+    def _held(self) -> Env:
+        """What the rank has of all that the microbatches read."""
+        return {name: self._here(self.outer[name]) for name in uses(self.region) if name in self.outer}
+
+    @cached_property
+    def _free(self) -> list[Stmt]:
+        return free(self.pipeline, self.region)
+
+    def _here(self, x: Tensor) -> Tensor:
+        at = 1 + list(self.machine.world.axes).index(self.pipeline.axis)
+        if x.array.shape[at] == 1:
+            return x
+        index = (*(slice(None),) * at, slice(self.rank, self.rank + 1))
+        return self.machine.made(("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree))
+
+    def given(self, microbatch: int) -> Env:
+        """What a microbatch begins with."""
+        inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
+        env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
+        env = self._alone.body(self._free, env, ((self.region.dim, microbatch),))
+        return {name: self._turns(value) for name, value in env.items()}
+
+    def _turns(self, x: Tensor) -> Tensor:
+        """Of what repeats that are cut take slices of, the stage's."""
+        turns = self.share.turns.get(x.dims[0]) if x.dims else None
+        if turns is None:
+            return x
+        index = (*(slice(None),) * x.lead, slice(turns.start, turns.stop))
+        how = ("turns", turns.start, turns.stop)
+        return self.machine.made(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
+
+    def run(self, part: Part, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
+        """All that is known when a part is done."""
+        begin = env | dict(zip(part.takes, entering, strict=True))
+        return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
+
+    def sums(self, part: Part, env: Env) -> Env:
+        """What a part makes of the microbatches' results."""
+        made = set(part.made)
+        return {end.name: env[end.name] for end in self.region.yields if end.name in made}
+
+    def place(self, type: Type) -> tuple[slice, ...]:
+        """Where its part of a value of all ranks is."""
+        world, turns = self.machine.world, self.share.turns
+        ranks = (slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None) for axis in world.axes)
+        own = (slice(turns[dim].start, turns[dim].stop) if dim in turns else slice(None) for dim in type.dims)
+        return (slice(None), *ranks, *own)
+
+    @cached_property
+    def makes(self) -> set[str]:
+        """The results of which its microbatches make anything."""
+        return {*self.share.forward.made, *self.share.backward.made}
+
+
+def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
+    """What each rank holds of a result of the microbatches; where it has no part, of the loss 0, else noise."""
+    machine, dim = stages[0].machine, stages[0].region.dim
+    makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
+    parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
+
+    def put_together() -> Tensor:
+        found = _nothing(machine, end.name, type, is_loss=end.name in stages[-1].share.forward.made)
+        for k in makers:
+            found[stages[k].place(type)] = 0
+        for k, part in parts.items():
+            at = stages[k].place(type)
+            found[at] = machine.numbers.total(type.dims, Tensor(type.dims, found[at]), part).array
+        return Tensor(type.dims, found, degree_of([*parts.values()]) | RANDOM)
+
+    return machine.made(("of all ranks", end.name, *parts), [*parts.values()], put_together)
+
+
+def _nothing(machine: Machine, name: str, type: Type, is_loss: bool) -> Array:
+    """What ranks hold that make nothing, to be written to."""
+    world, n = machine.world, machine.numbers
+    shape = world.shape(type)
+    zero = n.constant(np.zeros((*(1,) * (1 + len(world.axes)), *shape), int), type.dims)
+    noisy = zero.array if is_loss else noise(zero, name, n)
+    trials = len(n.random((), name))
+    return np.broadcast_to(noisy, (trials, *world.lead, *shape)).copy()

@@ -1,0 +1,240 @@
+"""Holds the sharded step to the single-device step in a prime field: loss, norm, count, every gradient and update.
+
+Purpose: `prove`: equal, and how sure that is, or the first case in which it is not.
+Non-goals: why it is not (`locate`).
+"""
+
+from math import ceil, log2, prod
+
+from attrs import evolve, frozen
+
+from ..analysis.certificate import Proof, mesh_words, trusted
+from ..ir import Pipeline, Program, Type, walk
+from ..passes import STAGES, passed
+from ..passes.bucket_params import fused_as
+from ..passes.schedule_pipeline import schedule_pipeline
+from ..schedules.check import problems
+from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from .arithmetic import Numbers
+from .inputs import Scene, scene
+from .interpreter import Machine, Outcome, ShapeError, differing
+from .pipeline.rows import RowsError, run_rows
+from .pipeline.shrink import held, homes
+from .prime_field import Field, P, Q
+from .reference import Reference
+from .simulated_mesh import World
+from .small_sizes import Sizes, meshes, resized, small
+
+FIRST, PLACED, FUSED, LAST = STAGES[0], *STAGES[-3:]
+
+BOUND = -50
+"""The logarithm of how probable it may be that unequal steps agree in one case."""
+
+TRIALS = 6
+"""With how many the evaluation begins; if the bound asks for more, it is done again."""
+
+MOST_TRIALS = 128
+"""More are not made: at so high a degree they would hardly help."""
+
+
+@frozen
+class Case:
+    """The step at one choice of small sizes: the sharded program, and a program of the model that it must equal."""
+
+    program: Program
+    model: Program
+
+    @property
+    def mesh(self) -> Sizes:
+        """The axes and their sizes."""
+        return {axis.name: axis.size for axis in self.program.axes}
+
+    @property
+    def single(self) -> Program:
+        """The model with the program's axes, into which its own may have been factored; it lies over none of them."""
+        return evolve(self.model, axes=self.program.axes)
+
+    def scene(self, numbers: Numbers) -> Scene:
+        """What both begin with."""
+        return scene(self.program, numbers)
+
+
+class UnequalError(Exception):
+    """The sharded step is not the single-device step: in `case`, the `results` differ."""
+
+    def __init__(self, case: Case, results: list[str]) -> None:
+        super().__init__(case, results)
+        self.case, self.results = case, results
+
+
+def case_of(program: Program, model: Program, axes: Sizes) -> Case:
+    """Both programs at small sizes on the mesh `axes`; the model's may be axes of which these are factors."""
+    dims = small(program, axes)
+    whole = {a.whole: prod(axes[b.name] for b in program.axes if b.whole == a.whole) for a in program.axes}
+    own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
+    return Case(own, evolve(single, pipeline=_as_far(single.pipeline, own.pipeline)))
+
+
+def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
+    """A small pipeline, as far as another is cut and scheduled."""
+    if not pipeline or not cut:
+        return pipeline
+    if not pipeline.turns:
+        return evolve(pipeline, settings=cut.settings, given=cut.given)
+    return evolve(cut, schedule=pipeline.schedule and cut.schedule)
+
+
+def keeps_sizes(program: Program, model: Program) -> bool:
+    """Whether the program's own sizes, at which nothing is evaluated, and its settings are the model's."""
+    dims = {dim.name: (dim.size, dim.valid) for dim in program.dims}
+    alike = all(dims.get(dim.name) == (dim.size, dim.valid) for dim in model.dims)
+    return (
+        alike
+        and _ranks(program) == _ranks(model)
+        and program.train == model.train
+        and _settings(program) == _settings(model)
+    )
+
+
+def _settings(program: Program) -> tuple[object, ...]:
+    """What a plan says of its stages."""
+    pipeline = program.pipeline
+    return (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else ()
+
+
+def has_its_stages(program: Program) -> bool:
+    """Whether a pipeline at its own sizes, at which nothing is evaluated, holds what it reads and does all its work."""
+    pipeline = program.pipeline
+    if not pipeline:
+        return True
+    assert pipeline.schedule, "verify: no schedule"
+    alike = pipeline.homes == pipeline.schedule.homes == homes(pipeline, program.axis(pipeline.axis).size)
+    return alike and pipeline.held == held(program, pipeline) and not problems(pipeline.schedule)
+
+
+def _ranks(program: Program) -> Sizes:
+    """The sizes of the plan's axes, of whose factors the program may consist."""
+    return {a.whole: prod(b.size for b in program.axes if b.whole == a.whole) for a in program.axes}
+
+
+def compiles_alike(case: Case) -> bool:
+    """Whether the small model, compiled anew, is the program: at these sizes the compiler decides as at the plan's.
+
+    Only which parameters share a bucket goes by their bytes, and is taken as it is.
+    """
+    own, again = case.program, anew(case)
+    return (again.region, again.params, again.buckets) == (own.region, own.params, own.buckets)
+
+
+def anew(case: Case) -> Program:
+    """The small model compiled with the program's buckets, unchecked: it is for comparing with what was checked."""
+    if case.model.stage == LAST:
+        return case.model
+    if case.model.stage == FUSED:
+        return schedule_pipeline(case.model)
+    *_, placed = case.model, *passed(case.model, PLACED)
+    return schedule_pipeline(fused_as(placed, case.program.buckets))
+
+
+def prove(program: Program, model: Program) -> Proof:
+    """Evaluates `program` after the last pass on two small meshes.
+
+    Raises UnequalError; PlanError where too many products of results stand in one another for any bound.
+    `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
+    """
+    assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
+    assert has_its_stages(program), "verify: the stages are not those that the plan's forward has"
+    fields: list[Field] = []
+    trials = TRIALS
+    found = [case_of(program, model, axes) for axes in meshes(program)]
+    for case in found:
+        numbers, unequal = _evaluated(case, trials)
+        if not unequal and error_bound(numbers) > BOUND:
+            trials = _enough(program, numbers)
+            numbers, unequal = _evaluated(case, trials)
+        if unequal:
+            raise UnequalError(case, unequal)
+        assert compiles_alike(case), f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
+        fields.append(numbers)
+    ops = list(walk(program.region.body))
+    return Proof(
+        against="the model before any placement"
+        if model.stage == FIRST
+        else f"the forward in IR text from after `{model.stage}`",
+        meshes=tuple(case.mesh for case in found),
+        prime=P,
+        trials=min(numbers.trials for numbers in fields),
+        bound=ceil(max(map(error_bound, fields))),
+        gradients=len(program.params),
+        parameters=len(program.params),
+        ops=len(ops),
+        kinds=len({op.kind for op in ops}),
+        trusted=trusted(program),
+        stages=program.pipeline.axis if program.pipeline else "",
+    )
+
+
+def _evaluated(case: Case, trials: int) -> tuple[Field, list[str]]:
+    numbers = Field(trials, len(case.program.axes))
+    return numbers, unequal(case, numbers)
+
+
+def _enough(program: Program, numbers: Field) -> int:
+    """The number of trials that the bound asks for.  Raises PlanError where it is not to be had."""
+    share = _share(numbers)
+    trials = ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(share)) if share < 1 else MOST_TRIALS + 1
+    if trials > MOST_TRIALS:
+        note = Note(None, f"values are of degree {numbers.degree.all:,}, with {numbers.inverted:,} inverses")
+        help = "multiply results by one another less often, or compile with --no-verify"
+        message = "the step's values are of too high a degree to be proved equal"
+        raise PlanError([Diagnostic("E0705", message, program.region.span, notes=(note,), help=help)])
+    return trials
+
+
+def error_bound(numbers: Field) -> float:
+    """The logarithm of the probability that what was evaluated is equal although the programs are not."""
+    return log2(1 + numbers.hashed**2 / 2) + numbers.trials * log2(_share(numbers))
+
+
+def _share(numbers: Field) -> float:
+    """The share of a polynomial's points at which it may vanish: its degree, denominators cleared, in Q values.
+
+    Twice that, since exponents may be negative.
+    """
+    return 2 * (numbers.degree.all + numbers.degree.inverses * numbers.inverted) / Q
+
+
+def unequal(case: Case, numbers: Numbers) -> list[str]:
+    """The names of the results that differ; of a value that has the wrong shape, its name; what stops a row."""
+    try:
+        return compared(case, numbers)
+    except ShapeError as error:
+        return [error.value]
+    except RowsError as error:
+        return [str(error)]
+
+
+def compared(case: Case, numbers: Numbers) -> list[str]:
+    """The names of the results that differ.  Raises ShapeError, RowsError where there are none."""
+    start = case.scene(numbers)
+    expected = Reference(case.single, numbers).run(start)
+    world = World.of(case.program)
+    machine = Machine(case.program, world, numbers, rows=run_rows)
+    found = machine.run(start.on(case.program, world, numbers))
+    return differences(case.program, world, numbers, found, expected)
+
+
+def differences(program: Program, world: World, numbers: Numbers, found: Outcome, expected: Outcome) -> list[str]:
+    """The results that differ on any rank from what it should hold of the single device's."""
+    pairs = zip(found.results(), on_ranks(program, world, expected).results(), strict=True)
+    return [name for (name, _, own), (_, _, due) in pairs if differing(numbers, own, due)]
+
+
+def on_ranks(program: Program, world: World, expected: Outcome) -> Outcome:
+    """What ranks should hold of the single device's results."""
+    whole, types = Type("", ()), {p.name: p.type for p in program.params}
+    return Outcome(
+        {name: world.spread(value, whole) for name, value in expected.metrics.items()},
+        {name: world.spread(value, types[name]) for name, value in expected.gradients.items()},
+        {name: world.spread(value, types[name]) for name, value in expected.parameters.items()},
+    )

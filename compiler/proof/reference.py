@@ -1,0 +1,219 @@
+"""The single-device step: forward of the whole batch at once, backward along a tape, clipping, update.
+
+Purpose: what a sharded step must equal.  It knows neither placements nor microbatches, and differentiates by itself:
+each op by the gradients that its meaning states, not by the adjoints that the compiler writes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from attrs import Factory, field, frozen
+
+from ..ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
+from .arithmetic import Numbers
+from .inputs import Scene, everywhere
+from .interpreter import Outcome, Watch, Where, differing
+from .prime_field import Field
+from .semantics import MEANINGS, Call
+from .semantics import step as meaning
+from .simulated_mesh import World
+from .tensors import RANDOM, Dims, Tensor
+
+Env = dict[str, Tensor]
+Back: TypeAlias = "Callable[[list[Tensor]], Sequence[Tensor | None]]"
+
+RENAMES = ("coerce", "cast", "leaf")
+"""What changes a value's placement or element type, and nothing on a single device."""
+
+
+@frozen
+class Model:
+    """The forward of a program, before or after it became a step."""
+
+    setup: tuple[Stmt, ...]
+    body: tuple[Stmt, ...]
+    inputs: tuple[Arg, ...]
+    loss: str
+
+    @classmethod
+    def of(cls, program: Program) -> "Model":
+        """The model's statements, its inputs, and the name of its loss."""
+        region = program.region
+        if region.kind == "model":
+            return cls((), region.body, region.args, region.yields[0].name)
+        (inner,) = (stmt for stmt in region.body if isinstance(stmt, Region))
+        (forward,) = (stmt for stmt in inner.body if isinstance(stmt, Region) and stmt.kind == "forward")
+        setup = region.body[: region.body.index(inner)]
+        return cls(setup, forward.body, inner.args, inner.yields[0].name)
+
+
+@frozen
+class _Taped:
+    """An application: its results, its operands, and how gradients go from those to these."""
+
+    results: list[Tensor]
+    operands: list[Tensor]
+    back: Back
+
+
+def _unwatched(name: str, where: Where, value: Tensor) -> None:
+    pass
+
+
+def _one_rank(reference: "Reference") -> World:
+    """All microbatches are one batch."""
+    sizes = {dim.name: dim.size for dim in reference.program.dims}
+    batch = sizes["batch"] * sizes[MICROBATCHES]
+    return World({axis.name: 1 for axis in reference.program.axes}, sizes | {"batch": batch})
+
+
+def _types_of(reference: "Reference") -> dict[str, Type]:
+    return types(reference.program)
+
+
+@frozen
+class Reference:
+    """One evaluation.  `watch` is told every value of the forward."""
+
+    program: Program
+    numbers: Numbers
+    watch: Watch = _unwatched
+    world: World = field(default=Factory(_one_rank, takes_self=True), init=False)
+    _types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True), init=False)
+    _tape: list[_Taped] = field(factory=list[_Taped], init=False)
+
+    def run(self, scene: Scene) -> Outcome:
+        """The outcome of the step."""
+        model, n = Model.of(self.program), self.numbers
+        params = {name: everywhere(value, self.world) for name, value in scene.params.items()}
+        params = {p.name: Tensor(p.type.dims, params[p.name].onto(p.type.dims), RANDOM) for p in self.program.params}
+        inputs = {name: everywhere(_batched(value), self.world) for name, value in scene.inputs.items()}
+        given = {a.value.name: inputs[a.value.name.split(".")[0]] for a in model.inputs}
+        env = self._body(model.setup, params, (), only=RENAMES)
+        env = self._body(model.body, env | given, ())
+        count = meaning.count_valid(inputs["labels"])
+        share = meaning.reciprocal(n, count)
+        found = self._backward(env[model.loss], share)
+        grads = {name: found.get(id(param)) or self._zero(param) for name, param in params.items()}
+        norm = meaning.norm(n, [meaning.squares(n, [grad]) for grad in grads.values()])
+        scale = meaning.clipping(n, norm, self.program.train.optimizer.clip)
+        updated = {
+            name: meaning.updated(self.program, n, name, param, grads[name], scale, count)
+            for name, param in params.items()
+        }
+        loss = n.product((), env[model.loss], share)
+        return Outcome({"loss": loss, "norm": norm, "count": count}, grads, updated)
+
+    # ---- forward
+
+    def _body(self, body: tuple[Stmt, ...], outer: Env, where: Where, only: tuple[str, ...] = ()) -> Env:
+        env = dict(outer)
+        for stmt in body:
+            if isinstance(stmt, Region):
+                made = self._repeat(stmt, env, where)
+            elif stmt.kind == "unpack":
+                made = self._unpacked(stmt, env, where)
+            elif stmt.kind in RENAMES and stmt.inputs[0] not in env:
+                continue  # of flat buffers, in whose place the parameters themselves are taken
+            elif only and stmt.kind not in only:
+                continue
+            else:
+                made = self._op(stmt, env)
+            for name, value in made.items():
+                self.watch(name, where, value)
+            env |= made
+        return env
+
+    def _op(self, op: Op, env: Env) -> Env:
+        args = [env[name] for name in op.inputs]
+        if op.kind in RENAMES:
+            return {op.outputs[0].name: args[0]}
+        entry = MEANINGS[op.kind]
+        call = Call(self.program, self.world, self.numbers, op, args, [self._types[name] for name in op.inputs])
+        results = entry.value(call)
+        gradients = entry.gradients
+        assert gradients, f"verify: {op.kind} stands in a forward and has no gradients"
+        self._tape.append(_Taped(results, args, lambda grads: gradients(call, grads)))
+        return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
+
+    def _unpacked(self, op: Op, env: Env, where: Where) -> Env:
+        """The parameters of a bucket, or their slices in a turn that has a bucket of its own."""
+        bucket, made = self.program.bucket(str(op.get("bucket"))), dict[str, Tensor]()
+        for value, param in zip(op.outputs, bucket.params, strict=True):
+            made[value.name] = env[param]
+            for _, index in where[: len(bucket.turns)]:
+                made[value.name] = self._slice(made[value.name], index)
+        return made
+
+    def _repeat(self, region: Region, outer: Env, where: Where) -> Env:
+        carried = {arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY}
+        each = [arg for arg in region.args if arg.enter is Enter.EACH and arg.source in outer]
+        ends = [end.name for end in region.yields if end.leave is Leave.LAST]  # stacks are for a step's own backward
+        inner: Env = {}
+        for i in range(self.world.dims[region.dim]):
+            slices = {arg.value.name: self._slice(outer[arg.source], i) for arg in each}
+            inner = self._body(region.body, outer | slices | carried, (*where, (region.dim, i)))
+            carried = dict(zip(carried, (inner[end] for end in ends), strict=True))
+        return {value.name: inner[end] for value, end in zip(region.results, ends, strict=False)}
+
+    def _slice(self, x: Tensor, index: int) -> Tensor:
+        piece = x.at(index)
+        self._tape.append(_Taped([piece], [x], lambda grads: [_placed(grads[0], x, index)]))
+        return piece
+
+    # ---- backward
+
+    def _backward(self, loss: Tensor, seed: Tensor) -> dict[int, Tensor]:
+        """The gradients of everything on the tape, by identity."""
+        grads: dict[int, Tensor] = {id(loss): seed}
+        for taped in reversed(self._tape):
+            own = [grads.get(id(result)) for result in taped.results]
+            if not any(own):
+                continue
+            filled = [grad or self._zero(result) for grad, result in zip(own, taped.results, strict=True)]
+            for operand, grad in zip(taped.operands, taped.back(filled), strict=True):
+                if grad:
+                    before = grads.get(id(operand))
+                    grads[id(operand)] = self.numbers.total(operand.dims, before, grad) if before else grad
+        return grads
+
+    def _zero(self, x: Tensor) -> Tensor:
+        return Tensor(x.dims, np.zeros_like(x.array))
+
+
+def forwards_apart(first: Program, second: Program, start: Scene, trials: int) -> tuple[str, Where] | None:
+    """The first value of the forward, by name and iteration, at which two models part; None where there is none."""
+    seen: dict[tuple[str, Where], Tensor] = {}
+    apart: list[tuple[str, Where]] = []
+
+    def look(name: str, where: Where, value: Tensor) -> None:
+        other = seen.get((name, where))
+        if other and {*other.dims} == {*value.dims} and differing(numbers, bare(other, value.dims), bare(value)):
+            apart.append((name, where))
+
+    numbers = Field(trials, len(first.axes))
+    Reference(first, numbers, lambda name, where, value: seen.__setitem__((name, where), value)).run(start)
+    numbers = Field(trials, len(second.axes))
+    Reference(second, numbers, look).run(start)
+    return apart[0] if apart else None
+
+
+def bare(value: Tensor, dims: Dims | None = None) -> Tensor:
+    """A value on one rank, without the axes of the mesh and with its dims in the order of `dims`."""
+    dims = dims or value.dims
+    array = value.onto(dims)
+    return Tensor(dims, array.reshape(len(array), *array.shape[array.ndim - len(dims) :]), value.degree)
+
+
+def _batched(value: Tensor) -> Tensor:
+    """[1, microbatches, batch, …] as [1, microbatches · batch, …]."""
+    trials, _, _, *rest = value.array.shape
+    return Tensor(value.dims[1:], value.array.reshape(trials, -1, *rest))
+
+
+def _placed(grad: Tensor, x: Tensor, index: int) -> Tensor:
+    """The gradient of one slice along the first dim, zero in the others."""
+    array = np.zeros((*grad.array.shape[: x.lead], *x.array.shape[x.lead :]), grad.array.dtype)
+    array[(slice(None),) * x.lead + (index,)] = grad.array
+    return Tensor(x.dims, array, grad.degree)

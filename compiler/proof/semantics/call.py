@@ -1,0 +1,64 @@
+"""What a meaning is given: an op with its operands on all ranks."""
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from ...ir import Attr, Op, Program, Type
+from ...ops import OPS
+from ..arithmetic import Numbers
+from ..simulated_mesh import World
+from ..tensors import Array, Dims, Tensor
+
+
+@frozen
+class Call:
+    """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in."""
+
+    program: Program
+    world: World
+    numbers: Numbers
+    op: Op
+    args: Sequence[Tensor]
+    types: Sequence[Type]
+
+    @property
+    def dims(self) -> Dims:
+        """The dims of the first result."""
+        return self.op.outputs[0].type.dims
+
+    def get(self, key: str) -> Attr:
+        """The attribute `key`, given or by default."""
+        return OPS[self.op.kind].get(self.op, key)
+
+    def number(self, key: str) -> float:
+        """The attribute `key`, a number."""
+        value = self.get(key)
+        assert isinstance(value, int | float), f"verify: {self.op.kind}: {key} is no number"
+        return float(value)
+
+    def indices(self, operand: int, dim: str) -> Array:
+        """The global indices along `dim` of what each rank holds of an operand: [1, *mesh axes, n]."""
+        return self.world.indices(self.types[operand], dim)
+
+    def hot(self, ids: int, operand: int, dim: str) -> Tensor:
+        """One where the index along `dim` of an operand is the id, else zero: the dims of the ids, then `dim`."""
+        labels = self.args[ids]
+        dims = (*labels.dims, dim)
+        index = Tensor((dim,), self.indices(operand, dim))
+        return self.numbers.constant((labels.onto(dims) == index.onto(dims)).astype(int), dims)
+
+
+Value = Callable[[Call], list[Tensor]]
+Gradients = Callable[[Call, list[Tensor]], list[Tensor | None]]
+
+
+@frozen
+class Meaning:
+    """What an op computes; and, of ops of the forward, the gradients of operands from those of the results.
+
+    The gradients are for the single-device step; a sharded step computes them with ops of its own.
+    """
+
+    value: Value
+    gradients: Gradients | None = None

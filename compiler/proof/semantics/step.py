@@ -1,0 +1,144 @@
+"""What a step does around forward and backward."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from ...config.settings import Optimizer
+from ...ir import Bucket, Program
+from ..arithmetic import Numbers
+from ..sharded_state import counted, own, packed, padded, parts
+from ..tensors import RANDOM, Tensor
+from .call import Call, Meaning
+
+
+def count_valid(labels: Tensor) -> Tensor:
+    """The number of labels that are not negative, an integer."""
+    return Tensor((), (labels.array >= 0).sum(axis=tuple(range(labels.lead, labels.array.ndim))))
+
+
+def reciprocal(n: Numbers, count: Tensor) -> Tensor:
+    """1 / max(count, 1)."""
+    return n.inverse(n.constant(np.maximum(count.array, 1)))
+
+
+def squares(n: Numbers, values: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of all elements."""
+    return n.total((), *(n.product((), x, x) for x in values))
+
+
+def _squares(c: Call) -> list[Tensor]:
+    """Of what a rank holds; of what several ranks of a pipeline hold alike, on the first of them alone."""
+    if "stages" not in dict(c.op.attrs):
+        return [squares(c.numbers, c.args)]
+    buckets = [next(b for b in c.program.buckets if b.dim in x.dims) for x in c.args]
+    once = [int(rank) for rank in c.op.names("once")[:1]]
+    masks = [counted(c.program, c.world, bucket, once, c.numbers) for bucket in buckets]
+    own = [c.numbers.product(x.dims, x, mask) for x, mask in zip(c.args, masks, strict=True)]
+    return [squares(c.numbers, own)]
+
+
+def norm(n: Numbers, parts: Sequence[Tensor]) -> Tensor:
+    """The root of a sum."""
+    return n.function("root", n.total((), *parts))
+
+
+def loss_scale(n: Numbers, axes: int) -> Tensor:
+    """Any number; that it is 0 is as probable as any other."""
+    return Tensor((), n.random((1,) * axes, "loss scale"), RANDOM)
+
+
+def unscaled(n: Numbers, x: Tensor, scale: Tensor, times: int = 1) -> Tensor:
+    """x / scale, so many times."""
+    return n.product(x.dims, x, *[n.inverse(scale)] * times)
+
+
+def unscaled_norm(n: Numbers, scale: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """The root of a sum, divided by a scale: the root of what the sum is without its square."""
+    return n.function("root", unscaled(n, n.total((), *parts), scale, times=2))
+
+
+def clipping(n: Numbers, norm: Tensor, most: object) -> Tensor:
+    """min(1, most / norm); 1 where most is 0."""
+    return n.function("clip", norm, constants=(most,)) if most else n.ratio(1, 1)
+
+
+def updated(
+    program: Program, n: Numbers, name: str, param: Tensor, grad: Tensor, scale: Tensor, count: Tensor
+) -> Tensor:
+    """The optimizer's step on one parameter: a function of each element alone; nothing where no label counted."""
+    scaled = n.product(param.dims, grad, scale)
+    moved = n.function("update", param, scaled, constants=(name, *_settings(program.train.optimizer, name)))
+    there = count.onto(param.dims) > 0
+    return Tensor(param.dims, np.where(there, moved.array, param.array), moved.degree | param.degree)
+
+
+def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
+    """What the optimizer does to the parameter `name`; its averages are functions of the same element's gradients."""
+    own = next((g for g in optimizer.groups if any(fnmatchcase(name, p) for p in g.params)), None)
+    decay, scale = (own.weight_decay, own.lr_scale) if own else (optimizer.weight_decay, 1.0)
+    o, s = optimizer, optimizer.schedule
+    return (o.kind, o.lr, o.betas, o.eps, o.momentum, s.kind, s.warmup, s.floor, decay, scale)
+
+
+def _same(c: Call) -> list[Tensor]:
+    return [c.args[0]]
+
+
+def _bucket(c: Call) -> Bucket | None:
+    """The bucket that an op names."""
+    name = dict(c.op.attrs).get("bucket")
+    return c.program.bucket(str(name)) if name else None
+
+
+def _named(c: Call) -> Bucket:
+    return c.program.bucket(str(c.get("bucket")))
+
+
+def _pack(c: Call) -> list[Tensor]:
+    return [packed(c.program, _named(c), c.args)]
+
+
+def _unpack(c: Call) -> list[Tensor]:
+    return parts(c.program, c.world, _named(c), c.args[0])
+
+
+def unpacked(c: Call) -> list[Tensor]:
+    """The gradients of an update, one for each of its parameters; zero for what the rank does not update."""
+    grad, bucket = c.args[0], _bucket(c)
+    return parts(c.program, c.world, bucket, padded(c.program, c.world, bucket, grad, c.numbers)) if bucket else [grad]
+
+
+def _update(c: Call) -> list[Tensor]:
+    (scale, count), bucket = c.args[1:3], _bucket(c)
+    each = zip(c.op.inputs[3:], c.args[3:], unpacked(c), strict=True)
+    moved = [updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each]
+    return own(c.program, c.world, bucket, moved, c.numbers) if bucket else moved
+
+
+def _zeros(c: Call) -> list[Tensor]:
+    """Alike on all ranks."""
+    shape = (1, *(1 for _ in c.world.axes), *c.world.shape(c.op.outputs[0].type))
+    return [c.numbers.constant(np.zeros(shape, int), c.dims)]
+
+
+MEANINGS = {
+    "begin": Meaning(lambda c: []),
+    "cast": Meaning(_same, lambda c, grads: [grads[0]]),
+    "clip_scale": Meaning(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
+    "count_valid": Meaning(lambda c: [count_valid(c.args[0])]),
+    "grad_norm": Meaning(lambda c: [norm(c.numbers, c.args)]),
+    "if_finite": Meaning(_same),  # every number of a field is
+    "leaf": Meaning(_same, lambda c, grads: [grads[0]]),
+    "leaf_grad": Meaning(_same),
+    "loss_scale": Meaning(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
+    "pack": Meaning(_pack),
+    "reciprocal": Meaning(lambda c: [reciprocal(c.numbers, c.args[0])]),
+    "sum_squares": Meaning(_squares),
+    "unpack": Meaning(_unpack),
+    "unscaled": Meaning(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
+    "unscaled_norm": Meaning(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
+    "update": Meaning(_update),
+    "zeros": Meaning(_zeros),
+}

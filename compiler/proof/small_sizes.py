@@ -1,0 +1,191 @@
+"""Sizes that are small and tell dims and axes apart, for evaluating a program.
+
+Purpose: the program at other sizes: names, ops and placements are untouched, so whatever they say is evaluated.
+Non-goals: choosing placements.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from math import lcm, prod
+
+from attrs import evolve
+
+from ..analysis.bucket_layout import layout_of, shard_axes
+from ..config.settings import Cluster
+from ..ir import MICROBATCHES, Bucket, Claim, Dim, Op, Program, Region, Stmt, types, walk
+from ..ops import OPS
+from ..ops.attention import ROPES, SEQUENCE, head_dims
+from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
+from .pipeline.shrink import covers, few_microbatches, few_turns, recut, shared
+
+Sizes = dict[str, int]
+
+TURNS = {1: (2, 2, 3, 3), 2: (2, 2, 1, 1), 3: (1, 2, 2, 3)}
+"""How often loops turn, by the size of the mesh's first axis: microbatches, and three repeats by turns.
+
+On both meshes together no two of them turn alike, so that one is not another; and seldom, for they multiply.
+"""
+
+
+def meshes(program: Program) -> list[Sizes]:
+    """Two meshes in which every axis is once 2 and once 3; an axis of size 1 stays, for it has rules of its own.
+
+    A pipeline's may be 4 or more.
+    """
+    wide = [axis.name for axis in program.axes if axis.size > 1]
+    pairs = [(2, 3) if i % 2 == 0 else (3, 2) for i in range(len(wide))]
+    one = {axis.name: 1 for axis in program.axes}
+    both = [one | {name: pair[k] for name, pair in zip(wide, pairs, strict=True)} for k in (0, 1)]
+    return [_with_holders(program, axes) for axes in (both if wide else both[:1])]
+
+
+def _with_holders(program: Program, axes: Sizes) -> Sizes:
+    """With more ranks of a pipeline, where so few do not share parameters as the plan's ranks do, or, if they are more
+    than two, do not hand on all that crosses the plan's cuts.
+    """
+    pipeline = program.pipeline
+    if not pipeline:
+        return axes
+    few = axes[pipeline.axis]
+    for ranks in range(few, max(4, program.axis(pipeline.axis).size) + 1):
+        found = axes | {pipeline.axis: ranks}
+        cut = resized(program, found, small(program, found))
+        if cut.pipeline and shared(cut.pipeline) == shared(pipeline) and (ranks == 2 or covers(program, cut)):
+            return found
+    return axes | {pipeline.axis: program.axis(pipeline.axis).size}
+
+
+def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
+    """The program at other sizes."""
+    ranks = prod(axes[claim.axis] for claim in program.claims if claim.dim == "batch")
+    batch, global_batch = dims["batch"] // ranks, dims["batch"] * dims[MICROBATCHES]
+    flat = {bucket.dim for bucket in program.buckets}
+    small = evolve(
+        program,
+        axes=tuple(evolve(axis, size=axes[axis.name]) for axis in program.axes),
+        dims=tuple(dim if dim.name in flat else _with_size(dim, dims[dim.name]) for dim in program.dims),
+        train=evolve(program.train, seq=dims["seq"], microbatch=batch, global_batch=global_batch),
+        cluster=Cluster(),  # the plan's machines are for its own mesh
+    )
+    sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
+    small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
+    return recut(small, program, program.pipeline) if program.pipeline and program.pipeline.schedule else small
+
+
+def _with_size(dim: Dim, size: int) -> Dim:
+    """The dim at another size; what had padding has one of it."""
+    return evolve(dim, size=size, valid=size - 1 if dim.valid < dim.size else size)
+
+
+def _flat(program: Program, bucket: Bucket) -> int:
+    """The size of a bucket over all ranks that hold a part of it."""
+    split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in shard_axes(program, bucket)]
+    return layout_of(program, bucket).size * program.degree(tuple(split))
+
+
+def small(program: Program, axes: Sizes) -> Sizes:
+    """Sizes of all dims at which the axes divide them and, as far as can be, no two are the same."""
+    return _Sizes(program, axes).chosen()
+
+
+class _Sizes:
+    def __init__(self, program: Program, axes: Sizes) -> None:
+        self._program, self._axes = program, axes
+        self._claims: dict[str, list[Claim]] = {}
+        for claim in program.claims:
+            self._claims.setdefault(claim.dim, []).append(claim)
+        self._flat = {bucket.dim for bucket in program.buckets}
+        self._loops = [*dict.fromkeys((MICROBATCHES, *_loops(program.region.body)))]
+        found = types(program)
+        ops = list(walk(program.region.body))
+        attended = [op for op in ops if op.kind == "attention"]
+        self._groups: dict[str, set[str]] = {}
+        for heads, few in (head_dims(found[op.inputs[0]], found[op.inputs[1]]) for op in attended):
+            if heads != few:
+                self._groups.setdefault(heads, set()).add(few)
+        joins = [OPS[op.kind].joins([found[name] for name in op.inputs], op) for op in ops]
+        self._parts = {dim: parts for each in joins for dim, parts in each.items()}
+        self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind in ROPES}
+        self._even |= {part for dim in self._even for part in self._parts.get(dim, ())}
+        self._turned = {found[op.inputs[0]].dims[-1]: _turned(op) for op in ops if op.kind in ROPES}
+        self._shares = _shares(ops)
+        self._sizes: Sizes = {}
+
+    def chosen(self) -> Sizes:
+        dims = [dim for dim in self._program.dims if dim.name not in self._flat]
+        for dim in sorted(dims, key=self._turn):
+            self._sizes[dim.name] = self._size(dim)
+        return self._sizes
+
+    def _turn(self, dim: Dim) -> tuple[int, int]:
+        """Tokens first, for they multiply everything; query heads after the key/value heads of which they are more,
+        and what is joined after its parts."""
+        later = 4 if dim.name in self._parts else 3 if dim.name in self._groups else 2
+        turn = 0 if dim.name == "batch" else 1 if dim.name == "seq" else later
+        return turn, dim.size if turn > 2 else 0
+
+    def _turns(self, loop: str) -> int:
+        """How often a loop turns; where stages are cut, often enough for their turns and rows."""
+        first = next((size for size in self._axes.values() if size > 1), 1)
+        few, pipeline = TURNS[min(first, 3)][self._loops.index(loop) % 4], self._program.pipeline
+        if not pipeline or not pipeline.schedule:
+            return few
+        if loop == MICROBATCHES:
+            return few_microbatches(pipeline, self._axes[pipeline.axis])
+        return max(few, few_turns(self._program, pipeline, self._axes[pipeline.axis]).get(loop, 0))
+
+    def _is_apart(self, few: str) -> bool:
+        """Whether key/value heads lie over other axes than query heads that use them."""
+        users = [heads for heads, all_few in self._groups.items() if few in all_few]
+        return any(self._axes_of(heads) != self._axes_of(few) for heads in users)
+
+    def _axes_of(self, dim: str) -> list[str]:
+        return [claim.axis for claim in self._claims.get(dim, []) if claim.split]
+
+    def _size(self, dim: Dim) -> int:
+        claims = self._claims.get(dim.name, [])
+        unit = prod(self._axes[claim.axis] for claim in claims if claim.split)
+        if self._program.pipeline and dim.name in self._program.pipeline.dims:
+            return self._turns(dim.name)
+        if dim.name in self._shares:
+            return prod(self._axes[axis] for axis in self._shares[dim.name])
+        if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
+            return unit  # few heads: as many as the factors that they fill, one on each rank
+        if parts := self._parts.get(dim.name):
+            return sum(self._sizes[part] for part in parts)
+        if dim.name in self._loops:
+            return self._turns(dim.name)
+        if few := self._groups.get(dim.name):
+            return lcm(unit, *(self._sizes[each] * (2 if dim.size > self._program.size(each) else 1) for each in few))
+        unit = lcm(unit, 2) if dim.name in self._even else unit
+        unit = 2 * unit if dim.valid < dim.size else unit  # so that no rank holds padding alone
+        taken = {size for name, size in self._sizes.items() if name not in self._loops}
+        alone = dim.name == SEQUENCE and self._sizes["batch"] == 1
+        least = 3 if alone else 2 + self._turned.get(dim.name, 0)  # two of three tokens have labels, one has none
+        return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
+
+
+def made(program: Program) -> set[str]:
+    """The dims that no model has: the flat ones of buckets, and those of what each rank has one of."""
+    return {bucket.dim for bucket in program.buckets} | _shares(list(walk(program.region.body))).keys()
+
+
+def _loops(body: tuple[Stmt, ...]) -> Iterator[str]:
+    """The dims of all loops, outer first."""
+    for region in (stmt for stmt in body if isinstance(stmt, Region)):
+        yield from [region.dim] if region.dim else []
+        yield from _loops(region.body)
+
+
+def _shares(ops: list[Op]) -> dict[str, tuple[str, ...]]:
+    """The dims of which each rank has one, and over which axes."""
+    parted = [op for op in ops if op.kind in (LINEAR_PARTS.name, LOGIT_PARTS.name)]
+    pairs = ((str(op.get("as")), op.outputs[1].type) for op in parted)
+    return {dim: type.axes_of(dim) for dim, type in pairs}
+
+
+def _turned(op: Op) -> int:
+    """How many of the last dim's elements `rope` turns, if not all; more than these there must be."""
+    few = OPS[op.kind].get(op, "dims")
+    assert isinstance(few, int | float), "verify: rope: dims is no number"
+    return int(few)

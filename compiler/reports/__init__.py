@@ -1,0 +1,1 @@
+"""Summaries, explanations, warnings and drawings of a program, for people."""

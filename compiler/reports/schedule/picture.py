@@ -1,0 +1,115 @@
+"""What is drawn: a schedule in time, and the words that all drawings of it share.
+
+Non-goals: any one form of drawing.
+"""
+
+from collections.abc import Iterator
+from itertools import count, takewhile
+from math import floor, log10
+
+from attrs import frozen
+
+from ...schedules.actions import Action, Schedule, Work
+from ...schedules.simulate import simulate
+from ...schedules.timeline import Slot, Timeline, Times
+
+MARK = "Written by scalec schedule"
+"""Stands in the opening lines of every file that has room for it."""
+
+_UNLIKE = 50
+"""How many times as long as an action another may be, for both to have labels."""
+
+WORDS = {
+    Work.FORWARD: "forward",
+    Work.BACKWARD: "backward",
+    Work.INPUT: "input part of backward",
+    Work.WEIGHT: "weight part of backward",
+}
+"""What the letters stand for."""
+
+
+@frozen
+class Picture:
+    """A schedule, without messages, and when its actions happen."""
+
+    title: str
+    kind: str
+    """The schedule's name."""
+    schedule: Schedule
+    times: Times
+    timeline: Timeline
+    chunks: tuple[int, ...]
+    """Of each stage, its place among those of its rank."""
+
+    @property
+    def depth(self) -> int:
+        """The largest number of stages on a rank."""
+        return max(self.chunks) + 1
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """What is done at all, in the order of `WORDS`."""
+        done = {action.work for _, _, action in self.schedule.cells()}
+        return tuple(work for work in WORDS if work in done)
+
+    @property
+    def slots(self) -> Iterator[Slot]:
+        """All actions in time, rank by rank."""
+        return (slot for row in self.timeline.slots for slot in row)
+
+    @property
+    def shortest(self) -> float:
+        """How long the shortest action takes that a drawing to scale has room to label."""
+        lasting = [slot.end - slot.start for slot in self.slots]
+        return min(time for time in lasting if time * _UNLIKE >= max(lasting))
+
+    @property
+    def subtitle(self) -> str:
+        """The times, and what they come to."""
+        return f"{_times(self.times)}: {number(self.timeline.total)} in all, bubble {share(self.timeline.bubble)}"
+
+    def stages_of(self, chunk: int) -> str:
+        """The stages of a chunk on all ranks, for instance `stages 4–7`."""
+        stages = [stage for stage, each in enumerate(self.chunks) if each == chunk]
+        first, last = stages[0], stages[-1]
+        if len(stages) == 1:
+            return f"stage {first}"
+        in_a_row = last - first + 1 == len(stages)
+        return f"stages {first}–{last}" if in_a_row else f"stages {', '.join(map(str, stages))}"
+
+
+def picture(title: str, kind: str, schedule: Schedule, times: Times) -> Picture:
+    """The picture of a schedule, with messages or without."""
+    rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
+    bare = Schedule(schedule.homes, schedule.microbatches, rows)
+    chunks = tuple(schedule.stages_of(home).index(stage) for stage, home in enumerate(schedule.homes))
+    return Picture(title, kind, bare, times, simulate(bare, times), chunks)
+
+
+def label(action: Action) -> str:
+    """An action where its stage is told by other means, for instance `F12`."""
+    return f"{action.work.value}{action.microbatch}"
+
+
+def number(value: float) -> str:
+    """A time, rounded to nine digits: sums of floats are not exact."""
+    return f"{value:.9g}"
+
+
+def share(value: float) -> str:
+    """A part of the whole, for instance `27.3%`."""
+    return f"{value:.1%}"
+
+
+def ticks(until: float, apart: float) -> Iterator[float]:
+    """The times to write on an axis: round ones, at least `apart`."""
+    power = 10 ** floor(log10(apart))
+    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= apart)
+    return takewhile(lambda time: time <= until, (turn * step for turn in count()))
+
+
+def _times(times: Times) -> str:
+    """As `--times` takes them, wherever they are the same for all stages; else from the least to the most."""
+    parts = {"f": times.forward, "b": times.input, "w": times.weight, "comm": (times.send,)}
+    ends = {name: dict.fromkeys((min(values), max(values))) for name, values in parts.items()}
+    return ", ".join(f"{name}={'–'.join(map(number, values))}" for name, values in ends.items())

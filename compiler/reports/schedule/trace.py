@@ -1,0 +1,70 @@
+"""A schedule as a trace that Perfetto and chrome://tracing show: a track for each rank, an arrow for each message.
+
+Purpose: the Trace Event Format.  A unit of time is shown as a millisecond.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from ...schedules.dependencies import made_by, needs
+from ...schedules.timeline import Slot
+from .picture import MARK, WORDS, Picture
+
+_UNIT = 1000
+"""Microseconds, in which the format counts."""
+
+Event = dict[str, Any]
+
+
+def trace(picture: Picture) -> str:
+    """The text of the file, an event in each line."""
+    events = ",\n".join(json.dumps(event) for event in (*_tracks(picture), *_actions(picture), *_messages(picture)))
+    about = json.dumps({"about": f"{picture.title}; {picture.subtitle}", "origin": MARK})
+    return f'{{"otherData": {about},\n"displayTimeUnit": "ms",\n"traceEvents": [\n{events}\n]}}\n'
+
+
+def _tracks(picture: Picture) -> Iterator[Event]:
+    yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": picture.title}}
+    for rank in range(picture.schedule.ranks):
+        yield {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
+        yield {"ph": "M", "pid": 0, "tid": rank, "name": "thread_sort_index", "args": {"sort_index": rank}}
+
+
+def _actions(picture: Picture) -> Iterator[Event]:
+    for rank, row in enumerate(picture.timeline.slots):
+        for slot in row:
+            action = slot.action
+            yield {
+                "ph": "X",
+                "pid": 0,
+                "tid": rank,
+                "ts": _time(slot.start),
+                "dur": round(_time(slot.end) - _time(slot.start), 3),
+                "name": str(action),
+                "cat": WORDS[action.work],
+                "args": {"stage": action.stage, "microbatch": action.microbatch},
+            }
+
+
+def _messages(picture: Picture) -> Iterator[Event]:
+    """From within what makes a value to where what waits for it begins, wherever another rank has that."""
+    homes, numbers = picture.schedule.homes, count()
+    makers = {value: slot for slot in picture.slots if (value := made_by(slot.action))}
+    for slot in picture.slots:
+        for value in needs(slot.action, len(homes)):
+            if homes[value.stage] != homes[slot.action.stage]:
+                name = "gradient" if value.gradient else "activation"
+                arrow: Event = {"pid": 0, "cat": "message", "name": name, "id": next(numbers)}
+                yield {"ph": "s", **arrow, **_end(makers[value], homes)}
+                yield {"ph": "f", "bp": "e", **arrow, **_end(slot, homes)}
+
+
+def _end(slot: Slot, homes: tuple[int, ...]) -> Event:
+    return {"tid": homes[slot.action.stage], "ts": _time(slot.start)}
+
+
+def _time(value: float) -> float:
+    """To the nanosecond."""
+    return round(value * _UNIT, 3)

@@ -1,0 +1,144 @@
+"""What the user is told of a compiled plan: its size, what it communicates, and the command that starts it.
+
+Non-goals: reading the IR (`account`), writing files (`emit.output`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from shlex import quote
+
+from attrs import frozen
+
+from ..analysis.collective import Collective
+from ..analysis.communication import collectives, parameter_count, places
+from ..analysis.kernel_tiles import chip
+from ..config.settings import TRITON
+from ..config.units import amount, counted
+from ..ir import Program, walk
+from ..ir.stages import forward
+from ..ops.fused import FUSED
+
+
+@frozen
+class Launch:
+    """How many machines a program runs on, and ranks on each."""
+
+    nodes: int
+    ranks_per_node: int
+
+    def options(self) -> tuple[str, ...]:
+        """torchrun's options; of several machines, `$HEAD` is the one where the others meet."""
+        ranks = f"--nproc-per-node={self.ranks_per_node}"
+        if self.nodes == 1:
+            return "--standalone", ranks
+        return f"--nnodes={self.nodes}", ranks, "--rdzv-backend=c10d", "--rdzv-endpoint=$HEAD:29500"
+
+    def command(self, script: Path) -> str:
+        """The line for a shell that starts `script`."""
+        return " ".join(("torchrun", *self.options(), quote(str(script))))
+
+
+def launch(program: Program) -> Launch:
+    """How `program` is started."""
+    nodes = program.cluster.nodes
+    return Launch(nodes, ranks(program) // nodes)
+
+
+def ranks(program: Program) -> int:
+    """The number of ranks of the whole mesh."""
+    return program.degree(tuple(axis.name for axis in program.axes))
+
+
+def headline(program: Program) -> str:
+    """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`."""
+    where = f"{counted(ranks(program), 'rank')}, {_mesh(program)}" if ranks(program) > 1 else "one rank"
+    return f"{program.name}: {counted(parameter_count(program), 'parameter')} on {where}"
+
+
+def tokens(program: Program) -> str:
+    """For instance `4,194,304 tokens a step`."""
+    return f"{program.train.global_batch * program.train.seq:,} tokens a step"
+
+
+def _mesh(program: Program) -> str:
+    """The axes as the plan names them, those that were factored with their factors."""
+    axes: list[str] = []
+    for whole in dict.fromkeys(axis.whole for axis in program.axes):
+        factors = _factors(program, whole)
+        parts = " x ".join(f"{name} {program.axis(name).size}" for name in factors)
+        axes.append(parts if factors == [whole] else f"{whole} {program.degree(tuple(factors))} ({parts})")
+    return " x ".join(axes)
+
+
+def _factors(program: Program, whole: str) -> list[str]:
+    return [axis.name for axis in program.axes if axis.whole == whole]
+
+
+def communication(program: Program) -> str:
+    """A table of the collectives of one step by kind and axes, with calls and bytes of one rank.
+
+    Of a pipeline one for each rank of its axis, those together that are alike.
+    """
+    alike: dict[tuple[Row, ...], list[int]] = {}
+    for rank in places(program):
+        alike.setdefault(tuple(_communication(program, rank)), []).append(rank)
+    if not any(alike):
+        return "no communication"
+    axis = program.pipeline.axis if program.pipeline else ""
+    heads = [
+        f"per step and rank {_numbers(ranks)} of {axis}" if axis else "per rank and step" for ranks in alike.values()
+    ]
+    rows = [[(head, "axis", "ranks", "calls", "input"), *rows] for head, rows in zip(heads, alike, strict=True)]
+    lines = table([row for each in rows for row in each])
+    return "\n\n".join("\n".join(next(lines) for _ in each) for each in rows)
+
+
+def kernels(program: Program) -> str:
+    """Whose kernels a program calls, and what is fused, with the plan's lines; "" where they are torch's."""
+    if program.train.kernels != TRITON:
+        return ""
+    places: dict[str, dict[str, None]] = {}
+    for op in walk(forward(program).body):
+        if op.kind in FUSED:
+            places.setdefault(op.kind, {})[f"{PurePath(op.span.path).name}:{op.span.line}"] = None
+    fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))
+    return f"kernels: Triton's, with tiles for {chip(program)}" + (f"\nfused: {fused}" if fused else "")
+
+
+Row = tuple[str, str, str, str, str]
+
+
+def _communication(program: Program, rank: int) -> list[Row]:
+    totals: dict[tuple[str, str, int], list[int]] = {}
+    for each in collectives(program, rank):
+        kind = f"{each.op} (max)" if each.maximum else each.op
+        total = totals.setdefault((kind, axes_of(program, each), each.ranks), [0, 0])
+        total[0] += each.count
+        total[1] += each.count * each.bytes
+    rows = [(kind, axes, f"{ranks:,}", f"{n:,}", amount(size)) for (kind, axes, ranks), (n, size) in totals.items()]
+    return sorted(rows)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """For instance `0`, or `1, 2`, or `1 … 14`."""
+    if len(ranks) > 2 and [*ranks] == [*range(ranks[0], ranks[-1] + 1)]:
+        return f"{ranks[0]} … {ranks[-1]}"
+    return ", ".join(map(str, ranks))
+
+
+def axes_of(program: Program, collective: Collective) -> str:
+    """The axes of the mesh as the plan names them, wherever all factors of an axis take part."""
+    names: list[str] = []
+    for whole in dict.fromkeys(program.axis(name).whole for name in collective.axes):
+        factors = _factors(program, whole)
+        taking = [name for name in factors if name in collective.axes]
+        names += [whole] if taking == factors else taking
+    return " x ".join(names)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with the first two columns flush left and the others, which are numbers, flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        yield "  ".join(cells)

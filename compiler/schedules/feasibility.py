@@ -1,0 +1,157 @@
+"""How far the stages of a schedule in the making are, and what of each rank's room that takes.
+
+Purpose: which work has room, now and on its way to the end.  Non-goals: when it begins (`progress`).
+"""
+
+from functools import cached_property
+from math import isinf
+
+from attrs import define, frozen
+
+from .actions import Work
+from .activation_memory import Room, always_handed
+
+
+@frozen(slots=False)
+class Places:
+    """Where stages are, and how much their ranks may hold."""
+
+    homes: tuple[int, ...]
+    room: Room
+
+    @cached_property
+    def stages_of(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each rank."""
+        ranks = range(len(self.room.most))
+        return tuple(tuple(stage for stage, home in enumerate(self.homes) if home == rank) for rank in ranks)
+
+    @cached_property
+    def always(self) -> tuple[float, ...]:
+        """What each rank needs room for whatever it does: of values that stages hand to each other."""
+        ranks = range(len(self.room.most))
+        return tuple(always_handed(self.homes, rank, self.room.keeps) for rank in ranks)
+
+    @cached_property
+    def is_bound(self) -> tuple[bool, ...]:
+        """For each stage, whether its work takes room of a rank that may not hold any amount."""
+        return tuple(any(not isinf(self.room.most[rank]) for rank in self._touched(s)) for s in range(len(self.homes)))
+
+    def _touched(self, stage: int) -> set[int]:
+        return {*self.homes[max(stage - 1, 0) : stage + 2]} if self.room.keeps.handed else {self.homes[stage]}
+
+
+@define
+class Filling:
+    """How many microbatches have been through each stage, forward and backward, and what ranks hold."""
+
+    places: Places
+    forwards: list[int]
+    backwards: list[int]
+    held: list[float]
+    """With what ranks always need room for; it has the first gradient that a stage is given."""
+
+    @classmethod
+    def begin(cls, places: Places) -> "Filling":
+        """Nothing is done."""
+        stages = len(places.homes)
+        return cls(places, [0] * stages, [0] * stages, [*places.always])
+
+    def copy(self) -> "Filling":
+        """One that goes on by itself."""
+        return Filling(self.places, self.forwards.copy(), self.backwards.copy(), self.held.copy())
+
+    def do(self, stage: int, work: Work) -> None:
+        """Takes note of work of a stage."""
+        homes, keeps = self.places.homes, self.places.room.keeps
+        rank = homes[stage]
+        match work:
+            case Work.FORWARD:
+                self.forwards[stage] += 1
+                self.held[rank] += keeps.input[stage] - keeps.entering(stage)
+                if stage + 1 < len(homes):
+                    self.held[homes[stage + 1]] += keeps.entering(stage + 1)
+            case Work.WEIGHT:
+                self.held[rank] -= keeps.weight[stage]
+            case _:
+                self.held[rank] -= keeps.input[stage]
+                self.held[rank] += keeps.weight[stage] if work is Work.INPUT else 0
+                self.held[rank] -= keeps.entering(stage + 1) if self._given(stage) > 1 else 0
+                self.backwards[stage] += 1
+                if stage and self._given(stage - 1) > 1:
+                    self.held[homes[stage - 1]] += keeps.entering(stage)
+
+    def takes(self, stage: int, work: Work) -> bool:
+        """Whether work takes of room that is bound: then what it leaves to others may matter.
+
+        A gradient that is handed on is not counted: what it goes with frees more.
+        """
+        keeps = self.places.room.keeps
+        raises = work is Work.INPUT and keeps.weight[stage] > keeps.input[stage]
+        return self.places.is_bound[stage] and (raises or work is Work.FORWARD)
+
+    def allows(self, stage: int, work: Work) -> bool:
+        """Whether work has room, and what must follow it still has."""
+        if not self.places.is_bound[stage]:
+            return True
+        match work:
+            case Work.FORWARD:
+                return self._allows_forward(stage)
+            case Work.WEIGHT:
+                return True
+            case _:
+                return self._allows_backward(stage, work)
+
+    def _allows_forward(self, stage: int) -> bool:
+        """Its own rank holds more, and that of the next stage what it is given."""
+        homes, keeps = self.places.homes, self.places.room.keeps
+        rank = homes[stage]
+        if not self._goes_on(rank, stage, keeps.input[stage] - keeps.entering(stage)):
+            return False
+        target = homes[min(stage + 1, len(homes) - 1)]
+        return target == rank or not keeps.handed or self._goes_on(target, stage, keeps.entering(stage + 1))
+
+    def _goes_on(self, rank: int, stage: int, more: float) -> bool:
+        """Whether a rank can hold so much more when a stage has done one more forward, and then still all that comes
+        before any backward frees it.
+
+        A microbatch's backward comes after its forwards on all stages, and microbatches keep their order; so what is
+        held of one and of those behind it is held until it has been through the rank's other stages.
+        """
+        places, most = self.places, self.places.room.most[rank]
+        if self.held[rank] + more > most:
+            return False
+        keeps, stages = places.room.keeps, places.stages_of[rank]
+        done = self.forwards
+        firsts = {done[s] + (s == stage) for s in stages}
+        for first in firsts:
+            if first > done[stage]:
+                continue
+            needs = places.always[rank]
+            for s in stages:
+                f = done[s] + (s == stage)
+                needs += keeps.input[s] * (f - max(first, self.backwards[s]) if f > first else 1)
+                if keeps.handed and s:
+                    needs += keeps.entering(s) * max(done[s - 1] + (s - 1 == stage) - max(f, first + 1), 0)
+            if needs > most:
+                return False
+        return True
+
+    def _allows_backward(self, stage: int, work: Work) -> bool:
+        """What is put off may hold more than the whole; and the stage before is given a gradient.
+
+        For its first one it has always room: so of all backwards that can be done that of the foremost stage has.
+        """
+        places = self.places
+        keeps, most = places.room.keeps, places.room.most
+        rank = places.homes[stage]
+        more = keeps.weight[stage] - keeps.input[stage] if work is Work.INPUT else 0
+        if more > 0 and self.held[rank] + more > most[rank]:
+            return False
+        if not stage or not keeps.handed or self._given(stage - 1) < 1:
+            return True
+        before = places.homes[stage - 1]
+        return self.held[before] + keeps.entering(stage) <= most[before]
+
+    def _given(self, stage: int) -> int:
+        """How many gradients a stage has that it has not taken yet; the last one is given none."""
+        return self.backwards[stage + 1] - self.backwards[stage] if stage + 1 < len(self.backwards) else 0

@@ -1,0 +1,151 @@
+"""A schedule made for given times and memory: `schedule = auto(memory = …)`.
+
+Purpose: the best of all that is known: the schedules with names, rows made by rules, and a search.  Non-goals: where
+stages may lie (`orders.placements`) and what they cost (`cost`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from math import inf
+
+from attrs import evolve, frozen
+
+from .actions import Action, Row, Schedule, Work
+from .activation_memory import Room, least
+from .beam_search import Bound, searched
+from .errors import Impossible
+from .p2p import with_messages
+from .partial_schedule import Progress, Task
+from .priorities import followed, rules
+from .registry import SCHEDULES
+from .simulate import simulate
+from .timeline import Times
+
+RULED = 200_000  # cells that rules may write: a few seconds
+SEARCHED = 6_000  # orders that the search may go on from
+
+
+@frozen
+class _Found:
+    """A schedule, and how long it takes."""
+
+    total: float
+    schedule: Schedule
+    task: Task
+
+    @classmethod
+    def of(cls, made: Progress) -> "_Found":
+        """One that was made cell by cell."""
+        return cls(max(made.free), made.schedule(), made.task)
+
+
+def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room, splits: bool = True) -> Schedule:
+    """The fastest schedule found of stages that have these homes."""
+    return fastest([Task(homes, microbatches, times, room)], splits)
+
+
+def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
+    """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
+
+    The tasks differ in where stages lie.  It is no slower than any schedule with a name that has the homes of one of
+    them and keeps to its room.  Where backward cannot be split, without `splits`, it is one of those.  `Impossible` if
+    one microbatch alone is too much for a rank.
+    """
+    for task in tasks:
+        _demand_room(task)
+    named = [it for task in tasks for it in _named(task) if splits or not it.schedule.splits]
+    best = _first(named) or _one_by_one(tasks[0])
+    if splits and best.total > min(Bound.of(task)(Progress.begin(task)) for task in tasks):
+        best = _improved(tasks, best)
+    return _joined(best.schedule, best.task.times) if best.schedule.splits else best.schedule
+
+
+def _improved(tasks: Sequence[Task], best: _Found) -> _Found:
+    """The fastest of the best with a name and of what is made without one."""
+    best = _first([best, *(it for task in tasks for it in _ruled(task, len(tasks)))]) or best
+    for task in tasks:
+        best = _searched(task, best, len(tasks)) or best
+    return best
+
+
+def _demand_room(task: Task) -> None:
+    for rank, most in enumerate(task.room.most):
+        if (needs := least(task.homes, rank, task.room.keeps)) > most:
+            raise Impossible(
+                f"rank {rank} holds {needs:g} for one microbatch before any backward, and may hold {most:g}",
+                "give it more memory, or fewer layers to its stages",
+            )
+
+
+def _named(task: Task) -> Iterator[_Found]:
+    """Those with names that have these homes, and room for what is kept."""
+    kept = evolve(task.room, keeps=evolve(task.room.keeps, handed=0, cuts=()))
+    for maker in SCHEDULES.values():
+        try:
+            schedule = maker(task.ranks, task.microbatches, len(task.homes) // task.ranks)
+        except Impossible:
+            continue
+        if schedule.homes == task.homes and kept.holds(schedule):
+            yield _Found(simulate(schedule, task.times).total, schedule, task)
+
+
+def _ruled(task: Task, tasks: int) -> Iterator[_Found]:
+    """Those that rules make, fewer where there are several tasks."""
+    count = max(1, RULED // task.cells // tasks)
+    return (_Found.of(followed(rule, task)) for rule in islice(rules(task), count))
+
+
+def _searched(task: Task, best: _Found, tasks: int) -> _Found | None:
+    """What a search finds that is faster than the best so far."""
+    width = SEARCHED // task.cells // tasks
+    made = searched(task, best.total, width, lambda it: _fits(it.schedule(), task)) if width else None
+    return _Found.of(made) if made else None
+
+
+def _first(found: Iterable[_Found]) -> _Found | None:
+    """The fastest that fits, of several one that does not split backward."""
+    ordered = sorted(found, key=lambda it: (it.total, it.schedule.splits))
+    return next((it for it in ordered if _fits(it.schedule, it.task)), None)
+
+
+def _fits(schedule: Schedule, task: Task) -> bool:
+    """Whether messages have room too, which depends on when they begin: nobody puts them off for want of it."""
+    return not task.room.keeps.handed or task.room.holds(with_messages(schedule, task.times))
+
+
+def _one_by_one(task: Task) -> _Found:
+    """Each microbatch when the one before is done: what always has room."""
+    there, back = range(task.stages), reversed(range(task.stages))
+    order = [*((stage, Work.FORWARD) for stage in there), *((stage, Work.BACKWARD) for stage in back)]
+    rows = (
+        tuple(Action(s, work, m) for m in range(task.microbatches) for s, work in order if task.homes[s] == rank)
+        for rank in range(task.ranks)
+    )
+    schedule = Schedule(task.homes, task.microbatches, tuple(rows))
+    return _Found(simulate(schedule, task.times).total, schedule, task)
+
+
+def _joined(schedule: Schedule, times: Times) -> Schedule:
+    """The same with backward in one wherever nobody waits for its first part alone: nothing begins later."""
+    timeline = simulate(schedule, times)
+    backwards = (slot for row in timeline.slots for slot in row if slot.action.work in (Work.INPUT, Work.BACKWARD))
+    begins = {(slot.action.stage, slot.action.microbatch): slot.start for slot in backwards}
+
+    def needed(action: Action) -> float:
+        """When the stage before begins with what an action's stage makes for it; a message must arrive till then."""
+        before = max(action.stage - 1, 0)
+        late = times.send if schedule.homes[before] != schedule.homes[action.stage] else 0
+        return begins[before, action.microbatch] - late if action.stage else inf
+
+    rows: list[Row] = []
+    for row in timeline.slots:
+        cells: list[Action] = []
+        for slot in row:
+            action = slot.action
+            first = Action(action.stage, Work.INPUT, action.microbatch)
+            if action.work is Work.WEIGHT and cells[-1:] == [first] and slot.end <= needed(action):
+                cells[-1] = Action(action.stage, Work.BACKWARD, action.microbatch)
+            else:
+                cells.append(action)
+        rows.append(tuple(cells))
+    return Schedule(schedule.homes, schedule.microbatches, tuple(rows))

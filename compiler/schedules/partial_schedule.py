@@ -1,0 +1,190 @@
+"""A schedule in the making: what each rank has done, what it can do next and when.
+
+Purpose: rows made cell by cell, within the bound on memory (`filling`).  Non-goals: which cell is best next
+(`priorities`, `beam`).
+
+Microbatches are alike, so each stage takes them in their order, which loses nothing: where two overtake each other they
+can be exchanged.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+
+from attrs import define, frozen
+
+from .actions import Action, Schedule, Work
+from .activation_memory import Room
+from .feasibility import Filling, Places
+from .timeline import Times
+
+
+@frozen(slots=False)
+class Task:
+    """What is asked of a schedule."""
+
+    homes: tuple[int, ...]
+    microbatches: int
+    times: Times
+    room: Room
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.homes)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.room.most)
+
+    @property
+    def cells(self) -> int:
+        """How many cells rows have in which each backward is in two parts."""
+        return 3 * self.stages * self.microbatches
+
+    @cached_property
+    def places(self) -> Places:
+        """Where stages are."""
+        return Places(self.homes, self.room)
+
+    def touched(self, stage: int, work: Work) -> set[int]:
+        """The ranks that have other moves after this one: its own, that which is given something, and, where a rank's
+        room is for what others give it too, those that give it something."""
+        homes = self.homes
+        if self.room.keeps.handed:
+            return self._near[homes[stage]]
+        to = stage + (work is Work.FORWARD) - (work in (Work.INPUT, Work.BACKWARD))
+        return {homes[stage], homes[min(max(to, 0), self.stages - 1)]}
+
+    @cached_property
+    def _near(self) -> tuple[set[int], ...]:
+        """For each rank those, it too, to which its stages hand something, and from which they are handed it."""
+        near = tuple({rank} for rank in range(self.ranks))
+        for one, other in pairwise(self.homes):
+            near[one].add(other)
+            near[other].add(one)
+        return near
+
+    def delay(self, stage: int, other: int) -> float:
+        """How long a message takes from one stage to another."""
+        return 0 if self.homes[stage] == self.homes[other] else self.times.send
+
+
+@frozen
+class Move:
+    """What a rank can do next, and when."""
+
+    stage: int
+    work: Work
+    start: float
+    end: float
+
+
+@define
+class Progress:
+    """How far all stages are, and the rows that got them there."""
+
+    task: Task
+    rows: list[list[Action]]
+    filling: Filling
+    free: list[float]
+    """When each rank has done its row."""
+    arrived: list[list[float]]
+    """For each stage, when what its forwards take is there, as far as that is known."""
+    returned: list[list[float]]
+    """For each stage, when what its backwards take is there."""
+    owed: list[list[int]]
+    """The microbatches of each stage of which the weight part is to be done."""
+
+    @classmethod
+    def begin(cls, task: Task) -> "Progress":
+        """Nothing is done."""
+        ranks, stages = range(task.ranks), range(task.stages)
+        return cls(
+            task,
+            rows=[[] for _ in ranks],
+            filling=Filling.begin(task.places),
+            free=[0.0] * task.ranks,
+            arrived=[[] if stage else [0.0] * task.microbatches for stage in stages],
+            returned=[[] for _ in stages],
+            owed=[[] for _ in stages],
+        )
+
+    def copy(self) -> "Progress":
+        """One that goes on by itself."""
+        return Progress(
+            self.task,
+            [row.copy() for row in self.rows],
+            self.filling.copy(),
+            self.free.copy(),
+            [times.copy() for times in self.arrived],
+            [times.copy() for times in self.returned],
+            [owed.copy() for owed in self.owed],
+        )
+
+    def schedule(self) -> Schedule:
+        """The rows as they are."""
+        return Schedule(self.task.homes, self.task.microbatches, tuple(map(tuple, self.rows)))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        return not any(self.owed) and all(backwards == self.task.microbatches for backwards in self.filling.backwards)
+
+    def done(self) -> tuple[tuple[int, ...], ...]:
+        """How far each stage is."""
+        return tuple(self.filling.forwards), tuple(self.filling.backwards), tuple(map(len, self.owed))
+
+    def when(self) -> tuple[float, ...]:
+        """When each rank can go on, and with what; of two orders that are as far, a better one has all this earlier."""
+        when = [*self.free]
+        for stage, home in enumerate(self.task.homes):
+            free = self.free[home]
+            when += (max(free, time) for time in self.arrived[stage][self.filling.forwards[stage] :])
+            when += (max(free, time) for time in self.returned[stage][self.filling.backwards[stage] :])
+        return tuple(when)
+
+    def moves(self, rank: int) -> Iterator[Move]:
+        """What a rank can do next, whether or not there is room for it (`has_room`)."""
+        task, filling, free = self.task, self.filling, self.free[rank]
+        times, keeps = task.times, task.room.keeps
+        for stage in task.places.stages_of[rank]:
+            f, b = filling.forwards[stage], filling.backwards[stage]
+            if f < len(self.arrived[stage]):
+                start = max(free, self.arrived[stage][f])
+                yield Move(stage, Work.FORWARD, start, start + times.forward[stage])
+            if b < len(self.returned[stage]):
+                start = max(free, self.returned[stage][b])
+                end = start + times.input[stage]
+                if keeps.weight[stage] > keeps.input[stage]:  # else its parts one after the other are as good
+                    yield Move(stage, Work.BACKWARD, start, end + times.weight[stage])
+                yield Move(stage, Work.INPUT, start, end)
+            if self.owed[stage]:
+                yield Move(stage, Work.WEIGHT, free, free + times.weight[stage])
+
+    def has_room(self, move: Move) -> bool:
+        """Whether a move breaks no bound, now or later."""
+        return self.filling.allows(move.stage, move.work)
+
+    def do(self, rank: int, move: Move) -> None:
+        """Goes on by a move."""
+        task, stage, end = self.task, move.stage, move.end
+        self.free[rank] = end
+        match move.work:
+            case Work.FORWARD:
+                microbatch = self.filling.forwards[stage]
+                if stage + 1 < task.stages:
+                    self.arrived[stage + 1].append(end + task.delay(stage, stage + 1))
+                else:
+                    self.returned[stage].append(end)
+            case Work.WEIGHT:
+                microbatch = self.owed[stage].pop(0)
+            case work:
+                microbatch = self.filling.backwards[stage]
+                if stage:
+                    self.returned[stage - 1].append(end + task.delay(stage, stage - 1))
+                if work is Work.INPUT:
+                    self.owed[stage].append(microbatch)
+        self.filling.do(stage, move.work)
+        self.rows[rank].append(Action(stage, move.work, microbatch))

@@ -1,0 +1,75 @@
+"""All schedules that a plan can name.
+
+Purpose: the table; where stages lie.  Non-goals: the schedules themselves (`breadth_first`, `one_by_one`, `v_shaped`),
+rows from files (`rows`), schedules made for times and memory (`listing`).
+"""
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from .actions import Row, Schedule
+from .breadth_first import breadth_first, gpipe
+from .errors import Impossible
+from .one_f_one_b import interleaved, interleaved_zero_bubble, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
+from .steps import Seat
+from .v_shaped import dualpipe_v, zero_bubble_v
+
+
+def looped(ranks: int, chunks: int) -> tuple[int, ...]:
+    """The homes of stages that go around the ranks."""
+    return tuple(range(ranks)) * chunks
+
+
+def folded(ranks: int, chunks: int) -> tuple[int, ...]:
+    """The homes of stages that go down the ranks and up again."""
+    there, back = tuple(range(ranks)), tuple(reversed(range(ranks)))
+    return ((there + back) * chunks)[: ranks * chunks]
+
+
+@frozen
+class Maker:
+    """A schedule that has a name."""
+
+    row: Callable[[Seat], Row]
+    placed: Callable[[int, int], tuple[int, ...]] = looped
+    chunks: int = 1
+    """How many stages a rank has where a plan does not say."""
+    variable: bool = False
+    """Whether a plan may say."""
+
+    def homes(self, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
+        """The rank of each stage; `Impossible` if ranks cannot have so many."""
+        if chunks not in (None, self.chunks) and not self.variable:
+            raise Impossible(
+                f"a rank has {self.chunks} of its stages, not {chunks}",
+                f"leave `chunks` out, or choose among {_VARIABLE}",
+            )
+        return self.placed(ranks, self.chunks if chunks is None else chunks)
+
+    def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
+        """The schedule, without messages; `Impossible` if it has none for these numbers."""
+        homes = self.homes(ranks, chunks)
+        held = [tuple(stage for stage, home in enumerate(homes) if home == rank) for rank in range(ranks)]
+        rows = (self.row(Seat(rank, ranks, microbatches, stages)) for rank, stages in enumerate(held))
+        return Schedule(homes, microbatches, tuple(rows))
+
+
+SCHEDULES: dict[str, Maker] = {
+    "gpipe": Maker(gpipe),
+    "1f1b": Maker(one_forward_one_backward),
+    "interleaved_1f1b": Maker(interleaved, chunks=2, variable=True),
+    "breadth_first": Maker(breadth_first, chunks=2, variable=True),
+    "zb_h1": Maker(zero_bubble_h1),
+    "zb_h2": Maker(zero_bubble_h2),
+    "interleaved_zero_bubble": Maker(interleaved_zero_bubble, chunks=2, variable=True),
+    "zbv": Maker(zero_bubble_v, folded, chunks=2),
+    "dualpipev": Maker(dualpipe_v, folded, chunks=2),
+}
+
+_VARIABLE = ", ".join(f"`{name}`" for name, maker in SCHEDULES.items() if maker.variable)
+
+
+def homes_of(name: str, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
+    """The rank of each stage of a schedule."""
+    return SCHEDULES[name].homes(ranks, chunks)

@@ -1,0 +1,1 @@
+"""Text to syntax tree: sources, diagnostics, the parser, overrides, the formatter."""

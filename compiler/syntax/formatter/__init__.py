@@ -1,0 +1,34 @@
+"""Lays a plan out as plans are written.
+
+Purpose: indentation, spaces, alignment and blank lines in one style, with every word and every comment kept.  Where
+lines end is the author's choice, but for lines longer than `LIMIT` and for brackets that open on one line and close on
+another.
+Non-goals: meaning, beyond that it never changes; IR text, which has one form; the text of comments, however long.
+"""
+
+from ..diagnostics import Diagnostic, PlanError
+from ..limits import MAX_BYTES
+from ..parser import parse_plan
+from ..source import Source, is_ir
+from .alignment import aligned
+from .breaks import line_starts
+from .lines import lines
+from .words import arrange, read
+
+
+def format_plan(source: Source) -> str:
+    """The text of a plan in scalec's layout; formatting that again changes nothing.
+
+    Raises PlanError where the text is not a plan, or would grow beyond what one may be.
+    """
+    if is_ir(source.text):
+        help = "`scalec fmt` is for plans; IR text has the one form in which `scalec ir` prints it"
+        raise PlanError([Diagnostic("E0190", "this is IR text, not a plan", source.whole(), help=help)])
+    parse_plan(source)
+    plan = arrange(read(source.text))
+    text = "".join(f"{line}\n" for line in aligned(plan, lines(plan, line_starts(plan))))
+    assert [word.text for word in read(text)] == [word.text for word in plan.words], "formatter: words have changed"
+    if len(text.encode()) > MAX_BYTES:
+        message = f"laid out, this plan would be larger than {MAX_BYTES // 1024} KiB"
+        raise PlanError([Diagnostic("E0102", message, source.whole())])
+    return text

@@ -1,0 +1,46 @@
+"""Parsers made from `scalec.grammar`, their LALR tables cached for each user.
+
+Purpose: making a table takes a quarter of a second, loading it a few milliseconds.
+Non-goals: what the rules mean; lark holds a cached table against the grammar, its own version and Python's.
+"""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from lark import Lark, Transformer
+
+from .package_data import folder
+
+
+def parser(name: str, builder: Transformer[Any, Any]) -> Lark:
+    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up."""
+    with (folder("grammar") / f"{name}.lark").open(encoding="utf-8") as file:
+        return Lark(
+            file,  # and not its text, since its imports are relative to it
+            parser="lalr",
+            strict=True,
+            maybe_placeholders=False,
+            transformer=builder,
+            cache=_cache_file(name),
+        )
+
+
+def _cache_file(name: str) -> str | bool:
+    """Where the table is kept: only in a folder that nobody else can write to, since loading it can run code."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = base / "scalec"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = cache.stat()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return False
+    private = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return str(cache / f"{name}-{_digest()}.table") if private else False
+
+
+def _digest() -> str:
+    """Of all grammars: lark compares a table with the imports that it was made of, in whatever folder these were."""
+    texts = (path.read_bytes() for path in sorted(folder("grammar").glob("*.lark")))
+    return sha256(b"".join(texts)).hexdigest()[:16]

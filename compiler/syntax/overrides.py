@@ -1,0 +1,73 @@
+"""What the braces behind a `use` do: sections merged over those of the file that is used.
+
+Non-goals: loading that file, and what the sections mean; an entry that makes no sense is found when they are read.
+"""
+
+from attrs import evolve
+
+from .diagnostics import Diagnostic, Note, PlanError, listing
+from .tree import Entry, Rule, Section, Setting
+
+MESH = "mesh"
+
+
+def merge(base: Section, over: Section) -> Section:
+    """`base` with the entries of `over` in the place of those of the same key, and the others of `over` behind.
+
+    Sections in sections merge likewise, if they have the same name or `over` gives none.  Rules of `over` replace all
+    rules of `base`, since their order is their priority.  Axes of a mesh are in an order too.  Raises PlanError where
+    `over` leaves that open.
+    """
+    if base.kind.name == MESH and _gives_order(base, over):
+        return evolve(base, entries=over.entries)
+    rules = any(isinstance(entry, Rule) for entry in over.entries)
+    entries = [entry for entry in base.entries if not (rules and isinstance(entry, Rule))]
+    unmatched = list(range(len(entries)))  # each is replaced once, so that a key given twice in `over` stays visible
+    for entry in over.entries:
+        at = next((i for i in unmatched if _same(entries[i], entry)), None)
+        if at is None:
+            entries.append(entry)
+        else:
+            unmatched.remove(at)
+            entries[at] = _merged(entries[at], entry)
+    return evolve(base, entries=tuple(entries))
+
+
+def _gives_order(base: Section, over: Section) -> bool:
+    """Whether the order of axes is that of `over`, which names all; else it is that of `base`, with no axis more."""
+    known, given = _keys(base), _keys(over)
+    if set(known) <= set(given):
+        return True
+    if given == [axis for axis in known if axis in given]:
+        return False
+    added = [axis for axis in given if axis not in known]
+    unnamed = listing(axis for axis in known if axis not in given)
+    message = f"the mesh does not say where {_or(added)} goes" if added else "the axes go in two orders"
+    entries = (entry for entry in over.entries if isinstance(entry, Setting))
+    span = next(entry.span for entry in entries if entry.key.name in (added or given))
+    note = Note(base.head, f"has {listing(known)}, the outermost first")
+    help = f"order is meaning: name {unnamed} here too, the outermost first"
+    raise PlanError([Diagnostic("E0519", message, span, "added" if added else "not in this order", (note,), help)])
+
+
+def _or(words: list[str]) -> str:
+    return " or ".join(f"`{word}`" for word in words)
+
+
+def _keys(section: Section) -> list[str]:
+    """Each key once."""
+    return list(dict.fromkeys(entry.key.name for entry in section.entries if isinstance(entry, Setting)))
+
+
+def _same(base: Entry, over: Entry) -> bool:
+    match base, over:
+        case Setting(), Setting():
+            return base.key == over.key
+        case Section(), Section():
+            return base.kind == over.kind and over.name in (None, base.name)
+        case _:
+            return False
+
+
+def _merged(base: Entry, over: Entry) -> Entry:
+    return merge(base, over) if isinstance(base, Section) and isinstance(over, Section) else over

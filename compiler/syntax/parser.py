@@ -1,0 +1,255 @@
+"""Reads plan text into its syntax tree.
+
+Purpose: text → `syntax.Plan`, one method for each rule of the grammar.
+Non-goals: names, dims, types (the resolver's), loading the files that `use` names, wording syntax errors (`mistakes`).
+"""
+
+import math
+import re
+from typing import Any, TypeVar
+
+from attrs import evolve
+from lark import Token, Transformer
+from lark.exceptions import UnexpectedInput
+
+from .diagnostics import Diagnostic, PlanError
+from .lark_parser import parser
+from .limits import check
+from .source import Source, Span
+from .syntax_errors import explain, explain_habit
+from .tree import (
+    Binary,
+    Bind,
+    Call,
+    Expr,
+    If,
+    Init,
+    Input,
+    List,
+    Model,
+    Name,
+    Negative,
+    Number,
+    ParamUse,
+    Plan,
+    Repeat,
+    Rule,
+    Section,
+    Setting,
+    String,
+    Use,
+    UserOp,
+    UserOperand,
+)
+
+MAX_DIGITS = 20
+
+_NUMBER = re.compile(r"([0-9_]+)(\.[0-9_]+)?([eE][+-]?[0-9]+)?(.*)")
+_ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
+
+T = TypeVar("T")
+Parts = list[Any]
+"""Tokens and nodes of one rule, as written."""
+
+
+def parse_plan(source: Source) -> Plan:
+    """The syntax tree of a plan.  Raises PlanError."""
+    try:
+        check(source)
+    except PlanError as error:
+        raise _habit_before(error, source) or error from None
+    try:
+        return _parse(source)
+    except UnexpectedInput as error:
+        raise PlanError([explain(error, source)]) from None
+
+
+def _parse(source: Source) -> Plan:
+    return parser("plan", _Builder(source)).parse(source.text)  # type: ignore[return-value]
+
+
+def _habit_before(error: PlanError, source: Source) -> PlanError | None:
+    """Why brackets or quotes do not pair, where that is a habit of another language, such as `for … in …:`."""
+    if error.diagnostics[0].code not in ("E0103", "E0105"):
+        return None
+    try:
+        _parse(source)
+    except UnexpectedInput as unexpected:
+        found = explain_habit(unexpected, source)
+        return PlanError([found]) if found else None
+    return None
+
+
+STAGES = {
+    0: (),
+    1: ("optimizer",),
+    2: ("gradients", "optimizer"),
+    3: ("parameters", "gradients", "optimizer"),
+}
+"""What each stage of ZeRO shares out."""
+
+
+class _Builder(Transformer[Token, Plan]):
+    """Called while parsing, so that nothing recurses over trees."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source = source
+
+    def start(self, parts: Parts) -> Plan:
+        return Plan(tuple(parts), self._source.whole())
+
+    def use(self, parts: Parts) -> Use:
+        _, path, *rest = parts
+        return Use(path, _only(Section, rest), self._span(parts))
+
+    def model(self, parts: Parts) -> Model:
+        _, name, *rest = parts
+        body = tuple(part for part in rest if isinstance(part, Section | Init | Bind | Repeat | If))
+        return Model(name, _only(Input, rest), body, self._span(parts))
+
+    def input(self, parts: Parts) -> Input:
+        name, _, dims, _ = parts
+        return Input(name, dims, self._span(parts))
+
+    def init(self, parts: Parts) -> Init:
+        _, *names, _, dist = parts
+        return Init(names[0] if names else (), dist, self._span(parts))
+
+    def bind(self, parts: Parts) -> Bind:
+        names, _, expr = parts
+        return Bind(names, expr, self._span([*names, expr]))
+
+    def repeat(self, parts: Parts) -> Repeat:
+        dim, *rest = _nodes(parts)
+        index, *body = rest if _is(parts[2], "AS") else (None, *rest)
+        return Repeat(dim, tuple(body), self._span(parts), index)
+
+    def branch(self, parts: Parts) -> If:
+        _, index, _, end, *blocks = parts
+        cut = next((at for at, part in enumerate(blocks) if _is(part, "ELSE")), len(blocks))
+        return If(index, end, _nodes(blocks[:cut]), _nodes(blocks[cut:]), self._span(parts))
+
+    def user_op(self, parts: Parts) -> UserOp:
+        _, name, *rest, function = parts
+        *gives, along = (part for part in _nodes(rest) if not isinstance(part, UserOperand))
+        return UserOp(name, _only(UserOperand, rest), tuple(gives), along, function, self._span(parts))
+
+    def result(self, parts: Parts) -> tuple[Name, ...]:
+        return parts[1]
+
+    def operand(self, parts: Parts) -> UserOperand:
+        name, *dims = _nodes(parts)
+        return UserOperand(name, dims[0] if dims else (), parts[0] is not name, self._span(parts))
+
+    def dims(self, parts: Parts) -> tuple[Name, ...]:
+        lead = (Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token))
+        return (*lead, *(name for names in _nodes(parts) for name in names))
+
+    def section(self, parts: Parts) -> Section:
+        kind, *rest = parts
+        name = next(iter(_only(Name, rest)), None)
+        entries = tuple(part for part in rest if isinstance(part, Setting | Rule | Section))
+        return Section(kind, name, entries, self._span(parts))
+
+    def setting(self, parts: Parts) -> Setting:
+        key, _, value = parts
+        return Setting(key, value, self._span(parts))
+
+    def padded(self, parts: Parts) -> Setting:
+        key, _, value, _, pad = parts
+        return Setting(key, value, self._span(parts), pad)
+
+    def rule(self, parts: Parts) -> Rule:
+        dims, _, axes = parts
+        return Rule(dims, axes, self._span([*dims, *axes]))
+
+    def stage(self, parts: Parts) -> Rule:
+        """A stage of ZeRO (Rajbhandari et al. 2020) is short for the kinds of state that it shares out."""
+        word, stage, _, axes = parts
+        span = self._place(word).to(stage.span)
+        if stage.unit or stage.value not in STAGES:
+            help = "write `zero 1 over dp`, with a stage from 0 to 3"
+            raise PlanError([Diagnostic("E0406", "this is no stage of ZeRO", span, help=help)])
+        return Rule(tuple(Name(kind, span) for kind in STAGES[stage.value]), axes, span.to(axes[-1].span))
+
+    def binary(self, parts: Parts) -> Binary:
+        left, op, right = parts
+        return Binary(str(op), left, right, self._span(parts))
+
+    def negative(self, parts: Parts) -> Negative:
+        _, value = parts
+        return Negative(value, self._span(parts))
+
+    def group(self, parts: Parts) -> Expr:
+        _, expr, _ = parts
+        return evolve(expr, span=self._span(parts))
+
+    def sequence(self, parts: Parts) -> List:
+        return List(_nodes(parts), self._span(parts))
+
+    def call(self, parts: Parts) -> Call:
+        name, *rest = parts
+        args = tuple(part for part in _nodes(rest) if not isinstance(part, Setting))
+        return Call(name, args, _only(Setting, rest), self._span(parts))
+
+    def param(self, parts: Parts) -> ParamUse:
+        name, _, *dims, _ = parts
+        *ins, outs = _nodes(dims)
+        return ParamUse(name, ins[0] if ins else (), outs, self._span(parts))
+
+    def names(self, parts: Parts) -> tuple[Name, ...]:
+        return _only(Name, parts)
+
+    def name(self, parts: Parts) -> Name:
+        return Name(str(parts[0]), self._span(parts))
+
+    def number(self, parts: Parts) -> Number:
+        match = _NUMBER.fullmatch(parts[0])
+        assert match, f"parser: a number that is none: {parts[0]}"
+        whole, fraction, exponent, unit = (part.replace("_", "") for part in match.groups(""))
+        span = self._span(parts)
+        if max(map(len, (whole, fraction.lstrip("."), exponent.lstrip("eE+-")))) > MAX_DIGITS:
+            raise _unrepresentable(f"a number of more than {MAX_DIGITS} digits", span)
+        value = float(whole + fraction + exponent) if fraction or exponent else int(whole)
+        if math.isinf(value):
+            raise _unrepresentable("this number is too large", span)
+        if not value and re.search("[1-9]", whole + fraction):
+            raise _unrepresentable("this number is too small: it would become 0", span)
+        return Number(value, unit, span)
+
+    def string(self, parts: Parts) -> String:
+        span = self._span(parts)
+
+        def unescape(escape: re.Match[str]) -> str:
+            if escape[1] not in _ESCAPES:
+                message = f"`{escape[0]}` is not an escape"
+                raise PlanError([Diagnostic("E0105", message, span, help='the escapes are `\\"` `\\\\` `\\n` `\\t`')])
+            return _ESCAPES[escape[1]]
+
+        return String(re.sub(r"\\(.)", unescape, parts[0][1:-1]), span)
+
+    def _span(self, parts: Parts) -> Span:
+        return self._place(parts[0]).to(self._place(parts[-1]))
+
+    def _place(self, part: Any) -> Span:
+        if not isinstance(part, Token):
+            return part.span
+        line, column, end_line, end_column = part.line or 0, part.column or 0, part.end_line or 0, part.end_column or 0
+        return Span(self._source.path, line, column, end_line, end_column, self._source.text)
+
+
+def _only(kind: type[T], parts: Parts) -> tuple[T, ...]:
+    return tuple(part for part in parts if isinstance(part, kind))
+
+
+def _is(part: Any, token: str) -> bool:
+    return isinstance(part, Token) and part.type == token
+
+
+def _nodes(parts: Parts) -> tuple[Any, ...]:
+    return tuple(part for part in parts if not isinstance(part, Token))
+
+
+def _unrepresentable(message: str, span: Span) -> PlanError:
+    return PlanError([Diagnostic("E0106", message, span)])

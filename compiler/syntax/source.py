@@ -1,0 +1,62 @@
+"""Texts and places in them.
+
+Purpose: what a diagnostic points at, and what every node of the syntax and of the IR carries.
+Non-goals: reading files and bounding them (`limits`), showing excerpts (`diagnostics`).
+"""
+
+from pathlib import PurePath
+
+from attrs import field, frozen
+
+
+@frozen
+class Span:
+    """A stretch of a text: lines and columns count from 1, the end is exclusive; line 0 is the file as a whole.
+
+    `text` is the whole text, kept so that an excerpt shows what was read, whatever became of the file since.
+    """
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    text: str = field(default="", eq=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{PurePath(self.path).name}:{self.line}"
+
+    @property
+    def words(self) -> str:
+        """The part of the text that it covers, of its first line alone."""
+        line = self.text.split("\n")[self.line - 1] if self.line else ""
+        return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else None]
+
+    def to(self, last: "Span") -> "Span":
+        """From the beginning of this span to the end of `last`."""
+        return Span(self.path, self.line, self.column, last.end_line, last.end_column, self.text)
+
+
+@frozen
+class Source:
+    """A text and the path it is known by."""
+
+    path: str
+    text: str = field(repr=False)
+
+    def whole(self) -> Span:
+        """The text as a whole."""
+        return Span(self.path, 0, 0, 0, 0, self.text)
+
+    def span(self, start: int, end: int) -> Span:
+        """The span between two offsets."""
+        return Span(self.path, *self._position(start), *self._position(end), self.text)
+
+    def _position(self, offset: int) -> tuple[int, int]:
+        line_start = self.text.rfind("\n", 0, offset) + 1
+        return self.text.count("\n", 0, offset) + 1, offset - line_start + 1
+
+
+def is_ir(text: str) -> bool:
+    """Whether `text` is IR text and not a plan: a line begins `program NAME after PASS`."""
+    return any(line.startswith("program ") for line in text.splitlines())

@@ -1,0 +1,203 @@
+"""Words syntax errors: what was found, what could have stood there, and what was probably meant.
+
+Non-goals: recovery; the first error ends the parse.  Habits of other languages (`habits`).
+"""
+
+from collections.abc import Set
+from typing import Any, cast
+
+from lark import Token
+from lark.exceptions import UnexpectedInput, UnexpectedToken
+
+from .diagnostics import Diagnostic, Note
+from .habits import find_habit
+from .source import Source, Span
+from .tree import Name
+
+MOST = 4
+"""How many alternatives a message names."""
+
+_OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
+_VALUE = frozenset({"NAME", "NUMBER", "STRING", "LSQB", "LPAR", "MINUS"})
+_PHRASES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"USE", "MODEL", "OP", "NAME", "$END"}), "`use`, `model`, `op` or a section"),
+    (frozenset({"INIT", "REPEAT", "IF", "NAME"}), "a statement"),
+    (frozenset({"REPEAT", "IF", "NAME"}), "a statement"),
+    (_VALUE, "a value"),
+    (_VALUE - {"MINUS"}, "a value"),
+    (_OPERATORS, "an operator"),
+    (frozenset({"NAME"}), "a name"),
+    (frozenset({"STRING"}), "a string"),
+    (frozenset({"NUMBER"}), "a number"),
+    *(
+        (frozenset({terminal}), f"`{text}`")
+        for terminal, text in {
+            "OVER": "over", "FROM": "from", "AS": "as", "ELSE": "else", "LESS": "<",
+            "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",",
+            "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
+        }.items()
+    ),
+)  # fmt: skip
+"""Sets of terminals and their name, larger sets before what they hold; what follows an operand is not worth naming."""
+
+_STRANGE = {
+    ":": "a setting is written `key = value`",
+    ";": "statements end with the line, without `;`",
+    "%": "`%` belongs to a number, as in `5%`",
+}
+"""Characters that no word begins with, and what whoever writes them probably means."""
+
+
+_BRANCH = "a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`"
+_REPEAT = "a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`"
+_HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT}
+"""How statements with braces begin."""
+
+
+def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
+    """The diagnostic for a text that the grammar does not accept."""
+    if habit := explain_habit(error, source):
+        return habit
+    if not isinstance(error, UnexpectedToken):
+        return _strange_character(error, source)
+    token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
+    word = _end if token.type == "$END" else _unexpected
+    return word(error, token, source)
+
+
+def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
+    """The same where the text is written as in another language, else None."""
+    before = _before(error)
+    braces = [at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"]
+    section = str(before[braces[-1] - 1]) if braces else ""
+    places = (_place(error), *(before[at].start_pos for at in reversed(braces)))
+    found = find_habit(source, places, section)
+    return found and _error(found.message, found.span, found.help)
+
+
+def _place(error: UnexpectedInput) -> int:
+    """The offset at which the parser stopped."""
+    if not isinstance(error, UnexpectedToken):
+        return error.pos_in_stream or 0
+    token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
+    return (token.end_pos if token.type == "$END" else token.start_pos) or 0
+
+
+def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
+    at = _place(error)
+    character = source.text[at]
+    shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
+    help = _head(_before(error)) or _STRANGE.get(character, "")
+    return _error(f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), help)
+
+
+def _end(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
+    last = source.span(token.start_pos or 0, token.end_pos or 0)  # lark places the end where the last token is
+    return Diagnostic("E0104", f"expected {_expected(error)}, found the end of the file", last, "after this")
+
+
+def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
+    start = token.start_pos or 0
+    span = source.span(start, start + len(token))
+    before = _before(error)
+    if forgotten := _forgotten_value(token, before, source):
+        return forgotten
+    return _error(f"expected {_expected(error)}, found `{_short(token)}`", span, _help(token, before, _accepts(error)))
+
+
+def _before(error: UnexpectedInput) -> list[Any]:
+    """Tokens and nodes that the parser had put together, the nearest last."""
+    return _parser(error).parser_state.value_stack
+
+
+def _head(before: list[Any]) -> str:
+    """How the statement is written whose part before the brace an error stands in; "" if there is none."""
+    kinds = [part.type if isinstance(part, Token) else "" for part in before]
+    since = kinds[::-1][: kinds[::-1].index("LBRACE")] if "LBRACE" in kinds else []
+    return next((_HEADS[kind] for kind in since if kind in _HEADS), "")
+
+
+def _is_stage(before: list[Any]) -> bool:
+    """Whether a stage of ZeRO has begun, or whoever wrote `zero` probably means one."""
+    begun = any(isinstance(part, Token) and part.type == "ZERO" for part in before[-3:])
+    return begun or any(str(part) == "zero" for part in before[-2:] if isinstance(part, Name | Token))
+
+
+def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnostic | None:
+    """`seq =`, and on the next line `steps = 10`: the second `=` is where the parser notices."""
+    match before:
+        case [*_, Name(), Token(type="EQUAL") as equal, Name() as value] if token.type == "EQUAL":
+            if value.span.line == equal.line:
+                return None
+            at = source.span(equal.start_pos or 0, equal.end_pos or 0)
+            notes = (Note(value.span, "found here"),)
+            return Diagnostic("E0104", f"expected a value, found `{value} =`", at, notes=notes)
+        case _:
+            return None
+
+
+def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
+    match before, token.type:
+        case [*_, Name() | Token(type="NAME") as name], "LBRACE" if str(name) == "else":
+            return "`else` stands behind the `}` of its `if`, and has one of its own inside: `else { if … { … } }`"
+        case [*_, Token(type="ELSE")], "IF":
+            return "a branch in the other one stands in its braces: `else { if … { … } }`"
+        case _ if head := _head(before):
+            return head
+        case _ if _is_stage(before):
+            return "a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`"
+        case [*_, Name() | Token(type="NAME") as first, Name() | Token(type="NAME") as second], kind if (
+            accepts == {"LBRACE"} and kind != "EQUAL"
+        ):
+            return f"a rule is written `{first} over {second}`, a section `{first} {second} {{ … }}`"
+        case [*_, Name() | Token(type="NAME") as name], "NUMBER" | "STRING" if "EQUAL" in accepts:
+            return f"a setting is written `{name} = {_short(token)}`"
+        case _, "NUMBER" if accepts == {"NAME"}:
+            return "dims go by name, with sizes in `dims { … }`; tensors have no index"
+        case _, "COMMA" if "RBRACE" in accepts:
+            return "entries are separated by spaces or line ends"
+        case _, "OVER":
+            return "rules stand in a section: `shard { batch over dp }`"
+        case [*_, Name() | Token(type="NAME") as name], "EQUAL" if accepts == {"NAME", "LBRACE"}:
+            return f"this is the place of a section: `{name} {{ … }}`"
+        case _ if accepts == {"STRING"}:
+            return 'as in `use "models/llama.scale"`'
+        case _ if accepts == {"TILDE"} or accepts == {"TILDE", "COMMA"}:
+            return "as in `init ~ normal(0.02)` or `init wo, w_down ~ normal(0.01)`"
+        case _:
+            return ""
+
+
+def _accepts(error: UnexpectedInput) -> Set[str]:
+    return _parser(error).accepts()
+
+
+def _parser(error: UnexpectedInput) -> Any:
+    parser: Any = getattr(error, "interactive_parser", None)
+    assert parser, "mistakes: an error without the parser's state"
+    return parser
+
+
+def _expected(error: UnexpectedInput) -> str:
+    left = set(_accepts(error))
+    phrases: list[str] = []
+    for terminals, phrase in _PHRASES:
+        if terminals <= left:
+            left -= terminals
+            phrases.append(phrase)
+    if len(phrases) > MOST:
+        phrases = [phrase for phrase in phrases if phrase != "an operator"][:MOST]
+    return _or(phrases)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _or(phrases: list[str]) -> str:
+    *head, last = phrases
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def _error(message: str, span: Span, help: str) -> Diagnostic:
+    return Diagnostic("E0104", message, span, help=help)

@@ -1,0 +1,1 @@
+"""Recomputation of calls in backward, and hooks for saved tensors."""

@@ -1,0 +1,144 @@
+"""Calls that backward does again, so that forward need not keep what they compute (arXiv:1604.06174).
+
+Purpose: saved-tensor hooks that keep a call's operands and parameters alone, and make the rest when backward first asks
+for any of it.  Nothing is drawn from a generator, so that a call done again gives the same to the last bit; what it
+communicates, all ranks communicate again.
+Non-goals: which calls, which the compiler chooses; gathers that are done again (`collectives.regather`).
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .saved_tensor_hooks import Around
+
+_Place = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and offset in a storage."""
+
+
+class _Enough(Exception):
+    """All is made that backward asks for."""
+
+
+class _Call:
+    """A call, and what backward will ask of it: first what is kept while it runs, then its result, as that is kept."""
+
+    def __init__(self, function: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._function, self._options, self._around = function, options, Around()
+        self._operands = [self._held(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        self._given = _storages(function, args)
+        self._result = 0
+        self._inside = 0
+        self._views: list[_Place] = []
+        self._made: dict[int, Tensor] = {}
+
+    def _held(self, operand: Tensor) -> "_Operand":
+        return _Operand(self._around.pack(operand.detach()), operand.requires_grad)
+
+    def of(self, result: Tensor) -> None:
+        """Takes note of where the result lies; it must live as long as anything may save it."""
+        self._result = _storage(result)
+
+    def pack(self, saved: Tensor) -> Any:
+        """While the call runs: a number instead of a tensor that it makes."""
+        if _storage(saved) in self._given:
+            return self._around.pack(saved)
+        self._inside += 1
+        return _Ticket(self, self._inside - 1)
+
+    def pack_result(self, saved: Tensor) -> Any:
+        """After it: a number instead of its result."""
+        if _storage(saved) != self._result:
+            return self._around.pack(saved)
+        self._views.append((tuple(saved.shape), saved.stride(), int(saved.storage_offset())))
+        return _Ticket(self, self._inside + len(self._views) - 1)
+
+    def unpack(self, packed: Any) -> Tensor:
+        """The tensor of which this was kept; each is asked for once."""
+        if not (isinstance(packed, _Ticket) and packed.call is self):
+            return self._around.unpack(packed)
+        if packed.number not in self._made:
+            self._again()
+        return self._made.pop(packed.number)
+
+    def _again(self) -> None:
+        """Does the call again, as far as it is needed."""
+        self._made.clear()
+        args = [self._taken(held) if isinstance(held, _Operand) else held for held in self._operands]
+        given = _storages(self._function, args)
+
+        def keep(saved: Tensor) -> None:
+            if _storage(saved) not in given:
+                self._made[len(self._made)] = saved.detach()
+                if len(self._made) == self._inside and not self._views:
+                    raise _Enough
+
+        try:
+            with torch.enable_grad(), saved_tensors_hooks(keep, _unread):
+                result = self._function(*args, **self._options).detach()
+            self._made |= {i: result.as_strided(*view) for i, view in enumerate(self._views, start=self._inside)}
+        except _Enough:
+            pass
+        assert len(self._made) == self._inside + len(self._views), "a call done again keeps other tensors than before"
+
+    def _taken(self, held: "_Operand") -> Tensor:
+        return self._around.unpack(held.packed).detach().requires_grad_(held.wanted)
+
+
+class _Operand(NamedTuple):
+    """A tensor as it is kept, and whether it has a gradient."""
+
+    packed: Any
+    wanted: bool
+
+
+class _Ticket(NamedTuple):
+    """Stands for one of the tensors of a call."""
+
+    call: _Call
+    number: int
+
+
+def recomputed(function: Callable[..., Any], *args: Any, again: bool = True, **options: Any) -> Any:
+    """function(*args, **options), of which only what it is given is kept; it may be a module, which has parameters.
+
+    Backward calls it again, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
+    Unless `again` it is a call as any other.
+    """
+    if not again or not torch.is_grad_enabled():
+        return function(*args, **options)
+    call = _Call(function, args, options)
+    with saved_tensors_hooks(call.pack, call.unpack):
+        return function(*args, **options)
+
+
+@contextmanager
+def recompute(function: Callable[..., Tensor], *args: Any, **options: Any) -> Generator[Tensor]:
+    """As `recomputed`, but neither is the result kept for what reads it inside the block."""
+    if not torch.is_grad_enabled():
+        yield function(*args, **options)
+        return
+    call = _Call(function, args, options)
+    with saved_tensors_hooks(call.pack, call.unpack):
+        result = function(*args, **options)
+    call.of(result)
+    with saved_tensors_hooks(call.pack_result, call.unpack):
+        yield result
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _storages(function: Callable[..., Any], args: Iterable[Any]) -> set[int]:
+    """Where operands and parameters lie."""
+    parameters = function.parameters() if isinstance(function, nn.Module) else ()
+    return {_storage(x) for x in (*args, *parameters) if isinstance(x, Tensor)}
+
+
+def _unread(packed: object) -> Tensor:
+    raise AssertionError("what is done again has no backward")

@@ -1,0 +1,240 @@
+"""Weights from safetensors, under the names that Hugging Face gives them.
+
+Purpose: each rank reads its own part of each tensor and nothing else; what only one of plan and files has is an error.
+Non-goals: writing them (`export`); the configuration and the tokenizer, which lie beside such files.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.mesh import Mesh
+from ..errors import RunError, named
+from ..state.engine import State
+from ..state.parameters import Spec
+from .untrusted import DAMAGE, index_of, is_within, size_of
+
+INDEX = "model.safetensors.index.json"
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+"""Ends of names that older files hold though they are no weights: masks and frequencies."""
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
+
+    Where `interleaved` is (64, 256), of the 256 rows of each head the first 64 stand pair by pair: (0, 1), (2, 3), …
+    A file may have more `positions` than the plan's sequences: its first rows are read.
+    """
+
+    tensor: str  # {i} stands for the first index in the parameter's name, {j} for the second, as in {2*i+1}
+    shape: tuple[int, ...]
+    start: int = 0
+    transposed: bool = False
+    interleaved: tuple[int, int] | None = None
+    positions: bool = False
+
+    def named(self, indices: Sequence[int]) -> str:
+        """The tensor of one repetition."""
+        value = dict(zip("ij", indices, strict=False))
+
+        def index(braces: re.Match[str]) -> str:
+            terms = (term.split("*") for term in braces[1].split("+"))
+            return str(sum(prod(int(value.get(word, word)) for word in term) for term in terms))
+
+        return re.sub(r"\{(.*?)\}", index, self.tensor)
+
+    def is_longer(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape has all positions, and more."""
+        return self.positions and shape[1:] == self.shape[1:] and shape[:1] > self.shape[:1]
+
+    def rows(self, count: int) -> tuple[int, ...]:
+        """The shape of `count` elements of it: so many rows."""
+        columns = self.shape[::-1][1:] if self.transposed else self.shape[1:]
+        return (count // prod(columns), *columns)
+
+    def halves(self, rows: Tensor) -> Tensor:
+        """Rows of whole heads as a file has them, in the parameter's order: first rows of pairs before second ones."""
+        return self._heads(rows, (-1, 2))
+
+    def pairs(self, rows: Tensor) -> Tensor:
+        """The inverse of `halves`."""
+        return self._heads(rows, (2, -1))
+
+    def _heads(self, rows: Tensor, turned: tuple[int, int]) -> Tensor:
+        if not self.interleaved:
+            return rows
+        count, head = self.interleaved
+        heads = rows.reshape(-1, head, *rows.shape[1:])
+        pairs = heads[:, :count].reshape(len(heads), *turned, *rows.shape[1:])
+        return torch.cat([pairs.transpose(1, 2).flatten(1, 2), heads[:, count:]], 1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """What a plan says of such files: the element type they are written in, and the parameters, by name pattern.
+
+    `repeats` is how often each repeat is repeated, by what patterns have before its `*`.
+    """
+
+    dtype: torch.dtype
+    stored: Mapping[str, Stored]
+    repeats: Mapping[str, int]
+
+    @cached_property
+    def places(self) -> Mapping[str, tuple[str, Stored]]:
+        """The tensor that holds each parameter of the plan, and which part of it: for all ranks and stages."""
+        return {
+            pattern.replace("*", "{}").format(*indices): (stored.named(indices), stored)
+            for pattern, stored in self.stored.items()
+            for indices in product(*map(range, self._counts(pattern)))
+        }
+
+    def _counts(self, pattern: str) -> Iterator[int]:
+        """How often each repeat around a parameter is repeated, outermost first."""
+        paths = pattern.split(".*")
+        return (self.repeats[".*".join(paths[:depth])] for depth in range(1, len(paths)))
+
+
+class Reader:
+    """Files that are open for reading: one, or a folder of them.
+
+    RunError where there are none, or they and the plan do not have the same tensors.
+    """
+
+    def __init__(self, path: Path, names: HuggingFace) -> None:
+        self._path, self._file_of = path, _opened(path)
+        prefix = self._left_out(names)
+        self._places = {name: (tensor.removeprefix(prefix), part) for name, (tensor, part) in names.places.items()}
+        self._check_names()
+        self._cut = {note for tensor, stored in self._places.values() if (note := self._compared(tensor, stored))}
+
+    def _left_out(self, names: HuggingFace) -> str:
+        """What the names of a model without its head lack: the first word of all others, as GPT-2's `transformer.`."""
+        first, *others = {stored.tensor.partition(".")[0] for stored in names.stored.values()}
+        prefix = f"{first}."
+        return "" if others or any(name.startswith(prefix) for name in self._file_of) else prefix
+
+    def _check_names(self) -> None:
+        """RunError unless the files hold the plan's tensors, and no others."""
+        lacking = {tensor: name for name, (tensor, _) in self._places.items() if tensor not in self._file_of}
+        if lacking:
+            params = named([*lacking.values()])
+            raise RunError(f"{self._path} has no {named([*lacking])}, which the plan needs for {params}")
+        used = {tensor for tensor, _ in self._places.values()}
+        if left := sorted(name for name in self._file_of if name not in used and not name.endswith(BUFFERS)):
+            raise RunError(f"{self._path}: the plan does not use {named(left)}")
+
+    def _compared(self, tensor: str, stored: Stored) -> str:
+        """What the plan takes of a tensor that is longer than its own, else "".  RunError if it differs otherwise."""
+        view = self._file_of[tensor].get_slice(tensor)
+        shape, dtype = tuple(view.get_shape()), view.get_dtype()
+        if shape != stored.shape and not stored.is_longer(shape):
+            raise RunError(f"{self._path}: `{tensor}` is {list(shape)}, but the plan's is {list(stored.shape)}")
+        if dtype not in DTYPES:
+            raise RunError(f"{self._path}: `{tensor}` is {dtype}, which is not one of {', '.join(DTYPES)}")
+        return "" if shape == stored.shape else f"the first {stored.shape[0]} of {shape[0]} positions of `{tensor}`"
+
+    def __str__(self) -> str:
+        """The path, and what the plan takes where it does not take all."""
+        return ": ".join([str(self._path), *sorted(self._cut)])
+
+    def fill(self, state: State) -> None:
+        """Gives every parameter its value."""
+        state.take(lambda name, spec: self._part(name, spec, state.mesh))
+
+    def _part(self, name: str, spec: Spec, mesh: Mesh) -> Tensor:
+        """This rank's part of a parameter."""
+        tensor, stored = self._places[name]
+        return _part(self._file_of[tensor].get_slice(tensor), stored, spec, mesh)
+
+
+def safetensors() -> Any:
+    """The package, which no other part of the runtime needs.  RunError where it is missing."""
+    try:
+        import_module("safetensors.torch")
+    except ModuleNotFoundError:
+        raise RunError("weights are read and written with the package safetensors: pip install safetensors") from None
+    return import_module("safetensors")
+
+
+def _opened(path: Path) -> dict[str, Any]:
+    """The tensors at a path, each with the open file that holds it."""
+    package = safetensors()
+    found: dict[str, Any] = {}
+    for file in _files(path):
+        size_of(file)
+        try:
+            opened = package.safe_open(file, framework="pt", device="cpu")
+        except (OSError, package.SafetensorError) as error:
+            raise RunError(f"cannot read weights from {file}: {error}") from None
+        if twice := found.keys() & opened.keys():
+            raise RunError(f"{path}: more than one file has {named(sorted(twice))}")
+        found |= dict.fromkeys(opened.keys(), opened)
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    """The files at a path."""
+    index = path / INDEX
+    if not index.exists():
+        return [path / "model.safetensors" if path.is_dir() else path]
+    data = index_of(index)
+    try:
+        names = sorted(set(json.loads(data)["weight_map"].values()))
+        wrong = [name for name in names if not is_within(name)]
+    except DAMAGE:
+        raise RunError(f"{index} is damaged, or no index of weights") from None
+    if wrong:
+        raise RunError(f"{index} names {named(wrong)}, which cannot be a file in its folder")
+    return [path / name for name in names]
+
+
+def _part(view: Any, stored: Stored, spec: Spec, mesh: Mesh) -> Tensor:
+    """Reads a box: along each stored dim the stretch that the first of its dims asks for; the rest is cut after."""
+    whole = stored.rows(prod(spec.shape))
+    offsets, sizes = list(spec.offsets(mesh)), spec.local_shape(mesh)
+    stretches, shape = list[slice](), list[int]()
+    for size, (first, *others) in zip(whole, _grouped(spec.shape, whole), strict=True):
+        unit = size // spec.shape[first]
+        start = offsets[first] * unit
+        stretches.append(slice(start, start + sizes[first] * unit))
+        shape += [sizes[first], *(spec.shape[dim] for dim in others)]
+        offsets[first] = 0
+    box = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+    return stored.halves(_rows(view, stored, *stretches)).reshape(shape)[box]
+
+
+def _rows(view: Any, stored: Stored, rows: slice, *columns: slice) -> Tensor:
+    """A stretch of a parameter's rows; those behind the tensor's last are padding, and 0."""
+    last = stored.shape[-1 if stored.transposed else 0]
+    start, stop = (min(stored.start + at, last) for at in (rows.start, rows.stop))
+    wanted = (slice(start, stop), *columns)
+    read = view[wanted[::-1]].T if stored.transposed else view[wanted]
+    padding = read.new_zeros(rows.stop - rows.start - (stop - start), *read.shape[1:])
+    return torch.cat([read, padding]) if len(padding) else read
+
+
+def _grouped(shape: tuple[int, ...], into: tuple[int, ...]) -> list[list[int]]:
+    """The dims that make up each stored dim: those of (4, 16, 64) make (64, 64) as [[0, 1], [2]]."""
+    groups, dims = list[list[int]](), list(range(len(shape)))
+    for size in into:
+        group = [dims.pop(0)]
+        while prod(shape[dim] for dim in group) < size:
+            group.append(dims.pop(0))
+        groups.append(group)
+    assert not dims or prod(shape[dim] for dim in dims) == 1, f"weights: {shape} does not make {into}"
+    groups[-1] += dims
+    return groups

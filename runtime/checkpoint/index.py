@@ -1,0 +1,148 @@
+"""What a checkpoint's files hold: of every tensor its shape, element type and parts; of every file its size and hash.
+
+While ranks write, each has an index of its own part; the checkpoint's is all of them as one.
+
+Non-goals: the tensors themselves (`payload`).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import RunError
+from ..state.shards import Box, Extent, Shape, fault
+from .hf_weights import DTYPES
+from .tensor_file import NAMES, Stamp
+from .untrusted import DAMAGE, is_within, natural, shape
+
+_FORMAT = "scalec checkpoint"
+_VERSION = 1
+
+Identity = Mapping[str, str | int | float | None]
+"""What a run is known by: settings by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a tensor, and which tensor of which file holds it."""
+
+    extent: Extent
+    file: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor: the shape of the whole, and its parts."""
+
+    shape: Shape
+    dtype: torch.dtype
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """All tensors by key, and all files by name, after `step` finished steps of such a run."""
+
+    step: int
+    tensors: Mapping[str, Entry]
+    files: Mapping[str, Stamp]
+    run: Identity = field(default_factory=dict[str, Any])
+
+
+def of(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
+    """The index of one file, with the boxes by their names in it."""
+    tensors: dict[str, list[Part]] = {}
+    about = {box.key: box for box in boxes.values()}
+    for name, box in boxes.items():
+        tensors.setdefault(box.key, []).append(Part(box.extent, file, name))
+    entries = {key: Entry(about[key].shape, about[key].tensor.dtype, tuple(parts)) for key, parts in tensors.items()}
+    return Index(step, entries, {file: stamp})
+
+
+def merged(indices: Sequence[Index]) -> Index:
+    """Of several ranks' parts the index of the whole; asserts that they are parts of the same."""
+    steps = {index.step for index in indices}
+    assert len(steps) == 1, f"checkpoint: ranks are at steps {steps}"
+    shares, files = dict[str, list[Entry]](), dict[str, Stamp]()
+    for index in indices:
+        files |= index.files
+        for key, entry in index.tensors.items():
+            shares.setdefault(key, []).append(entry)
+    return Index(steps.pop(), {key: _joined(key, entries) for key, entries in shares.items()}, files)
+
+
+def _joined(key: str, entries: Sequence[Entry]) -> Entry:
+    kinds = {(entry.shape, entry.dtype) for entry in entries}
+    assert len(kinds) == 1, f"checkpoint: ranks differ over `{key}`: {kinds}"
+    return Entry(*kinds.pop(), tuple(part for entry in entries for part in entry.parts))
+
+
+def faults(index: Index, keys: Iterable[str]) -> str:
+    """The first of these tensors whose parts are not the whole, and why; empty if all are."""
+    for key in keys:
+        entry = index.tensors[key]
+        if found := fault(entry.shape, [part.extent for part in entry.parts]):
+            return f"`{key}`: {found}"
+    return ""
+
+
+def text(index: Index) -> bytes:
+    """As JSON."""
+    tensors = {
+        key: {
+            "shape": entry.shape,
+            "dtype": NAMES[entry.dtype],
+            "boxes": [
+                {"offset": part.extent.offset, "size": part.extent.size, "file": part.file, "name": part.name}
+                for part in entry.parts
+            ],
+        }
+        for key, entry in index.tensors.items()
+    }
+    files = {name: {"bytes": stamp.size, "blake2b": stamp.blake2b} for name, stamp in index.files.items()}
+    whole = {"format": _FORMAT, "version": _VERSION, "step": index.step, "run": {**index.run}}
+    whole |= {"tensors": tensors, "files": files}
+    return json.dumps(whole).encode() + b"\n"
+
+
+def parsed(data: bytes) -> Index:
+    """Reads the JSON of `text`.  RunError if it is none, or of another version."""
+    try:
+        return _index(json.loads(data))
+    except DAMAGE:
+        raise RunError("is damaged, or no index of a checkpoint") from None
+
+
+def _index(read: Any) -> Index:
+    if read["format"] != _FORMAT:
+        raise ValueError
+    if read["version"] != _VERSION:
+        raise RunError(f"has format version {read['version']}; this program reads {_VERSION}")
+    files = {name: Stamp(natural(each["bytes"]), str(each["blake2b"])) for name, each in read["files"].items()}
+    if any("/" in name or not is_within(name) for name in files):  # all lie in the checkpoint's own folder
+        raise ValueError
+    tensors = {key: _entry(each, files) for key, each in read["tensors"].items()}
+    return Index(natural(read["step"]), tensors, files, _run(read.get("run", {})))  # earlier versions had none
+
+
+def _run(read: Any) -> Identity:
+    if not all(isinstance(value, str | int | float | None) for value in read.values()):
+        raise ValueError
+    natural(read.get("global_batch", 0))  # which is reckoned with
+    return read
+
+
+def _entry(read: Any, files: Mapping[str, Stamp]) -> Entry:
+    sizes = shape(read["shape"])
+    return Entry(sizes, DTYPES[read["dtype"]], tuple(_part(box, len(sizes), files) for box in read["boxes"]))
+
+
+def _part(read: Any, dims: int, files: Mapping[str, Stamp]) -> Part:
+    extent, file = Extent(shape(read["offset"]), shape(read["size"])), read["file"]
+    if not len(extent.offset) == len(extent.size) == dims or file not in files:
+        raise ValueError
+    return Part(extent, file, str(read["name"]))

@@ -1,0 +1,115 @@
+"""A checkpoint as it is read: any box of any tensor, once the files that hold it have passed their hash.
+
+Non-goals: writing one, and which of several to read (`checkpoint`).
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import RunError, named
+from ..state.shards import Box, whole
+from . import index, tensor_file
+from .index import Identity
+from .untrusted import index_of
+
+INDEX = "index.json"
+
+
+class Saved:
+    """A whole checkpoint, open for reading.  RunError where it is not what was written.
+
+    Each file is held against its size and hash when the first of its tensors is asked for, whatever part of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._index = _index_of(path)
+        self._files: dict[str, dict[str, Tensor]] = {}
+
+    @property
+    def run(self) -> Identity:
+        """What is known of the run that saved it."""
+        return self._index.run
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by key, whole, without their values: on the device `meta`."""
+        entries = self._index.tensors.items()
+        return {key: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for key, entry in entries}
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Those that are parameters."""
+        return {key: tensor for key, tensor in self.tensors().items() if not key.startswith("optimizer/")}
+
+    def whole(self, keys: Sequence[str]) -> dict[str, Tensor]:
+        """Whole tensors, of those that are here, by key."""
+        self._check_parts(keys)
+        return {key: self._joined(self._index.tensors[key]) for key in keys}
+
+    def _joined(self, entry: index.Entry) -> Tensor:
+        parts = [(part.extent, self._tensor(part, entry.dtype)) for part in entry.parts]
+        joined = torch.empty(entry.shape, dtype=entry.dtype)  # which asks for no more memory than the parts have
+        for extent, values in parts:
+            joined[extent.within(whole(entry.shape))] = values
+        return joined
+
+    def check(self, boxes: Sequence[Box]) -> None:
+        """RunError unless each box is of a tensor that is here, of its shape and element type, and whole."""
+        keys = list(dict.fromkeys(box.key for box in boxes))
+        if missing := [key for key in keys if key not in self._index.tensors]:
+            raise RunError(f"{self.path} lacks {named(missing)}")
+        for box in boxes:
+            entry = self._index.tensors[box.key]
+            saved, wanted = (_kind(of.shape, dtype) for of, dtype in ((entry, entry.dtype), (box, box.tensor.dtype)))
+            if saved != wanted:
+                raise RunError(f"{self.path}: `{box.key}` is {saved}, but the plan's is {wanted}")
+        self._check_parts(keys)
+
+    def _check_parts(self, keys: Sequence[str]) -> None:
+        """RunError unless the parts of each of these tensors are all of it."""
+        if fault := index.faults(self._index, keys):
+            raise RunError(f"{self.path / INDEX}: {fault}")
+
+    def copies(self, boxes: Iterable[Box]) -> list[tuple[Tensor, Tensor]]:
+        """Parts of checked boxes, and what to copy into each: together all of them."""
+        return [
+            (box.tensor[shared.within(box.extent)], self._tensor(part, box.tensor.dtype)[shared.within(part.extent)])
+            for box in boxes
+            for part in self._index.tensors[box.key].parts
+            if (shared := part.extent.overlap(box.extent))
+        ]
+
+    def _tensor(self, part: index.Part, dtype: torch.dtype) -> Tensor:
+        path = self.path / part.file
+        if part.file not in self._files:
+            self._files[part.file] = tensor_file.read(path, self._index.files[part.file])
+        found = self._files[part.file].get(part.name)
+        if found is None or (found.shape, found.dtype) != (part.extent.size, dtype):
+            wanted = _kind(part.extent.size, dtype)
+            raise RunError(f"{path} has no `{part.name}` that is {wanted}, though {INDEX} says so")
+        return found
+
+
+def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _index_of(path: Path) -> index.Index:
+    file = path / INDEX
+    if not file.exists() and (path / ".metadata").exists():
+        raise RunError(f"{path} is of an earlier version, by torch.distributed.checkpoint, and cannot be read")
+    data = index_of(file)
+    try:
+        found = index.parsed(data)
+    except RunError as error:
+        raise RunError(f"{file} {error}") from None
+    if path.name != folder_name(found.step):
+        raise RunError(f"{path} holds step {found.step}: it was saved as {folder_name(found.step)}")
+    return found
+
+
+def folder_name(step: int) -> str:
+    """What the checkpoint after so many steps is called."""
+    return f"step-{step:06d}"

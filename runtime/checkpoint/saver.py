@@ -1,0 +1,166 @@
+"""Checkpoints: the state of a step in a folder of its own, whole or not there at all.
+
+    step-000300/index.json              what is where; size and hash of every file
+    step-000300/rank-00002.safetensors  the boxes that rank 2 wrote
+
+A state is saved as boxes of global tensors, each written by one of the ranks that hold it, and each rank reads those
+that overlap its own: so any mesh can load what any other saved.  No pickle, which could run code when it is loaded.
+
+Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most such a folder,
+which the next save removes, and all whole ones as they were.
+
+Non-goals: no asynchronous saving; of the run nothing but the state and what it is known by (`identity`): the order of
+data follows from seed and step.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ..errors import RunError, named
+from ..state import loss_scale
+from ..state.engine import State
+from ..state.shards import Box, whole
+from . import index, tensor_file
+from .agreement import anywhere, together
+from .disk import Disk, put, settle
+from .index import Identity
+from .reader import INDEX, Saved, folder_name
+
+KEEP = 2
+ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
+"""What a run finds out anew where it is not given, as when a plan of another precision goes on."""
+
+
+def save(folder: Path, step: int, state: State, disk: Disk | None = None, run: Identity | None = None) -> Path:
+    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts finished steps.
+
+    `run` is what a run that goes on must have too.
+
+    RunError, on all ranks, where the disk of one refuses, or this step was saved before.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    saving = _Saving(folder / folder_name(step), step, state, rank, world, disk or Disk(), run or {})
+    for stage in (saving.prepare, saving.write, saving.publish):
+        together(state.mesh.device, stage)
+    return saving.made
+
+
+def load(path: Path, state: State) -> None:
+    """Fills the state from a checkpoint written on any mesh.  Collective.
+
+    A loss scale that it lacks begins anew, and one that the state has no use for is left.
+    RunError, on all ranks and before anything is changed, where one cannot read what it needs.
+    """
+    device = state.mesh.device
+    saved, boxes = together(device, lambda: _opened(path, [*state.boxes()]))
+    keys, held = [key for key in saved.tensors() if key not in ADAPTED], {box.key for box in boxes}
+    used = anywhere([key in held for key in keys], device)
+    if extra := [key for key, is_used in zip(keys, used, strict=True) if not is_used]:
+        raise RunError(f"{path} has {named(extra)}, which the plan has not")
+    for target, source in together(device, lambda: saved.copies(boxes)):
+        target.copy_(source)
+    state.refresh()
+
+
+def newest(folder: Path) -> Path | None:
+    """The last whole checkpoint in a folder."""
+    return next(reversed(_all(folder)), None)
+
+
+def finished_steps(path: Path) -> int:
+    """How many steps a checkpoint has behind it."""
+    return int(path.name.removeprefix("step-"))
+
+
+def _all(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=finished_steps)
+
+
+def _opened(path: Path, boxes: list[Box]) -> tuple[Saved, list[Box]]:
+    """A checkpoint, and those of the boxes that are filled from it."""
+    saved = Saved(path)
+    there = saved.tensors()
+    filled = [box for box in boxes if box.key in there or box.key not in ADAPTED]
+    saved.check(filled)
+    return saved, filled
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Saving:
+    """One rank's share in a save: three stages, each begun when all ranks have done the one before."""
+
+    made: Path
+    step: int
+    state: State
+    rank: int
+    world: int
+    disk: Disk
+    run: Identity
+
+    @property
+    def part(self) -> Path:
+        """The folder while it is not whole."""
+        return self.made.with_suffix(".tmp")
+
+    def prepare(self) -> None:
+        """An empty folder, and none that a crash left."""
+        if self.rank > 0:
+            return
+        if self.made.exists():
+            raise RunError(f"{self.made} is there already: a checkpoint is never written over")
+        for left in self.made.parent.glob("step-*.tmp"):
+            self.disk.remove(left)
+        self.part.mkdir(parents=True)
+
+    def write(self) -> None:
+        """This rank's boxes, and what they are."""
+        name = _rank_name(self.rank)
+        own = {_tensor_name(box): box for box in self.state.boxes() if box.own and box.tensor.numel()}
+        mine = index.Index(self.step, {}, {})
+        if own:
+            tensors = {tensor: box.tensor for tensor, box in own.items()}
+            stamp = tensor_file.write(self.part / f"{name}.safetensors", tensors, self.disk)
+            mine = index.of(self.step, f"{name}.safetensors", own, stamp)
+        put(self.part / f"{name}.json", [index.text(mine)], self.disk)
+        settle(self.part, self.disk)
+
+    def publish(self) -> None:
+        """One index for all; the folder's name; then the old ones go."""
+        if self.rank > 0:
+            return
+        put(self.part / INDEX, [index.text(replace(self._merged(), run=self.run))], self.disk)
+        for rank in range(self.world):
+            (self.part / f"{_rank_name(rank)}.json").unlink()
+        settle(self.part, self.disk)
+        self.disk.rename(self.part, self.made)
+        settle(self.made.parent, self.disk)
+        for old in _all(self.made.parent)[:-KEEP]:
+            gone = old.with_suffix(".tmp")  # first, so that none is ever there in part
+            self.disk.rename(old, gone)
+            self.disk.remove(gone)
+
+    def _merged(self) -> index.Index:
+        """All ranks' parts as one.  RunError where one is not to be seen from here."""
+        files = [self.part / f"{_rank_name(rank)}.json" for rank in range(self.world)]
+        if lost := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
+            raise RunError(f"{self.part} lacks what rank {named(lost)} wrote: is it one folder for all nodes?")
+        merged = index.merged([index.parsed(file.read_bytes()) for file in files])
+        fault = index.faults(merged, merged.tensors)
+        assert not fault, f"checkpoint: {fault}"
+        for name, stamp in merged.files.items():
+            if (self.part / name).stat().st_size != stamp.size:
+                raise RunError(f"{self.part / name} does not have the {stamp.size} bytes that were written")
+        return merged
+
+
+def _rank_name(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def _tensor_name(box: Box) -> str:
+    """The key; of a part with its place, as in `wq[0:4, 8:16]`."""
+    return box.key if box.extent == whole(box.shape) else f"{box.key}{box.extent}"

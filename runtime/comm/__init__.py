@@ -1,0 +1,1 @@
+"""The mesh, its process groups, and all communication."""

@@ -1,0 +1,350 @@
+"""Coercions between placements: each is a collective (or none) forward and its conjugate backward.
+
+I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b` is `dual(b) → dual(a)`, where
+dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce` are f and g of Megatron-LM,
+arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
+
+In a sanitized run the axes carry a watch, which sees the operand and the result of each coercion (`sanitize`).
+
+Non-goals: no placements are tracked or checked here; the compiler has proved them.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
+from torch.distributed import AllreduceOptions, ReduceOp
+
+from ..autograd.saved_tensor_hooks import Around
+from . import functional_collectives
+from .mesh import Axis, End, Watch
+
+# The group's own methods: called once a layer and more, the functional ops of torch cost about twice the host time.
+# For the same reason shapes are lists, and options are made once.
+
+_NO_GRADIENTS = (None, None)  # of the dims
+_DUAL = {"I": "I", "R": "P", "S": "S", "P": "R"}  # the placement of a gradient
+_SAME = "IR"
+_MAXIMUM = AllreduceOptions()
+_MAXIMUM.reduceOp = ReduceOp.MAX  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _same(x: Tensor, axis: Axis) -> Tensor:
+    return x
+
+
+def _reduce(x: Tensor, axis: Axis) -> Tensor:
+    if is_compiling():
+        return functional_collectives.all_reduced(x, axis)
+    out = x.clone(memory_format=torch.contiguous_format)
+    axis.group.allreduce([out]).wait()
+    return out
+
+
+def _maximum(x: Tensor, axis: Axis) -> Tensor:
+    if is_compiling():
+        return functional_collectives.all_reduced(x, axis, "max")
+    out = x.clone(memory_format=torch.contiguous_format)
+    axis.group.allreduce([out], _MAXIMUM).wait()
+    if axis.watch is not None:
+        axis.watch.coerced(out, axis, axis.watch.here(), "result")
+    return out
+
+
+def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    if dim != 0:
+        return _gather(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    if is_compiling():
+        return functional_collectives.gathered(x, axis)
+    shape = list(x.shape)
+    shape[0] *= axis.size
+    out = x.new_empty(shape)
+    axis.group._allgather_base(out, x.contiguous()).wait()
+    return out
+
+
+def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    if dim != 0:
+        return _scatter(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+    if is_compiling():
+        return functional_collectives.scattered(x, axis)
+    shape = list(x.shape)
+    shape[0] //= axis.size
+    out = x.new_empty(shape)
+    axis.group._reduce_scatter_base(out, x.contiguous()).wait()
+    return out
+
+
+def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+    pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
+    out = functional_collectives.exchanged(pieces, axis) if is_compiling() else _alltoall(pieces, axis)
+    return out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
+
+
+def _alltoall(pieces: Tensor, axis: Axis) -> Tensor:
+    out = torch.empty_like(pieces)
+    axis.group.alltoall_base(out, pieces, [], []).wait()
+    return out
+
+
+def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+    return _exchange(x, axis, dim_to, dim_from)
+
+
+def _slice(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    size = x.shape[dim] // axis.size
+    # A copy: a view that autograd saves would keep the whole of x alive.
+    return x.narrow(dim, axis.rank * size, size).clone(memory_format=torch.contiguous_format)
+
+
+def _pad(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    size = x.shape[dim]
+    shape = list(x.shape)
+    shape[dim] = size * axis.size
+    padded = x.new_zeros(shape)
+    padded.narrow(dim, axis.rank * size, size).copy_(x)
+    return padded
+
+
+def _first(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.rank == 0 else torch.zeros_like(x)
+
+
+def _watched(
+    convert: Callable[..., Tensor], *ends: tuple[str, End], x: Tensor, axis: Axis, dims: tuple[int, ...], line: Any
+) -> Tensor:
+    """`convert` between two `ends` and their placements; the axis' watch sees what should be the same on all ranks."""
+    watch, ((source, before), (target, after)) = cast(Watch, axis.watch), ends
+    if source in _SAME:
+        watch.coerced(x, axis, line, before)
+    y = convert(x, axis, *dims)
+    if target in _SAME and (y is not x or source not in _SAME):
+        watch.coerced(y, axis, line, after)
+    return y
+
+
+def _conjugate(
+    name: str, ends: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """A coercion between two placements that runs `forward` on a value and `backward` on its gradient.
+
+    `name` shows in profiles.
+    """
+    source, target = ends
+    ahead = partial(_watched, forward, (source, "operand"), (target, "result"))
+    behind = partial(_watched, backward, (_DUAL[target], "result gradient"), (_DUAL[source], "operand gradient"))
+
+    def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
+        ctx.axis, ctx.dims = axis, dims
+        if axis.watch is None:
+            return functional_collectives.distinct(forward(x, axis, *dims))
+        ctx.line = axis.watch.here()
+        return ahead(x=x, axis=axis, dims=dims, line=ctx.line)
+
+    def run_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        axis, dims = ctx.axis, ctx.dims
+        if axis.watch is None:
+            return (backward(gradient, axis, *dims), None, *_NO_GRADIENTS[: len(dims)])
+        back = behind(x=gradient, axis=axis, dims=dims, line=ctx.line)
+        return (back, None, *_NO_GRADIENTS[: len(dims)])
+
+    function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
+    # Past `Function.apply`, a wrapper in Python that serves functorch transforms alone: a microsecond and more a call.
+    parent: Any = super(Function, function)
+
+    def coerced(*operands: Any) -> Tensor:
+        return (function if is_compiling() else parent).apply(*operands)  # torch 2.11 does not trace the parent's
+
+    return coerced
+
+
+_replicate = _conjugate("Replicate", "IR", _same, _reduce)
+_all_reduce_sum = _conjugate("AllReduce", "PI", _reduce, _same)
+_all_gather_scatter = _conjugate("AllGather", "SR", _gather, _scatter)
+_reduce_scatter_gather = _conjugate("ReduceScatter", "PS", _scatter, _gather)
+_all_gather_slice = _conjugate("AllGatherInvariant", "SI", _gather, _slice)
+_shard = _conjugate("Shard", "IS", _slice, _gather)
+_take_shard = _conjugate("TakeShard", "RS", _slice, _pad)
+_pad_shard = _conjugate("PadShard", "SP", _pad, _slice)
+_swap_shards = _conjugate("AllToAll", "SS", _exchange, _exchange_back)
+_once = _conjugate("Once", "IP", _first, _same)
+_invariant = _conjugate("Invariant", "RI", _same, _first)
+_once_replicated = _conjugate("OnceReplicated", "RP", _first, _first)
+
+
+def replicate(x: Tensor, axis: Axis) -> Tensor:
+    """I → R: nothing forward, all-reduce backward."""
+    return x if axis.size == 1 else _replicate(x, axis)
+
+
+def all_reduce(x: Tensor, axis: Axis, op: Literal["sum", "max"] = "sum") -> Tensor:
+    """P → I: all-reduce forward, nothing backward; with `max`, max-partial → I, which has no gradient."""
+    if op == "sum":
+        return x if axis.size == 1 else _all_reduce_sum(x, axis)
+    x = x.detach()
+    return x if axis.size == 1 else _maximum(x, axis)
+
+
+def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """S(dim) → R: all-gather forward, reduce-scatter backward."""
+    return x if axis.size == 1 else _all_gather_scatter(x, axis, dim)
+
+
+def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """P → S(dim): reduce-scatter forward, all-gather backward."""
+    return x if axis.size == 1 else _reduce_scatter_gather(x, axis, dim)
+
+
+def all_gather_invariant(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """S(dim) → I: all-gather forward, this rank's slice backward."""
+    return x if axis.size == 1 else _all_gather_slice(x, axis, dim)
+
+
+def shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """I → S(dim): this rank's slice forward, all-gather backward."""
+    return x if axis.size == 1 else _shard(x, axis, dim)
+
+
+def take_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """R → S(dim): this rank's slice forward, padding with zeros backward."""
+    return x if axis.size == 1 else _take_shard(x, axis, dim)
+
+
+def pad_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """S(dim) → P: padding with zeros forward, this rank's slice backward."""
+    return x if axis.size == 1 else _pad_shard(x, axis, dim)
+
+
+def all_to_all(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+    """S(dim_from) → S(dim_to): all-to-all, and the reverse backward."""
+    return x if axis.size == 1 else _swap_shards(x, axis, dim_from, dim_to)
+
+
+def once(x: Tensor, axis: Axis) -> Tensor:
+    """I → P: zero but on rank 0 forward, nothing backward."""
+    return x if axis.size == 1 else _once(x, axis)
+
+
+def invariant(x: Tensor, axis: Axis) -> Tensor:
+    """R → I: nothing forward, zero but on rank 0 backward."""
+    return x if axis.size == 1 else _invariant(x, axis)
+
+
+def once_replicated(x: Tensor, axis: Axis) -> Tensor:
+    """R → P: zero but on rank 0, forward and backward."""
+    return x if axis.size == 1 else _once_replicated(x, axis)
+
+
+def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x.
+
+    With `dtype`, what is sent and summed is x as that.
+    """
+    if axis.size > 1:
+        sent = x.to(dtype or x.dtype)
+        cast(Any, dist).all_reduce(sent, group=axis.group)
+        if sent is not x:
+            x.copy_(sent)
+        if axis.watch is not None:
+            axis.watch.coerced(x, axis, axis.watch.here(), "result")
+    return x
+
+
+def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum over the axis, of which each rank keeps its part, in place and outside autograd: flat gradients.
+
+    Returns this rank's part, a view of x; the rest of x is then worthless.  With `dtype`, what is sent and summed is x
+    as that.
+    """
+    if axis.size == 1:
+        return x
+    own, sent = _own_part(x, axis), x.to(dtype or x.dtype)
+    part = _own_part(sent, axis)
+    axis.group._reduce_scatter_base(part, sent).wait()
+    return own if sent is x else own.copy_(part)
+
+
+def all_gather_(x: Tensor, axis: Axis) -> Tensor:
+    """Every rank's part of a flat buffer to all ranks of the axis, in place and outside autograd.  Returns x."""
+    if axis.size > 1:
+        axis.group._allgather_base(x, _own_part(x, axis)).wait()
+        if axis.watch is not None:
+            axis.watch.coerced(x, axis, axis.watch.here(), "result")
+    return x
+
+
+def _own_part(x: Tensor, axis: Axis) -> Tensor:
+    size = x.numel() // axis.size
+    return x[axis.rank * size : (axis.rank + 1) * size]
+
+
+class _Gathered:
+    """The gathered tensor as backward sees it: gathered again for its first consumer, freed after its last."""
+
+    def __init__(self, packed: Any, around: Around, axis: Axis, dim: int) -> None:
+        self.packed, self.around, self.axis, self.dim = packed, around, axis, dim
+        self.line = axis.watch and axis.watch.here()
+        self.consumers = 0
+        self.waiting = 0
+        self.full: Tensor | None = None
+
+    def saved(self) -> None:
+        self.consumers += 1
+        self.waiting += 1
+
+    def take(self) -> Tensor:
+        full = self._again() if self.full is None else self.full
+        self.waiting -= 1
+        self.full = full if self.waiting else None
+        self.waiting = self.waiting or self.consumers  # a second backward through a retained graph
+        return full
+
+    def _again(self) -> Tensor:
+        full = _gather(self.around.unpack(self.packed), self.axis, self.dim)
+        if self.axis.watch is not None:
+            self.axis.watch.coerced(full, self.axis, self.line, "result again")
+        return full
+
+
+class _View(NamedTuple):
+    """A gathered tensor, or a view of it, as autograd saves it."""
+
+    of: _Gathered
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@contextmanager
+def regather(x: Tensor, axis: Axis, dim: int) -> Generator[Tensor]:
+    """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
+
+    Backward gathers once more, when the first consumer needs it, and frees after the last.
+    """
+    full = all_gather(x, axis, dim)
+    if axis.size == 1:
+        yield full
+        return
+    storage, around = full.untyped_storage().data_ptr(), Around()
+    gathered = _Gathered(around.pack(x.detach()), around, axis, dim)
+
+    def pack(saved: Tensor) -> Any:
+        if saved.untyped_storage().data_ptr() != storage:
+            return around.pack(saved)
+        gathered.saved()
+        return _View(gathered, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
+
+    def unpack(packed: Any) -> Tensor:
+        if not (isinstance(packed, _View) and packed.of is gathered):
+            return around.unpack(packed)
+        return gathered.take().as_strided(packed.shape, packed.stride, packed.offset)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield full

@@ -1,0 +1,1 @@
+"""The settings of a run: what the program says, and what the environment asks."""

@@ -1,0 +1,66 @@
+"""What the environment asks of a run: the variables SCALEC_….
+
+Non-goals: what they ask for (`record`, `sanitize`, `profile`); SCALEC_DUMP is the compiler's.
+"""
+
+import os
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from ..errors import RunError
+
+_RECORD, _SANITIZE, _PROFILE, _STEPS = "SCALEC_RECORD", "SCALEC_SANITIZE", "SCALEC_PROFILE", "SCALEC_PROFILE_STEPS"
+_KNOWN = (_RECORD, _SANITIZE, _PROFILE, _STEPS, "SCALEC_DUMP")
+
+
+def recording() -> bool:
+    """Whether SCALEC_RECORD=1 asks for a record of every collective.  RunError."""
+    return _is_on(_RECORD)
+
+
+def sanitizing() -> bool:
+    """Whether SCALEC_SANITIZE=1 asks that copies be compared.  RunError."""
+    return _is_on(_SANITIZE)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and where that is written."""
+
+    folder: Path
+    first: int
+    last: int
+
+
+def profiling() -> Profiled | None:
+    """What SCALEC_PROFILE=FOLDER asks for, with SCALEC_PROFILE_STEPS=N-M.  RunError."""
+    folder, steps = os.environ.get(_PROFILE), os.environ.get(_STEPS)
+    if not folder and steps:
+        raise RunError(f"{_STEPS}={steps} says which steps are profiled: it needs {_PROFILE}=FOLDER")
+    if not folder:
+        return None
+    first, _, last = (steps or "3-5").partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise RunError(f"{_STEPS} is `{steps}`: write the first and the last step of the run, as in 3-5")
+    return Profiled(Path(folder), int(first), int(last))
+
+
+def unknown() -> list[str]:
+    """A line for each variable SCALEC_… that asks for nothing.  RunError if one that is known has an unknown value."""
+    for asked in (recording, sanitizing, profiling):
+        asked()
+    names = sorted(name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN)
+    return [f"warning: there is no {name}: {_meant(name)}" for name in names]
+
+
+def _is_on(name: str) -> bool:
+    value = os.environ.get(name, "")
+    if value not in ("", "0", "1"):
+        raise RunError(f"{name} is `{value}`: write 1, or 0 for a run without")
+    return value == "1"
+
+
+def _meant(name: str) -> str:
+    close = get_close_matches(name, _KNOWN, 1, 0.8)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(_KNOWN)}"

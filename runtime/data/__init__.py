@@ -1,0 +1,1 @@
+"""Files of tokens to batches on each rank."""

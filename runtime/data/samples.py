@@ -1,0 +1,69 @@
+"""What a model is given of windows of tokens: inputs, their labels, and which document each token is of.
+
+All of it is a function of the window, and masks also of seed and sample: the same on any mesh and after a restart.
+
+Non-goals: where windows come from and who gets them (`data`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ops.counter_rng import key_of, uniform
+
+IGNORED = -100
+"""A label that counts nothing."""
+
+_REPLACED, _DRAWN = 0.8, 0.9  # of the tokens to predict: those masked, and with them those drawn at random
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """How windows of a corpus become samples.
+
+    A token `separator` ends each document.  Without `masked` each token's label is the one that follows; with it, that
+    share of tokens is to be predicted where they stand, most of them hidden behind the token `mask_token`.
+    """
+
+    separator: int | None = None
+    masked: float | None = None
+    mask_token: int | None = None
+
+    def width(self, seq: int) -> int:
+        """Tokens of a window for sequences of `seq`: one more where the last one's label is the next."""
+        return seq + 1 if self.masked is None else seq
+
+    def given(self, windows: Tensor, samples: list[int], vocab: int, seed: int) -> dict[str, Tensor]:
+        """The model's inputs by name, int64, [rows, seq], from windows [rows, width], whose numbers are `samples`."""
+        if self.masked is None:
+            tokens, labels = windows[:, :-1], windows[:, 1:]
+            labels = labels.masked_fill(self._ends(tokens), IGNORED)  # what they would predict begins another document
+        else:
+            hidden = [self._hide(row, sample, vocab, seed) for row, sample in zip(windows, samples, strict=True)]
+            tokens, labels = (torch.stack(rows) for rows in zip(*hidden, strict=True))
+        return {"tokens": tokens, "labels": labels, "documents": self._documents(windows[:, : tokens.shape[1]])}
+
+    def _ends(self, tokens: Tensor) -> Tensor:
+        """Which tokens are separators."""
+        return torch.zeros_like(tokens, dtype=torch.bool) if self.separator is None else tokens == self.separator
+
+    def _documents(self, tokens: Tensor) -> Tensor:
+        """How many documents of the window have ended before each token; a separator is of the one that it ends."""
+        ends = self._ends(tokens).long()
+        return ends.cumsum(-1) - ends
+
+    def _hide(self, tokens: Tensor, sample: int, vocab: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Tokens with some hidden, and these as labels: of those to predict 80% are masked, 10% any token, 10% kept.
+
+        (Devlin et al. 2019, appendix A.1; each token by itself, and anew in each pass over the data, as in RoBERTa, Liu
+        et al. 2019.)  Separators are kept and not predicted.
+        """
+        assert self.masked is not None, "samples: nothing is to be masked"
+        assert self.mask_token is not None, "samples: masks without a token"
+        counter = 3 * torch.arange(len(tokens))
+        chosen, fate, drawn = (uniform(key_of(f"{seed}/masks/{sample}"), counter + i) for i in range(3))
+        predicted = (chosen < self.masked) & ~self._ends(tokens)
+        other = torch.where(fate < _DRAWN, (drawn * vocab).long(), tokens)
+        other = other.masked_fill(fate < _REPLACED, self.mask_token)
+        return torch.where(predicted, other, tokens), tokens.masked_fill(~predicted, IGNORED)

@@ -1,0 +1,109 @@
+"""Whether tensors are the same on all ranks of an axis, to the last bit; if not, where they first differ, and on whom.
+
+One all-gather of hashes, 24 bytes a tensor and rank; only where these differ, two more to find the element.
+
+Non-goals: names of values, and what a difference means.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
+
+from ..comm.mesh import Axis
+from .fingerprint import BLOCK, Fingerprints, words
+
+_SHOWN = 8  # ranks of a list
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first of several tensors that is not the same on all ranks, its first element, who has another, and what.
+
+    `index` is row-major, None where shapes or element types differ.
+    """
+
+    number: int
+    index: int | None
+    ranks: str
+
+
+class Comparison:
+    """Compares tensors of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._fingerprints = Fingerprints(device)
+
+    @torch.no_grad()
+    def first(self, values: Sequence[Tensor], axis: Axis) -> Difference | None:
+        """The first difference, or None; the same on all ranks of the axis, which call it alike."""
+        if axis.size == 1 or not values:
+            return None
+        with _disable_current_modes():  # a recorder's: these collectives are none of the plan's
+            rows = _gathered(self.hashes(values), axis)
+            differing = (rows != rows[0]).any(0).any(-1)
+            if not differing.any():
+                return None
+            number = int(differing.nonzero()[0])
+            return self._located(number, values[number], rows[:, number], axis)
+
+    @torch.no_grad()
+    def hashes(self, values: Sequence[Tensor]) -> Tensor:
+        """[values, 3] int64, as `Fingerprints.of` has them."""
+        with _disable_current_modes():
+            return torch.stack([self._fingerprints.of(x) for x in values])
+
+    def _located(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:
+        """The first element of x that differs, and who has which value, given the ranks' fingerprints."""
+        ranks, kinds = axis.ranks(), _tuples(rows)
+        parties = _parties(kinds, ranks)
+        if len({kind[-1] for kind in kinds}) > 1:
+            return Difference(number, None, f"{parties}, in shape or element type")
+        index, bits = self._first_element(x, axis)
+        one = kinds.index(Counter(kinds).most_common(1)[0][0])
+        other = int((bits != bits[one]).any(-1).nonzero()[0])
+        shown = [f"{bits[rank].clone().view(x.dtype).item()} on rank {ranks[rank]}" for rank in (one, other)]
+        return Difference(number, index, f"{parties}, {' and '.join(shown)}")
+
+    def _first_element(self, x: Tensor, axis: Axis) -> tuple[int, Tensor]:
+        """The index of the first element whose bits differ, and these bits, [ranks, bytes]."""
+        blocks = _gathered(self._fingerprints.of_blocks(x), axis)
+        block = int((blocks != blocks[0]).any(0).any(-1).nonzero()[0])
+        part = _gathered(words(x)[block * BLOCK : (block + 1) * BLOCK].view(torch.uint8), axis)
+        size = x.element_size()
+        element = int((part != part[0]).any(0).nonzero()[0]) // size
+        return block * BLOCK * words(x).element_size() // size + element, part[:, element * size : (element + 1) * size]
+
+
+def _gathered(x: Tensor, axis: Axis) -> Tensor:
+    """[ranks, …]: x of each rank of the axis."""
+    out = x.new_empty((axis.size, *x.shape))
+    axis.group._allgather_base(out.view(-1), x.contiguous().view(-1)).wait()
+    return out
+
+
+def _tuples(rows: Tensor) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in cast(Any, rows).tolist()]
+
+
+def _parties(kinds: Sequence[object], ranks: Sequence[int]) -> str:
+    """`rank 3 differs from the other 7`, or `rank 0 differs from rank 1` where neither is in the majority."""
+    (most, size), *others = Counter(kinds).most_common()
+    if size > others[0][1]:
+        odd = [rank for kind, rank in zip(kinds, ranks, strict=True) if kind != most]
+        return f"{_ranks(odd)} from the other {size}"
+    parties = [[rank for k, rank in zip(kinds, ranks, strict=True) if k == kind] for kind in dict.fromkeys(kinds)]
+    return f"{_ranks(parties[0])} from {' and '.join(_names(party) for party in parties[1:])}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{_names(ranks)} differ{'' if len(ranks) > 1 else 's'}"
+
+
+def _names(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_SHOWN])) + (", …" if len(ranks) > _SHOWN else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

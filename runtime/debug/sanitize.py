@@ -1,0 +1,198 @@
+"""SCALEC_SANITIZE=1: values that the plan's placements call the same on several ranks are compared by their hashes.
+
+Compared are: of each coercion, forward and backward, the operand and the result where they are I or R; inputs and
+metrics of each step; and parameters, their working copies and optimizer state before the first step, and before and
+after each update.  In a pipeline, parameters that several stages share are compared over these, and each message's
+values with the hashes of what was sent.  The first that differs ends the run with its name, step, ranks and line of the
+plan.
+
+Copies are equal to the last bit.  All ranks compute them from equal bits by the same kernels, made deterministic, and
+what is reduced is the same everywhere: gloo's ring reduces each chunk on one rank and hands it on as it is
+(gloo/allreduce.cc), and so does NCCL: "all ranks should get the same value, always" (its maintainers in NVIDIA/nccl#855
+and #434), with reductions in the switch too, though they may differ from call to call (#1497).  So no tolerance is
+needed; but all ranks need the same kind of processor, versions, and, on CPUs, number of threads.
+
+Non-goals: partial and sharded values, of which each rank has its own; no repair.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, ParamSpec, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.mesh import Axis, Copies, Crossing, End, Mesh, Role
+from ..config.plan import Metrics
+from ..data.loader import Batch, Input
+from ..errors import RunError
+from .compare import Comparison, Difference
+from .source_lines import Line, calling_line, first_use
+
+_P = ParamSpec("_P")
+
+
+class Sanitizer:
+    """The watch of a sanitized run on this rank.  Whatever raises does so on all ranks of the axis alike."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._comparison = Comparison(device)
+        self._step = "before the first step"
+        self._modules: list[str] = []  # whose forward runs, outermost first
+        self._microbatch = 0  # of this step, from 1
+        self._model = nn.Module()
+        self._copies: list[Copies] = []
+
+    def begin(self, step: str) -> None:
+        """What follows belongs to `step`."""
+        self._step, self._microbatch = step, 0
+
+    def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
+        """A model, and the memory of its state."""
+        self._model, self._copies = model, [*copies]
+        for name, module in cast(Any, model).named_modules():
+            module.register_forward_pre_hook(partial(self._enter, name))
+            module.register_forward_hook(self._leave)
+
+    def _enter(self, name: str, *_: Any) -> None:
+        self._modules.append(name)
+        self._microbatch += name == ""
+
+    def _leave(self, *_: Any) -> None:
+        self._modules.pop()
+
+    def here(self) -> Line:
+        """The line of the program that calls a coercion."""
+        return calling_line(self._modules[-1], self._microbatch) if self._modules else calling_line("", 0)
+
+    def coerced(self, x: Tensor, axis: Axis, line: Line, end: End) -> None:
+        """A coercion's operand or result, or the gradient of one.  RunError if it differs over the axis."""
+        if not (difference := self._comparison.first([x], axis)):
+            return
+        microbatch = f"microbatch {line.microbatch}, " if line.microbatch else ""
+        phase = "forward" if end in ("operand", "result") else "backward"
+        name = self._held(x, difference) or _named(x, difference, line, end)
+        raise RunError(
+            f"{self._step}, {microbatch}{phase}: {_differs(name, axis, difference)}; at {line.place}{self._cause(axis)}"
+        )
+
+    def microbatch(self, number: int) -> None:
+        """What follows belongs to this microbatch, from 0."""
+        self._microbatch = number
+
+    def hashes(self, values: Sequence[Tensor]) -> Tensor:
+        """Those that `arrived` compares."""
+        return self._comparison.hashes(values)
+
+    def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: Crossing) -> None:
+        """RunError, on the rank that receives it alone, if a message's values are not those that were sent."""
+        wrong = (self.hashes(values) != hashes).any(1)
+        if not wrong.any():
+            return
+        name, gradient = message.names[int(wrong.nonzero()[0])], "the gradient of " if message.is_gradient else ""
+        raise RunError(
+            f"{self._step}, microbatch {message.microbatch + 1}, {'backward' if gradient else 'forward'}: {gradient}"
+            f"`{name}` has come to stage {message.stage} otherwise than it was sent, "
+            f"from rank {message.source} to rank {message.target}; at {self.here().place}"
+        )
+
+    def updating(self) -> None:
+        """RunError if a parameter, its working copy or its optimizer state differs.
+
+        After the update it may be too late: rounding may have made equal what was not when it was used.
+        """
+        self._compare_copies("kept", "working")
+
+    def updated(self) -> None:
+        """RunError if a parameter or its optimizer state differs."""
+        self._compare_copies("kept")
+
+    def same(self, values: Mapping[str, Tensor], axis: Axis, when: str) -> None:
+        """RunError if one of the named values differs over the axis."""
+        if difference := self._comparison.first([*values.values()], axis):
+            name, x = [*values.items()][difference.number]
+            raise RunError(f"{self._step}, {when}: {_differs(f'`{name}`{_at(x, difference)}', axis, difference)}")
+
+    def _compare_copies(self, *roles: Role) -> None:
+        by_axis: dict[Axis, list[Copies]] = {}
+        for copies in self._copies:
+            if copies.role in roles:
+                by_axis.setdefault(copies.axis, []).append(copies)
+        when = f"{self._step}, update" if self._microbatch else self._step
+        for axis, group in by_axis.items():
+            if found := self._first_of(group, axis):
+                raise RunError(f"{when}: {found}")
+
+    def _first_of(self, copies: Sequence[Copies], axis: Axis) -> str:
+        """Which of the copies differs first over the axis, and the line that uses it; empty if none does."""
+        difference = self._comparison.first([each.tensor for each in copies], axis)
+        if difference is None:
+            return ""
+        held = copies[difference.number]
+        parameter, index = held.element(difference.index or 0)
+        place = first_use(self._model, parameter)
+        return _differs(f"{held.what}{parameter}{index}", axis, difference) + (f"; used at {place}" if place else "")
+
+    def _held(self, x: Tensor, difference: Difference) -> str:
+        """The parameter whose memory the first element of x that differs is; empty if it is none's."""
+        address = x.data_ptr() + (difference.index or 0) * x.element_size()
+        for held in self._copies:
+            offset = address - held.tensor.data_ptr()
+            if 0 <= offset < held.tensor.nbytes:
+                return held.what + "".join(held.element(offset // held.tensor.element_size()))
+        return ""
+
+    def _cause(self, axis: Axis) -> str:
+        """What of the state differs over the axis, though it should not.  All ranks of a failed coercion look."""
+        names = set(axis.name.split("*"))
+        copies = [c for c in self._copies if c.role != "gradient" and names <= set(c.axis.name.split("*"))]
+        found = self._first_of(copies, axis)
+        return f"; before it, {found}" if found else ""
+
+
+def _named(x: Tensor, difference: Difference, line: Line, end: End) -> str:
+    """For instance `the gradient of `a` at [0, 1, 5] in layers.1`."""
+    gradient = "the gradient of " if "gradient" in end else ""
+    name = line.operand if "operand" in end else line.result
+    return f"{gradient}`{name}`{_at(x, difference)}{f' in {line.module}' if line.module else ''}"
+
+
+def _at(x: Tensor, difference: Difference) -> str:
+    if difference.index is None or not x.dim():
+        return ""
+    return f" at {[int(at) for at in torch.unravel_index(torch.tensor(difference.index), x.shape)]}"
+
+
+def _differs(name: str, axis: Axis, difference: Difference) -> str:
+    return f"{name} is not the same over {axis.name}: {difference.ranks}"
+
+
+def observed(
+    function: Callable[_P, Metrics], mesh: Mesh, inputs: Mapping[str, Input], word: str, done: int
+) -> Callable[_P, Metrics]:
+    """`train_step` or `eval_step`, its batch and metrics compared; its calls go by `word` and number `done` + 1, …"""
+    watch, numbers = mesh.watch, count(done + 1)
+    assert isinstance(watch, Sanitizer), "sanitize: the mesh was made without a sanitizer"
+
+    def run(*args: _P.args, **options: _P.kwargs) -> Metrics:
+        watch.begin(f"{word} {next(numbers)}")
+        batch = next(argument for argument in args if isinstance(argument, Batch))
+        for name, layout in inputs.items():
+            split = {axis for axes in layout.split.values() for axis in axes}
+            watch.same({name: getattr(batch, name)}, mesh.without(split), "inputs")
+        metrics = function(*args, **options)
+        values = {name: value for name, value in vars(metrics).items() if value is not None}
+        watch.same(values, mesh.without(()), "metrics")
+        return metrics
+
+    return run
+
+
+def require_determinism() -> None:
+    """From now on ops take their deterministic form, and raise if they have none.  To be called before CUDA is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` would import torch._inductor
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False

@@ -1,0 +1,1 @@
+"""Ops on local tensors that torch does not have as such."""

@@ -1,0 +1,110 @@
+"""Weight gradients set apart: an input part of backward leaves them for its weight part (arXiv:2401.10241).
+
+Purpose: `split_linear` and `split_embedding`, whose backward, within `set_apart`, makes the gradient of the input alone
+and leaves a call that makes that of the weight.  Elsewhere they are torch's own functions, backward too.  `put_off` is
+for ops that have a backward of their own.
+Non-goals: when which part is done (`pipeline`); gradients of other ops, which are made with the input's.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from ..comm.mesh import Axis
+from .functional import embedding
+
+Part = Callable[[], None]
+"""Makes the gradients of some weights, one for most, and adds them where autograd would."""
+
+# Where input parts under way leave calls, the innermost last.  Of the module, as on CUDA a thread of autograd's own
+# runs backward, which sees neither what is local to the caller's thread nor its context variables.
+_left: list[list[Part]] = []
+_backward: Callable[..., None] = cast(Any, torch.autograd).backward
+_embedding_backward: Callable[..., Tensor] = cast(Any, torch.ops).aten.embedding_dense_backward
+
+
+@contextmanager
+def set_apart(parts: list[Part]) -> Generator[None]:
+    """Within it, backward leaves in `parts` what only weights need."""
+    _left.append(parts)
+    try:
+        yield
+    finally:
+        _left.pop()
+
+
+def put_off(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> bool:
+    """Leaves gradients of weights to be made later, together, within `set_apart`; else it does not.
+
+    Nor does it where one of the weights is no parameter; and of no weights there is nothing to leave.
+    """
+    if not (_left and weights) or not all(weight.is_leaf for weight in weights):
+        return False
+    _left[-1].append(partial(_add, weights, gradients))
+    return True
+
+
+def split_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x · weightᵀ.  x [..., i], weight [o, i].
+
+    Of a weight that is no parameter but made of one, backward goes on to that, and nothing is set apart.
+    """
+    return cast(Any, _Linear).apply(x, weight) if weight.is_leaf else F.linear(x, weight)
+
+
+def split_embedding(tokens: Tensor, table: Tensor, axis: Axis | None = None) -> Tensor:
+    """Rows of `table` [v, h], as `embedding` has them."""
+    return embedding(tokens, table, axis, lookup=_rows)
+
+
+def _rows(tokens: Tensor, table: Tensor) -> Tensor:
+    return cast(Any, _Rows).apply(tokens, table) if table.is_leaf else F.embedding(tokens, table)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight = weight  # hooks may give back another tensor than the parameter
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
+        make = partial(_linear_gradient, gradient, x.detach())  # without what x was made by, which would stay too
+        of_weight = now_or_later(ctx.weight, make)
+        return gradient @ weight if ctx.needs_input_grad[0] else None, of_weight
+
+
+class _Rows(Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.table = table
+        return F.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (tokens,) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
+        size = ctx.table.shape[0]
+        return None, now_or_later(ctx.table, partial(_embedding_backward, gradient, tokens, size, -1, False))
+
+
+def _linear_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    return gradient.flatten(0, -2).mT @ x.flatten(0, -2)
+
+
+def now_or_later(weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | None:
+    """A weight's gradient; None where it is put off."""
+    return None if put_off([weight], lambda: [gradient()]) else gradient()
+
+
+def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> None:
+    """As autograd does it, with the weights' hooks: where gradients are wider than weights, those add."""
+    _backward(weights, gradients())

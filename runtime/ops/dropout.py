@@ -1,0 +1,80 @@
+"""Dropout without state: what is dropped follows from a sample's draw and an element's global index in the sample.
+
+A draw is a key made of the seed and the sample's number in the run.  So the same elements are dropped on every mesh,
+in every placement, in backward, when something is computed again, and after a restart.
+
+Non-goals: speed: bits are made by a dozen elementwise kernels on 8 bytes an element, which no kernel of ours fuses yet.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..comm.mesh import Axis
+from .counter_rng import happens, key_of, words
+
+_WHOLE: Mapping[int, Axis] = {}
+
+
+def draws_of(samples: Sequence[int], seed: int) -> Tensor:
+    """One draw for each sample, by its number in the run: int64."""
+    return words(key_of(f"{seed}/dropout"), torch.tensor(samples))
+
+
+def fork(draws: Tensor | None, count: int) -> Sequence[Tensor | None]:
+    """Draws for each of `count` repetitions, [batch] each; none where nothing is dropped."""
+    if draws is None:
+        return [None] * count
+    return words(draws, -torch.arange(1, count + 1, device=draws.device).unsqueeze(1)).unbind()  # sites are positive
+
+
+def dropout(
+    x: Tensor, draws: Tensor | None, p: float, site: int, batch: int, split: Mapping[int, Axis] = _WHOLE
+) -> Tensor:
+    """x / (1 − p) with elements zeroed, each with probability p (arXiv:1207.0580); x itself without draws.
+
+    draws: [b], int64.  `site` counts the model's dropouts, from 1; `batch` is the dim of samples; `split` has the axes
+    over which dims of x are sharded, but for batch.  The others count as row-major, in the order in which they lie.
+    """
+    return x if draws is None else cast(Any, _Dropout).apply(x, draws, p, site, batch, split)
+
+
+class _Dropout(Function):
+    """Linear and diagonal, so its own backward; nothing of x's size is saved."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Mapping[int, Axis]
+    ) -> Tensor:
+        ctx.save_for_backward(draws)
+        ctx.how = (p, site, batch, split)
+        return _dropped(x, draws, p, site, batch, split)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (draws,) = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        return _dropped(grad_outputs[0], draws, *ctx.how), None, None, None, None, None
+
+
+def _dropped(x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Mapping[int, Axis]) -> Tensor:
+    key = _along(words(draws, torch.full_like(draws, site)), batch, x.ndim)
+    return (x * (1 / (1 - p))).masked_fill(happens(p, key, _index(x, batch, split)), 0)
+
+
+def _index(x: Tensor, batch: int, split: Mapping[int, Axis]) -> Tensor:
+    """The global index in its sample of each element, int64; it has size 1 along `batch`."""
+    index, stride = torch.zeros((), dtype=torch.int64, device=x.device), 1
+    for dim in reversed([dim for dim in range(x.ndim) if dim != batch]):
+        size, axis = x.shape[dim], split.get(dim)
+        first, ranks = (axis.rank * size, axis.size) if axis else (0, 1)
+        index = index + _along(torch.arange(first, first + size, device=x.device) * stride, dim, x.ndim)
+        stride *= size * ranks
+    return index
+
+
+def _along(x: Tensor, dim: int, ndim: int) -> Tensor:
+    """A vector as a tensor of `ndim` dims, of size 1 but along `dim`."""
+    return x.view([-1 if i == dim else 1 for i in range(ndim)])

@@ -1,0 +1,299 @@
+"""The ops of emitted programs, on local tensors, where plain torch does not already say them.
+
+Non-goals: no communication; what must be reduced over an axis is returned as a partial value and reduced in sight.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from ..comm.mesh import Axis, Mesh
+from .dropout import dropout as dropped
+
+exp, sigmoid, tanh = torch.exp, torch.sigmoid, torch.tanh
+
+_vector_norm: Callable[..., Tensor] = cast(Any, torch.linalg).vector_norm
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums are kept: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the weight's dims, inside in float32 at least (arXiv:1910.07467)."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x (arXiv:1607.06450)."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def mean_square(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
+    """Σ x² / size over some dims, float32 at least; of global size `size`, so P over an axis that shards them."""
+    return x.to(_wide(x.dtype)).square().sum(dim) / size
+
+
+def rms_scaled(x: Tensor, weight: Tensor, square: Tensor, eps: float) -> Tensor:
+    """x / sqrt(square + eps) · weight: `rms_norm` over the weight's dims where no rank holds all of x.
+
+    square: the mean of x² over these, whole, for each element of the other dims.
+    """
+    root = (square + eps).rsqrt().view(*square.shape, *(1 for _ in weight.shape))
+    return (x * root * weight).to(x.dtype)
+
+
+def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
+    """Σ x / size over some dims of global size `size`, so P over an axis that shards them."""
+    return (x.sum(dim, dtype=_wide(x.dtype)) / size).to(x.dtype)
+
+
+def concat(*tensors: Tensor) -> Tensor:
+    """Tensors one behind the other along their last dims."""
+    return torch.cat(tensors, dim=-1)
+
+
+def split(x: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+    """Slices of the last dim, one behind the other: the inverse of `concat`."""
+    return x.split_with_sizes(sizes, dim=-1)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap · tanh(x / cap): x bounded by ±cap (Gemma 2, arXiv:2408.00118)."""
+    return cap * torch.tanh(x / cap)
+
+
+def embedding(
+    tokens: Tensor, table: Tensor, axis: Axis | None = None, lookup: Callable[..., Tensor] = F.embedding
+) -> Tensor:
+    """Rows of `table` [v, h]; with an axis it holds this rank's part of the vocabulary, and the result is P over it."""
+    if axis is None or axis.size == 1:
+        return lookup(tokens, table)
+    local = tokens - axis.rank * table.shape[0]
+    outside = (local < 0) | (local >= table.shape[0])
+    return lookup(local.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
+
+
+def rope_table(
+    seq: int,
+    dim: int,
+    theta: float,
+    between: int,
+    mesh: Mesh,
+    dtype: torch.dtype = torch.float32,
+    scaling: Literal["none", "linear", "llama3"] = "none",
+    factor: float = 1.0,
+    low: float = 1.0,
+    high: float = 4.0,
+    original: float = 8192.0,
+) -> Tensor:
+    """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope` (arXiv:2104.09864).
+
+    `between` is the number of dims between seq and head_dim in the tensors to rotate.  `scaling` slows them down by
+    `factor`: linear all of them (arXiv:2306.15595); llama3 those that turn less than `low` times over `original`
+    positions, none that turn more than `high` times, and those between in part (arXiv:2407.21783, section 3.4.1).
+    """
+    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=mesh.device) / dim)
+    if scaling != "none":
+        turns = original * frequency / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else 0.0
+        frequency = frequency * (kept + (1 - kept) / factor)
+    angle = torch.arange(seq, dtype=torch.float64, device=mesh.device).outer(frequency)
+    sine = angle.sin()
+    table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)])
+    return table.to(dtype).view(2, seq, *(1 for _ in range(between)), dim)
+
+
+def rope(x: Tensor, table: Tensor) -> Tensor:
+    """Rotary positions: rotates (x[i], x[i + d/2]) of the last dim, or of its first d, by a table's angles."""
+    turned = table.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat([rope(x[..., :turned], table), x[..., turned:]], -1)
+    cosine, sine = table.unbind()
+    return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, -1), sine)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq: int,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    documents: Tensor | None = None,
+    draws: Tensor | None = None,
+    dropout: float = 0.0,
+    site: int = 0,
+    heads: Axis | None = None,
+) -> Tensor:
+    """softmax(cap(q·kᵀ · scale) + mask)·v.  seq is the sequence dim: 0 for [s, b, n, d], 1 for [b, s, n, d].
+
+    k and v may have fewer heads: head i of q attends to head i // (n / k) of k.  A query sees keys less than `window`
+    away, 0 for all, with `causal` none ahead, and only those of its own document, by the ids `documents` [s, b] or
+    [b, s].  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
+
+    With `draws`, a share `dropout` of the weights is dropped, as `dropout` drops; `heads` is the axis
+    over which heads are sharded.  Then, and with a softcap, all weights stand in memory: n · b · s² of them, several
+    times over, and again for backward.
+
+    A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its backward; torch has
+    no flash attention with a mask.
+    """
+    q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
+    masked = documents is not None or 0 < window < q.shape[-2]
+    unfused = bool(softcap) or draws is not None
+    seen = _seen(q.shape[-2], causal, window, q.device) if masked or unfused else None
+    if seen is not None and documents is not None:
+        seen = seen & _alike(documents.movedim(seq, -1))
+    if unfused and seen is not None:
+        split = {1: heads} if heads else {}
+        kept = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
+        out = _unfused(q, k, v, seen, scale, softcap, kept)
+    else:
+        gqa = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=causal and not masked, scale=scale, enable_gqa=gqa
+        )
+    return out.movedim(-2, seq)
+
+
+def _seen(size: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """Which keys each query sees: [size, size], true where it does."""
+    place = torch.arange(size, device=device)
+    ahead = place.unsqueeze(1) - place
+    seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
+    return seen & (ahead.abs() < window) if window else seen
+
+
+def _alike(documents: Tensor) -> Tensor:
+    """Which tokens are of one document: [b, 1, s, s] from ids [b, s]."""
+    return documents[:, None, :, None] == documents[:, None, None, :]
+
+
+def _unfused(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None, cap: float, kept: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Attention with what torch has no kernel for: all scores in memory, in float32 at least; `kept` drops weights."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.mT).to(_wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    return kept(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, classes: int | None = None, smoothing: float = 0.0, z: float = 0.0
+) -> Tensor:
+    """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored.
+
+    Of v, the first `classes` are one, by default all; the others are padding, which gets no probability.  A share
+    `smoothing` of each label goes to all classes alike (arXiv:1512.00567); z · (log Σ exp(logits))² is added
+    (arXiv:2204.02311).
+    """
+    if smoothing or z:
+        peak = max_logit(logits, classes=classes)
+        parts = softmax_parts(logits, peak, labels, classes=classes, smoothing=smoothing)
+        return token_loss(*parts, labels, peak if z else None, z)
+    logits = logits[..., :classes].flatten(0, -2).to(_wide(logits.dtype))
+    return F.cross_entropy(logits, labels.flatten().clamp(min=-1), ignore_index=-1, reduction="sum")
+
+
+def max_logit(logits: Tensor, axis: Axis | None = None, classes: int | None = None) -> Tensor:
+    """The largest logit [...] of [..., v], float32 at least, without gradient; max-partial over a sharded v.
+
+    Of the v of all ranks of the axis, the first `classes` are one, by default all.
+    """
+    return _real(logits, axis, classes).detach().amax(-1).to(_wide(logits.dtype))
+
+
+def _real(logits: Tensor, axis: Axis | None, classes: int | None) -> Tensor:
+    """This rank's logits without those that are padding."""
+    if classes is None:
+        return logits
+    first = axis.rank * logits.shape[-1] if axis else 0
+    return logits[..., : classes - first]
+
+
+def softmax_parts(
+    logits: Tensor,
+    m: Tensor,
+    labels: Tensor,
+    axis: Axis | None = None,
+    classes: int | None = None,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P over the axis of v.
+
+    m is taken as constant: its gradients through z and through `token_loss` cancel.  Of the v of all ranks of the axis,
+    the first `classes` are one, by default all.  With `smoothing` s, t is (1 − s) of that and s of Σ (logit − m) /
+    classes.
+    """
+    size = logits.shape[-1]
+    first, every = (axis.rank * size, axis.size * size) if axis else (0, size)
+    each = smoothing / (every if classes is None else classes)
+    return cast(Any, _SoftmaxParts).apply(_real(logits, axis, classes), m, labels - first, smoothing, each)
+
+
+class _SoftmaxParts(Function):
+    """Saves the logits alone, and backward makes one tensor of their size."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, m: Tensor, labels: Tensor, smoothing: float, each: float
+    ) -> tuple[Tensor, Tensor]:
+        outside = ((labels < 0) | (labels >= logits.shape[-1])).unsqueeze(-1)
+        index = labels.unsqueeze(-1).masked_fill(outside, 0)
+        ctx.save_for_backward(logits, m, index, outside)
+        ctx.smoothing, ctx.each = smoothing, each
+        below = logits - m.unsqueeze(-1)
+        t = (logits.gather(-1, index) - m.unsqueeze(-1)).masked_fill(outside, 0).squeeze(-1)
+        if smoothing:
+            t = (1 - smoothing) * t + each * below.sum(-1)
+        return below.exp_().sum(-1), t
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
+        g_z, g_t = grad_outputs
+        logits, m, index, outside = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        gradient = (logits - m.unsqueeze(-1)).exp_().mul_(g_z.unsqueeze(-1))
+        if ctx.smoothing:
+            gradient.add_(g_t.unsqueeze(-1), alpha=ctx.each)
+            g_t = (1 - ctx.smoothing) * g_t
+        gradient.scatter_add_(-1, index, g_t.unsqueeze(-1).masked_fill(outside, 0))
+        return gradient.to(logits.dtype), None, None, None, None
+
+
+def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
+    """Σ log z − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient.
+
+    m: what the logits have lost, as in `softmax_parts`; with it, z_loss · (log z + m)² is added (arXiv:2204.02311).
+    """
+    log = z.log()
+    loss = log - t if m is None else log - t + z_loss * (log + m).square()
+    return loss.masked_fill(labels < 0, 0).sum()
+
+
+def count_valid(labels: Tensor) -> Tensor:
+    """The number of labels ≥ 0, int64, 0-dim, where the labels are."""
+    return (labels >= 0).sum()
+
+
+def sum_squares(*tensors: Tensor, once: Axis | None = None) -> Tensor:
+    """Sum of squares of all elements, 0-dim, float32 at least; zero but on the first of the ranks of `once`."""
+    norms: list[Tensor] = [_vector_norm(tensor, dtype=_wide(tensor.dtype)) for tensor in tensors]
+    squares = torch.stack(norms).square().sum()
+    return squares if once is None or once.rank == 0 else torch.zeros_like(squares)
+
+
+def clip_scale(norm: Tensor, limit: float) -> Tensor:
+    """The factor, at most 1, that brings a gradient of this norm to `limit` (as torch.nn.utils.clip_grad_norm_)."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0)

@@ -1,0 +1,96 @@
+"""Several products of one value as one, of weights that lie one behind the other in memory.
+
+Purpose: forward is one product, and so is backward for each of x and the weights, where that costs no more memory
+traffic than it saves.  Non-goals: which products go together (the compiler's), and where weights lie (`flat`).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from .adjacent import joint
+from .delayed_wgrad import put_off
+
+
+def join(first: Tensor, whole: Tensor) -> None:
+    """Has `linears` take `whole` [Σn, k] for weights of which this is the first: their memory, whatever is in it."""
+    cast(Any, first).whole = whole
+
+
+def linears(
+    x: Tensor, *weights: Tensor, into: Sequence[Sequence[int]] | None = None, apart: Sequence[int] = ()
+) -> tuple[Tensor, ...]:
+    """x · wᵀ for each of `weights` [n, k]: of x [..., k] results [..., n], or the last dim unflattened `into` dims.
+
+    It is one product with the matrix that the weights were joined to (`Group`), also in a graph of torch.compile: it is
+    an input of that like each weight.  The results are slices that keep all of the product alive; those in `apart` are
+    copies.
+
+    Gradients of the results, [rows, n], may come as slices of one tensor, as `silu_mul` gives them; then backward too
+    is one product for x and one for all weights.  Else they are copied into one, which reads and writes rows · Σn
+    elements, where that is no more than it saves: of m products for x all but one read and write the sum so far, rows ·
+    k · (m - 1) elements.  So queries, keys and values are one product if keys have fewer heads (Σn = 1.5 k of 8 : 2 :
+    2 heads), or over several ranks; gates of 3.5 k each are not.  In a graph nobody sees where gradients lie.
+    """
+    whole: Tensor | None = getattr(weights[0], "whole", None)
+    assert whole is not None, "linears: weights that no group has side by side"
+    results = cast(tuple[Tensor, ...], cast(Any, _Linears).apply(apart, x, whole, *weights))
+    if into is None:
+        return results
+    return tuple(y.view(*y.shape[:-1], *sizes) for y, sizes in zip(results, into, strict=True))
+
+
+class _Linears(Function):
+    @staticmethod
+    def forward(ctx: Any, apart: Sequence[int], x: Tensor, whole: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, whole)
+        ctx.weights = weights
+        sizes = [weight.shape[0] for weight in weights]
+        assert sum(sizes) == whole.shape[0], "linears: other weights than those that are joined"
+        results = F.linear(x, whole).split_with_sizes(sizes, dim=-1)
+        return tuple(y.contiguous() if i in apart else y for i, y in enumerate(results))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, whole = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        _, of_x, _, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad)
+        rows = x.detach().reshape(-1, x.shape[-1])  # without what x was made by, which would stay if it is put off
+        grads = _together([grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs], whole.shape[1])
+        d_x = _summed(grads, whole).view(x.shape) if of_x else None
+        make = partial(_of_weights, grads, rows, [weight.shape[0] for weight in ctx.weights])
+        if not any(of_weights) or put_off(ctx.weights, make):
+            return None, d_x, None, *([None] * len(of_weights))
+        return None, d_x, None, *(grad if of else None for grad, of in zip(make(), of_weights, strict=True))
+
+
+def _together(grads: list[Tensor], width: int) -> list[Tensor]:
+    """Gradients [rows, n] as one [rows, Σn], if they lie so or a copy costs no more than it saves; else as they are."""
+    if (whole := joint(grads)) is not None:
+        return [whole]
+    saves = copies_into_one([grad.shape[1] for grad in grads], width)
+    return [torch.cat(grads, dim=1)] if saves else grads
+
+
+def copies_into_one(sizes: Sequence[int], width: int) -> bool:
+    """Whether gradients of these sizes, for weights [n, width], are copied into one: by a count of what is moved."""
+    return sum(sizes) <= width * (len(sizes) - 1)
+
+
+def _summed(grads: Sequence[Tensor], whole: Tensor) -> Tensor:
+    """The sum of the products of gradients [rows, n] with the parts of the weights [Σn, k]."""
+    first, *rest = zip(grads, whole.split_with_sizes([grad.shape[1] for grad in grads]), strict=True)
+    total = first[0] @ first[1]
+    for grad, weight in rest:
+        total.addmm_(grad, weight)
+    return total
+
+
+def _of_weights(grads: Sequence[Tensor], rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """The gradients of weights of so many rows: slices of one, of joint gradients."""
+    found = [grad.mT @ rows for grad in grads]
+    return found[0].split_with_sizes(sizes) if len(found) < len(sizes) else found

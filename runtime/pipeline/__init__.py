@@ -1,0 +1,1 @@
+"""The stages of a rank and the actions of its row."""

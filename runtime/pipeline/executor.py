@@ -1,0 +1,224 @@
+"""Runs the rows of a pipeline's schedule: what this rank does for which stage and microbatch, in this order.
+
+Actions are written as torch.distributed.pipelining writes them, `1F3` for stage 1 and microbatch 3: F forward, B
+backward, or its parts I, of the input, and W, of the weights; SEND_F and RECV_F of what forward makes, SEND_B and
+RECV_B of gradients.  Between stages of one rank values are handed over without a message.
+
+What a row refers to is bound once, on the first step; then an action is one call.  Dropout follows from samples
+(`dropout`), so that there is no random state to keep.
+
+Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); what moves around a stage
+(`chunks`).
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.checked_p2p import watched_receive, watched_send
+from ..comm.mesh import Axis, Crossing, Mesh
+from ..comm.p2p import Carried, Exchange, Message, Slot, received, sent
+from ..data.loader import Batch
+from ..state.loop_hooks import NOTHING, Flats
+from ..state.param_matching import Holders
+from .stage_buckets import Chunks, Reduction
+from .stage_step import Cell, LastCell, Pass
+
+_ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+_FORWARD = {"F", "SEND_F", "RECV_F"}
+_BEGIN, _END = "begin", "end"  # of a stage
+_Call = Callable[[Pass], None]
+
+
+class Pipeline:
+    """A model in stages, over the ranks of an axis.
+
+    homes    the rank of each stage
+    carried  what a stage makes for the next, in this order at every cut that it crosses
+    rows     of each rank
+
+    The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
+    a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
+    """
+
+    def __init__(self, axis: str, homes: Sequence[int], carried: Sequence[Carried], rows: Sequence[str]) -> None:
+        self._axis, self._homes, self._carried, self._rows = axis, homes, carried, rows
+        # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
+        self._wide = reduce(torch.promote_types, (each.dtype for each in carried), torch.float32)
+        self._bound: tuple[Mesh, _Row] | None = None
+
+    def stages(self, mesh: Mesh) -> tuple[int, ...]:
+        """Those of this rank."""
+        rank = mesh.rank(self._axis)
+        return tuple(stage for stage, home in enumerate(self._homes) if home == rank)
+
+    def build(self, kind: Callable[[Mesh, tuple[int, ...]], nn.Module], mesh: Mesh) -> tuple[nn.Module, Holders]:
+        """The model with this rank's stages, and of each of its parameters the stages that have it."""
+        holders: dict[str, tuple[int, ...]] = {}
+        for stage in self.stages(mesh):
+            for name, _ in kind(mesh, (stage,)).named_parameters():
+                holders[name] = (*holders.get(name, ()), stage)
+        return kind(mesh, self.stages(mesh)), holders
+
+    def run(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        share: Tensor,
+        mesh: Mesh,
+        flats: Flats = NOTHING,
+        reductions: Sequence[Reduction] = (),
+    ) -> Tensor:
+        """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
+
+        `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  `flats` are waited for
+        where their stages begin; where these end, their `reductions` begin.
+        """
+        inputs = [*batch.microbatches()]
+        now = Pass(model, inputs, share, torch.zeros_like(share), Chunks(flats, reductions))
+        row = self._row(mesh)
+        return row.go(row.all, now)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flats: Flats = NOTHING) -> Tensor:
+        """The sum of losses, without any gradients; nothing is dropped."""
+        zero = torch.zeros((), dtype=self._wide, device=mesh.device)
+        row = self._row(mesh)
+        return row.go(row.forwards, Pass(model, _undropped(batch), zero, zero.clone(), Chunks(flats)))
+
+    def _row(self, mesh: Mesh) -> "_Row":
+        if self._bound is None or self._bound[0] is not mesh:
+            axis = mesh.messages(self._axis)
+            self._bound = mesh, _Row(self._rows[axis.rank], self._homes, self._carried, axis, mesh.device)
+        return self._bound[1]
+
+
+def _undropped(batch: Batch) -> list[tuple[Any, ...]]:
+    """What the model is given of each microbatch that drops nothing: draws come last."""
+    if batch.draws is None:
+        return [*batch.microbatches()]
+    return [(*inputs[:-1], None) for inputs in batch.microbatches()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    stage: int
+    work: str
+    microbatch: int
+
+    @property
+    def is_message(self) -> bool:
+        return "_" in self.work
+
+
+def _with_stages(actions: Sequence[_Action]) -> Iterator[_Action]:
+    """The actions, and where stages begin and end: before the first of each, and before what is computed next.
+
+    What a last action leaves is sent before what its stage's end begins.
+    """
+    at = [i for i, action in enumerate(actions) if not action.is_message]
+    begins = {actions[i].stage: i for i in reversed(at)}
+    ends = {actions[i].stage: after for i, after in zip(at, [*at[1:], len(actions)], strict=True)}
+    for i, action in enumerate([*actions, None]):
+        yield from (_Action(stage, _END, 0) for stage, end in ends.items() if end == i)
+        if action:
+            yield from (_Action(stage, _BEGIN, 0) for stage, begin in begins.items() if begin == i)
+            yield action
+
+
+def _read(row: str) -> Iterator[_Action]:
+    for word in row.split():
+        match = _ACTION.fullmatch(word)
+        assert match, f"pipeline: `{word}` is no action"
+        yield _Action(int(match[1]), match[2], int(match[3]))
+
+
+def _at_begin(stage: int, now: Pass) -> None:
+    now.chunks.begin(stage)
+
+
+def _at_end(stage: int, now: Pass) -> None:
+    now.chunks.end(stage)
+
+
+class _Row:
+    """A row's calls, in order: `all`, and the `forwards` alone.
+
+    All rows are parts of one order, in which a message is one event of both its ranks (the compiler's check), and their
+    forwards are too: evaluation cannot deadlock either.
+    """
+
+    def __init__(
+        self, row: str, homes: Sequence[int], carried: Sequence[Carried], axis: Axis, device: torch.device
+    ) -> None:
+        self._homes, self._axis, self._device = homes, axis, device
+        cuts = [[each for each in carried if each.at(cut)] for cut in range(len(homes) - 1)]
+        self._crossing = [[], *cuts, []]  # by the stage that it enters; nothing enters the first, or leaves the last
+        # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of this rank too, it
+        # has the same slots, and values are handed over.
+        self._entering = defaultdict[tuple[int, int], Slot](Slot)
+        self._returning = defaultdict[tuple[int, int], Slot](Slot)
+        self._under_way = defaultdict[tuple[int, str], Slot](Slot)  # by the sending stage and direction
+        actions = [*_read(row)]
+        self._cells = {(each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"}
+        self._microbatches = len({microbatch for _, microbatch in self._cells})
+        self.all = self._calls([*_with_stages(actions)])
+        self.forwards = self._calls([*_with_stages([each for each in actions if each.work in _FORWARD])])
+
+    def go(self, calls: Sequence[_Call], now: Pass) -> Tensor:
+        """Does them; the loss."""
+        assert len(now.inputs) == self._microbatches, "pipeline: the rows are for another number of microbatches"
+        for call in calls:
+            call(now)
+        for slot in self._under_way.values():
+            slot.take()
+        return now.loss
+
+    def _cell(self, action: _Action) -> Cell:
+        here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
+        kind = LastCell if after[0] == len(self._homes) else Cell
+        entering, returning = self._entering, self._returning
+        slots = {"x": entering[here], "y": entering[after], "dy": returning[after], "dx": returning[here]}
+        crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
+        return kind(*here, *crossing, self._axis.watch, **slots)
+
+    def _calls(self, actions: Sequence[_Action]) -> tuple[_Call, ...]:
+        calls: list[_Call] = []
+        for are_messages, together in groupby(actions, lambda action: action.is_message):
+            if are_messages:
+                calls.append(Exchange(self._axis, [*map(self._message, together)], self._device).begin)
+            else:
+                calls += map(self._call, together)
+        return tuple(calls)
+
+    def _call(self, action: _Action) -> _Call:
+        if action.work in (_BEGIN, _END):
+            return partial(_at_begin if action.work == _BEGIN else _at_end, action.stage)
+        cell = self._cells[action.stage, action.microbatch]
+        return {"F": cell.forward, "B": cell.backward, "I": cell.input_part, "W": cell.weight_part}[action.work]
+
+    def _message(self, action: _Action) -> Message:
+        """Moves what enters a stage, or its gradient: this stage, or the one after it."""
+        sends, values = action.work.startswith("SEND"), action.work.endswith("F")
+        ahead = sends == values  # the other end is the stage after
+        slot = (self._entering if values else self._returning)[action.stage + ahead, action.microbatch]
+        peer = self._homes[action.stage + (1 if ahead else -1)]
+        watch = self._axis.watch
+        if sends:
+            message = sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
+            return message if watch is None else watched_send(message, watch)
+        moved = [each for each in self._crossing[action.stage + ahead] if values or each.gradient]
+        message = received(slot, self._axis, peer, moved, self._device)
+        if watch is None:
+            return message
+        source, target = (self._axis.ranks()[rank] for rank in (peer, self._axis.rank))
+        names = tuple(each.name for each in moved)
+        of = Crossing(names, not values, action.stage, action.microbatch, source, target)
+        return watched_receive(message, watch, of, self._device)

@@ -1,0 +1,115 @@
+"""What is done of one stage for one microbatch, and what is kept in between.
+
+Non-goals: in which order (`pipeline`), values of other ranks (`messages`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ..comm.mesh import Watch
+from ..comm.p2p import Carried, Slot, Values
+from ..ops.delayed_wgrad import Part, set_apart
+from .stage_buckets import Chunks
+
+_backward: Callable[..., None] = cast(Any, torch.autograd).backward
+
+
+@dataclass(eq=False, slots=True)
+class Pass:
+    """What the actions of a step share: `share` is the gradient of the loss, which is added up; `chunks` what moves."""
+
+    model: nn.Module
+    inputs: Sequence[tuple[Any, ...]]
+    share: Tensor
+    loss: Tensor
+    chunks: Chunks
+
+
+class Cell:
+    """A stage of a microbatch.  x enters it and y leaves it, as dy does and dx, their gradients, in backward.
+
+    From forward to backward it keeps x and the graph.  y it keeps only as far as its own graph does, so that the memory
+    is free when it is sent or the next stage has done with it.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        microbatch: int,
+        enters: Sequence[Carried],
+        leaves: Sequence[Carried],
+        watch: Watch | None,
+        x: Slot,
+        y: Slot,
+        dy: Slot,
+        dx: Slot,
+    ) -> None:
+        self._stage, self._microbatch, self._watch = stage, microbatch, watch
+        self._x, self._y, self._dy, self._dx = x, y, dy, dx
+        self._enters, self._leaves = enters, leaves
+        self._entered: Values = ()
+        self._graph: Sequence[GradientEdge] = ()
+        self._parts: list[Part] = []
+
+    def forward(self, now: Pass) -> None:
+        """F."""
+        xs = self._x.take()
+        for x, each in zip(xs, self._enters, strict=True):
+            x.requires_grad_(each.gradient)
+        x = xs if len(xs) > 1 else xs[0] if xs else None
+        if self._watch is not None:
+            self._watch.microbatch(self._microbatch)
+        y: Tensor | Values = now.model(self._stage, x, *now.inputs[self._microbatch])
+        ys = (y,) if isinstance(y, Tensor) else y
+        if torch.is_grad_enabled():
+            self._entered, self._graph = xs, self._edges(ys)
+        self._leave(now, ys)
+
+    def _edges(self, ys: Values) -> Sequence[GradientEdge]:
+        return [get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient]
+
+    def _leave(self, now: Pass, ys: Values) -> None:
+        self._y.put(tuple(y.detach() for y in ys))
+
+    def backward(self, now: Pass) -> None:
+        """B."""
+        graph, self._graph = self._graph, ()
+        _backward(graph, self._gradients(now))
+        entered, self._entered = self._entered, ()
+        self._dx.put(tuple(_gradient(x) for x in entered if x.requires_grad))
+
+    def _gradients(self, now: Pass) -> Values:
+        return self._dy.take()
+
+    def input_part(self, now: Pass) -> None:
+        """I."""
+        with set_apart(self._parts):
+            self.backward(now)
+
+    def weight_part(self, now: Pass) -> None:
+        """W."""
+        while self._parts:
+            self._parts.pop()()
+
+
+class LastCell(Cell):
+    """Of the last stage: what leaves it is a part of the loss."""
+
+    def _edges(self, ys: Values) -> Sequence[GradientEdge]:
+        return [*map(get_gradient_edge, ys)]
+
+    def _leave(self, now: Pass, ys: Values) -> None:
+        now.loss += ys[0].detach()
+
+    def _gradients(self, now: Pass) -> Values:
+        return (now.share,)
+
+
+def _gradient(x: Tensor) -> Tensor:
+    """Zeros where a stage does not use what all stages are given."""
+    return torch.zeros_like(x) if x.grad is None else x.grad

@@ -1,0 +1,1 @@
+"""Parameters, gradients and optimizer state in flat buckets, whole or sharded."""

@@ -1,0 +1,242 @@
+"""The state engine: what a training step carries over, in flat buckets, behind one interface.
+
+Non-goals: no communication (the program moves whole buckets in sight; `flows` moves turns), no files (`checkpoint`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.mesh import Copies, Mesh
+from .buckets import Bucket, Elements, memories
+from .flat_param import Flat
+from .grad_reduction import Accumulate
+from .loop_hooks import Flats
+from .loss_scale import LossScale
+from .optimizers import Optimizer
+from .param_matching import Holders
+from .parameters import Spec, Weight
+from .shards import Box
+
+STEP = "optimizer/step"
+"""The key of the number of updates, in checkpoints and `state_dict`."""
+
+
+class State:
+    """A model's parameters, gradients and optimizer state.
+
+    Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
+    `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
+    two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  Of buckets
+    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.  `holders`
+    are the stages of a pipeline that have each parameter.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        buckets: Mapping[str, Bucket],
+        optimizer: Optimizer,
+        dtype: torch.dtype = torch.float32,
+        master: torch.dtype = torch.float32,
+        accumulate: Accumulate = Tensor.add_,
+        holders: Holders | None = None,
+    ) -> None:
+        self.mesh = mesh
+        elements = Elements(dtype, master, optimizer.slots, accumulate)
+        self._of = memories(_specs(model), buckets, holders or {}, mesh, elements)
+        self._memories = [memory for each in self._of.values() for memory in each]
+        _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})
+        self._optimizer = optimizer
+        self._parts = [part for memory in self._memories for part in memory.parts()]
+        self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
+        self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
+        if mesh.watch is not None:
+            mesh.watch.installed(model, [*self._copies()])
+
+    def _flats(self) -> Iterator[Flat]:
+        for memory in self._memories:
+            yield from memory.flats
+
+    def _finish(self) -> None:
+        """Waits for the reductions that backward began."""
+        for memory in self._memories:
+            memory.reductions.finish()
+
+    def initialise(self, seed: int) -> None:
+        """Initial values of every parameter, a function of seed, name and global index."""
+        for flat in self._flats():
+            flat.initialise(seed)
+        self.refresh()
+
+    def take(self, value: Callable[[str, Spec], Tensor]) -> None:
+        """Values of every parameter, given as this rank's part by its name and spec."""
+        for flat in self._flats():
+            flat.fill(value)
+        self.refresh()
+
+    def flats(self, microbatches: int = 0) -> Flats:
+        """The turns of each bucket that has them, by its name, for a step of so many backwards to come.
+
+        Of a pipeline, the chunks of each bucket, which do not count.
+        """
+        self._abandon()
+        moved = {name: each for name, each in self._of.items() if each[0].bucket.moves}
+        for flat in (flat for each in moved.values() for memory in each for flat in memory.flats):
+            flat.gradient.begin(microbatches)
+        return {name: [own for memory in each for own in memory.nested()] for name, each in moved.items()}
+
+    def _abandon(self) -> None:
+        """Ends what a pass that was not finished has left under way."""
+        self._finish()
+        for flat in self._flats():
+            flat.working.abandon()
+
+    def gradients(self) -> dict[str, Any]:
+        """Each bucket's flat gradient, by name: this rank's sum since the last update; of turns, its part, reduced.
+
+        Of a pipeline a list, of this rank's part of each chunk; of what several ranks have, which is one, its part,
+        reduced but among these.
+        """
+        self._finish()
+        assert all(flat.gradient.left == 0 for flat in self._flats()), "state: backward has not come by every turn"
+        parts = {name: [memory.gradient() for memory in each] for name, each in self._of.items()}
+        return {name: part if self._of[name][0].is_chunk else part[0] for name, part in parts.items()}
+
+    def loss_scale(self) -> Tensor:
+        """By what this step's gradients are multiplied (0-dim float32), of a model that computes in float16."""
+        assert self._loss_scale, "state: only float16 needs a loss scale"
+        return self._loss_scale.value()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
+        whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
+        return {name: memory.flats[0].working.whole for name, memory in whole.items() if memory.bucket.shards}
+
+    def zero(self) -> None:
+        """Zeroes every gradient."""
+        self._abandon()
+        for memory in self._memories:
+            memory.zero()
+
+    def update(self, lr: float, skip: Tensor, scale: Tensor | None = None, overflow: Tensor | None = None) -> None:
+        """One optimizer step on the gradients, times `scale` (0-dim) if given, then zeroes them.
+
+        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.  Where `overflow`
+        (likewise, of gradients with a loss scale) holds the loss scale is halved, and nothing else changes.
+        """
+        if self.mesh.watch is not None:
+            self.mesh.watch.updating()
+        if overflow is not None:
+            assert self._loss_scale, "state: only float16 needs a loss scale"
+            self._loss_scale.update(overflow, skip)
+            skip = skip | overflow
+        skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
+        self._step += 1 - skipped
+        for part in self._parts:
+            self._optimizer.update(part, lr, self._step, skipped, scale)
+        self.zero()
+        if self.mesh.watch is not None:
+            self.mesh.watch.updated()
+
+    def boxes(self) -> Iterator[Box]:
+        """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.
+
+        Who writes to them calls `refresh` behind it.
+        """
+        for memory in self._memories:
+            first = not memory.bucket.among or self.mesh.rank(memory.bucket.stages) == memory.bucket.among[0]
+            for flat in memory.flats:
+                for each in flat.record():
+                    split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
+                    own = first and self._is_first(set(self.mesh.axes) - split)
+                    yield Box(each.key, each.spec.shape, each.offset, each.local, own)
+        for key, scalar in self._scalars():
+            yield Box(key, (), (), scalar, self._is_first(self.mesh.axes))
+
+    def _scalars(self) -> Iterator[tuple[str, Tensor]]:
+        """What there is one of, on all ranks alike."""
+        yield STEP, self._step
+        if self._loss_scale:
+            yield from self._loss_scale.kept()
+
+    def _is_first(self, axes: Iterable[str]) -> bool:
+        """Whether this is the first of the ranks that differ on these axes."""
+        return all(self.mesh.rank(axis) == 0 for axis in axes)
+
+    def refresh(self) -> None:
+        """Brings what is made of the boxes up to date with them."""
+        for memory in self._memories:
+            memory.refresh()
+        if self.mesh.watch is not None:
+            self.mesh.watch.updated()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What `boxes` gives, as torch's own tools take it: views, each a DTensor of the global shape.
+
+        Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
+        seconds that the first call takes to import DTensor.
+        """
+        shared = [name for name, (memory, *_) in self._of.items() if memory.bucket.shards or memory.bucket.stages]
+        assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
+        records = (each for flat in self._flats() for each in flat.record())
+        own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}
+        return {**own, **dict(self._scalars())}
+
+    def load_state_dict(self, values: dict[str, Tensor]) -> None:
+        """Takes over values of the form of `state_dict`, which may be its own views, written to."""
+        for key, own in self.state_dict().items():
+            _local(own).copy_(_local(values[key]))
+        self.refresh()
+
+    def _copies(self) -> Iterator[Copies]:
+        """Everything in its memory, and which ranks hold it alike."""
+        for memory in self._memories:
+            yield from memory.copies()
+        for key, scalar in self._scalars():
+            yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "kept", "", partial(_named, key))
+
+
+def _named(key: str, _: int) -> tuple[str, str]:
+    """The one element of a scalar."""
+    return key, ""
+
+
+def _specs(model: nn.Module) -> dict[str, Spec]:
+    """Each parameter's spec by its name; one that two modules share has its first name."""
+    specs: dict[str, Spec] = {}
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, Weight), f"state: `{name}` was not made by weight()"
+        specs[name] = parameter.spec
+    return specs
+
+
+def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:
+    """Puts the made parameters in the place of the declared ones, wherever a module refers to them."""
+    by_declared = {id(declared): made[name] for name, declared in model.named_parameters()}
+    for name, declared in list(model.named_parameters(remove_duplicate=False)):
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, by_declared[id(declared)])
+
+
+def _as_global(local: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
+    """The parameter of which `local` is this rank's part, without a copy."""
+    if mesh.device_mesh is None:
+        return local
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import
+
+    dim_of = {axis: dim for dim, axes in spec.split.items() for axis in axes}
+    placements = [Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in mesh.axes]
+    stride = torch.empty(spec.shape, device="meta").stride()
+    return DTensor.from_local(
+        local, mesh.device_mesh, placements, run_check=False, shape=torch.Size(spec.shape), stride=stride
+    )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

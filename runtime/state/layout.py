@@ -1,0 +1,108 @@
+"""Where parameters lie in a flat buffer, and which of their rows each rank keeps where ranks share it out.
+
+The parts are equal and cut between rows of tensors (the compiler's `layout` has the rule), so that what a rank keeps of
+a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
+
+Non-goals: no memory (`flat`), no choice of what goes together (the plan's).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+
+from torch import Tensor
+
+from ..comm.mesh import Axis, Mesh
+from .optimizers import Group
+from .parameters import Spec
+
+Members = Sequence[tuple[Group, Mapping[str, Spec]]]
+"""Groups, each with its parameters by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a parameter lies in its buffer."""
+
+    name: str
+    spec: Spec
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """The elements in one index of its first dim."""
+        return prod(self.shape[1:])
+
+    def element(self, index: int, mesh: Mesh) -> tuple[str, str]:
+        """The parameter and the global index of element `index` of the buffer, for instance `wq` and `[3, 5]`."""
+        rest, at = index - self.start, list[int]()
+        for size in reversed(self.shape):
+            rest, place = divmod(rest, size)
+            at.insert(0, place)
+        return self.name, str([a + b for a, b in zip(at, self.spec.offsets(mesh), strict=True)])
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This parameter's part of a buffer, in its own shape."""
+        return flat[self.start : self.stop].view(self.shape)
+
+
+class Layout:
+    """Parameters side by side in `size` elements, of which this rank of the axis keeps those in `own`."""
+
+    def __init__(self, members: Members, mesh: Mesh, axis: Axis) -> None:
+        self.groups: list[tuple[Group, slice]] = []
+        self.pieces: list[Piece] = []
+        for group, specs in members:
+            pieces = _lay_out(specs, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1)
+            self.pieces += pieces
+            if pieces:  # a rank's stages may have none of a group
+                self.groups.append((group, slice(pieces[0].start, pieces[-1].stop)))
+        self.part = _part(self.pieces, axis.size)
+        self.size = self.part * axis.size
+        self.own = slice(axis.rank * self.part, (axis.rank + 1) * self.part)
+
+    def kept(self, start: int, stop: int) -> slice | None:
+        """What this rank keeps of a stretch, as a slice of a buffer of what it keeps; None if nothing."""
+        start, stop = max(start, self.own.start), min(stop, self.own.stop)
+        return slice(start - self.own.start, stop - self.own.start) if start < stop else None
+
+    def rows(self, piece: Piece) -> range:
+        """Which rows of its part of a parameter this rank keeps: all, unless the buffer is shared out."""
+        if (kept := self.kept(piece.start, piece.stop)) is None:
+            return range(0)
+        before = self.own.start - piece.start
+        return range((kept.start + before) // piece.row, (kept.stop + before) // piece.row)
+
+    def kept_rows(self, piece: Piece, part: Tensor) -> Tensor:
+        """Those rows, in a buffer of what this rank keeps; it keeps some."""
+        kept, rows = self.kept(piece.start, piece.stop), self.rows(piece)
+        assert kept is not None, f"layout: this rank keeps nothing of `{piece.name}`"
+        return part[kept].view(len(rows), *piece.shape[1:])
+
+    def piece_at(self, index: int) -> Piece:
+        """The parameter that has this element of the buffer."""
+        return next(piece for piece in self.pieces if piece.start <= index < piece.stop)
+
+
+def _lay_out(specs: Mapping[str, Spec], mesh: Mesh, start: int, by_rows: bool) -> list[Piece]:
+    """The parameters one after another, from `start` on, each perhaps at a multiple of its row's length."""
+    pieces: list[Piece] = []
+    for name, spec in specs.items():
+        shape = spec.local_shape(mesh)
+        row = prod(shape[1:]) if by_rows else 1
+        pieces.append(Piece(name, spec, shape, -(-start // row) * row))
+        start = pieces[-1].stop
+    return pieces
+
+
+def _part(pieces: list[Piece], ranks: int) -> int:
+    """The size of one of equal parts for so many ranks, which begin and end between rows."""
+    unit = lcm(*(piece.row for piece in pieces)) if ranks > 1 else 1
+    stop = pieces[-1].stop if pieces else 0
+    return -(-stop // (ranks * unit)) * unit

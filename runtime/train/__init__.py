@@ -1,0 +1,1 @@
+"""The training loop: options, start, log, shutdown."""

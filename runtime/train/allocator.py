@@ -1,0 +1,68 @@
+"""torch's allocator of GPU memory: how it is set up, and what of it a step took beside what the compiler counted.
+
+Non-goals: the CPU, of whose memory torch keeps no count.
+"""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+
+from ..config.plan import Account
+
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The variables that set it up, of which torch reads the first that is set; the second is the older name."""
+
+NEAR = 0.03
+"""The part of the account by which a step may differ from it, as `tests/analysis/memory` hold it on the CPU."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes that tensors took at once, and that the allocator held for them."""
+
+    allocated: int
+    reserved: int
+
+    def differs(self, account: int, reserve: int) -> bool:
+        """Whether it is further from the account than may be explained."""
+        return abs(self.allocated - account) > NEAR * account + reserve
+
+
+def expand_segments(environment: MutableMapping[str, str]) -> None:
+    """Lets segments of memory grow, so that blocks which come and go leave no gaps that fit nothing.
+
+    Not where the user's own settings say whether they do, or take another allocator.  Before CUDA's first tensor.
+    """
+    name = next((name for name in SETTINGS if environment.get(name)), SETTINGS[0])
+    given = environment.get(name, "")
+    if "expandable_segments" not in given and "MallocAsync" not in given:
+        environment[name] = f"{given},expandable_segments:True".removeprefix(",")
+
+
+def forget(device: torch.device) -> None:
+    """What has been is no step's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> Peak | None:
+    """Of this process since `forget`; None on a CPU.  It waits for nothing: the host knows what it has handed out."""
+    if device.type != "cuda":
+        return None
+    return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+
+
+def line(account: int, of: Account, found: Peak | None) -> str:
+    """What a person is told of both."""
+    said = f"the account for {of.device} says {_amount(account)}"
+    if found is None:
+        return f"memory: {said}; torch knows no peak of a CPU's memory"
+    held = f"memory: tensors took {_amount(found.allocated)}, the allocator {_amount(found.reserved)}; {said}"
+    if not found.differs(account, of.reserve):
+        return held
+    return f"{held}: they differ by more than {NEAR:.0%} and the reserve of {_amount(of.reserve)}"
+
+
+def _amount(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.2f} MiB"

@@ -1,0 +1,72 @@
+"""What a run's samples and model are known by, kept in its checkpoints: a run that goes on must have the same.
+
+Mesh, microbatch, learning rate, steps, precision and kernels may change: each sample is still seen once.
+
+Non-goals: whether the tensors fit (`saved`).
+"""
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from ..checkpoint.index import Identity
+from ..config.plan import Plan
+
+_ENDS = 1 << 16  # bytes at a file's beginning and at its end that it is known by
+_SKIPPED = "so some are skipped and others seen twice"
+_MEANING = {
+    "seed": f"samples come in another order, {_SKIPPED}",
+    "data": f"the same numbers are other samples, {_SKIPPED}",
+    "seq": f"the data is cut into other samples, {_SKIPPED}",
+    "dtype": f"the data is cut into other samples, {_SKIPPED}",
+    "separator": "documents end elsewhere",
+    "masked": "other tokens are hidden",
+    "mask_token": "hidden tokens are another",
+    "model": "the weights were trained to compute something else",
+}
+
+
+def identity(plan: Plan, seed: int, files: Sequence[str]) -> Identity:
+    """That of a run with this seed on these files."""
+    data = plan.data
+    return {
+        "seed": seed,
+        "data": _known_by(files),
+        "global_batch": plan.global_batch,
+        "seq": plan.seq,
+        "dtype": str(data.dtype).removeprefix("torch."),
+        "separator": data.separator,
+        "masked": data.masked,
+        "mask_token": data.mask_token,
+        **({"model": plan.model} if plan.model else {}),
+    }
+
+
+def differences(then: Identity, now: Identity, step: int) -> list[str]:
+    """A line for each setting that differs from what it was, of those that both have, for a run that goes on."""
+    return [
+        f"{name} was {then[name]}, now {now[name]}: {_meaning(name, then, now, step)}"
+        for name in now
+        if name in then and then[name] != now[name]
+    ]
+
+
+def _meaning(name: str, then: Identity, now: Identity, step: int) -> str:
+    if name == "global_batch":
+        first, was = (step * int(each[name] or 0) for each in (now, then))
+        missed = f"{first - was:,} are skipped" if first > was else f"{was - first:,} are seen twice"
+        return f"step {step + 1} begins with sample {first:,}, not {was:,}: {missed}"
+    return _MEANING[name]
+
+
+def _known_by(files: Sequence[str]) -> str:
+    """Number, size and a hash of files in their order: of the size and both ends of each, wherever they lie."""
+    digest, whole = blake2b(digest_size=6), 0
+    for path in files:
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            digest.update(size.to_bytes(8, "big") + file.read(_ENDS))
+            file.seek(max(0, size - _ENDS))
+            digest.update(file.read(_ENDS))
+        whole += size
+    return f"{len(files):,} files of {whole:,} bytes, {digest.hexdigest()}"

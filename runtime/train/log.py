@@ -1,0 +1,168 @@
+"""The record of a run: lines on the terminal, and the same as JSON lines in the run folder, from rank 0.
+
+Reading a metric waits for the device.  So a logged step's are copied beside, and read when the next step has been
+handed to the device, which never runs dry; on the CPU, where they are there, at once.
+
+Non-goals: no dashboards, no profiles.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config.plan import Account, Metrics
+from ..errors import RunError
+from .allocator import Peak, line
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A step to be logged: its metrics on their way to the CPU, and the event behind which they are there."""
+
+    step: int
+    lr: float
+    values: dict[str, Tensor]
+    copied: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, step: int, metrics: Metrics, lr: float, empty: Tensor) -> "_Due":
+        """Begins to copy; `empty` goes with the metrics."""
+        # To memory that is pinned, as torch does it for a copy that is not to block.
+        values = {
+            name: value.to("cpu", non_blocking=True)
+            for name, value in (vars(metrics) | {"empty": empty}).items()
+            if value is not None
+        }
+        if not metrics.loss.is_cuda:
+            return cls(step, lr, values, None)
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(step, lr, values, copied)
+
+    def read(self) -> dict[str, float]:
+        """The metrics by name; waits for their step, and for none behind it."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return {name: value.item() for name, value in self.values.items()}
+
+
+class Log:
+    """Writes to the terminal and to `folder`/log.jsonl; with folder None (other ranks) it does nothing."""
+
+    def __init__(self, folder: Path | None, first: int, steps: int, tokens_per_step: int) -> None:
+        self._folder, self._first, self._steps, self._tokens = folder, first, steps, tokens_per_step
+        self._began = time.monotonic()
+        self._last: dict[str, float] = {}
+        self._due: _Due | None = None
+        self._empty: Tensor | int = 0  # steps so far in which no label counts
+        self._said_empty = False
+        self.mark(first)
+
+    def mark(self, step: int) -> None:
+        """Throughput counts from here: what came before (validation, saving) is no training time."""
+        self._marked, self._marked_step = time.monotonic(), step
+
+    def step(self, step: int, metrics: Metrics, lr: float, due: bool = True) -> None:
+        """One step, which may not have finished, and whether its line is due.  RunError as `settle`, if it has."""
+        if self._folder is None:
+            return
+        self._empty = (metrics.tokens == 0) + self._empty
+        if not due:
+            return
+        self._due = _Due.of(step, metrics, lr, self._empty)
+        if self._due.copied is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Writes the step that is due, if one is.  RunError if its loss or gradient norm is not finite."""
+        if self._due is None:
+            return
+        due, self._due = self._due, None
+        self._finished(due.step, due.read(), due.lr)
+
+    def _finished(self, step: int, metrics: dict[str, float], lr: float) -> None:
+        loss, tokens, scale = metrics["loss"], int(metrics["tokens"]), metrics.get("loss_scale")
+        norm = metrics.get("norm", 0.0)
+        skipped = not isfinite(norm) and scale is not None and scale >= 1  # below 1 no scale would have helped
+        if tokens and not (isfinite(loss) and (isfinite(norm) or skipped)):
+            raise RunError(f"step {step}: loss {loss}, gradient norm {norm}; try a lower --lr")
+        speed = self._tokens * (step - self._marked_step) / (time.monotonic() - self._marked)
+        self.mark(step)
+        self._say_empty(step, int(metrics["empty"]))
+        reached = f"loss {loss:.4f}  norm {norm:.3f}" if tokens else "no label counts"
+        self._say(
+            f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}  lr {lr:.2e}"
+            f"{'' if scale is None else f'  scale {scale:g}'}{'  skipped' if skipped else ''}"
+            f"  {speed:,.0f} tokens/s  {self._left(step)} left"
+        )
+        known = {"loss": loss} if tokens else {}
+        known |= {"norm": norm} if tokens and not skipped else {}  # JSON has no infinity
+        known |= {} if scale is None else {"loss_scale": scale}
+        self._write({"step": step, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
+
+    def _say_empty(self, step: int, empty: int) -> None:
+        """Once, that steps went by in which there was nothing to learn from."""
+        if empty and not self._said_empty:
+            self._said_empty = True
+            steps = f"{empty} of {step - self._first} steps so far"
+            self._say(f"note: in {steps} no label counts: they update nothing, and the learning rate goes on")
+
+    def validation(self, step: int, metrics: Metrics) -> None:
+        """The loss on held-out data after `step` steps."""
+        if self._folder is None:
+            return
+        if not int(metrics.tokens):
+            self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation: no label counts")
+            return
+        loss = float(metrics.loss)
+        self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
+        self._write({"step": step, "validation": loss})
+
+    def memory(self, step: int, account: int, of: Account, found: Peak | None) -> None:
+        """What a step took of a GPU, beside what the compiler counted for this rank."""
+        if self._folder is None:
+            return
+        self._say(line(account, of, found))
+        measured = {} if found is None else vars(found)
+        self._write({"step": step, "account": account, "reserve": of.reserve, **measured})
+
+    def say(self, line: str) -> None:
+        """A line on the terminal."""
+        if self._folder is not None:
+            self._say(line)
+
+    def summary(self, saved: Path, further: str, help_: str) -> None:
+        """What was reached, where it lies, and what to try next."""
+        results = ", ".join(f"{name} {self._last[name]:.4f}" for name in ("loss", "validation") if name in self._last)
+        self.say(f"\nfinished {self._steps} steps in {_duration(time.monotonic() - self._began)}: {results}")
+        self.say(f"  log         {self._folder}/log.jsonl\n  checkpoint  {saved}")
+        self.say(f"  train on    {further}\n  all options {help_}")
+
+    def _left(self, step: int) -> str:
+        spent = time.monotonic() - self._began
+        return _duration(spent / (step - self._first) * (self._steps - step))
+
+    def _say(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # a run goes on though nobody reads its lines: they are in log.jsonl
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _write(self, record: dict[str, float]) -> None:
+        assert self._folder is not None, "log: only rank 0 writes"
+        self._last |= record
+        with open(self._folder / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {seconds:02}s" if minutes else f"{seconds}s"

@@ -1,0 +1,42 @@
+"""torchrun, ending with the line that says why the program failed: `python -m scalec.runtime.train.torchrun`.
+
+Non-goals: anything else that torchrun does.
+"""
+
+import signal
+import sys
+from typing import Any, cast
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+
+def main() -> None:
+    """Runs torchrun with this process' arguments; exit status 1 where a rank failed."""
+    torchrun = cast(Any, run)
+    try:
+        torchrun.run(torchrun.parse_args(sys.argv[1:]))
+    except ChildFailedError as error:
+        rank, failure = min(error.failures.items(), key=lambda each: (not _was_killed(each[1]), each[1].timestamp))
+        print(f"{error}\nerror: {_reason(rank, failure)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _was_killed(failure: ProcessFailure) -> bool:
+    """Whether another than torchrun, which ends ranks by SIGTERM, ended a rank: others only lost it."""
+    return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+
+
+def _reason(rank: int, failure: ProcessFailure) -> str:
+    """What the rank said of it (`ending.tell_launcher`), or else how it ended."""
+    match failure.error_file_data:
+        case {"message": {"message": str(said)}}:
+            return said
+        case _ if failure.exitcode < 0:
+            return f"rank {rank} was ended by {failure.signal_name()}"
+        case _:
+            return f"rank {rank} ended with exit status {failure.exitcode}"
+
+
+if __name__ == "__main__":
+    main()

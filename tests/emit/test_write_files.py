@@ -1,0 +1,130 @@
+"""Writing of output: whole files or none, and nothing that scalec did not write."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.emit.write_files import OutputError, write
+
+PROGRAM = '"""tiny on 1 rank.  Written by scalec 0.1.0."""\n'
+ACCOUNT = '{"written_by": "scalec 0.1.0", "ranks": 1}\n'
+FILES = {"train.py": PROGRAM, "plan.json": ACCOUNT}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def refusal(folder: Path, files: dict[str, str] = FILES) -> str:
+    with pytest.raises(OutputError) as error:
+        write(folder, files)
+    return str(error.value)
+
+
+def test_writes_into_a_new_folder_and_leaves_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "b", FILES)
+    assert contents(tmp_path / "a" / "b") == FILES
+
+
+def test_replaces_what_scalec_wrote(tmp_path: Path) -> None:
+    write(tmp_path, FILES)
+    newer = {name: text.replace("0.1.0", "0.2.0") for name, text in FILES.items()}
+    write(tmp_path, newer)
+    assert contents(tmp_path) == newer
+
+
+def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
+    write(tmp_path, FILES)
+    before = {path: path.stat() for path in tmp_path.iterdir()}
+    write(tmp_path, FILES)
+    assert {path: path.stat() for path in tmp_path.iterdir()} == before
+
+
+def test_new_files_have_ordinary_permissions(tmp_path: Path) -> None:
+    write(tmp_path / "out", FILES)
+    (tmp_path / "other").touch()
+    assert (tmp_path / "out" / "train.py").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.py", "print('mine')\n"),
+        ("train.py", ""),
+        ("train.py", "#\n" * 1000 + PROGRAM),
+        ("plan.json", '{"plan": 1}'),
+        ("plan.json", '{"written_by": "me"}'),
+        ("plan.json", '["written_by", "scalec 0.1.0"]'),
+        ("plan.json", "[" * 100_000),
+        ("plan.json", "written_by: scalec 0.1.0"),
+    ],
+)
+def test_refuses_a_file_of_someone_else(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert (
+        refusal(tmp_path)
+        == f"`{tmp_path / name}` was not written by scalec: move it away, or choose another folder with -o"
+    )
+    assert contents(tmp_path) == {name: text}
+
+
+def test_refuses_bytes_that_are_not_text(tmp_path: Path) -> None:
+    for name in FILES:
+        (tmp_path / name).write_bytes(b"\xff\xfe")
+        assert "was not written by scalec" in refusal(tmp_path, {name: ""})
+
+
+def test_refuses_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").mkdir()
+    assert "was not written by scalec" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["elsewhere.py", "missing.py"])
+def test_refuses_a_file_that_is_a_symbolic_link(tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere.py").write_text(PROGRAM)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "train.py").symlink_to(tmp_path / target)
+    assert "is a symbolic link: remove it" in refusal(folder)
+    assert list(folder.iterdir()) == [folder / "train.py"]
+    assert not (tmp_path / "missing.py").exists()
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "missing"])
+def test_refuses_a_folder_that_is_a_symbolic_link(tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / target)
+    assert "is a symbolic link: name the folder" in refusal(tmp_path / "out")
+    assert contents(tmp_path / "elsewhere") == {}
+
+
+def test_refuses_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    assert "is not a folder" in refusal(tmp_path / "out")
+    assert "not a directory; choose another folder" in refusal(tmp_path / "out" / "deeper")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
+def test_refuses_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    assert refusal(tmp_path) == f"cannot write `{tmp_path}`: permission denied; choose another folder with -o"
+
+
+def failing(error: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    return fail
+
+
+def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, FILES)
+    monkeypatch.setattr(Path, "replace", failing(errno.EROFS))
+    newer = {"train.py": PROGRAM + "pass\n"}
+    assert (
+        refusal(tmp_path, newer) == f"cannot write `{tmp_path}`: read-only file system; choose another folder with -o"
+    )
+    assert contents(tmp_path) == FILES

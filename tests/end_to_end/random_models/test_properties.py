@@ -1,0 +1,76 @@
+"""Whatever is drawn compiles or is told why not; what compiles prints, reads back and is proved; and all is drawn.
+
+Non-goals: numbers (`test_numbers`), mutants (`tests/proof/test_properties.py`).
+"""
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from helpers.random_models.draws import DRAWS, drawn, random_plans, table
+from scalec.compiler.emit import emit
+from scalec.compiler.ir.parser import read_ir
+from scalec.compiler.ir.printer import print_ir
+from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.proof import verify
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.formatter import format_plan
+from scalec.compiler.syntax.parser import parse_plan
+from scalec.compiler.syntax.source import Source
+
+REFUSED = 1 / 3
+PRECISIONS = [
+    "fp32  reduce = bf16",
+    "bf16  master = bf16",
+    "bf16  master = fp32  reduce = bf16",
+    "fp16",
+    "fp16  reduce = fp16",
+]
+
+
+@pytest.mark.xdist_group("random numbers")  # whose process draws the same
+def test_what_is_drawn() -> None:
+    """All of the language, with and without what may be left out."""
+    found = set[str]().union(*drawn(DRAWS).values())
+    assert found >= table(), table() - found
+
+
+@pytest.mark.xdist_group("random numbers")
+def test_few_drafts_are_refused() -> None:
+    refused = Counter[str]()
+    drafts = [*drawn(DRAWS)][::5]
+    for plan in drafts:
+        try:
+            compile_plan(Source("plan.scale", plan))
+        except PlanError as error:
+            refused[error.diagnostics[0].code] += 1
+    assert refused.total() <= len(drafts) * REFUSED, refused
+
+
+@settings(max_examples=25)
+@given(random_plans())
+def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
+    """`emit` reads the program back, too."""
+    source = Source("plan.scale", plan)
+    model = compile_plan(source, "resolve")
+    program = lower(model)
+    verify(program, model)
+    for each in (model, program):
+        assert read_ir(Source("plan.ir", print_ir(each))) == each
+    assert emit(program, source).keys() == {"train.py", "plan.json"}
+    assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)
+
+
+@settings(max_examples=15)
+@given(random_plans())
+def test_element_types_apart_from_each_other(plan: str) -> None:
+    """As above, in what `random_plans` does not draw, so that other tests keep their plans; and nothing done again."""
+    train = f"precision = {PRECISIONS[len(plan) % len(PRECISIONS)]}  recompute = none"
+    source = Source("plan.scale", re.sub(r"precision = .*", train, plan))
+    model = compile_plan(source, "resolve")
+    program = lower(model)
+    verify(program, model)
+    assert read_ir(Source("plan.ir", print_ir(program))) == program
+    emit(program, source)

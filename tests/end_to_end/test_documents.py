@@ -1,0 +1,72 @@
+"""Documents in one sequence: emitted programs against each document by itself, in one process and in float64.
+
+What is held together here: which document a token is of and which labels count (the runtime's samples), the mask of
+attention, and that rotary positions are relative, so that they need not begin anew.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.oracle import harness, reference
+from helpers.oracle.plans import SEQ, Case, plan_text
+from helpers.oracle.reference import Config, Tensors
+from scalec.runtime.data.samples import Windows
+
+SEPARATOR = 10
+LR = 0.01
+CASES = (
+    Case(),
+    Case(dp=2, tp=2, sp=True, microbatches=2),
+    Case(dp=2, tp=2, sp=True, microbatches=2, gathered="regather"),
+    Case(tp=4, kv=2),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Path) -> None:
+    module = harness.imported(harness.written(_plan(case), tmp_path) / "train.py")
+    windows = _windows(case.rows, case.config.vocab)
+    given = Windows(separator=SEPARATOR).given(windows, [0] * case.rows, case.config.vocab, seed=0)
+    start = reference.initial(case.config)
+    batch = tuple(given[name] for name in module.PLAN.inputs)
+    (step,) = harness.run(case, module, start, [batch], LR)
+    loss, gradients = _alone(case.config, start, windows)
+    assert step.loss == pytest.approx(loss, rel=1e-10, abs=0)
+    assert harness.evaluate(case, module, start, batch) == [pytest.approx(loss, rel=1e-10, abs=0)] * case.ranks
+    for name, expected in gradients.items():
+        error, scale = (step.gradients[name] - expected).abs().max().item(), expected.abs().max().item()
+        assert error <= 1e-10 * scale, f"gradient of {name}: off by {error:.3g}, the largest element is {scale:.3g}"
+
+
+def _plan(case: Case) -> str:
+    text = plan_text(case).replace("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]")
+    text = text.replace("mask=causal", "mask=causal, documents=documents")
+    return text.replace("tokenizer = bytes", f"separator = {SEPARATOR}")
+
+
+def _windows(rows: int, vocab: int) -> Tensor:
+    """Documents of a few tokens, of one, and a window without an end of any."""
+    generator = torch.Generator().manual_seed(1)
+    windows = torch.randint(SEPARATOR + 1, vocab, (rows, SEQ + 1), generator=generator)
+    ends = torch.rand(rows, SEQ + 1, generator=generator) < 0.3
+    ends[0] = False
+    return windows.masked_fill(ends, SEPARATOR)
+
+
+def _alone(config: Config, start: Tensors, windows: Tensor) -> tuple[float, Tensors]:
+    """The mean loss of all tokens but the first of each document, and its gradients."""
+    leaves = {name: value.clone().requires_grad_() for name, value in start.items()}
+    documents = [part for window in windows for part in _parts(window) if len(part) > 1]
+    sums = [reference.loss(config, leaves, part[None, :-1], part[None, 1:]) for part in documents]
+    mean = torch.stack(sums).sum() / sum(len(part) - 1 for part in documents)
+    return mean.item(), dict(zip(leaves, torch.autograd.grad(mean, list(leaves.values())), strict=True))
+
+
+def _parts(window: Tensor) -> list[Tensor]:
+    """The documents of a window, each with the separator that ends it."""
+    ends = [i + 1 for i, token in enumerate(window.tolist()) if token == SEPARATOR]
+    return [window[start:end] for start, end in pairwise([0, *ends, len(window)])]

@@ -1,0 +1,179 @@
+"""Whole runs of emitted programs under torchrun: train, save, resume, on the same mesh and on others; how runs fail."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.run import get_args_parser
+
+from helpers.oracle import harness
+from helpers.oracle.plans import Case, plan_text
+from scalec.runtime.checkpoint.reader import Saved
+from scalec.runtime.train.launch import parse
+
+# The same model, optimizer and global batch on three meshes.
+MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)
+ONE = Case(microbatches=4, optimizer="groups", clip=1.0)
+FOUR = Case(dp=4, optimizer="groups", clip=1.0)
+SHARED = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0, state="zero 1 over dp")
+SHARED_FOUR = Case(dp=4, optimizer="groups", clip=1.0, state="zero 1 over dp")
+STAGED = Case(pp=2, tp=2, sp=True, microbatches=4, optimizer="groups", clip=1.0, model="tied")
+STAGED_ONE = Case(microbatches=4, optimizer="groups", clip=1.0, model="tied")
+STAGED_V = Case(
+    pp=2, dp=2, microbatches=2, optimizer="groups", clip=1.0, model="tied", schedule="zbv", state="zero 1 over dp"
+)
+STEPS, HALF = 6, 3
+RUN = Path("runs", "llama")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A file of bytes below the vocabulary's size."""
+    path = tmp_path / "corpus.bin"
+    path.write_bytes(bytes(random.Random(0).choices(range(32), k=4000)))
+    return path
+
+
+def test_runs_resume_bitwise_and_on_other_meshes(tmp_path: Path, corpus: Path) -> None:
+    whole = _trained(MESH, tmp_path / "whole", corpus)
+    assert [entry["step"] for entry in whole.log] == list(range(1, STEPS + 1))
+
+    resumed = _trained(MESH, tmp_path / "resumed", corpus, resume=whole)
+    assert resumed.log == whole.log[HALF:]
+    assert resumed.state.keys() == whole.state.keys()
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+
+    for case, name in ((ONE, "one"), (FOUR, "four"), (SHARED, "shared")):
+        other = _trained(case, tmp_path / name, corpus, resume=whole)
+        for got, want in zip(other.log, whole.log[HALF:], strict=True):
+            assert got == pytest.approx(want, rel=1e-9)
+        assert other.state.keys() == whole.state.keys()
+        for key, value in whole.state.items():
+            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+
+
+def test_shared_state_resumes_bitwise_and_under_other_plans(tmp_path: Path, corpus: Path) -> None:
+    whole = _trained(SHARED, tmp_path / "whole", corpus)
+    resumed = _trained(SHARED, tmp_path / "resumed", corpus, resume=whole)
+    assert resumed.log == whole.log[HALF:]
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+    for case, name in ((ONE, "one"), (SHARED_FOUR, "four")):
+        other = _trained(case, tmp_path / name, corpus, resume=whole)
+        assert other.state.keys() == whole.state.keys()
+        for key, value in whole.state.items():
+            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+
+
+def test_stages_resume_bitwise_and_under_other_plans(tmp_path: Path, corpus: Path) -> None:
+    """A tied embedding is on two ranks and is saved once."""
+    whole = _trained(STAGED, tmp_path / "whole", corpus)
+    resumed = _trained(STAGED, tmp_path / "resumed", corpus, resume=whole)
+    assert resumed.log == whole.log[HALF:]
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+    for case, name in ((STAGED_ONE, "one"), (STAGED_V, "v")):
+        other = _trained(case, tmp_path / name, corpus, resume=whole)
+        assert other.state.keys() == whole.state.keys()
+        for key, value in whole.state.items():
+            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+
+
+class _Run:
+    """What a finished run left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / RUN
+        lines = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
+        keys = ("step", "loss", "norm", "lr", "tokens")
+        self.log = [{key: line[key] for key in keys} for line in lines if "loss" in line]
+        self.state = _state(self.folder / "checkpoints" / f"step-{STEPS:06d}")
+
+
+def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None) -> _Run:
+    """Trains to the last step, from the middle of another run if there is one."""
+    harness.written(plan_text(case), folder)
+    if resume:
+        middle = f"checkpoints/step-{HALF:06d}"
+        shutil.copytree(resume.folder / middle, folder / RUN / middle)
+    options = [f"--steps={STEPS}", f"--save-every={HALF}", "--log-every=1", *(["--resume"] if resume else [])]
+    done = _finished(_start(case.ranks, folder, corpus, *options), 120)
+    assert done.returncode == 0, done.stderr
+    return _Run(folder)
+
+
+def _state(checkpoint: Path) -> dict[str, Tensor]:
+    """A checkpoint's tensors, whole."""
+    saved = Saved(checkpoint)
+    return saved.whole([*saved.tensors()])
+
+
+def _start(ranks: int, folder: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:
+    """The program in `folder` under torchrun, or alone; there it also leaves its run."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launch, "train.py", "--device=cpu", *options, f"--data={corpus}"]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _finished(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Waits; ends it with all its ranks if it takes longer."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+    return subprocess.CompletedProcess[Any](process.args, process.returncode, out, err)
+
+
+def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
+    done = _finished(_start(1, harness.written(plan_text(MESH), tmp_path), corpus), 60)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert "takes 4 ranks, not 1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
+    """Of all four ranks, which agree on it."""
+    done = _finished(_start(4, harness.written(plan_text(MESH), tmp_path), tmp_path / "nowhere*"), 120)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: no data: ")
+    assert done.stderr.count("nowhere*") == 1
+
+
+def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torchrun abbreviates its own options, and looks for them after the script's name too."""
+    with pytest.raises(SystemExit):
+        parse(harness.compiled(MESH, tmp_path).PLAN, ["--help"])
+    options = set(re.findall(r"(?m)^  (--[a-z-]+)", capsys.readouterr().out))
+    assert {"--steps", "--resume"} < options
+    for option in options:
+        assert get_args_parser().parse_args(["train.py", option]).training_script_args == [option]
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
+    case = Case(dp=2)
+    harness.written(plan_text(case), tmp_path)
+    process = _start(case.ranks, tmp_path, corpus, "--steps=1000000", "--log-every=1")
+    log = tmp_path / RUN / "log.jsonl"
+    deadline = time.monotonic() + 90
+    while not log.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not log.exists():
+        process.terminate()
+        pytest.fail(f"no step within 90 s: {process.communicate()[1]}")
+    os.kill(_children(process.pid)[-1], 9)
+    done = _finished(process, 60)
+    assert done.returncode != 0
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,282 @@
+"""docs/language.md: each block is compiled and proved, or gives the error that is quoted; tables are those of the code.
+
+`pytest tests/frontend/test_language.py --update-golden` writes tables and quoted errors anew.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import attrs
+import pytest
+
+from scalec.compiler.config.fields import Field, Part, fields_of, heading_of
+from scalec.compiler.config.settings import (
+    Cluster,
+    Data,
+    Flow,
+    Group,
+    Optimizer,
+    Order,
+    Pipelining,
+    Schedule,
+    Settings,
+    Train,
+)
+from scalec.compiler.emit import emit
+from scalec.compiler.frontend.arguments import signature
+from scalec.compiler.ir import Op, Program, types, walk
+from scalec.compiler.ops import OPS, Attribute, OpDef
+from scalec.compiler.ops.protocol import ALL
+from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.proof import verify
+from scalec.compiler.syntax.diagnostics import CODES, PlanError
+from scalec.compiler.syntax.source import Source, Span
+from scalec.compiler.syntax.tree import Call, Name, Negative, Number, Setting
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+
+
+# ---- blocks
+
+
+class Block(NamedTuple):
+    """A block of plan text, and the error that is quoted behind it, None where it is not marked as wrong."""
+
+    text: str
+    error: str | None
+
+
+BLOCK = re.compile(r"(<!-- wrong -->\n)?```scale\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
+
+
+def blocks() -> Iterator[Block]:
+    """All blocks of the document, in its order."""
+    for wrong, text, error in BLOCK.findall(DOCUMENT):
+        yield Block(text, error if wrong else None)
+
+
+BLOCKS = list(blocks())
+PLAN = BLOCKS[0].text
+
+SECTIONS = {  # what completes a block of sections that lacks them
+    "model": PLAN[PLAN.index("model") : PLAN.index("mesh")],
+    "mesh": "mesh { dp = 2 }\nshard { batch over dp }\n",
+    "train": PLAN[PLAN.index("train") :],
+}
+MODEL = {  # what stands before statements that lack it, on one line
+    "model": "model m(tokens[batch, seq], labels[batch, seq]) {",
+    r"dims +\{": "dims { vocab = 256  hidden = 64  heads = 4  kv_heads = 2  head_dim = 16  ffn = 192  layers = 2 }",
+    r"const +\{": "const { eps = 1e-5  theta = 10000 }",
+    "init ~": "init ~ normal(0.02)",
+    "embedding": "x = embedding(tokens, wte[vocab, hidden])",
+}
+LOSS = "loss = cross_entropy(x @ head[hidden -> vocab], labels)\n"
+STATEMENTS = re.compile(r"(dims|const|init|repeat|[\w, ]+ =) ?")
+
+
+def completed(block: str) -> str:
+    """The plan that a block is part of: a whole one as it stands."""
+    if block.startswith("use"):
+        return block
+    if STATEMENTS.match(block):
+        head = " ".join(line for word, line in MODEL.items() if not re.search(word, block))
+        block = f"{head}\n{block}{'' if 'loss =' in block else LOSS}}}\n"
+    return block + "".join(text for kind, text in SECTIONS.items() if not re.search(rf"^{kind}\b", block, re.MULTILINE))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works in a folder with what blocks name: the plans of scalec, and the files in the document."""
+    shutil.copytree(ROOT / "plans", tmp_path, dirs_exist_ok=True)
+    for name, text in re.findall(r"```(?:python\n# (?=\w+\.py)|csv )(\w+\.\w+)\n(.*?)```", DOCUMENT, re.DOTALL):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+def said(block: str) -> str:
+    """What scalec says of a block that is wrong."""
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source("plan.scale", completed(block)))
+    return f"{caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    "block", [b.text for b in BLOCKS if b.error is None], ids=lambda text: text.split("\n")[0][:40]
+)
+def test_every_block_is_compiled_and_proved(block: str) -> None:
+    source = Source("plan.scale", completed(block))
+    model = compile_plan(source, "resolve")
+    program = lower(model)
+    emit(program, source, model, verify(program, model))
+
+
+# ---- the table of ops
+
+OPERATORS = {
+    "contract": "x @ w",
+    "add": "x + y",
+    "mul": "x * y",
+    "div": "x / y",
+    "scale": "x * 2",
+    "shift": "x + 2",
+}
+"""Ops that a plan writes as operators."""
+
+HEADS = "q[hidden -> heads, head_dim], x @ k[hidden -> kv_heads, head_dim], x @ v[hidden -> kv_heads, head_dim]"
+WHOLE = {  # a use of each op that needs dims whole, these dims, and how the table calls them
+    "attention": (f"attention(x @ {HEADS}, mask=causal)", "seq head_dim", "`seq`, the last"),
+    "concat": ("concat(x @ a[hidden -> ffn], x @ b[hidden -> ffn], as=both)", "ffn both", "all that are joined"),
+    "cross_entropy": ("cross_entropy(x @ a[hidden -> ffn], labels)", "ffn", "classes"),
+    "layernorm": ("layernorm(x, a[hidden], eps)", "hidden", "the weight's"),
+    "rmsnorm": ("rmsnorm(x, a[hidden], eps)", "hidden", "the weight's"),
+    "rope": ("rope(x @ a[hidden -> heads, head_dim], theta)", "seq head_dim", "`seq`, the last"),
+    "softmax": ("softmax(x)", "hidden", "`over`"),
+    "split": ("y, z = split(x @ a[hidden -> both], [ffn, ffn])", "ffn both", "all that are taken apart"),
+}
+
+
+def in_program(statement: str, kind: str) -> tuple[Program, Op]:
+    """A plan with the statement, and its first op of a kind."""
+    dims = MODEL[r"dims +\{"].replace("}", " both = 2 * ffn }")
+    program = compile_plan(
+        Source("plan.scale", completed(f"{dims}\n{statement if ' = ' in statement else f'y = {statement}'}\n")),
+        "resolve",
+    )
+    return program, next(op for op in walk(program.region.body) if op.kind == kind)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_the_dims_that_an_op_needs_whole(kind: str) -> None:
+    statement, dims, _ = WHOLE[kind]
+    program, op = in_program(statement, kind)
+    of = types(program)
+    assert OPS[kind].whole([of[name] for name in op.inputs], op) == {*dims.split()}
+
+
+def ops_table() -> Iterator[str]:
+    """A row for each op of the language, operators first."""
+    yield from heading("written", "computes", "whole", "linear in")
+    surface = sorted(name for name, entry in OPS.items() if entry.surface)
+    for name in (*OPERATORS, *surface):
+        entry = OPS[name]
+        doc = " ".join([*entry.doc.split(), *(choices(a) for a in entry.attributes if a.choices)])
+        yield row(f"`{OPERATORS.get(name) or signature(entry)}`", doc, whole(entry), linear(entry))
+
+
+def choices(attribute: Attribute) -> str:
+    return f"{attribute.name.capitalize()}: {' or '.join(f'`{choice}`' for choice in attribute.choices)}."
+
+
+def whole(entry: OpDef) -> str:
+    words = WHOLE[entry.name][2] if entry.name in WHOLE else ""
+    return f"{words}, *sums*" if entry.expand else words
+
+
+def linear(entry: OpDef) -> str:
+    if entry.linear == ((ALL,),):
+        return "all together"
+    return ", ".join(entry.operands[i].name for group in entry.linear for i in group)
+
+
+def test_whole_names_every_op_that_needs_dims_whole() -> None:
+    default = attrs.fields_dict(OpDef)["whole"].default
+    assert {name for name, entry in OPS.items() if entry.surface and entry.whole is not default} == {*WHOLE}
+
+
+# ---- the tables of settings and codes
+
+
+def settings_table(cls: type[Settings]) -> Iterator[str]:
+    """A row for each setting of a section."""
+    yield from heading("setting", "takes", "default", "meaning")
+    for field in fields_of(cls):
+        only = f" ({field.variant} only)" if field.variant else ""
+        yield row(f"`{field.key}`{only}", takes(field), default(cls, field), meaning(field))
+
+
+def takes(field: Field) -> str:
+    """What the reader of a setting says that it takes, and of which range."""
+    if isinstance(field.what, Part):
+        return "a name or a call" if field.what.form == "call" else f"`{field.what.example}`"
+    nowhere = Source("", "").whole()
+    call, minus_one = Call(Name("f", nowhere), (), (), nowhere), Negative(Number(1, "", nowhere), nowhere)
+    wrong_type = re.search(r"takes (.*), not a call", refusal(field, call, nowhere))
+    assert wrong_type
+    range = re.search(r"must be (.*)$", refusal(field, minus_one, nowhere).split("\n")[0])
+    return f"{wrong_type[1]}, {range[1]}" if range else wrong_type[1]
+
+
+def refusal(field: Field, value: Call | Negative, span: Span) -> str:
+    assert not isinstance(field.what, Part)
+    with pytest.raises(PlanError) as caught:
+        field.what.read(Setting(Name(field.key, span), value, span))
+    return str(caught.value)
+
+
+def default(cls: type[Settings], field: Field) -> str:
+    if isinstance(field.what, Part):
+        heading = heading_of(field.what.of)
+        kept = attrs.fields_dict(cls)[field.name].default
+        return "needed" if field.required else f"`{getattr(kept, heading.field)}`" if kept and heading else "none"
+    kept = attrs.fields_dict(cls)[field.name].default
+    return "needed" if field.required else "none" if kept is None else f"`{field.what.show(kept)}`"
+
+
+def meaning(field: Field) -> str:
+    return field.what.doc if not isinstance(field.what, Part) else "below"
+
+
+MISSING = {  # what a plan cannot say yet, and how one would try
+    "Context parallelism: attention over a sharded sequence": "mesh { cp = 2 }  shard { seq over cp }",
+    "Inputs besides tokens, labels and documents": "model m(tokens[batch, seq], image[batch, seq]) { }",
+    "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
+}
+
+
+def missing_table() -> Iterator[str]:
+    """A row for each thing that is missing, with the first line of what scalec says of it."""
+    yield from heading("what", "what scalec says of it")
+    for what, block in MISSING.items():
+        yield row(what, said(f"{block}\n").split("\n")[0].removeprefix("error"))
+
+
+def codes_table() -> Iterator[str]:
+    """A row for each code."""
+    yield from heading("code", "stands for")
+    yield from (row(code, CODES[code]) for code in sorted(CODES))
+
+
+def heading(*cells: str) -> Iterator[str]:
+    yield row(*cells)
+    yield "|---" * len(cells) + "|"
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+TABLES = {
+    "ops": ops_table,
+    "missing": missing_table,
+    "codes": codes_table,
+    **{
+        cls.SECTION: lambda cls=cls: settings_table(cls)
+        for cls in (Cluster, Train, Optimizer, Schedule, Group, Data, Flow, Pipelining)
+    },
+    "order": lambda: settings_table(Order),  # its section, too, is a schedule
+}
+
+
+def test_tables_and_quoted_errors_are_those_of_the_code(golden: Callable[[str, str], None]) -> None:
+    def quoted(found: re.Match[str]) -> str:
+        return f"{found[1]}```scale\n{found[2]}```\n\n```text\n{said(found[2])}```\n" if found[1] else found[0]
+
+    def table(found: re.Match[str]) -> str:
+        return "\n".join([found[1], *TABLES[found[2]](), ""])
+
+    text = re.sub(r"(<!-- table: (\w+) -->)\n(?:\|.*\n)*", table, BLOCK.sub(quoted, DOCUMENT))
+    golden("../../docs/language.md", text)

@@ -1,0 +1,155 @@
+"""Tiny models of transformers with random weights, and the plans that `scalec import` writes for them.
+
+Non-goals: anything from the network; each model is built from its configuration.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from scalec.compiler.frontend.hf_import import import_config
+from scalec.compiler.syntax.limits import load
+
+SEQ, ROWS, VOCAB = 16, 8, 64
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LLAMA3 = {  # original_max_position_embeddings so short that some angles are scaled, some are not, some in between
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+
+NEOX: dict[str, Any] = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
+GPTJ: dict[str, Any] = {  # 8 rows turn at least: those of 4 are the same in either direction of reordering
+    **{"n_embd": 64, "n_head": 4, "n_inner": 48, "n_layer": 2, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
+}
+
+GEMMA: dict[str, Any] = {
+    **SMALL,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 5,
+    "pad_token_id": None,  # else transformers gives the row of that token no gradient
+}
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "distilbert": lambda: transformers.DistilBertConfig(
+        dim=32, hidden_dim=48, n_heads=4, n_layers=2, max_position_embeddings=SEQ, vocab_size=100, pad_token_id=None
+    ),
+    "gemma": lambda: transformers.GemmaConfig(**{**SMALL, "head_dim": 16, "pad_token_id": None}),
+    "gemma2": lambda: transformers.Gemma2Config(**{**GEMMA, "num_hidden_layers": 4}),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 8}),
+    "gemma3_blocks": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 6}),
+    "gpt2": lambda: transformers.GPT2Config(
+        n_embd=32, n_head=4, n_layer=2, n_positions=SEQ, vocab_size=100, bos_token_id=0, eos_token_id=0
+    ),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
+    "gpt_neox_serial": lambda: transformers.GPTNeoXConfig(  # heads that turn whole
+        **NEOX,
+        rope_parameters={**PLAIN, "partial_rotary_factor": 1.0},
+        hidden_act="gelu_fast",
+        use_parallel_residual=False,
+        tie_word_embeddings=True,
+    ),
+    "gptj": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=8),
+    "gptj_whole": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=16, tie_word_embeddings=True),
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "llama_tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=16),
+    "llama31": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=5, head_dim=16),
+    "mistral_full": lambda: transformers.MistralConfig(**SMALL, sliding_window=None, rope_parameters=LINEAR),
+    "phi3": lambda: transformers.Phi3Config(**SMALL, pad_token_id=None, sliding_window=5),
+    "phi3_part": lambda: transformers.Phi3Config(
+        **{**SMALL, "hidden_size": 64}, pad_token_id=None, rope_parameters={"partial_rotary_factor": 0.75, **PLAIN}
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**SMALL, pad_token_id=None),
+    "qwen2": lambda: transformers.Qwen2Config(**SMALL),
+    "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+    "starcoder2": lambda: transformers.Starcoder2Config(**SMALL, sliding_window=5, bos_token_id=0, eos_token_id=0),
+    "starcoder2_head": lambda: transformers.Starcoder2Config(
+        **SMALL, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0
+    ),
+}
+
+
+class Wide(TorchFunctionMode):
+    """float64 wherever float32 is asked for: transformers computes norms, positions and softmax so in any model."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func` with wider types."""
+        func = Tensor.double if func is Tensor.float else func
+        return func(*tree_map(_wider, args), **tree_map(_wider, kwargs or {}))
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def model(name: str, dtype: torch.dtype) -> Any:
+    """A model of transformers whose every weight matters: norms and biases are random too."""
+    config = CONFIGS[name]()
+    config._attn_implementation = "eager"
+    torch.manual_seed(3)
+    kind = transformers.AutoModelForMaskedLM if name == "distilbert" else transformers.AutoModelForCausalLM
+    with Wide():
+        made = kind.from_config(config, dtype=torch.float64)
+    for parameter in made.parameters():
+        noise = torch.randn(parameter.shape, dtype=torch.float64)
+        parameter.data = parameter.data + 0.2 * noise if parameter.dim() == 1 else noise / parameter.shape[-1] ** 0.5
+    made.tie_weights()
+    return made.to(dtype).eval()
+
+
+def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
+    """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1."""
+    config = load(saved / "config.json")
+    text = import_config(config).split("\nmesh {")[0]
+    kv = "kv_heads, " if "kv_heads" in text else ""
+    return f"""{text}
+mesh {{ {mesh} }}
+shard {{ batch over dp  vocab, heads, {kv}ffn over tp  seq over tp }}
+train {{
+  seq = {SEQ}  global_batch = {ROWS}  microbatch = {ROWS // dp // 2}  steps = 2  precision = {precision}
+  optimizer sgd {{ lr = 0.1 }}
+  data text {{ files = ["unused"] }}
+}}
+"""
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Tokens and labels, [rows, seq]; some labels do not count."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, labels = (torch.randint(VOCAB, (ROWS, SEQ), generator=generator) for _ in range(2))
+    return tokens, labels.masked_fill(torch.rand(ROWS, SEQ, generator=generator) < 0.3, -100)
+
+
+def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float, dict[str, Tensor]]:
+    """The mean loss over labels that count, and the gradients by the names in files, of a float64 model."""
+    with Wide():
+        logits = made(input_ids=tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        loss.backward()
+    head = "embed_out" if isinstance(made, transformers.GPTNeoXForCausalLM) else "lm_head"  # as files have it
+    parameters: dict[str, Any] = dict(made.named_parameters())
+    return float(loss), {name.replace("lm_head", head): each.grad for name, each in parameters.items()}

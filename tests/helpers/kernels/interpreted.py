@@ -1,0 +1,48 @@
+"""Runs the cases of one module under Triton's interpreter, which must be chosen before any kernel is defined.
+
+    python tests/helpers/kernels/interpreted.py cases_rms_norm
+
+prints what came of each case as JSON: its name and a traceback, empty if it passed.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def outcomes(module: str) -> dict[str, str]:
+    """The traceback of each case of a module, empty if it passed; in one process for all, since starting takes long."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, __file__, module]
+    result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=250)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def _outcome(case: Callable[[str], None]) -> str:
+    try:
+        case("cpu")
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def _main(name: str) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from helpers.kernels.tensor_cores import emulated
+
+    module = importlib.import_module(f"helpers.kernels.{name}")
+    cases = {key: value for key, value in vars(module).items() if key.startswith("case_")}
+    with emulated():
+        print(json.dumps({key: _outcome(case) for key, case in cases.items()}))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,91 @@
+"""Programs of plans with kernels, and a step of them on any device, the meta device too: no memory, no numbers.
+
+Non-goals: no launching of ranks; a program of several is run as one of them, in a group that only pretends.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import evolve
+from torch import Tensor
+from torch.distributed.distributed_c10d import ProcessGroup
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from scalec.compiler.emit.train_py import train_py
+from scalec.compiler.frontend import resolve
+from scalec.compiler.frontend.loss_chunking import logits_for
+from scalec.compiler.ir import Program, Region
+from scalec.compiler.passes import lower
+from scalec.compiler.syntax.source import Source
+from scalec.runtime import Batch, Mesh
+
+debug: Any = dist  # the stubs leave its levels out
+
+TURNS = 2
+"""What is left of each repeat that is not cut into stages: all its turns start the same kernels."""
+
+
+def compiled(source: Source, gpu: str, kernels: str = "triton") -> Program:
+    """The program of a plan for some GPU, with few turns."""
+    program = resolve(source)
+    turned = set[str]() if program.pipeline else {region.dim for region in _repeats(program.region)}
+    dims = (evolve(dim, size=TURNS, valid=TURNS) if dim.name in turned else dim for dim in program.dims)
+    train, cluster = evolve(program.train, kernels=kernels), evolve(program.cluster, gpu=gpu)
+    few = evolve(program, dims=tuple(dims), train=train, cluster=cluster)
+    return lower(evolve(few, train=evolve(train, logits=logits_for(few))))
+
+
+def _repeats(region: Region) -> Iterator[Region]:
+    inner = [stmt for stmt in region.body if isinstance(stmt, Region)]
+    return chain((each for each in inner if each.kind == "repeat"), *map(_repeats, inner))
+
+
+def emitted(program: Program, source: Source) -> ModuleType:
+    """The program, as Python has it."""
+    module = ModuleType("emitted")
+    exec(compile(train_py(program, source), "train.py", "exec"), vars(module))
+    return module
+
+
+@contextmanager
+def pretended(ranks: int, rank: int) -> Iterator[ProcessGroup | None]:
+    """A process group of so many ranks, of which this one is there; it communicates nothing, on no device."""
+    level = debug.get_debug_level()
+    debug.set_debug_level(debug.DebugLevel.OFF)  # else gloo would compare what ranks do
+    if ranks > 1:
+        dist.init_process_group("cpu:fake,meta:fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        yield dist.group.WORLD
+    finally:
+        if ranks > 1:
+            dist.destroy_process_group()
+        debug.set_debug_level(level)
+
+
+def step(module: ModuleType, device: str) -> None:
+    """One step of this rank on a device, with memory that nobody has filled."""
+    model, state = module.build(Mesh(module.PLAN.mesh, device))
+    module.train_step(model, state, batch(module.PLAN, device), 1e-3)
+
+
+def batch(plan: Any, device: str, seed: int = 0) -> Batch:
+    """What one rank is given for a step: random classes, of every input in its layout.
+
+    Of several microbatches only the first, unless a pipeline's rows say how many there are.
+    """
+    microbatches = plan.microbatches if "pp" in plan.mesh else 1
+    generator = torch.Generator().manual_seed(seed)
+
+    def local(name: str) -> Tensor:
+        layout = plan.inputs[name]
+        sizes = {"batch": plan.global_batch // plan.microbatches, "seq": plan.seq}
+        shape = [sizes[dim] // prod(plan.mesh[axis] for axis in layout.split.get(dim, ())) for dim in layout.dims]
+        return torch.randint(plan.vocab, (microbatches, *shape), generator=generator).to(device)
+
+    return Batch(**{name: local(name) for name in plan.inputs})

@@ -1,0 +1,293 @@
+"""A small model whose repeats' parameters are moved turn by turn, written by hand as programs are, and its steps.
+
+Purpose: the same model under every way to share its state out, and with none, on one rank, as the reference.
+Non-goals: what is asserted of it (`tests/runtime/state/test_loop_hooks.py`, `tests/runtime/state/test_waits.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalec.runtime import (
+    SGD,
+    AdamW,
+    Axis,
+    Bucket,
+    Flats,
+    Group,
+    Mesh,
+    State,
+    all_gather_,
+    all_reduce_,
+    await_weights,
+    free_weights,
+    gather_each,
+    gather_weights,
+    normal,
+    recomputed,
+    reduce_gradients,
+    reduce_scatter_,
+    sum_squares,
+    weight,
+)
+from scalec.runtime.state.shards import Box, whole
+
+LAYERS, BLOCKS, WIDTH = 3, 2, 4
+
+
+@dataclass(frozen=True)
+class Way:
+    """How state is shared out; `nested` has repeats in repeats, `again` does the innermost turns again in backward."""
+
+    scatters: bool = True
+    keeps_gradients: bool = True
+    keeps_weights: bool = True
+    nested: bool = False
+    again: bool = False
+    prefetch: int = 1
+
+
+ZERO = [Way(scatters=False), Way(), Way(keeps_gradients=False), Way(keeps_gradients=False, keeps_weights=False)]
+WAYS = [*ZERO, Way(keeps_weights=False)]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Those of a mesh that the model's turns communicate over, perhaps late."""
+
+    dp: Axis
+    replica: Axis
+    all: Axis
+
+
+def _nothing() -> None:
+    pass
+
+
+class Block(nn.Module):
+    """x + tanh((x · norm) wᵀ) w, and a bias in odd microbatches alone."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.norm = weight(mesh, WIDTH, init=normal(1.0))
+        self.w = weight(mesh, 5, WIDTH, init=normal(0.5))
+        self.bias = weight(mesh, WIDTH, init=normal(0.5))
+
+    def forward(self, x: Tensor, odd: bool) -> Tensor:
+        """One turn."""
+        x = x + torch.tanh((x * self.norm) @ self.w.T) @ self.w
+        return x + self.bias if odd else x
+
+
+class Layer(nn.Module):
+    """A turn of the outer repeat, of turns of the inner one, and a factor of its own."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.factor = weight(mesh, WIDTH, init=normal(1.0))
+        self.blocks = nn.ModuleList(Block(mesh) for _ in range(BLOCKS))
+
+
+class Model(nn.Module):
+    """Table, turns, head; the plain model without `axes`.
+
+    `computes` is called where a turn begins, in forward and in backward, `ends` where it ends in backward.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        way: Way,
+        axes: Axes | None,
+        computes: Callable[[], None] = _nothing,
+        ends: Callable[[], None] = _nothing,
+    ) -> None:
+        super().__init__()
+        self.wte = weight(mesh, 7, WIDTH, init=normal(1.0))
+        turn = Layer if way.nested else Block
+        self.layers = nn.ModuleList(turn(mesh) for _ in range(LAYERS))
+        self.head = weight(mesh, 3, WIDTH, init=normal(1.0))
+        self.way, self.axes, self.computes, self.ends = way, axes, computes, ends
+
+    def forward(self, tokens: Tensor, odd: bool, flats: Flats) -> Tensor:
+        """A number."""
+        x = self.wte[tokens]
+        names = ("layers_dp", "layers_all")
+        if not self.way.nested:
+            for layer, *owns in zip(self.layers, *self._of(flats, *names), strict=True):
+                x = self._turn(layer, x, odd, owns)
+        else:
+            for layer, own, *inner in zip(self.layers, *self._of(flats, "outer", *names), strict=True):
+                x = self._enter(x, [own])
+                x = x * layer.factor
+                for block, *owns in zip(layer.blocks, *inner, strict=True):
+                    x = self._turn(block, x, odd, owns)
+                x = self._leave(x, [own])
+        return torch.tanh(x @ self.head.T).square().sum()
+
+    def _of(self, flats: Flats, *names: str) -> list[list[Any]]:
+        """The flats of these buckets; of the plain model as many without meaning."""
+        turns = [[None] * BLOCKS for _ in range(LAYERS)] if self.way.nested else [None] * LAYERS
+        return [flats.get(name, turns) for name in names]
+
+    def _turn(self, block: nn.Module, x: Tensor, odd: bool, owns: Sequence[Any]) -> Tensor:
+        x = self._enter(x, owns)
+        self.computes()
+        _on_backward(x, self.ends)
+        x = recomputed(block, x, odd) if self.way.again else block(x, odd)
+        _on_backward(x, self.computes)
+        return self._leave(x, owns)
+
+    def _enter(self, x: Tensor, owns: Sequence[Any]) -> Tensor:
+        """The first has rows, the second is whole on all ranks."""
+        if self.axes is None:
+            return x
+        own, *norms = owns
+        for each in norms:
+            x = reduce_gradients(x, each, add=self.axes.all)
+        if not self.way.scatters:
+            return reduce_gradients(x, own, add=self.axes.all)
+        add = self.axes.replica if self.axes.replica.size > 1 else None
+        x = reduce_gradients(x, own, scatter=self.axes.dp, add=add, each=not self.way.keeps_gradients)
+        return await_weights(x, own) if self.way.keeps_weights else gather_weights(x, own, self.axes.dp)
+
+    def _leave(self, x: Tensor, owns: Sequence[Any]) -> Tensor:
+        if self.axes is None or self.way.keeps_weights:
+            return x
+        return free_weights(x, owns[0], self.axes.dp)
+
+
+def _on_backward(x: Tensor, call: Callable[[], None]) -> None:
+    """Calls when backward has the gradient of x, if it has one."""
+    if x.requires_grad:
+        x.register_hook(lambda _: call())  # pyright: ignore[reportUnknownMemberType, reportUnknownLambdaType]
+
+
+Optimizer = AdamW | SGD
+Dtypes = tuple[torch.dtype, torch.dtype]
+"""In which the model computes, and that of gradients and masters."""
+F64: Dtypes = (torch.float64, torch.float64)
+Microbatch = tuple[Tensor, bool]
+"""Tokens, and whether it is odd."""
+
+
+def plain(way: Way, optimizer: Optimizer, dtypes: Dtypes) -> "Run":
+    """The model on one rank."""
+    mesh = Mesh({})
+    model = Model(mesh, way, None)
+    names = [name for name, _ in model.named_parameters()]
+    named = {last: [name for name in names if name.endswith(last)] for last in _GROUPS}
+    groups = [Group(*names, **_GROUPS[last]) for last, names in named.items() if names]
+    return Run(model, State(model, mesh, {"all": Bucket(*groups)}, optimizer, *dtypes))
+
+
+_GROUPS: dict[str, dict[str, float]] = {
+    "norm": {},
+    "w": {"weight_decay": 0.1},
+    "bias": {"lr_scale": 0.5},
+    "wte": {"weight_decay": 0.1},
+    "head": {},
+    "factor": {},
+}
+
+
+def shared(
+    way: Way,
+    mesh: Mesh,
+    optimizer: Optimizer,
+    dtypes: Dtypes,
+    late: Callable[[Axis], Axis] = lambda axis: axis,
+    computes: Callable[[], None] = _nothing,
+    ends: Callable[[], None] = _nothing,
+) -> "Run":
+    """The model on all ranks of a mesh of dp and replica, its state as `way` says."""
+    axes = Axes(*(late(mesh.axis(*names)) for names in (("dp",), ("replica",), ("dp", "replica"))))
+    model = Model(mesh, way, axes, computes, ends)
+    inner = "layers.*.blocks.*" if way.nested else "layers.*"
+    options: dict[str, Any] = {
+        "turns": True,
+        "shards": ("dp",) if way.scatters else (),
+        "keeps_gradients": way.keeps_gradients,
+        "keeps_weights": way.keeps_weights,
+        "prefetch": way.prefetch,
+    }
+    rest = Bucket(Group("wte", **_GROUPS["wte"]), Group("head"), shards=("dp",) if way.scatters else ())
+    weights, biases = Group(f"{inner}.w", **_GROUPS["w"]), Group(f"{inner}.bias", **_GROUPS["bias"])
+    buckets = {
+        "rest": rest,
+        "layers_dp": Bucket(weights, biases, **options),
+        "layers_all": Bucket(Group(f"{inner}.norm"), turns=True),
+    }
+    if way.nested:
+        buckets["outer"] = Bucket(Group("layers.*.factor"), **options)
+    return Run(model, State(model, mesh, buckets, optimizer, *dtypes))
+
+
+@dataclass
+class Run:
+    """A model and its state, with the functions of a program."""
+
+    model: Model
+    state: State
+
+    def train_step(self, microbatches: Sequence[Microbatch], skip: bool = False) -> Tensor:
+        """The square of the gradient's norm, as a step takes it; then the update."""
+        flats = self.begin(len(microbatches))
+        for tokens, odd in microbatches:
+            self.model(tokens, odd, flats).backward()
+        gradients = self.state.gradients()
+        squares = sum((self._reduced(name, gradient) for name, gradient in gradients.items()), torch.zeros(()))
+        self.state.update(0.1, scale=torch.tensor(0.5, dtype=torch.float64), skip=torch.tensor(skip))
+        return squares
+
+    @torch.no_grad()
+    def eval_step(self, tokens: Tensor) -> Tensor:
+        """The model's number."""
+        return self.model(tokens, True, self.begin())
+
+    def begin(self, microbatches: int = 0) -> Flats:
+        """Begins a pass: whole buckets are gathered, gathers of turns begun, unless these gather themselves."""
+        for flat in self.state.weights().values():
+            all_gather_(flat, self.state.mesh.axis("dp"))
+        flats = self.state.flats(microbatches)
+        way, axes = self.model.way, self.model.axes
+        if axes and way.scatters and way.keeps_weights:
+            gather_each(axes.dp, flats["layers_dp"])
+            if way.nested:
+                gather_each(axes.dp, flats["outer"])
+        return flats
+
+    def _reduced(self, name: str, gradient: Tensor) -> Tensor:
+        mesh = self.state.mesh
+        if not mesh.axes:
+            return sum_squares(gradient)
+        if name == "rest" and self.model.way.scatters:
+            gradient = all_reduce_(reduce_scatter_(gradient, mesh.axis("dp")), mesh.axis("replica"))
+        elif name == "rest":
+            all_reduce_(gradient, mesh.axis("dp", "replica"))
+        squares = sum_squares(gradient)
+        is_part = self.model.way.scatters and name != "layers_all"
+        return all_reduce_(squares, mesh.axis("dp")) if is_part else squares
+
+    def boxes(self) -> dict[str, Box]:
+        """What this rank keeps, by key."""
+        return {box.key: box for box in self.state.boxes()}
+
+
+def data(step: int, rank: int, microbatches: int) -> list[Microbatch]:
+    """A rank's data of a step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return [(torch.randint(0, 7, (2,), generator=generator), i % 2 == 1) for i in range(microbatches)]
+
+
+def furthest(ours: Run, plain: Run) -> float:
+    """How far what this rank keeps is from the plain model's, at most; NaN where it is NaN."""
+    theirs = plain.boxes()
+    far = [0.0]
+    for key, box in ours.boxes().items():
+        difference = box.tensor - theirs[key].tensor[box.extent.within(whole(box.shape))]
+        far.append(float(difference.abs().max()))
+    return max(far, key=lambda value: (value != value, value))

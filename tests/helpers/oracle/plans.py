@@ -1,0 +1,184 @@
+"""The plans of these tests as text, beside the reference's description of the same model and optimizer."""
+
+from dataclasses import dataclass
+
+from helpers.oracle.reference import Config, Training
+
+SEQ = 8
+ROWS = 2  # of a microbatch on one data-parallel rank
+
+LAYER = """
+    a = rmsnorm(x, norm1[hidden], eps)
+    q = rope(a @ wq[hidden -> heads, head_dim], theta)
+    k = rope(a @ wk[hidden -> kv_heads, head_dim], theta)
+    v = a @ wv[hidden -> kv_heads, head_dim]
+"""
+SEQUENTIAL = """
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    m = rmsnorm(x, norm2[hidden], eps)
+    x = x + (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+"""
+PARALLEL = """
+    o = attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    x = x + o + (silu(a @ w_gate[hidden -> ffn]) * (a @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+"""
+
+EVERY = """
+    a = layernorm(x, norm1[hidden], bias1[hidden], eps)
+    q = rope(rmsnorm(a @ wq[hidden -> heads, head_dim], q_norm[heads, head_dim], eps), theta)
+    k = layernorm(a @ wk[hidden -> kv_heads, head_dim], k_norm[kv_heads, head_dim], k_bias[kv_heads, head_dim], eps)
+    v = a @ wv[hidden -> kv_heads, head_dim]
+    x = x + attention(q, rope(k, theta), v, mask=causal) @ wo[heads, head_dim -> hidden]
+    m = layernorm(x, norm2[hidden], eps)
+    gate = softmax(m @ w_gate[hidden -> experts])
+    joined = concat(gate, m @ w_few[hidden -> few], as=wide)
+    up = layernorm(joined @ w_up[wide -> ffn], norm3[ffn], eps)
+    total = sum(gate, over=seq)
+    scale = softmax(mean(m, over=seq), over=hidden) * mean(total * total, over=[experts])
+    x = x + silu(up) @ w_down[ffn -> hidden] + m * scale * mean(up, over=ffn)
+"""
+
+OPTIMIZERS = {
+    "sgd": Training(weight_decay=0.05),
+    "momentum": Training(momentum=0.9, weight_decay=0.05),
+    "adamw": Training("adamw", weight_decay=0.1),
+    "groups": Training(
+        "adamw",
+        weight_decay=0.1,
+        decay=(("norm", 0.0), ("norm1", 0.0), ("norm2", 0.0), ("wq", 0.3)),
+        scale=(("norm", 0.5), ("norm1", 0.5), ("norm2", 0.5)),
+    ),
+}
+GROUPS = """
+    group norms { params = ["*norm*"]  weight_decay = 0.0  lr_scale = 0.5 }
+    group queries { params = ["*wq*"]  weight_decay = 0.3 }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point of the space that the tests cover."""
+
+    dp: int = 1
+    tp: int = 1
+    sp: bool = False  # sequence parallelism
+    vocab: bool = True  # vocabulary over tp
+    kv: int = 2
+    microbatches: int = 1
+    valid: str = "uneven"  # which labels count
+    gathered: str = "save"
+    recompute: str = "none"
+    compile: str = "off"
+    optimizer: str = "sgd"
+    clip: float = 0.0
+    model: str = "llama"
+    precision: str = "fp64"
+    kernels: str = "auto"
+    logits: str = "chunk"  # where kernels are Triton's
+    replicas: int = 1  # a second data axis, outside dp
+    rules: str = ""  # of `shard`, in place of the usual ones
+    padded: bool = False  # the last three of the vocabulary are padding
+    smoothing: float = 0.0
+    z: float = 0.0
+    state: str = ""  # what the section `state` says
+    pp: int = 1
+    schedule: str = "1f1b"
+    stages: str = ""  # turns of each stage, where the plan says
+    layers: int = 2
+
+    @property
+    def ranks(self) -> int:
+        """The size of the mesh."""
+        return self.pp * self.replicas * self.dp * self.tp
+
+    @property
+    def rows(self) -> int:
+        """The global batch."""
+        return ROWS * self.replicas * self.dp * self.microbatches
+
+    @property
+    def config(self) -> Config:
+        """The reference's model."""
+        return Config(
+            classes=29 if self.padded else 32,
+            smoothing=self.smoothing,
+            z_loss=self.z,
+            kv_heads=self.kv,
+            tied=self.model == "tied",
+            parallel=self.model == "parallel",
+            every=self.model == "every",
+            layers=self.layers,
+        )
+
+    @property
+    def training(self) -> Training:
+        """The reference's optimizer."""
+        return Training(**{**vars(OPTIMIZERS[self.optimizer]), "clip": self.clip})
+
+    def __str__(self) -> str:
+        """What differs from the default."""
+        changed = {key: value for key, value in vars(self).items() if value != getattr(Case, key)}
+        return "-".join(key if value is True else f"{key}_{value}" for key, value in changed.items()) or "default"
+
+
+def plan_text(case: Case) -> str:
+    """The plan of a case."""
+    c = case.config
+    head = "wte" if c.tied else "head[hidden -> vocab]"
+    vocab = f"{c.classes} pad 4" if case.padded else c.vocab
+    options = "".join(f", {name}={value}" for name, value in (("smoothing", case.smoothing), ("z", case.z)) if value)
+    return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
+  dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
+          head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
+          {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""} }}
+  const {{ eps = {c.eps}  theta = {c.theta} }}
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
+  loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
+}}
+mesh  {{ {_outer(case)} dp = {case.dp}  tp = {case.tp} }}
+shard {{ {case.rules or _rules(case)} }}
+state {{ {case.state} }}
+{_pipeline(case)}
+{train_text(case)}"""
+
+
+def _kernels(case: Case) -> str:
+    logits = f"  logits = {case.logits}" if case.kernels == "triton" else ""
+    return f"kernels = {case.kernels}{logits}"
+
+
+def train_text(case: Case) -> str:
+    """How a case trains."""
+    t = case.training
+    momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
+    return f"""train {{
+  seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
+  precision = {case.precision}  {_kernels(case)}  compile = {case.compile}
+  gathered = {case.gathered}  recompute = {case.recompute}
+  optimizer {t.kind} {{
+    lr = 0.01  {momentum}  weight_decay = {t.weight_decay}  clip = {t.clip}
+    schedule = cosine(warmup=2, floor=1e-3)
+    {GROUPS if case.optimizer == "groups" else ""}
+  }}
+  data text {{ files = [python_stdlib]  tokenizer = bytes }}
+}}
+"""
+
+
+def _rules(case: Case) -> str:
+    batch = "replica, dp" if case.replicas > 1 else "dp"
+    vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
+    layers = "  layers over pp" if case.pp > 1 else ""
+    return f"batch over {batch}  {vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+
+
+def _outer(case: Case) -> str:
+    sizes = {"pp": case.pp, "replica": case.replicas}
+    return "  ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
+
+
+def _pipeline(case: Case) -> str:
+    stages = f"  stages = {case.stages}" if case.stages else ""
+    return f"pipeline {{ schedule = {case.schedule}{stages} }}" if case.pp > 1 else ""

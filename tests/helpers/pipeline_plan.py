@@ -1,0 +1,40 @@
+"""A small plan in stages, and what tests write in place of parts of it."""
+
+from collections.abc import Mapping
+
+from scalec.compiler.ir import Program
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.source import Source
+
+PLAN = """\
+model tiny(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 64  hidden = 32  ffn = 48  layers = 6  rest = 2  inner = 2 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {
+    x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]
+  }
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+mesh  { pp = 4  dp = 2 }
+shard { batch over dp  layers over pp }
+pipeline { schedule = 1f1b }
+train {
+  seq = 16  global_batch = 24  microbatch = 2  steps = 3
+  optimizer adamw { lr = 1e-3 }
+  data text { files = [python_stdlib] }
+}
+"""
+
+
+def edited(edits: Mapping[str, str], text: str = PLAN) -> str:
+    """The plan with these words in place of those."""
+    for before, after in edits.items():
+        assert before in text, f"there is no `{before}` in the plan"
+        text = text.replace(before, after, 1)
+    return text
+
+
+def compiled(edits: Mapping[str, str], until: str = "schedule_pipeline", path: str = "plan.scale") -> Program:
+    """The program of the edited plan."""
+    return compile_plan(Source(path, edited(edits)), until)

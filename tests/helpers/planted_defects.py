@@ -1,0 +1,188 @@
+"""Plants a defect where it would arise, and asks each level of the compiler what it says.
+
+A defect is written as a reader would see it: lines of the IR, or of the emitted program, and what stands there instead.
+Non-goals: running programs (`runs`).
+"""
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+from attrs import Factory, evolve, field, frozen
+
+from helpers.plan_table import DP_TP, PLANS
+from helpers.small_plans import ALL_OVER_TP, DIMS, HEAD, LLAMA, START, WITH_SEQ, Plan
+from scalec.compiler.analysis.verifier import check
+from scalec.compiler.emit.readback import check as read_back
+from scalec.compiler.emit.train_py import train_py
+from scalec.compiler.ir import Program
+from scalec.compiler.ir.parser import read_ir
+from scalec.compiler.ir.printer import print_ir
+from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.proof.inputs import Scene
+from scalec.compiler.proof.interpreter import Machine, ShapeError
+from scalec.compiler.proof.mutants.faults import FAULTS
+from scalec.compiler.proof.pipeline.rows import run_rows
+from scalec.compiler.proof.prime_field import Field
+from scalec.compiler.proof.proof import Case, case_of, differences
+from scalec.compiler.proof.reference import Reference
+from scalec.compiler.proof.semantics import MEANINGS
+from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.small_sizes import Sizes, meshes, resized
+from scalec.compiler.proof.tensors import Array, Tensor
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.source import Source
+
+Edits = Mapping[str, str]
+
+TEXTS = {name: plan.text() for name, plan in PLANS.items()}
+TEXTS |= {
+    "llama": PLANS["data, tensor, sequence"].text(),  # dp 2 × tp 2, two microbatches, no clipping
+    "adamw": PLANS["data, tensor, sequence"].text().replace("optimizer sgd", "optimizer adamw"),
+    "tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard=WITH_SEQ, ranks=2).text(),
+    "axes of size 1, shared": evolve(PLANS["axes of size 1"], state="zero 3 over dp").text(),
+    "a repeat of one, shared": evolve(PLANS["shared parameters"], dims=DIMS.replace("layers = 2", "layers = 1")).text(),
+    "activation of a row": Plan(
+        mesh="dp = 2  tp = 2",
+        shard=ALL_OVER_TP,
+        ranks=2,
+        body=f"{START} x = x + silu(silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]) {HEAD}",
+    ).text(),
+    "stages": evolve(  # the embedding is on both
+        DP_TP,
+        mesh="pp = 2  dp = 2  tp = 2",
+        shard=f"{WITH_SEQ}  layers over pp",
+        body=LLAMA.replace("head[hidden -> vocab]", "wte"),
+        clip=0.1,
+    ).text(),
+    "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),
+    "vocabulary that does not divide": Plan(
+        mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 13")
+    ).text(),
+}
+"""Plans by name."""
+
+
+def _with_defect(defect: "Defect") -> Program:
+    return read_ir(Source("planted.ir", edited(print_ir(lowered(defect.plan, defect.after)), defect.ir)))
+
+
+@frozen
+class Defect:
+    """A plan of `TEXTS` whose IR after the pass `after`, or whose emitted text, is wrong in these lines."""
+
+    plan: str
+    ir: Edits = field(factory=dict[str, str])
+    text: Edits = field(factory=dict[str, str])
+    after: str = STAGES[-1]
+    program: Program = field(default=Factory(_with_defect, takes_self=True), init=False, repr=False)
+
+    def types(self) -> str:
+        """What the check after each pass says of the IR; empty where types fit."""
+        try:
+            check(self.program)
+        except AssertionError as error:
+            return str(error)
+        return ""
+
+    def values(self, labels: str = "uneven") -> set[str]:
+        """The results of the step that are not the single device's, with `labels` of `LABELS`."""
+        return wrong(self.program, lowered(self.plan, "resolve"), labels)
+
+    def emission(self) -> str:
+        """What the read-back says of the emitted text."""
+        source, program = Source("tiny.scale", TEXTS[self.plan]), lowered(self.plan)
+        text = edited(train_py(program, source), self.text)
+        with pytest.raises(AssertionError) as raised:
+            read_back(text, program)
+        return str(raised.value)
+
+
+@cache
+def lowered(plan: str, until: str = STAGES[-1]) -> Program:
+    """The program of a plan of `TEXTS` after a pass."""
+    return compile_plan(Source("tiny.scale", TEXTS[plan]), until)
+
+
+def edited(text: str, edits: Edits) -> str:
+    """The text with the first of each old piece, which must stand in it, replaced by the new one."""
+    for old, new in edits.items():
+        assert old in text, f"`{old}` does not stand there"
+        text = text.replace(old, new, 1)
+    return text
+
+
+def parameters(plan: str) -> list[str]:
+    """The names of a plan's parameters."""
+    return [param.name for param in lowered(plan).params]
+
+
+def results_of(*parameters: str) -> set[str]:
+    """The results of a step that differ where, without clipping, the gradients of some parameters do."""
+    return {"norm"}.union(*({f"gradient of {name}", f"updated {name}"} for name in parameters))
+
+
+def refusal(text: str) -> str:
+    """The code of the first diagnostic of a plan that cannot be written."""
+    with pytest.raises(PlanError) as raised:
+        compile_plan(Source("tiny.scale", text))
+    return raised.value.diagnostics[0].code
+
+
+# ---- values
+
+
+def _uneven(labels: Array) -> Array:
+    return labels  # a third have none, nor has the first sequence of a microbatch
+
+
+def _all(labels: Array) -> Array:
+    return np.abs(labels)
+
+
+def _silent_rank(labels: Array) -> Array:
+    """The ranks with the first half of each microbatch have no label, the others all."""
+    labels = np.abs(labels)
+    labels[:, :, : max(1, labels.shape[2] // 2)] = -1
+    return labels
+
+
+def _one(labels: Array) -> Array:
+    """A single token of the step has a label."""
+    found = np.full_like(labels, -1)
+    found[:, -1, -1, -1] = 1
+    return found
+
+
+LABELS = {"uneven": _uneven, "all": _all, "silent rank": _silent_rank, "one token": _one}
+"""Which tokens of a step have a label."""
+
+
+def wrong(program: Program, model: Program, labels: str = "uneven") -> set[str]:
+    """The results of a program's step that are not the model's, on any of the verifier's meshes."""
+    cases = [_case(program, model, axes) for axes in meshes(program)]
+    return set[str]().union(*(_unequal(case, Field(2, len(program.axes)), labels) for case in cases))
+
+
+def _case(program: Program, model: Program, axes: Sizes) -> Case:
+    """The program at the sizes of the right one: a fault is no op that sizes could be read off."""
+    case = case_of(lower(model), model, axes)
+    return evolve(case, program=resized(program, axes, {dim.name: dim.size for dim in case.program.dims}))
+
+
+def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
+    """As `proof.unequal`, of programs that may hold the audit's faults, and with other labels."""
+    world, start = World.of(case.program), _labelled(case.scene(numbers), labels)
+    machine = Machine(case.program, world, numbers, meanings=MEANINGS | FAULTS, rows=run_rows)
+    try:
+        found = machine.run(start.on(case.program, world, numbers))
+    except ShapeError as error:
+        return {error.value}
+    expected = Reference(case.single, numbers).run(start)
+    return {*differences(case.program, world, numbers, found, expected)}
+
+
+def _labelled(start: Scene, labels: str) -> Scene:
+    old = start.inputs["labels"]
+    return evolve(start, inputs=start.inputs | {"labels": Tensor(old.dims, LABELS[labels](old.array.copy()))})

@@ -1,0 +1,459 @@
+"""Any plan's model in plain torch, one process, float64: what emitted programs of random plans are held against.
+
+Purpose: walks the syntax tree, a statement at a time, and computes by the formulas of docs/language.md; of scalec it
+uses the parser alone, and of torch no fused op.
+Non-goals: mistakes in a plan, other dims of a tensor than its own in that order, speed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from math import pi, prod, sqrt
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from helpers.oracle.reference import Tensors, Training
+from helpers.random_models.dropout_masks import Draws, draws_of, dropped, forked
+from scalec.compiler.syntax import tree
+from scalec.compiler.syntax.parser import parse_plan
+from scalec.compiler.syntax.source import Source
+
+Dims = tuple[str, ...]
+
+
+@frozen(eq=False)
+class Value:
+    """A tensor and the names of its dims."""
+
+    dims: Dims
+    tensor: Tensor
+
+    def onto(self, dims: Dims) -> Tensor:
+        """The tensor with a 1 for each dim that it lacks."""
+        sizes = dict(zip(self.dims, self.tensor.shape, strict=True))
+        return self.tensor.reshape([sizes.get(dim, 1) for dim in dims])
+
+    def places(self, dims: Sequence[str]) -> list[int]:
+        """Where these dims stand."""
+        return [self.dims.index(dim) for dim in dims]
+
+
+Env = dict[str, Value]
+
+
+@frozen
+class TorchModel:
+    """The model of a plan; user ops are functions of `own`, and have the dims of their first operand."""
+
+    plan: tree.Plan
+    own: ModuleType
+
+    @classmethod
+    def of(cls, text: str, own: ModuleType) -> "TorchModel":
+        """That of a plan's text."""
+        return cls(parse_plan(Source("plan.scale", text)), own)
+
+    @property
+    def model(self) -> tree.Model:
+        """The model's syntax."""
+        return next(item for item in self.plan.items if isinstance(item, tree.Model))
+
+    def numbers(self) -> dict[str, float]:
+        """Dims, as they are padded, and constants."""
+        found: dict[str, float] = {}
+        for setting in self._model_settings():
+            value = number(setting.value, found)
+            found[setting.key.name] = -(-value // setting.pad.value) * setting.pad.value if setting.pad else value
+        return found
+
+    def classes(self) -> int:
+        """The vocabulary without padding."""
+        return int(next(number(s.value, {}) for s in self._model_settings() if s.key.name == "vocab"))
+
+    def loss(self, parameters: Tensors, *inputs: Tensor) -> Tensor:
+        """The sum of token losses over labels ≥ 0, of the model's inputs, [rows, seq], and draws if it drops."""
+        statements = [item for item in self.model.body if isinstance(item, tree.Statement)]
+        names = [given.name.name for given in self.model.inputs]
+        env = {name: Value(("batch", "seq"), given) for name, given in zip(names, inputs, strict=False)}
+        declared = {op.name.name: op for op in self.plan.items if isinstance(op, tree.UserOp)}
+        own = {name: getattr(self.own, op.function.value.partition(":")[2]) for name, op in declared.items()}
+        numbers = self.numbers() | {"seq": inputs[0].shape[1]}
+        draws = draws_of(inputs[len(names)]) if len(inputs) > len(names) else NO_DRAWS
+        evaluation = _Evaluation(by_place(parameters), numbers, self.classes(), own)
+        return evaluation.body(statements, env, Turn(draws))["loss"].tensor
+
+    def training(self) -> Training:
+        """The optimizer."""
+        train = next(section for section in self.plan.sections() if section.kind.name == "train")
+        optimizer = next(entry for entry in train.entries if isinstance(entry, tree.Section))
+        assert optimizer.name
+        settings = _settings(optimizer)
+        known: dict[str, Any] = {
+            key: settings[key] for key in ("momentum", "weight_decay", "clip", "eps") if key in settings
+        }
+        groups = [_settings(entry) for entry in optimizer.entries if isinstance(entry, tree.Section)]
+        assert len(groups) <= 1, "the only group that these plans have is that of the embedding"
+        decay = tuple(("wte", group["weight_decay"]) for group in groups)
+        return Training(optimizer.name.name, **known, decay=decay, scale=tuple(("wte", g["lr_scale"]) for g in groups))
+
+    def _model_settings(self) -> list[tree.Setting]:
+        sections = [item for item in self.model.body if isinstance(item, tree.Section)]
+        return [entry for section in sections for entry in section.entries if isinstance(entry, tree.Setting)]
+
+
+def _settings(section: tree.Section) -> dict[str, float]:
+    """Those that are numbers."""
+    settings = [entry for entry in section.entries if isinstance(entry, tree.Setting)]
+    return {s.key.name: float(s.value.value) for s in settings if isinstance(s.value, tree.Number)}
+
+
+Places = dict[str, dict[tuple[int, ...], Tensor]]
+
+
+def by_place(parameters: Tensors) -> Places:
+    """Parameters by the last part of their name and the indices of the repeats that hold them."""
+    found: Places = {}
+    for name, value in parameters.items():
+        *path, last = name.split(".")
+        found.setdefault(last, {})[tuple(int(part) for part in path if part.isdecimal())] = value
+    return found
+
+
+def number(expr: tree.Expr, known: Mapping[str, float]) -> float:
+    """Arithmetic."""
+    match expr:
+        case tree.Number(value):
+            return value
+        case tree.Name(name):
+            return known[name]
+        case tree.Negative(inner):
+            return -number(inner, known)
+        case tree.Call(tree.Name("sqrt"), (inner,)):
+            return sqrt(number(inner, known))
+        case tree.Binary(op, left, right):
+            return ARITHMETIC[op](number(left, known), number(right, known))
+        case _:
+            raise AssertionError(f"no number: {expr}")
+
+
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda x, y: x + y,
+    "-": lambda x, y: x - y,
+    "*": lambda x, y: x * y,
+    "/": lambda x, y: x / y,
+}
+WORDS = ("over", "as", "mask", "approximate", "scaling")
+"""Arguments that are names."""
+
+
+NO_DRAWS = np.zeros(0, np.uint64)
+
+
+@frozen(eq=False)
+class Turn:
+    """One turn of the repeats around a statement.
+
+    A repeat with branches is one repeat for each of its parts: `place` counts turns in each, and `part` is its number.
+    `index` is the turn in the repeat as it is written.
+    """
+
+    draws: Draws
+    place: tuple[int, ...] = ()
+    part: int = 0
+    index: int = 0
+
+
+@frozen
+class _Evaluation:
+    parameters: Places
+    numbers: dict[str, float]
+    classes: int
+    own: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]]
+    declared: dict[str, Dims] = field(factory=dict[str, Dims])
+    sites: dict[tuple[int, int], int] = field(factory=dict[tuple[int, int], int])
+    parts: dict[str, dict[range, int]] = field(factory=dict[str, dict[range, int]])  # of a repeat's dim, their numbers
+
+    def body(self, statements: Sequence[tree.Statement], env: Env, turn: Turn) -> Env:
+        """What names stand for after the statements."""
+        for item in statements:
+            match item:
+                case tree.Bind():
+                    env = env | self._bound(item, env, turn)
+                case tree.If():
+                    chosen = item.body if turn.index < number(item.end, self.numbers) else item.others
+                    env = _known(env, self.body(chosen, env, turn))
+                case tree.Repeat():
+                    for inner in self._turns(item, turn):
+                        env = _known(env, self.body(item.body, env, inner))
+        return env
+
+    def _turns(self, repeat: tree.Repeat, turn: Turn) -> Iterator[Turn]:
+        cuts = sorted({0, int(self.numbers[repeat.dim.name]), *self._ends(repeat.body, repeat.index)})
+        numbers = self.parts.setdefault(repeat.dim.name, {})
+        for part in (range(*pair) for pair in pairwise(cuts)):
+            own = numbers.setdefault(part, len(numbers)) if len(cuts) > 2 else turn.part
+            for i in part:
+                local = i - part.start
+                yield Turn(forked(turn.draws, local), (*turn.place, local), own, i if repeat.index else turn.index)
+
+    def _ends(self, body: Sequence[tree.Statement], index: tree.Name | None) -> Iterator[int]:
+        """Where the branches of this index end."""
+        for item in body:
+            if isinstance(item, tree.If) and item.index == index:
+                yield int(number(item.end, self.numbers))
+            if isinstance(item, tree.If):
+                yield from self._ends(item.others, index)
+            if not isinstance(item, tree.Bind):
+                yield from self._ends(item.body, index)
+
+    def _bound(self, item: tree.Bind, env: Env, turn: Turn) -> Env:
+        if len(item.names) == 1:
+            return {item.names[0].name: self._value(item.expr, env, turn)}
+        assert isinstance(item.expr, tree.Call), "only calls have several results"
+        results = self._split if item.expr.name.name == "split" else self._results
+        return {name.name: value for name, value in zip(item.names, results(item.expr, env, turn), strict=True)}
+
+    def _split(self, call: tree.Call, env: Env, turn: Turn) -> list[Value]:
+        whole, parts = self._value(call.args[0], env, turn), call.args[1]
+        assert isinstance(parts, tree.List), "split takes a list of dims"
+        dims = [str(part) for part in parts.items]
+        pieces = whole.tensor.split([int(self.numbers[dim]) for dim in dims], -1)
+        return [Value((*whole.dims[:-1], dim), piece) for dim, piece in zip(dims, pieces, strict=True)]
+
+    def _results(self, call: tree.Call, env: Env, turn: Turn) -> list[Value]:
+        """Those of a user op, with as many of its first operand's dims as they have."""
+        args, given = self._arguments(call, env, turn)
+        operands = [value for value in (*args, *given.values()) if isinstance(value, Value)]
+        made = self.own[call.name.name](*map(_bare, args), **{key: _bare(value) for key, value in given.items()})
+        each = made if isinstance(made, tuple) else (made,)
+        return [Value(operands[0].dims[: tensor.dim()], tensor) for tensor in each]
+
+    def _arguments(self, call: tree.Call, env: Env, turn: Turn) -> tuple[list[Any], dict[str, Any]]:
+        given = {s.key.name: self._setting(s, env, turn) for s in call.kwargs}
+        return [self._either(arg, env, turn) for arg in call.args], given
+
+    def _value(self, expr: tree.Expr, env: Env, turn: Turn) -> Value:
+        found = self._either(expr, env, turn)
+        assert isinstance(found, Value), f"not a tensor: {expr}"
+        return found
+
+    def _either(self, expr: tree.Expr, env: Env, turn: Turn) -> Value | float:
+        match expr:
+            case tree.Name(name) if name in env:
+                return env[name]
+            case tree.Name(name) if name in self.declared:
+                return self._parameter(name, turn)
+            case tree.ParamUse():
+                self.declared[expr.name.name] = tuple(map(str, (*expr.outs, *expr.ins)))
+                return self._parameter(expr.name.name, turn)
+            case tree.Call(name=name) if name.name in self.own:
+                (result,) = self._results(expr, env, turn)
+                return result
+            case tree.Call(name=name) if name.name != "sqrt":
+                return self._call(expr, *self._arguments(expr, env, turn), turn)
+            case tree.Negative(inner):
+                value = self._either(inner, env, turn)
+                return Value(value.dims, -value.tensor) if isinstance(value, Value) else -value
+            case tree.Binary("@", left, right):
+                over = tuple(map(str, right.ins)) if isinstance(right, tree.ParamUse) else ()
+                return contracted(self._value(left, env, turn), self._value(right, env, turn), over)
+            case tree.Binary(op, left, right):
+                return elementwise(ARITHMETIC[op], self._either(left, env, turn), self._either(right, env, turn))
+            case _:
+                return number(expr, self.numbers)
+
+    def _parameter(self, name: str, turn: Turn) -> Value:
+        """One that several parts of a repeat declare is one for each, of a name with the part's number."""
+        own, dims = f"{name}_{turn.part}", self.declared[name]
+        held = self.parameters[own if own in self.parameters else name]
+        deep = len(next(iter(held)))
+        return Value(dims, held[turn.place[:deep]].reshape([int(self.numbers[dim]) for dim in dims]))
+
+    def _call(self, call: tree.Call, args: list[Any], given: dict[str, Any], turn: Turn) -> Value:
+        name = call.name.name
+        if name == "cross_entropy":
+            return cross_entropy(*args, classes=self.classes, **given)
+        if name == "dropout" or "dropout" in given:
+            site = self.sites.setdefault((id(call), turn.part), len(self.sites) + 1)
+            given["drop"] = partial(dropped, draws=turn.draws, site=site)
+        return OPS[name](*args, **given)
+
+    def _setting(self, setting: tree.Setting, env: Env, turn: Turn) -> Any:
+        if setting.key.name not in WORDS:
+            return self._either(setting.value, env, turn)
+        return tuple(map(str, setting.value.items)) if isinstance(setting.value, tree.List) else str(setting.value)
+
+
+def _known(env: Env, inner: Env) -> Env:
+    """What names that were known before stand for now."""
+    return {name: inner[name] for name in env}
+
+
+def _bare(value: Value | float) -> Tensor | float:
+    return value.tensor if isinstance(value, Value) else value
+
+
+# ---- ops
+
+
+def contracted(x: Value, w: Value, over: Dims) -> Value:
+    """x·w summed over these dims, or all that both have."""
+    over = over or tuple(dim for dim in x.dims if dim in w.dims)
+    rest = tuple(dim for dim in w.dims if dim not in over)
+    left = x.tensor.flatten(x.tensor.dim() - len(over)) if over else x.tensor
+    right = w.tensor.reshape(prod(w.onto((*rest, *over)).shape[: len(rest)]), -1)
+    sizes = dict(zip(w.dims, w.tensor.shape, strict=True))
+    product = (left @ right.T).unflatten(-1, [sizes[dim] for dim in rest])
+    return Value((*x.dims[: -len(over)], *rest), product)
+
+
+def elementwise(op: Callable[[Any, Any], Any], left: Value | float, right: Value | float) -> Value | float:
+    """Of tensors, of which one has all dims of the other, and numbers."""
+    values = [side for side in (left, right) if isinstance(side, Value)]
+    dims = max((value.dims for value in values), key=len, default=())
+    sides = [side.onto(dims) if isinstance(side, Value) else side for side in (left, right)]
+    return Value(dims, op(*sides)) if values else op(*sides)
+
+
+def of_one(function: Callable[..., Tensor]) -> Callable[..., Value]:
+    """Elementwise functions."""
+    return lambda x, *args, **given: Value(x.dims, function(x.tensor, *args, **given))
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Hendrycks and Gimpel 2016."""
+    inner = (sqrt(2 / pi) * (x + 0.044715 * x**3)).tanh() if approximate == "tanh" else (x / sqrt(2)).erf()
+    return 0.5 * x * (1 + inner)
+
+
+def softmax(x: Value, over: str | Dims = ()) -> Value:
+    """Over one dim, the last by default."""
+    at = x.places(_dims(over) or x.dims[-1:])
+    weights = (x.tensor - x.tensor.amax(at, keepdim=True)).exp()
+    return Value(x.dims, weights / weights.sum(at, keepdim=True))
+
+
+def reduced(function: Callable[..., Tensor]) -> Callable[..., Value]:
+    """Sums and means."""
+
+    def reduce(x: Value, over: str | Dims) -> Value:
+        return Value(tuple(dim for dim in x.dims if dim not in _dims(over)), function(x.tensor, x.places(_dims(over))))
+
+    return reduce
+
+
+def _dims(over: str | Dims) -> Dims:
+    return (over,) if isinstance(over, str) else over
+
+
+def rmsnorm(x: Value, weight: Value, eps: float) -> Value:
+    """Zhang and Sennrich 2019."""
+    square = x.tensor.pow(2).mean(x.places(weight.dims), keepdim=True)
+    return Value(x.dims, x.tensor / (square + eps).sqrt() * weight.tensor)
+
+
+def layernorm(x: Value, weight: Value, *rest: Any, eps: float = 0) -> Value:
+    """Ba et al. 2016; `rest` is a bias, eps, or both."""
+    numbers = [each for each in rest if not isinstance(each, Value)]
+    centred = Value(x.dims, x.tensor - x.tensor.mean(x.places(weight.dims), keepdim=True))
+    normed = rmsnorm(centred, weight, numbers[0] if numbers else eps)
+    return Value(x.dims, normed.tensor + sum(each.tensor for each in rest if isinstance(each, Value)))
+
+
+def concat(*parts: Value, **given: str) -> Value:
+    """One behind the other."""
+    return Value((*parts[0].dims[:-1], given["as"]), torch.cat([part.tensor for part in parts], -1))
+
+
+def embedding(tokens: Value, table: Value) -> Value:
+    """Rows of a table."""
+    return Value((*tokens.dims, *table.dims[1:]), table.tensor[tokens.tensor])
+
+
+def rope(x: Value, theta: float, dims: float = 0, scaling: str = "none", **given: float) -> Value:
+    """Su et al. 2021; pairs are (x[i], x[i + d/2]) of the first `dims`."""
+    d = int(dims) or x.tensor.shape[-1]
+    frequency = scaled(theta ** (-torch.arange(0, d, 2).double() / d), scaling, **given)
+    at = x.dims.index("seq")
+    angle = Value(("seq", "pair"), torch.outer(torch.arange(x.tensor.shape[at]).double(), frequency))
+    turn = angle.onto((*x.dims[:-1], "pair"))
+    (first, second), rest = x.tensor[..., :d].chunk(2, -1), x.tensor[..., d:]
+    turned = [first * turn.cos() - second * turn.sin(), second * turn.cos() + first * turn.sin(), rest]
+    return Value(x.dims, torch.cat(turned, -1))
+
+
+def scaled(
+    frequency: Tensor, scaling: str, factor: float = 1, low: float = 1, high: float = 4, original: float = 8192
+) -> Tensor:
+    """Chen et al. 2023, and Grattafiori et al. 2024."""
+    if scaling != "llama3":
+        return frequency / (factor if scaling == "linear" else 1)
+    waves = 2 * pi / frequency
+    kept = ((original / waves - low) / (high - low)).clamp(0, 1)
+    return kept * frequency + (1 - kept) * frequency / factor
+
+
+def dropout(x: Value, p: float, drop: Callable[..., Tensor]) -> Value:
+    """Srivastava et al. 2014."""
+    return Value(x.dims, drop(x.tensor, p=p))
+
+
+def attention(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: str,
+    documents: Value | None = None,
+    window: float = 0,
+    scale: float = 0,
+    softcap: float = 0,
+    dropout: float = 0,
+    drop: Callable[..., Tensor] | None = None,
+) -> Value:
+    """Of [batch, seq, heads, head_dim]; head i of q attends to head i // (heads / kv_heads) of k and v."""
+    heads, seq = q.tensor.shape[2], q.tensor.shape[1]
+    of = torch.arange(heads) // (heads // k.tensor.shape[2])
+    scores = torch.einsum("bind,bjnd->bnij", q.tensor, k.tensor[:, :, of]) * (scale or q.tensor.shape[-1] ** -0.5)
+    scores = softcap * (scores / softcap).tanh() if softcap else scores
+    ahead = torch.arange(seq)[:, None] - torch.arange(seq)
+    seen = (ahead.abs() < (window or seq)) & ((ahead >= 0) | (mask == "full"))
+    if documents:
+        seen = seen & (documents.tensor[:, None, :, None] == documents.tensor[:, None, None, :])
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    weights = drop(weights, p=dropout) if drop else weights
+    return Value(q.dims, torch.einsum("bnij,bjnd->bind", weights, v.tensor[:, :, of]))
+
+
+def cross_entropy(logits: Value, labels: Value, classes: int, smoothing: float = 0, z: float = 0) -> Value:
+    """Szegedy et al. 2016 and Chowdhery et al. 2022, of the classes that are no padding."""
+    scores = logits.tensor[..., :classes]
+    normaliser = scores.logsumexp(-1)
+    picked = scores.gather(-1, labels.tensor.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    aimed = (1 - smoothing) * picked + smoothing * scores.mean(-1)
+    return Value((), ((normaliser - aimed + z * normaliser.pow(2)) * (labels.tensor >= 0)).sum())
+
+
+OPS: dict[str, Callable[..., Value]] = {
+    "attention": attention,
+    "concat": concat,
+    "dropout": dropout,
+    "embedding": embedding,
+    "exp": of_one(torch.exp),
+    "gelu": of_one(gelu),
+    "layernorm": layernorm,
+    "mean": reduced(torch.mean),
+    "relu": of_one(lambda x: x * (x > 0)),
+    "rmsnorm": rmsnorm,
+    "rope": rope,
+    "sigmoid": of_one(lambda x: 1 / (1 + (-x).exp())),
+    "silu": of_one(lambda x: x / (1 + (-x).exp())),
+    "softcap": of_one(lambda x, cap: cap * (x / cap).tanh()),
+    "softmax": softmax,
+    "sum": reduced(torch.sum),
+    "tanh": of_one(torch.tanh),
+}

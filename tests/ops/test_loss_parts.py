@@ -1,0 +1,112 @@
+"""Typing rules of losses in parts: which operands their ops take, and what else is refused, in words."""
+
+import re
+
+import pytest
+
+from helpers.empty_programs import frame
+from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Attr, Op, Placement, Type, Value, sharded
+from scalec.compiler.ops import OPS, TypingError
+
+PROGRAM = frame({"a": 2}, {"batch": 4, "hidden": 6, "vocab": 8, "share": 2, "ffn": 8})
+SHARE: dict[str, Attr] = {"as": "share"}
+INNER: dict[str, Attr] = {"inner": ("hidden",)}
+OF_CLASSES, OF_TOKENS = sharded("vocab"), sharded("batch")
+
+
+def type_(dims: str, place: Placement = INVARIANT, dtype: str = "f64") -> Type:
+    return Type(dtype, tuple(dims.split()), PROGRAM.places({"a": place}))
+
+
+X, W = type_("batch hidden", REPLICATED), type_("vocab hidden", OF_CLASSES)
+LABELS, BIAS, LOGITS = type_("batch", dtype="i64"), type_("vocab", OF_CLASSES), type_("batch vocab", OF_CLASSES)
+M, Z, T = type_("batch", MAXIMUM), type_("batch share", sharded("share")), type_("batch", PARTIAL)
+DZ, DT = Z, type_("batch", REPLICATED)
+
+
+def infer(kind: str, *types: Type, **attrs: Attr) -> list[Type]:
+    results = (Value("y", type_("")),)
+    return [*OPS[kind].infer(PROGRAM, types, Op(kind, (), results, tuple(attrs.items()), span=PROGRAM.region.span))]
+
+
+def test_parts_of_a_product_are_those_of_its_logits() -> None:
+    assert infer("logit_parts", LOGITS, LABELS, **SHARE) == [M, Z, T]
+    assert infer("linear_parts", X, W, LABELS, **INNER, **SHARE) == [M, Z, T]
+    assert infer("linear_parts", X, W, LABELS, BIAS, **INNER, **SHARE) == [M, Z, T]
+
+
+def test_gradients_lie_as_those_of_the_ops_that_are_one() -> None:
+    own = DZ, DT, M
+    assert infer("logit_parts_dx", *own, LOGITS, LABELS, **SHARE) == [LOGITS]
+    for operands in ((X, W, LABELS), (X, W, LABELS, BIAS)):
+        gradients = [infer(f"linear_parts_{of}", *own, *operands, **INNER, **SHARE) for of in ("dx", "dw")]
+        assert gradients == [[type_("batch hidden", PARTIAL)], [W]]
+    assert infer("linear_parts_db", *own, X, W, LABELS, BIAS, **INNER, **SHARE) == [BIAS]
+
+
+def test_the_gradient_of_a_bias_is_a_sum_over_ranks_tokens() -> None:
+    labels, scalar = type_("batch", OF_TOKENS, "i64"), type_("", PARTIAL)
+    x, w, bias = type_("batch hidden", OF_TOKENS), type_("vocab hidden", REPLICATED), type_("vocab", REPLICATED)
+    assert infer("linear_cross_entropy", x, w, labels, bias, **INNER) == [scalar]
+    found = infer("linear_cross_entropy_db", type_("", REPLICATED), x, w, labels, bias, **INNER)
+    assert found == [type_("vocab", PARTIAL)]
+
+
+def halves(dims: str) -> Type:
+    """Of a product whose contracted dim is shared out."""
+    return type_(dims, sharded("hidden"))
+
+
+REFUSED: dict[str, tuple[str, tuple[Type, ...], str]] = {
+    "logits that are a sum still to be done": (
+        "logit_parts",
+        (type_("batch vocab", PARTIAL), LABELS),
+        "is not linear in what is partial",
+    ),
+    "a product that is one": (
+        "linear_parts",
+        (halves("batch hidden"), halves("vocab hidden"), LABELS),
+        "is not linear in what is partial",
+    ),
+    "a product that is one, with a bias": (
+        "linear_parts",
+        (halves("batch hidden"), halves("vocab hidden"), LABELS, type_("vocab", REPLICATED)),
+        "is not linear in what is partial",
+    ),
+    "logits that each rank has": ("logit_parts", (type_("batch vocab"), LABELS), "one share for each rank over which"),
+    "labels of all tokens": (
+        "logit_parts",
+        (type_("batch vocab", OF_TOKENS), LABELS),
+        "takes the labels of the tokens that a rank has",
+    ),
+    "labels of other tokens": ("logit_parts", (LOGITS, type_("", dtype="i64")), "takes logits of dims [, classes]"),
+    "a bias of all classes": (
+        "linear_parts",
+        (X, W, LABELS, type_("vocab", REPLICATED)),
+        "needs its operands sharded alike",
+    ),
+    "a bias of other dims": (
+        "linear_parts",
+        (X, W, LABELS, type_("ffn", sharded("ffn"))),
+        "takes a bias of [vocab]",
+    ),
+    "a bias of fewer bits": (
+        "linear_parts",
+        (X, W, LABELS, type_("vocab", OF_CLASSES, "bf16")),
+        "takes a bias of [vocab]",
+    ),
+    "a gradient of z without shares": ("linear_parts_dx", (DT, DT, M, X, W, LABELS), "takes gradients of z and t"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_other_operands_are_refused(what: str) -> None:
+    kind, types, words = REFUSED[what]
+    inner = INNER if kind.startswith("linear") else {}
+    with pytest.raises(TypingError, match=re.escape(words)):
+        infer(kind, *types, **inner, **SHARE)
+
+
+def test_a_share_for_another_number_of_ranks_is_refused() -> None:
+    with pytest.raises(TypingError, match="one share for each rank over which vocab lies"):
+        infer("logit_parts", LOGITS, LABELS, **{"as": "ffn"})

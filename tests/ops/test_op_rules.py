@@ -1,0 +1,427 @@
+"""Every op with the generic typing rule: what the rule allows is true on all ranks, forward and backward.
+
+Purpose: `infer` against the meanings of ops, on all placements on one axis and on drawn ones on two; adjoints against
+the gradients that the meanings state.  All in the verifier's field, where equal means equal.
+Non-goals: what the meanings are (`tests/proof/test_semantics.py`); ops of the step with typing rules of their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from attrs import evolve, field, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.empty_programs import frame
+from helpers.field_values import TRIALS, drawn, is_spread, spread
+from scalec.compiler.ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Placement, Program, Type, Value, sharded
+from scalec.compiler.ir.placements import dual_type
+from scalec.compiler.ops import OPS, TypingError
+from scalec.compiler.proof.inputs import everywhere
+from scalec.compiler.proof.prime_field import Field
+from scalec.compiler.proof.semantics import MEANINGS, Call
+from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.tensors import Tensor
+
+DIMS = {"batch": 6, "seq": 6, "hidden": 6, "ffn": 6, "vocab": 6, "heads": 12, "kv_heads": 6, "head_dim": 6}
+X, TOKENS, SAMPLES, LOGITS = "batch seq hidden", "int batch seq", "int batch", "seq batch vocab"
+PARTS = LOGITS, "seq batch", "int seq batch"
+Q, K, HD = "batch seq heads head_dim", "batch seq kv_heads head_dim", "heads head_dim"
+
+ONE_AXIS, TWO_AXES, NO_AXIS = (frame(axes, DIMS) for axes in ({"a": 2}, {"a": 2, "b": 3}, {}))
+
+
+@frozen
+class Form:
+    """Operands an op takes: dims in words, `int` first for token ids."""
+
+    operands: tuple[str, ...]
+    attrs: tuple[tuple[str, Attr], ...] = ()
+
+    @property
+    def types(self) -> list[Type]:
+        """The operands' types without placements."""
+        words = [word.split() for word in self.operands]
+        return [Type("i64" if "int" in word else "f64", tuple(dim for dim in word if dim != "int")) for word in words]
+
+
+def form(*operands: str, **attrs: Attr) -> Form:
+    return Form(operands, tuple(attrs.items()))
+
+
+FUNCTIONS: dict[str, list[dict[str, Attr]]] = {
+    "exp": [{}],
+    "gelu": [{"approximate": "none"}, {"approximate": "tanh"}],
+    "relu": [{}],
+    "sigmoid": [{}],
+    "silu": [{}],
+    "softcap": [{"cap": 2.0}],
+    "tanh": [{}],
+}
+"""Elementwise functions with their attributes, which those of their slopes are too."""
+
+OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": (".. hidden",), "constants": ("0.5",)}
+BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
+BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
+TWO = BY_ROW | {"gives": ("..", ".. hidden")}
+MIXED = OWN | {"takes": (".. hidden", "seq"), "along": ("batch", "hidden"), "linear": ()}
+"""What plans say of a function of the user's own."""
+
+DROPS: dict[str, Attr] = {"dropout": 0.25, "site": 1}
+"""Of attention that drops weights."""
+
+NORMS: dict[str, Attr] = {"eps": 0.1}
+HEAD: dict[str, Attr] = {"inner": ("hidden",)}
+PRODUCT = "seq batch hidden", "vocab hidden", "int seq batch"
+TWO_WEIGHTS = ("ffn hidden", "kv_heads head_dim hidden")
+
+FUSED = {
+    "add_layernorm": [form(X, X, "hidden", "hidden", **NORMS), form(Q, Q, HD, **NORMS)],
+    "add_layernorm_dx": [form(X, X, "hidden", X, **NORMS)],
+    "add_rmsnorm": [form(X, X, "hidden", **NORMS), form(Q, Q, HD, **NORMS)],
+    "add_rmsnorm_dx": [form(X, X, "hidden", X, **NORMS)],
+    "contracts": [form(X, *TWO_WEIGHTS, over=("hidden",))],
+    "gelu_mul": [form(X, X, approximate="tanh")],
+    "gelu_mul_dx": [form(X, X, X, approximate="tanh")],
+    "linear_cross_entropy": [form(*PRODUCT, **HEAD), form(*PRODUCT, "vocab", **HEAD)],
+    "linear_cross_entropy_db": [form("", *PRODUCT, "vocab", **HEAD)],
+    "linear_cross_entropy_dw": [form("", *PRODUCT, **HEAD), form("", *PRODUCT, "vocab", **HEAD)],
+    "linear_cross_entropy_dx": [form("", *PRODUCT, **HEAD), form("", *PRODUCT, "vocab", **HEAD)],
+    "rope_pair": [form(Q, K, theta=100.0)],
+    "rope_pair_dx": [form(Q, K, theta=100.0)],
+    "silu_mul": [form(X, X)],
+    "silu_mul_dx": [form(X, X, X)],
+}
+"""Those that do the work of several."""
+
+FORMS = {
+    **FUSED,
+    "add": [form(X, X, X), form("hidden", X, "seq hidden"), form("", "")],
+    "attention": [
+        form(Q, K, K, mask="causal"),
+        form(*["seq heads head_dim"] * 3, mask="causal"),
+        form(Q, K, K, TOKENS, mask="full"),
+        form(Q, K, K, SAMPLES, mask="causal", **DROPS),
+        form(Q, K, K, TOKENS, SAMPLES, mask="causal", **DROPS),
+    ],
+    "attention_dx": [
+        form(Q, Q, K, K, Q, mask="causal"),
+        form(Q, Q, K, K, Q, TOKENS, mask="full"),
+        form(Q, Q, K, K, Q, SAMPLES, mask="causal", **DROPS),
+        form(Q, Q, K, K, Q, TOKENS, SAMPLES, mask="causal", **DROPS),
+    ],
+    "call": [
+        form(X, X, **BY_ELEMENT),
+        form(X, "ffn hidden", **BY_ROW),
+        form(X, "seq", **MIXED),
+        form(X, "ffn hidden", **TWO),
+    ],
+    "call_dx": [
+        form(X, X, X, **BY_ELEMENT),
+        form(X, X, "ffn hidden", **BY_ROW),
+        form(X, X, "seq", **MIXED),
+        form(X, X, "ffn hidden", of=1, **TWO),
+    ],
+    "clip_scale": [form("", max=0.5), form("", max=0.0)],
+    "concat": [
+        form("batch seq head_dim", "batch seq kv_heads", **{"as": "heads"}),
+        form("seq batch ffn", "seq batch ffn", **{"as": "heads"}),
+    ],
+    "contract": [
+        form(X, "ffn hidden", over=("hidden",)),
+        form("seq batch heads head_dim", "hidden heads head_dim", over=("heads", "head_dim")),
+        form("seq batch ffn", X, over=("seq", "batch")),
+    ],
+    "count_valid": [form(TOKENS)],
+    "cross_entropy": [
+        form(LOGITS, "int seq batch"),
+        form("batch seq vocab", TOKENS),
+        form(LOGITS, "int seq batch", smoothing=0.1, z=0.25),
+    ],
+    "cross_entropy_dx": [form("", LOGITS, "int seq batch"), form("", LOGITS, "int seq batch", smoothing=0.1, z=0.25)],
+    "dropout": [
+        form(X, SAMPLES, p=0.25, site=1),
+        form("seq batch heads head_dim", SAMPLES, p=0.25, site=2),
+        form("batch", SAMPLES, p=0.25, site=1),
+    ],
+    "div": [form(X, X), form(X, "hidden"), form("seq hidden", X)],
+    "embedding": [form(TOKENS, "vocab hidden"), form("int seq batch", "vocab hidden")],
+    "embedding_dw": [form(X, TOKENS, "vocab hidden")],
+    "fork": [form(SAMPLES, repeat="hidden")],
+    "grad_norm": [form("", "")],
+    "layernorm": [form(X, "hidden", "hidden", eps=0.1), form(X, "hidden", eps=0.1), form(Q, HD, HD, eps=0.1)],
+    "layernorm_dw": [form(X, "hidden", X, eps=0.1)],
+    "layernorm_dx": [form(X, "hidden", X, eps=0.1)],
+    "max_logit": [form(LOGITS)],
+    "mean": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
+    "mean_square": [form(X, over=("hidden",)), form(Q, over=("heads", "head_dim"))],
+    "mean_square_dx": [form("batch seq", Q)],
+    "mul": [form(X, X), form(X, "hidden"), form("seq hidden", X)],
+    "rmsnorm": [form(X, "hidden", eps=0.1), form("seq batch heads head_dim", "heads head_dim", eps=0.1)],
+    "rmsnorm_dw": [form(X, "hidden", X, eps=0.1)],
+    "rmsnorm_dx": [form(X, "hidden", X, eps=0.1)],
+    "rms_scaled": [form(X, "hidden", "batch seq", eps=0.1), form(Q, HD, "batch seq", eps=0.1)],
+    "rms_scaled_dw": [form(Q, HD, Q, "batch seq", eps=0.1)],
+    "rms_scaled_dsquare": [form(Q, HD, Q, "batch seq", eps=0.1)],
+    "rope": [form(Q, theta=100.0), form("seq batch kv_heads head_dim", theta=100.0)],
+    "rope_dx": [form(Q, theta=100.0)],
+    "scale": [form(X, by=-0.75)],
+    "shift": [form(X, by=-0.75)],
+    "softmax": [form(X, over=("hidden",)), form(X, over=("seq",))],
+    "softmax_dx": [form(X, X, over=("hidden",))],
+    "softmax_parts": [form(*PARTS), form(*PARTS, smoothing=0.1)],
+    "softmax_parts_dx": [form(*["seq batch"] * 2, *PARTS), form(*["seq batch"] * 2, *PARTS, smoothing=0.1)],
+    "split": [form("batch seq heads", parts=("head_dim", "kv_heads"))],
+    "sum": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
+    "token_loss": [
+        form("seq batch", "seq batch", "int seq batch"),
+        form("seq batch", "seq batch", "int seq batch", "seq batch", z_loss=0.25),
+    ],
+    "token_loss_dx": [
+        form("", "seq batch", "int seq batch"),
+        form("", "seq batch", "int seq batch", "seq batch", z_loss=0.25),
+    ],
+    "unscaled": [form("", "")],
+    "unscaled_norm": [form("", "", "")],
+    **{name: [form(X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
+    **{f"{name}_dx": [form(X, X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
+}
+OF_BOTH_AXES = {"attention", "attention_dx"}
+"""Their axes are not independent: key/value heads lie over the outer of the axes of query heads."""
+
+BACKWARD_ONLY = {"contract 2"}
+"""Forms that only gradients have, and which therefore need none."""
+
+CASES = [pytest.param(kind, form, id=f"{kind} {i}") for kind, forms in FORMS.items() for i, form in enumerate(forms)]
+WITH_ADJOINT = [case for case in CASES if OPS[str(case.values[0])].adjoint and case.id not in BACKWARD_ONLY]
+
+
+def test_every_op_with_the_generic_rule_is_here() -> None:
+    """And those of several results that are typed one by one."""
+    one_by_one = {"contracts", "rope_pair", "rope_pair_dx"}
+    assert set(FORMS) == {kind for kind, entry in OPS.items() if not entry.typing} | one_by_one
+
+
+# ---- placements
+
+Choice = tuple[Placement, ...]
+"""A placement for each operand on one axis."""
+
+
+def choices(form: Form) -> Iterator[Choice]:
+    """Every way to place the operands on one axis; integers are never partial."""
+    of = [
+        [INVARIANT, REPLICATED, *map(sharded, type.dims), *([] if type.dtype == "i64" else [PARTIAL])]
+        for type in form.types
+    ]
+    yield from product(*of)
+
+
+def placed(program: Program, form: Form, on: Sequence[Choice]) -> list[Type]:
+    """The operands' types, with one choice for each axis."""
+    at = [{a.name: choice[i] for a, choice in zip(program.axes, on, strict=True)} for i in range(len(form.operands))]
+    return [evolve(type, places=program.places(places)) for type, places in zip(form.types, at, strict=True)]
+
+
+def typed(program: Program, kind: str, form: Form, types: Sequence[Type]) -> Op:
+    """The op with its results' types.  Raises TypingError."""
+    op = Op(kind, tuple(f"x{i}" for i in range(len(types))), (), form.attrs, span=program.region.span)
+    results = OPS[kind].infer(program, types, op)
+    return evolve(op, outputs=tuple(Value(f"y{i}", type) for i, type in enumerate(results)))
+
+
+@cache
+def allowed(kind: str, form: Form) -> list[Choice]:
+    """The choices that `infer` allows on an axis of size 2."""
+    found: list[Choice] = []
+    for choice in choices(form):
+        with suppress(TypingError):
+            typed(ONE_AXIS, kind, form, placed(ONE_AXIS, form, [choice]))
+            found.append(choice)
+    return found
+
+
+@st.composite
+def pairs(draw: st.DrawFn, kind: str, form: Form) -> list[Choice]:
+    """Two choices, each allowed on one axis, and so on both together."""
+    on = [draw(st.sampled_from(allowed(kind, form))) for _ in range(2)]
+    outer = [any(place == sharded("kv_heads") for place in choice) for choice in on]
+    if kind in OF_BOTH_AXES and outer == [False, True]:
+        on.reverse()
+    return on
+
+
+# ---- evaluating
+
+
+@frozen
+class Ranks:
+    """The ranks of a mesh, and what is evaluated on them."""
+
+    program: Program
+    world: World
+    numbers: Field
+
+    @classmethod
+    def of(cls, program: Program) -> "Ranks":
+        """Those of a program's axes."""
+        return cls(program, World.of(program), Field(TRIALS, len(program.axes)))
+
+    def call(self, op: Op, args: Sequence[Tensor], types: Sequence[Type]) -> Call:
+        return Call(self.program, self.world, self.numbers, op, args, types)
+
+    def whole(self, type: Type, name: str) -> Tensor:
+        """A global operand; some ids are below zero, as labels are."""
+        if type.dtype != "i64":
+            return drawn(self.world, type.dims, name)
+        ids = np.random.default_rng(0).integers(-2, DIMS["vocab"], (1, *(DIMS[dim] for dim in type.dims)))
+        return everywhere(Tensor(type.dims, ids), self.world)
+
+    def held(self, types: Sequence[Type], letter: str) -> list[Tensor]:
+        """What ranks hold of global values that are called by a letter and their place."""
+        named = [(type, f"{letter}{i}") for i, type in enumerate(types)]
+        return [spread(self.world, self.numbers, self.whole(type, name), type, name) for type, name in named]
+
+    def agree(self, found: Sequence[Tensor], types: Sequence[Type], wholes: Sequence[Tensor]) -> bool:
+        """Whether ranks hold global values, computed on a single one, as `types` say."""
+        triples = zip(found, types, wholes, strict=True)
+        return all(is_spread(self.world, self.numbers, f, t, everywhere(w, self.world)) for f, t, w in triples)
+
+
+ALONE = Ranks.of(NO_AXIS)
+
+
+@cache
+def results(kind: str, form: Form) -> list[Tensor]:
+    """What the op makes of global operands."""
+    op = typed(NO_AXIS, kind, form, form.types)
+    return MEANINGS[kind].value(ALONE.call(op, ALONE.held(form.types, "x"), form.types))
+
+
+def is_true(program: Program, kind: str, form: Form, on: Sequence[Choice]) -> bool:
+    """Whether the op on each rank's parts gives the parts of the global results."""
+    ranks, types = Ranks.of(program), placed(program, form, on)
+    op = typed(program, kind, form, types)
+    try:
+        found = MEANINGS[kind].value(ranks.call(op, ranks.held(types, "x"), types))
+    except ValueError:  # numpy's, of shapes that do not fit
+        return False
+    return ranks.agree(found, [value.type for value in op.outputs], results(kind, form))
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
+def test_what_is_allowed_is_true(kind: str, form: Form) -> None:
+    wrong = [choice for choice in allowed(kind, form) if not is_true(ONE_AXIS, kind, form, [choice])]
+    assert [" ".join(map(str, choice)) for choice in wrong] == []
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_what_is_allowed_on_each_of_two_axes_is_true_on_both(kind: str, form: Form, data: st.DataObject) -> None:
+    assert is_true(TWO_AXES, kind, form, data.draw(pairs(kind, form)))
+
+
+@pytest.mark.parametrize("kind", sorted(OF_BOTH_AXES))
+def test_key_value_heads_lie_over_the_outer_axes_of_query_heads(kind: str) -> None:
+    """Else a rank would hold other heads than its queries use."""
+    (form, *_), heads, few = FORMS[kind], sharded("heads"), sharded("kv_heads")
+    whole, split = (
+        tuple(heads if "kv_heads" not in type.dims else on for type in form.types) for on in (REPLICATED, few)
+    )
+    assert is_true(TWO_AXES, kind, form, [split, whole])
+    with pytest.raises(TypingError):
+        typed(TWO_AXES, kind, form, placed(TWO_AXES, form, [whole, split]))
+
+
+# ---- adjoints
+
+
+@frozen
+class Tape:
+    """Evaluates what an adjoint writes: the `Builder` of the op protocol."""
+
+    ranks: Ranks
+    types: dict[str, Type]
+    held: dict[str, Tensor]
+    names: Iterator[int] = field(factory=lambda: iter(range(100)))
+
+    def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
+        args, types = [self.held[name] for name in inputs], [self.types[name] for name in inputs]
+        op = Op(kind, tuple(inputs), (), tuple(attrs.items()), span=self.ranks.program.region.span)
+        made = OPS[kind].infer(self.ranks.program, types, op)
+        names = tuple(f"{name} {next(self.names)}" for name in like)
+        op = evolve(op, outputs=tuple(map(Value, names, made)))
+        self.types.update(zip(names, made, strict=True))
+        self.held.update(zip(names, MEANINGS[kind].value(self.ranks.call(op, args, types)), strict=True))
+        return names
+
+    def like(self, name: str) -> str:
+        return name
+
+    def saved(self, name: str) -> str:
+        return name
+
+    def type(self, name: str) -> Type:
+        return self.types[name]
+
+    def wanted(self, name: str) -> bool:
+        return self.types[name].dtype != "i64"
+
+
+@cache
+def gradients(kind: str, form: Form) -> list[Tensor | None]:
+    """What the meaning states of the global operands."""
+    op, stated = typed(NO_AXIS, kind, form, form.types), MEANINGS[kind].gradients
+    assert stated
+    call = ALONE.call(op, ALONE.held(form.types, "x"), form.types)
+    return stated(call, ALONE.held([value.type for value in op.outputs], "dy"))
+
+
+def written(ranks: Ranks, op: Op, types: Sequence[Type]) -> list[tuple[Type, Tensor] | None]:
+    """What the op's adjoint makes of its operands and the gradients of its results.  Raises TypingError."""
+    adjoint, made = OPS[op.kind].adjoint, [value.type for value in op.outputs]
+    assert adjoint
+    args, duals = ranks.held(types, "x"), [dual_type(type) for type in made]
+    outputs = MEANINGS[op.kind].value(ranks.call(op, args, types))
+    grads = [f"dy{i}" for i in range(len(duals))]
+    names = [*op.inputs, *(value.name for value in op.outputs), *grads]
+    all_types = dict(zip(names, [*types, *made, *duals], strict=True))
+    held = dict(zip(names, [*args, *outputs, *ranks.held(duals, "dy")], strict=True))
+    tape = Tape(ranks, all_types, held)
+    return [(tape.types[name], tape.held[name]) if name else None for name in adjoint(op, grads, tape)]
+
+
+def mistake(program: Program, kind: str, form: Form, on: Sequence[Choice]) -> str:
+    """What is wrong with the adjoint of an op that is allowed: it has no rule, or gives other types or values."""
+    ranks, types = Ranks.of(program), placed(program, form, on)
+    try:
+        found = written(ranks, typed(program, kind, form, types), types)
+    except TypingError as error:
+        return str(error)
+    for type, grad, stated in zip(types, found, gradients(kind, form), strict=True):
+        if bool(grad) != bool(stated):
+            return f"the gradient of {type} is {'' if grad else 'not '}there"
+        if grad and grad[0] != dual_type(type):
+            return f"the gradient of {type} is {grad[0]}"
+        if grad and stated and not ranks.agree([grad[1]], [grad[0]], [stated]):
+            return f"the gradient of {type} is wrong"
+    return ""
+
+
+@pytest.mark.parametrize(("kind", "form"), WITH_ADJOINT)
+def test_gradients_are_dual_and_equal(kind: str, form: Form) -> None:
+    """Wherever the op is allowed, so are the ops of its adjoint, and they give parts of the global gradients."""
+    found = {" ".join(map(str, c)): mistake(ONE_AXIS, kind, form, [c]) for c in allowed(kind, form)}
+    assert {choice: what for choice, what in found.items() if what} == {}
+
+
+@pytest.mark.parametrize(("kind", "form"), WITH_ADJOINT)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_gradients_on_two_axes(kind: str, form: Form, data: st.DataObject) -> None:
+    assert mistake(TWO_AXES, kind, form, data.draw(pairs(kind, form))) == ""

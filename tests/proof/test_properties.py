@@ -1,0 +1,55 @@
+"""Whatever is mutated is caught: random models, meshes, rules and ways to train.
+
+Non-goals: every mutant of a plan (`test_audit`); that the plans themselves are equal (`end_to_end/random_models`).
+"""
+
+from attrs import evolve
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+
+from scalec.compiler.ir import Program
+from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.proof.arithmetic import Numbers
+from scalec.compiler.proof.float64 import Reals
+from scalec.compiler.proof.interpreter import Machine, ShapeError
+from scalec.compiler.proof.mutants import mutants
+from scalec.compiler.proof.mutants.faults import FAULTS
+from scalec.compiler.proof.prime_field import Field
+from scalec.compiler.proof.proof import Case, case_of, differences
+from scalec.compiler.proof.reference import Reference
+from scalec.compiler.proof.semantics import MEANINGS
+from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.small_sizes import meshes
+from scalec.compiler.syntax.source import Source
+from scalec.testing import plans
+
+
+@settings(max_examples=25)
+@given(plans(), st.integers(0, 2**20))
+def test_whatever_is_mutated_is_caught(plan: str, choice: int) -> None:
+    """One mutant of each of many plans: it differs in the field, or in no number of float64 either."""
+    model = compile_plan(Source("plan.scale", plan), "resolve")
+    program = lower(model)
+    made = [*mutants(program)]
+    mutant = made[choice % len(made)]
+    note(f"{mutant.what} ({mutant.line})")
+    cases = [case_of(program, model, axes) for axes in meshes(program)]
+    axes = len(program.axes)
+    if not is_wrong(cases, mutant.program, Field(4, axes)):
+        assume(not is_wrong(cases, program, Reals(axes)))  # a model that overflows float64 says nothing there
+        assert not is_wrong(cases, mutant.program, Reals(axes))
+
+
+def is_wrong(cases: list[Case], mutant: Program, numbers: Numbers) -> bool:
+    return any(parts(case, evolve(case.program, region=mutant.region), numbers) for case in cases)
+
+
+def parts(case: Case, program: Program, numbers: Numbers) -> bool:
+    """Whether the step of `program` is not the single-device step, or cannot be evaluated."""
+    start, world = case.scene(numbers), World.of(program)
+    expected = Reference(case.single, numbers).run(start)
+    try:
+        found = Machine(program, world, numbers, meanings=MEANINGS | FAULTS).run(start.on(program, world, numbers))
+    except (ShapeError, AssertionError):
+        return True
+    return bool(differences(program, world, numbers, found, expected))

@@ -1,0 +1,184 @@
+"""Weights in and out: what comes out is bit for bit what went in; files that are not the plan's are one clear line."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from helpers import hf_models
+from helpers.forked_ranks import run_ranks
+from helpers.oracle import harness
+from scalec.runtime import Mesh, RunError
+from scalec.runtime.checkpoint import export, saver
+from scalec.runtime.checkpoint.hf_weights import INDEX, Reader
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize(("name", "precision"), [(name, "bf16") for name in hf_models.CONFIGS] + [("llama", "fp32")])
+def test_what_comes_out_is_what_went_in(name: str, precision: str, tmp_path: Path) -> None:
+    hf_models.model(name, PRECISIONS[precision]).save_pretrained(tmp_path / "in")
+    text = hf_models.plan(tmp_path / "in", "dp = 2  tp = 2", 2, precision)
+    module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
+    run_ranks(4, _saved, module, tmp_path / "in", tmp_path / "checkpoints")
+    export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
+    masters = replace(module.PLAN.names, dtype=torch.float32)
+    export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "masters", masters)
+    before, after, kept = (load_file(tmp_path / name / "model.safetensors") for name in ("in", "out", "masters"))
+    assert all(_bits(kept[key]) == _bits(before[key].float()) for key in before)
+    assert before.keys() == after.keys()
+    assert all(_bits(before[key]) == _bits(after[key]) for key in before)
+
+
+def _saved(module: ModuleType, weights: Path, checkpoints: Path) -> None:
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    Reader(weights, module.PLAN.names).fill(state)
+    saver.save(checkpoints, 0, state)
+
+
+def _bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+    return tensor.dtype, tensor.shape, tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From files in several pieces, over a training of two steps, to files that transformers reads."""
+    hf_models.model("qwen3", torch.float32).save_pretrained(tmp_path / "in", max_shard_size="20KB")
+    assert (tmp_path / "in" / INDEX).exists()
+    plan = hf_models.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
+    (tmp_path / "corpus").write_bytes(bytes(range(hf_models.VOCAB)) * 20)
+    folder = harness.written(plan, tmp_path / "program")
+
+    done = _run(folder, "--init", "../in", "--data", "../corpus")
+    assert "beginning with ../in" in done.stdout
+    again = _run(folder, "--resume", "--init", "../in", "--data", "../corpus", status=2)
+    assert again.stderr == "error: --init begins a run and --resume goes on with one: choose one\n"
+    _run(folder, "--export", "../out")
+    there = _run(folder, "--export", "../out", status=2)
+    assert there.stderr == "error: ../out is there already: name a new folder\n"
+    below = _run(folder, "--export", "../corpus/below", status=2)
+    assert below.stderr == "error: ../corpus/below.tmp: Not a directory\n"
+
+    _run(folder, "--export", "../half", "--export-dtype", "bf16")
+    whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "half"))
+    assert all(_bits(half[name]) == _bits(value.bfloat16()) for name, value in whole.items())
+    alone = _run(folder, "--export-dtype", "bf16", status=2)
+    assert alone.stderr == "error: --export-dtype says how weights are written: it needs --export\n"
+
+    before, after = (transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32) for _ in "io")
+    after.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=False)
+    assert before.model.norm.weight.shape == after.model.norm.weight.shape
+    assert not torch.equal(before.model.norm.weight, after.model.norm.weight)
+
+    monkeypatch.setattr(export, "LARGEST", 20_000)
+    module = harness.imported(folder / "train.py")
+    saved = saver.newest(folder / "runs" / "tiny" / "checkpoints")
+    assert saved
+    (tmp_path / "pieces.tmp").mkdir()
+    export.export(saved, tmp_path / "pieces", module.PLAN.names)
+    assert (tmp_path / "pieces.tmp").is_dir()  # nobody's but the user's
+    assert {path.stat().st_mode for path in (tmp_path / "pieces").iterdir()} == {(tmp_path / "corpus").stat().st_mode}
+    index = json.loads((tmp_path / "pieces" / INDEX).read_text())
+    assert len({*index["weight_map"].values()}) > 1
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in after.state_dict().values()) - (
+        after.lm_head.weight.nbytes
+    )
+    (tmp_path / "pieces" / "config.json").write_bytes((tmp_path / "in" / "config.json").read_bytes())
+    read = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "pieces", dtype=torch.float32)
+    assert all(torch.equal(value, after.state_dict()[name]) for name, value in read.state_dict().items())
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf_models.model("llama", torch.float32).save_pretrained(tmp_path / "in")
+    text = hf_models.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
+    module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
+    _saved(module, tmp_path / "in", tmp_path / "checkpoints")
+    before = sorted(tmp_path.iterdir())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def _run(folder: Path, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "train.py", "--device=cpu", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
+    """The published ones: names begin one word later, and causal masks stand among the weights."""
+    model = hf_models.model("gpt2", torch.float64)
+    model.save_pretrained(tmp_path)
+    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
+    del bare["lm_head.weight"]
+    save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, tmp_path / "bare.safetensors")
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    Reader(tmp_path / "bare.safetensors", module.PLAN.names).fill(state)
+    values = state.state_dict()
+    assert torch.equal(values["layers.1.wk"], model.transformer.h[1].attn.c_attn.weight[:, 32:64].T)
+    assert torch.equal(values["wte"][:100], model.transformer.wte.weight)
+    assert not values["wte"][100:].any()
+
+
+def test_masks_and_frequencies_of_gpt_neox_are_no_weights(tmp_path: Path) -> None:
+    """The published files have them; newer ones do not."""
+    hf_models.model("gpt_neox", torch.float64).save_pretrained(tmp_path)
+    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    buffers = ("bias", "masked_bias", "rotary_emb.inv_freq")
+    more = {f"gpt_neox.layers.0.attention.{name}": torch.ones(2) for name in buffers}
+    save_file({**load_file(tmp_path / "model.safetensors"), **more}, tmp_path / "model.safetensors")
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    Reader(tmp_path, module.PLAN.names).fill(state)
+
+
+Tensors = dict[str, Tensor]
+WRONG: list[tuple[Callable[[Tensors], object], str]] = [
+    (lambda t: t.pop("lm_head.weight"), "has no `lm_head.weight`, which the plan needs for `head`"),
+    (
+        lambda t: t.update({"model.norm.weight": torch.ones(31)}),
+        "`model.norm.weight` is [31], but the plan's is [32]",
+    ),
+    (
+        lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.ones(1)}),
+        "the plan does not use `model.layers.2.mlp.up_proj.weight`",
+    ),
+    (
+        lambda t: t.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}),
+        "`model.norm.weight` is I8, which is not one of F64, F32, F16, BF16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_files_that_are_not_the_plans(change: Callable[[Tensors], object], message: str, tmp_path: Path) -> None:
+    hf_models.model("llama", torch.float32).save_pretrained(tmp_path)
+    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(RunError) as caught:
+        Reader(tmp_path, module.PLAN.names)
+    assert message in str(caught.value)
+
+
+def test_no_files_and_no_such_files(tmp_path: Path) -> None:
+    for content in (None, b"", b"{}"):
+        if content is not None:
+            (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(RunError, match="cannot read"):
+            Reader(tmp_path, None)  # type: ignore[arg-type] the files come first

@@ -1,0 +1,52 @@
+"""Every kernel that the programs of plans start, as they start it, compiles for every chip and fits it.  Without a GPU.
+
+What differs in sizes alone is one kernel to the compiler, but for whether 16 divides them.
+"""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.kernels.cases_attention import call
+from helpers.kernels.compiled import SHARED, check, recorded
+from helpers.kernels.launches import GPUS, distinct
+from helpers.kernels.machine_code import PRODUCTS, check_flow, is_aligned, is_bound
+from scalec.compiler.analysis import kernel_tiles as table
+from scalec.runtime.kernels import Attention, Block, Blocks
+
+TILES = tomllib.loads(Path(table.__file__).with_name("tiles.toml").read_text())
+BLOCKS = [
+    (int(chip.removeprefix("sm_")), int(dim), dtype)
+    for chip, tiles in TILES.items()
+    for name, dtype in (("Attention", torch.bfloat16), ("Attention32", torch.float32))
+    for dim in tiles.get(name, ())
+    if dim != "256" or int(chip.removeprefix("sm_")) not in GPUS  # those are Gemma's
+]
+
+
+@pytest.mark.parametrize("capability", GPUS)
+def test_every_kernel_of_every_plan_fits_the_chip(capability: int) -> None:
+    for launch in distinct(GPUS[capability]):
+        code = check(launch, capability)
+        if is_bound(launch) and is_aligned(launch):
+            check_flow(launch, code, capability)
+
+
+def _blocks(tile: dict[str, dict[str, int]]) -> Blocks:
+    return Blocks(**{part: Block(**block) for part, block in tile.items()})
+
+
+@pytest.mark.parametrize(("capability", "dim", "dtype"), BLOCKS, ids=str)
+def test_the_blocks_of_attention_fit_the_chip_with_every_mask(capability: int, dim: int, dtype: torch.dtype) -> None:
+    name = "Attention" if dtype == torch.bfloat16 else "Attention32"
+    attention = Attention({dim: _blocks(TILES[f"sm_{capability}"][name][str(dim)])})
+    with recorded() as started:
+        call(attention, dim, "meta", dtype, window=1024, softcap=50.0, documents=True)
+    for launch in started:
+        code = check(launch, capability)
+        assert (name, capability) != ("Attention32", 80) or code.shared <= SHARED[86], (
+            f"{launch}: sm_86 has those of sm_80"
+        )
+        assert "mma" in code.ptx or launch.kernel.__name__ not in PRODUCTS, f"{launch}: no tensor cores"

@@ -1,0 +1,84 @@
+"""Starts that cannot be: environments that no launcher made, folders that cannot be written to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.bigram import PLAN, build, eval_step, train_step
+from scalec.runtime import train
+
+ALONE = replace(PLAN, mesh={"dp": 1})
+TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+NO_NUMBER = "in the environment, where launchers write a number: unset it"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with something to train on, a file and a folder; no launcher."""
+    (tmp_path / "text").mkdir()
+    for name in "ab":
+        (tmp_path / "text" / f"{name}.txt").write_text("abcdefgh " * 40)
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def _refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: str, ranks: int = 1) -> str:
+    """What the program says, which does not start."""
+    monkeypatch.setattr("sys.argv", ["train.py", "--device=cpu", "--data", "text/*.txt", *options.split()])
+    with pytest.raises(SystemExit) as ended:
+        train(replace(PLAN, mesh={"dp": ranks}), build, train_step, eval_step)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    return err
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks", "line"),
+    [
+        ({"RANK": "x"}, 1, f"RANK is `x` {NO_NUMBER}"),
+        ({"RANK": "-1"}, 1, f"RANK is `-1` {NO_NUMBER}"),
+        ({"RANK": ""}, 1, f"RANK is `` {NO_NUMBER}"),
+        ({"WORLD_SIZE": "two"}, 1, f"WORLD_SIZE is `two` {NO_NUMBER}"),
+        ({"LOCAL_RANK": "1.0"}, 1, f"LOCAL_RANK is `1.0` {NO_NUMBER}"),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1, f"LOCAL_WORLD_SIZE is `0` {NO_NUMBER}"),
+        (TWO | {"MASTER_PORT": "http"}, 2, f"MASTER_PORT is `http` {NO_NUMBER}"),
+        (TWO | {"WORLD_SIZE": "0"}, 1, f"WORLD_SIZE is `0` {NO_NUMBER}"),
+        ({"RANK": "1"}, 1, "RANK is 1, but WORLD_SIZE is 1; start it with: python train.py"),
+        (
+            {"WORLD_SIZE": "2"},
+            2,
+            "the environment lacks `RANK`, `MASTER_ADDR`, `MASTER_PORT`; start it with:"
+            " torchrun --standalone --nproc-per-node=2 train.py",
+        ),
+    ],
+)
+def test_an_environment_that_no_launcher_made(
+    environment: dict[str, str],
+    ranks: int,
+    line: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert _refused(capsys, monkeypatch, "", ranks) == f"error: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--out file", "cannot write to file: it is a file"),
+        ("--out file/below", "cannot write to file/below: Not a directory"),
+        ("--out /proc/none", "cannot write to /proc/none: No such file or directory"),
+    ],
+)
+def test_folders_that_cannot_be(
+    options: str, line: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _refused(capsys, monkeypatch, options) == f"error: {line}\n"

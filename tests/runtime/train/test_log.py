@@ -1,0 +1,72 @@
+"""When a step's line is written: on the CPU at once, on a GPU behind the step that the device was given meanwhile."""
+
+import os
+import sys
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+
+import pytest
+import torch
+
+from scalec.runtime.config.plan import Metrics
+from scalec.runtime.errors import RunError
+from scalec.runtime.train.launch import settle_streams
+from scalec.runtime.train.log import Log
+
+
+def _metrics(device: str, loss: float = 2.0) -> Metrics:
+    return Metrics(loss=torch.tensor(loss, device=device), tokens=torch.tensor(4, device=device))
+
+
+def test_on_the_cpu_a_line_is_written_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Log(tmp_path, 0, 3, 4).step(1, _metrics("cpu"), 0.1)
+    assert capsys.readouterr().out.startswith("step 1/3  loss 2.0000")
+
+
+def test_a_line_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log(tmp_path, 0, 3, 4)
+    log.settle()
+    log.step(1, _metrics("cpu"), 0.1)
+    log.settle()
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_line_waits_for_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log(tmp_path, 0, 3, 4)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        log.step(1, _metrics("cuda"), 0.1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not capsys.readouterr().out
+    log.settle()
+    assert capsys.readouterr().out.startswith("step 1/3  loss 2.0000")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_loss_that_is_not_finite_is_found_before_anything_is_saved(tmp_path: Path) -> None:
+    log = Log(tmp_path, 0, 3, 4)
+    log.step(1, _metrics("cuda", loss=torch.nan), 0.1)
+    with pytest.raises(RunError, match="step 1"):
+        log.settle()
+
+
+def test_a_terminal_that_lacks_a_sign_shows_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(seen, "ascii"))
+    settle_streams()
+    Log(tmp_path, 0, 3, 4).say("größe → ×")
+    assert seen.getvalue() == b"gr\\xf6\\xdfe \\u2192 \\xd7\n"
+
+
+def test_a_run_goes_on_though_nobody_reads_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    with os.fdopen(written, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        log = Log(tmp_path, 0, 3, 4)
+        for step in (1, 2):
+            log.step(step, _metrics("cpu"), 0.1)
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 2

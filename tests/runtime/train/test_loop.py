@@ -1,0 +1,364 @@
+"""Whole runs of a small hand-written program: what is printed, logged and saved, and how runs end."""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.bigram import PLAN, build, eval_step, failing_step, train_step
+from scalec.runtime import Account, Batch, Metrics, Plan, State, train
+from scalec.runtime.checkpoint.reader import Saved
+from scalec.runtime.train import loop
+
+ALONE = replace(PLAN, mesh={"dp": 1})
+
+
+def _diverging_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+    return replace(train_step(model, state, batch, lr), norm=torch.tensor(torch.inf))
+
+
+@dataclass(frozen=True)
+class _Ended:
+    status: int
+    out: str
+    err: str
+
+
+def _program(plan: Plan, step: Callable[..., Metrics], folder: Path, environment: dict[str, str], options: str) -> None:
+    """In a forked process: the program as a launcher starts it."""
+    for number, stream in enumerate(("out", "err"), start=1):
+        os.dup2(os.open(folder / f"{stream}{environment['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.chdir(folder)
+    os.environ.update(environment)
+    sys.argv = ["train.py", *options.split()]
+    status = 0
+    try:
+        train(plan, build, step, eval_step)
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 99
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _run(
+    folder: Path, plan: Plan, options: str = "", step: Callable[..., Metrics] = train_step, world: int | None = None
+) -> list[_Ended]:
+    """How each rank ended."""
+    world = world or plan.mesh["dp"]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    counts = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    ranks = [
+        multiprocessing.get_context("fork").Process(
+            target=_program,
+            args=(plan, step, folder, {**address, **counts, "RANK": str(rank), "LOCAL_RANK": str(rank)}, options),
+        )
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(30)
+        rank.kill()
+        rank.join()
+    texts = [((folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text()) for rank in range(world)]
+    return [_Ended(rank.exitcode or 0, out, err) for rank, (out, err) in zip(ranks, texts, strict=True)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with two text files."""
+    (tmp_path / "text").mkdir()
+    for name, word in (("a", "abcdefgh "), ("b", "acegbdfh ")):
+        (tmp_path / "text" / f"{name}.txt").write_text(word * 40)
+    return tmp_path
+
+
+def _records(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "runs/bigram/log.jsonl").read_text().splitlines()]
+
+
+def _weights(folder: Path, step: int) -> Tensor:
+    saved = Saved(folder / f"runs/bigram/checkpoints/step-{step:06d}")
+    return torch.stack([*saved.whole(["table", "optimizer/exp_avg_sq/table"]).values()])
+
+
+def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
+    first, second = _run(folder, PLAN, "--log-every 2 --eval-every 3 --steps 5 --data text/*.txt --lr 0.1")
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert second.out == ""
+    assert "step 2/5  loss " in first.out
+    assert "tokens/s" in first.out
+    assert (
+        "  train on    torchrun --standalone --nproc-per-node=2 train.py --resume --steps 10"
+        " --log-every 2 --eval-every 3 --data 'text/*.txt' --lr 0.1\n"
+    ) in first.out
+    records = _records(folder)
+    assert [record["step"] for record in records if "loss" in record] == [2, 4, 5]
+    assert [record["step"] for record in records if "validation" in record] == [3, 5]
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert 5.6 > losses[0] > losses[1] > losses[2]
+    assert (folder / "runs/bigram/checkpoints/step-000005").is_dir()
+
+
+def test_a_run_says_what_it_takes_in_memory_once(folder: Path) -> None:
+    """Behind its first step, of the account that of its own place along a pipeline's axis."""
+    plan = replace(PLAN, account=Account("cpu", (2**20, 2**21), axis="dp"))
+    first, second = _run(folder, plan, "--log-every 1 --steps 2 --data text/*.txt")
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert first.out.count("memory: the account for cpu says 1.00 MiB") == 1
+    assert "memory" not in second.out
+    assert [record for record in _records(folder) if "account" in record] == [
+        {"step": 1, "account": 2**20, "reserve": 0}
+    ]
+    (resumed, _) = _run(folder, plan, "--resume --steps 3 --data text/*.txt")
+    assert resumed.out.count("memory: ") == 1
+
+
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
+    assert _run(folder, ALONE, "--save-every 2")[0].status == 0
+    whole = _weights(folder, 4)
+    (folder / "runs/bigram/checkpoints/step-000004").rename(folder / "kept")  # as if killed between 2 and 4
+    (resumed,) = _run(folder, ALONE, "--resume")
+    assert "resuming from runs/bigram/checkpoints/step-000002" in resumed.out
+    assert torch.equal(_weights(folder, 4), whole)
+
+
+def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
+    _run(folder, ALONE)
+    _run(folder, ALONE, "--steps 2")
+    run = folder / "runs/bigram"
+    assert (run / "earlier-1/checkpoints/step-000004").is_dir()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "line"),
+    [
+        (
+            ALONE,
+            "",
+            "the plan's mesh, dp 1, takes 1 rank, not 2; start it with: python train.py",
+        ),
+        (PLAN, "--data a/*.txt", "no data: `a/*.txt` matches no file that holds anything, looked for in CWD"),
+        (PLAN, "--data /nothing/*.txt", "no data: `/nothing/*.txt` matches no file that holds anything"),
+        (PLAN, "--resume", "nothing to resume: no checkpoint in runs/bigram/checkpoints"),
+        (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 file are less than a window of 1000"),
+        (replace(PLAN, mesh={}), "", "a plan without a mesh takes 1 rank, not 2; start it with: python train.py"),
+        (
+            replace(PLAN, global_batch=42),
+            "",
+            "too little data: 360 tokens make 40 sequences of 9, fewer than the 42 of a global batch, so that a step"
+            " would see some twice",
+        ),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Plan, options: str, line: str) -> None:
+    first, second = _run(folder, plan, options, world=2)
+    assert (first.status, second.status) == (2, 2)
+    assert first.err == f"error: {line.replace('CWD', str(folder))}\n"
+    assert second.err == second.out == first.out == ""
+
+
+def test_a_file_that_cannot_be_written_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_RECORD", "1")
+    (folder / "runs/bigram").mkdir(parents=True)
+    (folder / "runs/bigram/recorded").write_text("")
+    (ended,) = _run(folder, ALONE)
+    assert (ended.status, ended.err) == (1, "error: runs/bigram/recorded: File exists\n")
+
+
+def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
+    began = time.monotonic()
+    first, second = _run(folder, PLAN, step=failing_step)
+    assert first.status == second.status == 1
+    assert second.err.startswith("rank 1 failed\nTraceback")
+    assert second.err.count("a rank has a bad day") == 2  # in its traceback's last frame and its last line
+    assert "Traceback" not in first.err  # it only lost its peer
+    assert time.monotonic() - began < 15
+
+
+def test_a_loss_or_norm_that_is_not_finite_stops_the_run(folder: Path) -> None:
+    (ended,) = _run(folder, ALONE, "--log-every 1", step=_diverging_step)
+    assert ended.status == 1
+    assert ended.err.startswith("error: step 1: loss 5.")
+    assert "norm inf" in ended.err
+    assert not (folder / "runs/bigram/checkpoints").exists()
+
+
+# ---- what a run says of what it does not do
+
+
+def _unlabelled(plan: Plan) -> Plan:
+    """Each token ends a document, so that none has a label."""
+    return replace(plan, data=replace(plan.data, separator=ord("a")))
+
+
+def test_a_run_says_where_it_moved_the_earlier_one(folder: Path) -> None:
+    (first,) = _run(folder, ALONE)
+    (second,) = _run(folder, ALONE, "--steps 2")
+    assert "moved" not in first.out
+    said = "moved an earlier run (log.jsonl, checkpoints) from runs/bigram to runs/bigram/earlier-1\n"
+    assert second.out.startswith(said)
+
+
+def test_what_an_earlier_run_recorded_is_moved_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_RECORD", "1")
+    _run(folder, PLAN)
+    monkeypatch.delenv("SCALEC_RECORD")
+    _run(folder, ALONE)
+    run = folder / "runs/bigram"
+    assert len([*(run / "earlier-1/recorded").iterdir()]) == 2
+    assert not (run / "recorded").exists()
+
+
+@pytest.mark.parametrize("name", ["SCALEC_RECORD", "SCALEC_SANITIZE"])
+def test_an_unknown_value_of_a_variable_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "yes")
+    first, second = _run(folder, PLAN)
+    assert (first.status, second.status) == (2, 2)
+    assert first.err == f"error: {name} is `yes`: write 1, or 0 for a run without\n"
+    assert second.err == ""
+
+
+def test_an_unknown_variable_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEC_RECROD", "1")
+    monkeypatch.setenv("SCALEC_DUMP", "all")  # the compiler's
+    first, second = _run(folder, PLAN)
+    assert first.err == "warning: there is no SCALEC_RECROD: did you mean SCALEC_RECORD?\n"
+    assert (first.status, second.err) == (0, "")
+
+
+def test_steps_without_labels_are_said_once_and_have_no_loss(folder: Path) -> None:
+    for path in (folder / "text").iterdir():
+        path.write_text("a" * 360)
+    (ended,) = _run(folder, _unlabelled(ALONE), "--log-every 2 --eval-every 4")
+    note = "note: in 2 of 2 steps so far no label counts: they update nothing, and the learning rate goes on\n"
+    assert ended.out.count("note: ") == ended.out.count(note) == 1
+    assert "step 4/4  no label counts  lr " in ended.out
+    assert "step 4/4  validation: no label counts\n" in ended.out
+    assert [record.keys() & {"loss", "norm", "validation"} for record in _records(folder)] == [set(), set()]
+    assert "NaN" not in (folder / "runs/bigram/log.jsonl").read_text()
+
+
+def test_a_step_without_labels_is_counted_though_it_is_not_logged(folder: Path) -> None:
+    def third_is_empty(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+        metrics = train_step(model, state, batch, lr)
+        steps.append(0)
+        return replace(metrics, tokens=torch.zeros_like(metrics.tokens)) if len(steps) == 3 else metrics
+
+    steps: list[int] = []
+    (ended,) = _run(folder, ALONE, "--log-every 4", third_is_empty)
+    assert "note: in 1 of 4 steps so far no label counts" in ended.out
+
+
+def test_held_out_data_that_is_less_than_a_batch_is_said(folder: Path) -> None:
+    for path in (folder / "text").iterdir():
+        path.write_text("a" * 27)
+    (ended,) = _run(folder, replace(ALONE, global_batch=3))
+    assert "validation" not in ended.out.splitlines()[0]
+    (folder / "text/b.txt").write_text("a" * 360)  # a.txt is held out
+    (ended,) = _run(folder, ALONE)
+    said = "27 tokens make 3 sequences of 9, fewer than the 4 of a global batch"
+    assert f"validation sees some sequences twice: {said}\n" in ended.out
+
+
+# ---- going on with a run
+
+
+def _saved(folder: Path, plan: Plan = ALONE) -> Path:
+    """A checkpoint after two steps."""
+    assert _run(folder, plan, "--steps 2")[0].status == 0
+    return folder / "runs/bigram/checkpoints/step-000002"
+
+
+SKIPPED = "so some are skipped and others seen twice"
+OTHERS: dict[str, tuple[Plan, str, str]] = {
+    "seed": (ALONE, "--seed 7", f"seed was 0, now 7: samples come in another order, {SKIPPED}"),
+    "larger batch": (
+        replace(ALONE, global_batch=8),
+        "",
+        "global_batch was 4, now 8: step 3 begins with sample 16, not 8: 8 are skipped",
+    ),
+    "smaller batch": (
+        replace(ALONE, global_batch=2),
+        "",
+        "global_batch was 4, now 2: step 3 begins with sample 4, not 8: 4 are seen twice",
+    ),
+    "sequences": (replace(ALONE, seq=4), "", f"seq was 8, now 4: the data is cut into other samples, {SKIPPED}"),
+    "separator": (_unlabelled(ALONE), "", "separator was None, now 97: documents end elsewhere"),
+    "model": (replace(ALONE, model="b"), "", "model was a, now b: the weights were trained to compute something else"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_does_not_go_on_with_another_unless_it_is_told_to(folder: Path, name: str) -> None:
+    plan, options, line = OTHERS[name]
+    path = _saved(folder, replace(ALONE, model="a")).relative_to(folder)
+    (refused,) = _run(folder, plan, f"--resume {options}")
+    assert refused.status == 2
+    told = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
+    assert refused.err == f"error: {path} is of another run\n  {line}\n  {told}\n"
+    (ended,) = _run(folder, plan, f"--resume-anyway {options}")
+    assert ended.status == 0
+    assert ended.out.startswith(f"{line}\nresuming from {path}\n")
+    assert "--resume-anyway" not in ended.out
+    (further,) = _run(folder, plan, f"--resume --steps 6 {options}")
+    assert further.status == 0, "its own checkpoints are of this run"
+
+
+def test_other_data_is_another_run_wherever_it_lies(folder: Path) -> None:
+    _saved(folder)
+    (folder / "text").rename(folder / "elsewhere")
+    (ended,) = _run(folder, ALONE, "--resume --steps 3 --data elsewhere/*.txt")
+    assert ended.status == 0
+    for path in (folder / "elsewhere").iterdir():
+        path.write_text(path.read_text()[:-1] + "x")
+    (ended,) = _run(folder, ALONE, "--resume --data elsewhere/*.txt")
+    assert ended.status == 2
+    assert "  data was 1 files of 360 bytes, " in ended.err
+    assert f": the same numbers are other samples, {SKIPPED}\n" in ended.err
+
+
+def test_a_run_goes_on_with_another_mesh_microbatch_learning_rate_and_length(folder: Path) -> None:
+    _saved(folder)
+    ended = _run(folder, replace(PLAN, microbatches=2), "--resume --steps 5 --lr 0.01")
+    assert [each.status for each in ended] == [0, 0], ended[0].err
+
+
+def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on nodes whose folders are not the same."""
+    for name in ("0", "1"):
+        (folder / name).mkdir()
+        (folder / name / "a.txt").write_text(name * 360)
+    monkeypatch.setattr(loop, "find_files", lambda _: [f"{os.environ['RANK']}/a.txt"])
+    first, second = _run(folder, PLAN)
+    assert (first.status, second.status) == (2, 2)
+    assert first.err.startswith("error: rank 1 has step 0 of {'seed': 0, ")
+    assert first.err.endswith("}: do all nodes see the same files?\n")
+    assert second.err == ""
+
+
+def test_what_one_rank_cannot_read_ends_all_with_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "find_files", lambda _: [f"text/{'ab'[int(os.environ['RANK'])]}.txt"])
+    (folder / "text/b.txt").write_text("a")
+    first, second = _run(folder, PLAN)
+    assert (first.status, second.status) == (2, 2)
+    assert first.err == "error: too little data: 1 tokens in 1 files are less than a window of 9\n"
+    assert second.err == ""

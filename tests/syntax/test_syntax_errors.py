@@ -1,0 +1,359 @@
+"""What the user is told about text that is no plan, letter for letter."""
+
+from inspect import cleandoc
+
+import pytest
+
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.parser import parse_plan
+from scalec.compiler.syntax.source import Source
+
+MISTAKES = {
+    "parameter_not_closed": (
+        "model m(t[b]) {\n  x = f(a, w[hidden -> heads)\n}\n",
+        """
+        error[E0103]: expected `]`, found `)`
+         --> m.scale:2:29
+          |
+        2 |   x = f(a, w[hidden -> heads)
+          |                             ^
+          |             - to close this `[`
+        """,
+    ),
+    "block_not_closed": (
+        "model m(t[b]) {\n  repeat layers {\n    x = a\n}\n",
+        """
+        error[E0103]: this `{` is never closed
+         --> m.scale:1:15
+          |
+        1 | model m(t[b]) {
+          |               ^
+        2 |   repeat layers {
+          |                 - perhaps it is this one
+        ...
+        4 | }
+          | - which closes here, by indentation not its own
+        """,
+    ),
+    "closed_twice": (
+        "mesh { dp = 2 } }",
+        """
+        error[E0103]: `}` closes nothing
+         --> m.scale:1:17
+          |
+        1 | mesh { dp = 2 } }
+          |                 ^
+        """,
+    ),
+    "arrow": (
+        "model m(t[b]) {\n  x = w[hidden > heads]\n}\n",
+        """
+        error[E0104]: this is no arrow
+         --> m.scale:2:16
+          |
+        2 |   x = w[hidden > heads]
+          |                ^
+          |
+          = help: write `->`, as in `w[hidden -> ffn]`
+        """,
+    ),
+    "number_as_dim": (
+        "model m(t[b]) { x = w[4096 -> heads] }",
+        """
+        error[E0104]: expected a name, found `4096`
+         --> m.scale:1:23
+          |
+        1 | model m(t[b]) { x = w[4096 -> heads] }
+          |                       ^^^^
+          |
+          = help: dims go by name, with sizes in `dims { … }`; tensors have no index
+        """,
+    ),
+    "operand_missing": (
+        "model m(t[b]) {\n  x = a +\n}\n",
+        """
+        error[E0104]: expected a value, found `}`
+         --> m.scale:3:1
+          |
+        3 | }
+          | ^
+        """,
+    ),
+    "init_without_tilde": (
+        "model m(t[b]) { init normal(0.02) }",
+        """
+        error[E0104]: expected `~` or `,`, found `(`
+         --> m.scale:1:28
+          |
+        1 | model m(t[b]) { init normal(0.02) }
+          |                            ^
+          |
+          = help: as in `init ~ normal(0.02)` or `init wo, w_down ~ normal(0.01)`
+        """,
+    ),
+    "rule_without_over": (
+        "shard { batch dp }",
+        """
+        error[E0104]: expected `{`, found `}`
+         --> m.scale:1:18
+          |
+        1 | shard { batch dp }
+          |                  ^
+          |
+          = help: a rule is written `batch over dp`, a section `batch dp { … }`
+        """,
+    ),
+    "rule_without_axis": (
+        "shard { batch over }",
+        """
+        error[E0104]: expected a name, found `}`
+         --> m.scale:1:20
+          |
+        1 | shard { batch over }
+          |                    ^
+        """,
+    ),
+    "stage_without_over": (
+        "state { zero 1 dp }",
+        """
+        error[E0104]: expected `over`, found `dp`
+         --> m.scale:1:16
+          |
+        1 | state { zero 1 dp }
+          |                ^^
+          |
+          = help: a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`
+        """,
+    ),
+    "stage_as_a_call": (
+        "state { zero(1) over dp }",
+        """
+        error[E0104]: expected a name, `over`, `=` or `,`, found `(`
+         --> m.scale:1:13
+          |
+        1 | state { zero(1) over dp }
+          |             ^
+          |
+          = help: a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`
+        """,
+    ),
+    "padded_by_a_name": (
+        "model m(t[b]) { dims { vocab = 50257 pad by } }",
+        """
+        error[E0104]: expected a number, found `by`
+         --> m.scale:1:42
+          |
+        1 | model m(t[b]) { dims { vocab = 50257 pad by } }
+          |                                          ^^
+        """,
+    ),
+    "rule_outside": (
+        "batch over dp",
+        """
+        error[E0104]: expected a name or `{`, found `over`
+         --> m.scale:1:7
+          |
+        1 | batch over dp
+          |       ^^^^
+          |
+          = help: rules stand in a section: `shard { batch over dp }`
+        """,
+    ),
+    "colon": (
+        "train { seq: 8192 }",
+        """
+        error[E0104]: a setting is written with `=`
+         --> m.scale:1:12
+          |
+        1 | train { seq: 8192 }
+          |            ^
+          |
+          = help: write `seq = 8192`
+        """,
+    ),
+    "no_equal_sign": (
+        "train { seq 8192 }",
+        """
+        error[E0104]: expected a name, `over`, `=` or `,`, found `8192`
+         --> m.scale:1:13
+          |
+        1 | train { seq 8192 }
+          |             ^^^^
+          |
+          = help: a setting is written `seq = 8192`
+        """,
+    ),
+    "value_forgotten": (
+        "train {\n  seq =\n  steps = 10\n}\n",
+        """
+        error[E0104]: expected a value, found `steps =`
+         --> m.scale:2:7
+          |
+        2 |   seq =
+          |       ^
+        3 |   steps = 10
+          |   ----- found here
+        """,
+    ),
+    "comma": (
+        "train { seq = 1, steps = 2 }",
+        """
+        error[E0104]: expected a name or `}`, found `,`
+         --> m.scale:1:16
+          |
+        1 | train { seq = 1, steps = 2 }
+          |                ^
+          |
+          = help: entries are separated by spaces or line ends
+        """,
+    ),
+    "no_braces": (
+        "mesh = 3",
+        """
+        error[E0104]: expected a name or `{`, found `=`
+         --> m.scale:1:6
+          |
+        1 | mesh = 3
+          |      ^
+          |
+          = help: this is the place of a section: `mesh { … }`
+        """,
+    ),
+    "use_without_quotes": (
+        "use llama.scale",
+        """
+        error[E0104]: a file's name has quotes
+         --> m.scale:1:5
+          |
+        1 | use llama.scale
+          |     ^^^^^^^^^^^
+          |
+          = help: write `"llama.scale"`
+        """,
+    ),
+    "file_ends": (
+        "mesh { dp = 2 }\ntrain # and then?\n",
+        """
+        error[E0104]: expected a name or `{`, found the end of the file
+         --> m.scale:2:1
+          |
+        2 | train # and then?
+          | ^^^^^ after this
+        """,
+    ),
+    "string_not_closed": (
+        'data { files = ["abc ] }',
+        """
+        error[E0105]: this string does not end
+         --> m.scale:1:17
+          |
+        1 | data { files = ["abc ] }
+          |                 ^^^^^^^^
+          |
+          = help: a string stands on one line, between `"` and `"`
+        """,
+    ),
+    "slashes": (
+        "// plan",
+        """
+        error[E0104]: this is no comment
+         --> m.scale:1:1
+          |
+        1 | // plan
+          | ^^
+          |
+          = help: comments begin with `#`
+        """,
+    ),
+    "branch_of_another_comparison": (
+        "model m(t[b]) {\n  repeat layers as i { if i >= 2 { x = a } }\n}\n",
+        """
+        error[E0104]: expected `<`, found `>`
+         --> m.scale:2:29
+          |
+        2 |   repeat layers as i { if i >= 2 { x = a } }
+          |                             ^
+          |
+          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+        """,
+    ),
+    "branch_at_most": (
+        "model m(t[b]) {\n  repeat layers as i { if i <= 2 { x = a } }\n}\n",
+        """
+        error[E0104]: expected a value, found `=`
+         --> m.scale:2:30
+          |
+        2 |   repeat layers as i { if i <= 2 { x = a } }
+          |                              ^
+          |
+          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+        """,
+    ),
+    "branch_of_two_conditions": (
+        "model m(t[b]) {\n  repeat layers as i { if i < 2 and i > 0 { x = a } }\n}\n",
+        """
+        error[E0104]: expected `{`, found `and`
+         --> m.scale:2:33
+          |
+        2 |   repeat layers as i { if i < 2 and i > 0 { x = a } }
+          |                                 ^^^
+          |
+          = help: a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`
+        """,
+    ),
+    "else_if": (
+        "model m(t[b]) {\n  repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }\n}\n",
+        """
+        error[E0104]: a branch has one `else`
+         --> m.scale:2:43
+          |
+        2 |   repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }
+          |                                           ^^^^^^^
+          |
+          = help: a branch in the other one stands in its braces: `else { if … { … } }`
+        """,
+    ),
+    "else_alone": (
+        "model m(t[b]) {\n  repeat layers { else { x = a } }\n}\n",
+        """
+        error[E0104]: expected `=` or `,`, found `{`
+         --> m.scale:2:24
+          |
+        2 |   repeat layers { else { x = a } }
+          |                        ^
+          |
+          = help: `else` stands behind the `}` of its `if`, and has one of its own inside: `else { if … { … } }`
+        """,
+    ),
+    "index_without_as": (
+        "model m(t[b]) {\n  repeat layers i { x = a }\n}\n",
+        """
+        error[E0104]: expected `as` or `{`, found `i`
+         --> m.scale:2:17
+          |
+        2 |   repeat layers i { x = a }
+          |                 ^
+          |
+          = help: a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`
+        """,
+    ),
+    "as_misplaced": (
+        "model m(t[b]) {\n  repeat as i layers { x = a }\n}\n",
+        """
+        error[E0104]: expected `as` or `{`, found `i`
+         --> m.scale:2:13
+          |
+        2 |   repeat as i layers { x = a }
+          |             ^
+          |
+          = help: a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES)
+def test_says(text: str, told: str) -> None:
+    with pytest.raises(PlanError) as error:
+        parse_plan(Source("m.scale", text))
+    assert str(error.value) == cleandoc(told)
