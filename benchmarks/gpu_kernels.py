@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scalec import runtime
-from scalec.runtime.state.optimizers import Group, Part
+from scalec.runtime.state.optimizers import ParamGroup, Part
 
 Op = Callable[..., Any]
 EPS = 1e-5
@@ -207,7 +207,7 @@ def _adamw(machine: Machine, sizes: Sizes, copied: float) -> Iterator[tuple[str,
     from scalec.runtime import kernels
 
     p, g, m, v = (torch.rand(1, sizes.state, device=machine.device) for _ in range(4))
-    part = Part(Group(weight_decay=0.1), p, g, {"exp_avg": m, "exp_avg_sq": v}, p.bfloat16())
+    part = Part(ParamGroup(weight_decay=0.1), p, g, {"exp_avg": m, "exp_avg_sq": v}, p.bfloat16())
     one, zero = torch.ones((), device=machine.device), torch.zeros((), device=machine.device)
     (tile,) = tiles(kernels, "AdamW", sizes.state).values()
     both = (kernels.AdamW(tile=tile), runtime.AdamW())

@@ -51,7 +51,7 @@ def head_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
     vocab, labels = sizes.vocab, torch.randint(sizes.vocab, (sizes.tokens,), device=machine.device)
     x, weight = machine.randn(sizes.tokens, sizes.hidden), machine.randn(sizes.vocab, sizes.hidden)
     by_tokens = kernels.LinearCrossEntropy(tiles(kernels, "LinearCrossEntropy", vocab), chunk=1024)
-    by_classes = kernels.LinearParts(tiles(kernels, "LinearParts", vocab), chunk=8064)
+    by_classes = kernels.LinearSoftmaxStats(tiles(kernels, "LinearSoftmaxStats", vocab), chunk=8064)
 
     def in_parts(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         _, z, t = by_classes(x, weight, labels)
@@ -61,7 +61,7 @@ def head_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
         "unfused, eager": _unfused,
         "unfused, torch.compile": machine.compile(_unfused),
         "LinearCrossEntropy, 1024 tokens at a time": by_tokens,
-        "LinearParts, 8064 classes at a time": in_parts,
+        "LinearSoftmaxStats, 8064 classes at a time": in_parts,
     }
     first: tuple[int, float] | None = None
     for name, way in ways.items():

@@ -33,7 +33,7 @@ from scalec.compiler.schedules.p2p_matching import rendezvous
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Timeline, Times
-from scalec.runtime import Batch, Carried, Mesh, Pipeline, split_linear
+from scalec.runtime import Batch, Mesh, Pipeline, StageInput, split_linear
 
 RANKS, MICROBATCHES, WIDTH = 2, 16, 8
 TORCH = {"1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
@@ -137,7 +137,7 @@ class _Model(nn.Module):
 def _ours(schedule: Schedule, mesh: Mesh, stage: Callable[[], nn.Module], batch: Batch) -> Step:
     ordered = with_messages(schedule, Times.uniform(schedule.stages))
     rows = [" ".join(map(str, row)) for row in ordered.rows]
-    pipeline = Pipeline("pp", homes=schedule.homes, carried=(Carried("x", (1, WIDTH), torch.float32),), rows=rows)
+    pipeline = Pipeline("pp", homes=schedule.homes, carried=(StageInput("x", (1, WIDTH), torch.float32),), rows=rows)
     model = _Model(pipeline.stages(mesh), schedule.stages, stage)
     return partial(pipeline.run, model, batch, torch.tensor(1.0), mesh)
 

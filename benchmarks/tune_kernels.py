@@ -190,10 +190,10 @@ def _attention(kernels: Any, size: int, blocks: Any) -> Call:
 
 
 def _adamw(kernels: Any, size: int, tile: Any) -> Call:
-    from scalec.runtime.state.optimizers import Group, Part
+    from scalec.runtime.state.optimizers import ParamGroup, Part
 
     p, g, m, v = (torch.rand(1, size, device=DEVICE) for _ in range(4))
-    part = Part(Group(weight_decay=0.1), p, g, {"exp_avg": m, "exp_avg_sq": v}, p.bfloat16())
+    part = Part(ParamGroup(weight_decay=0.1), p, g, {"exp_avg": m, "exp_avg_sq": v}, p.bfloat16())
     one, zero = torch.ones((), device=DEVICE), torch.zeros((), device=DEVICE)
     return lambda: kernels.AdamW(tile=tile).update(part, 1e-9, one, zero, one)
 
@@ -264,11 +264,11 @@ SUBJECTS = {
     "SiluMul": Subject(FFN, partial(_gate, "SiluMul"), [_columns]),
     "GeluMul": Subject(FFN, partial(_gate, "GeluMul"), [_columns]),
     "CrossEntropy": Subject(VOCABULARIES, partial(_loss, "CrossEntropy"), [_columns]),
-    "LogitParts": Subject(VOCABULARIES, partial(_loss, "LogitParts"), [_columns]),
+    "LogitSoftmaxStats": Subject(VOCABULARIES, partial(_loss, "LogitSoftmaxStats"), [_columns]),
     "AdamW": Subject((1 << 28,), _adamw, [_columns]),
     "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
 }
-ALIKE = {"CrossEntropy": ["LinearCrossEntropy"], "LogitParts": ["LinearParts"]}
+ALIKE = {"CrossEntropy": ["LinearCrossEntropy"], "LogitSoftmaxStats": ["LinearSoftmaxStats"]}
 """Classes that start the same kernels, on logits of the same size."""
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
 
 from .autograd.recompute import recompute, recomputed
-from .checkpoint.hf_weights import HuggingFace, Stored
+from .checkpoint.hf_weights import HFNames, HFWeight
 from .comm.collectives import (
     all_gather,
     all_gather_,
@@ -29,7 +29,7 @@ from .comm.collectives import (
     take_shard,
 )
 from .comm.mesh import Axis, Mesh
-from .comm.p2p import Carried
+from .comm.p2p import StageInput
 from .config.lr_schedule import Constant, Cosine
 from .config.plan import Account, Metrics, Plan
 from .data.loader import Batch, Input, Loader, Text, Tokens
@@ -45,29 +45,29 @@ from .ops.functional import (
     embedding,
     exp,
     layer_norm,
+    local_softmax_stats,
     max_logit,
     mean,
     mean_square,
     rms_norm,
     rms_scaled,
     rope,
-    rope_table,
+    rope_frequencies,
     sigmoid,
     softcap,
-    softmax_parts,
     split,
     sum_squares,
     tanh,
     token_loss,
 )
-from .ops.fused_linear import linears
+from .ops.fused_linear import fused_linear
 from .pipeline.executor import Pipeline
-from .pipeline.stage_buckets import reduce_each
+from .pipeline.stage_buckets import stage_grad_reduction
 from .state.buckets import Bucket
-from .state.engine import State
-from .state.flat_param import Flat
-from .state.loop_hooks import Flats, await_weights, free_weights, gather_each, gather_weights, reduce_gradients
-from .state.optimizers import SGD, AdamW, Group
+from .state.engine import TrainState
+from .state.flat_param import FlatParam
+from .state.loop_hooks import FlatParams, reduce_grads_in_backward, reshard, unshard, unshard_ahead, wait_for_unshard
+from .state.optimizers import SGD, AdamW, ParamGroup
 from .state.parameters import normal, ones, weight, zeros
 from .train.compile import compile_each
 from .train.loop import train
@@ -79,24 +79,24 @@ __all__ = [
     "Axis",
     "Batch",
     "Bucket",
-    "Carried",
     "Constant",
     "Cosine",
-    "Flat",
-    "Flats",
-    "Group",
-    "HuggingFace",
+    "FlatParam",
+    "FlatParams",
+    "HFNames",
+    "HFWeight",
     "Input",
     "Loader",
     "Mesh",
     "Metrics",
+    "ParamGroup",
     "Pipeline",
     "Plan",
     "RunError",
-    "State",
-    "Stored",
+    "StageInput",
     "Text",
     "Tokens",
+    "TrainState",
     "all_gather",
     "all_gather_",
     "all_gather_invariant",
@@ -104,7 +104,6 @@ __all__ = [
     "all_reduce_",
     "all_to_all",
     "attention",
-    "await_weights",
     "clip_scale",
     "compile_each",
     "concat",
@@ -114,12 +113,10 @@ __all__ = [
     "embedding",
     "exp",
     "fork",
-    "free_weights",
-    "gather_each",
-    "gather_weights",
+    "fused_linear",
     "invariant",
     "layer_norm",
-    "linears",
+    "local_softmax_stats",
     "max_logit",
     "mean",
     "mean_square",
@@ -130,28 +127,31 @@ __all__ = [
     "pad_shard",
     "recompute",
     "recomputed",
-    "reduce_each",
-    "reduce_gradients",
+    "reduce_grads_in_backward",
     "reduce_scatter",
     "reduce_scatter_",
     "regather",
     "replicate",
+    "reshard",
     "rms_norm",
     "rms_scaled",
     "rope",
-    "rope_table",
+    "rope_frequencies",
     "shard",
     "sigmoid",
     "softcap",
-    "softmax_parts",
     "split",
     "split_embedding",
     "split_linear",
+    "stage_grad_reduction",
     "sum_squares",
     "take_shard",
     "tanh",
     "token_loss",
     "train",
+    "unshard",
+    "unshard_ahead",
+    "wait_for_unshard",
     "weight",
     "zeros",
 ]

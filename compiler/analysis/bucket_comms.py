@@ -51,11 +51,11 @@ def chunk_moves(program: Program) -> list[Op]:
 
     Sums over stages are not among them, which come behind the rows.
     """
-    pipeline, flats = program.pipeline, {bucket.dim for bucket in program.buckets}
+    pipeline, flat_params = program.pipeline, {bucket.dim for bucket in program.buckets}
     if not pipeline:
         return []
     coercions = (stmt for stmt in program.region.body if isinstance(stmt, Op) and stmt.kind == "coerce")
-    moved = (op for op in coercions if flats & {*op.outputs[0].type.dims})
+    moved = (op for op in coercions if flat_params & {*op.outputs[0].type.dims})
     return [op for op in moved if pipeline.axis not in op.names("axes")]
 
 

@@ -55,9 +55,9 @@ def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
         case "contracts":
             product = 2 * made * prod(map(program.size, op.names("over")))
             return Cost(product, product, product)
-        case "linear_cross_entropy" | "linear_parts":
+        case "linear_cross_entropy" | "linear_softmax_stats":
             product = 2 * prod(map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}))
-            in_parts = op.kind == "linear_parts"  # backward makes logits again; else forward makes gradients
+            in_parts = op.kind == "linear_softmax_stats"  # backward makes logits again; else forward makes gradients
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case "attention":
             size = program.size(SEQUENCE)

@@ -67,8 +67,8 @@ KERNELS = {
     "gelu_mul": Kernel("GeluMul", _last),
     "layernorm": Kernel("LayerNorm", _of_weight),
     "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, few_tokens),
-    "linear_parts": Kernel("LinearParts", _columns, few_columns),
-    "logit_parts": Kernel("LogitParts", _last),
+    "linear_softmax_stats": Kernel("LinearSoftmaxStats", _columns, few_columns),
+    "logit_softmax_stats": Kernel("LogitSoftmaxStats", _last),
     "rmsnorm": Kernel("RMSNorm", _of_weight),
     "rope": Kernel("Rope", _last),
     "rope_pair": Kernel("RopePair", _last),
@@ -85,7 +85,7 @@ PARTS = {"Blocks": "Block"}
 OPTIMIZERS = {"adamw": "AdamW"}
 """The kernels of optimizers, by what plans call them."""
 
-OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values(), "rejoined")
+OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values(), "rescale_to_global_max")
 """What else a program may import of `scalec.runtime.kernels`."""
 
 CHIPS = {120: "sm_120", 100: "sm_100", 90: "sm_90", 89: "sm_89", 86: "sm_86", 80: "sm_80"}

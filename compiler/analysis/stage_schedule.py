@@ -8,7 +8,7 @@ from ..config.settings import AUTO
 from ..ir import Pipeline, Program, types
 from ..ir.stages import forward, groups, stages
 from ..schedules.actions import Schedule
-from ..schedules.errors import Impossible
+from ..schedules.errors import ScheduleError
 from ..schedules.registry import SCHEDULES, folded, looped
 from ..schedules.timeline import Times
 from .flops import Cost, cost
@@ -43,7 +43,7 @@ def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
 def demand_few(stages: int, microbatches: int) -> None:
     """Forwards that can be listed.  Raises Impossible."""
     if (forwards := stages * microbatches) > MOST:
-        raise Impossible(
+        raise ScheduleError(
             f"{stages} stages × {microbatches} microbatches = {forwards:,} forwards are too many to be listed",
             f"at most {MOST:,}: take larger microbatches",
         )

@@ -33,7 +33,7 @@ Numbers = Mapping[str, int | float | Fraction]
 
 
 @frozen
-class Stored:
+class HFWeight:
     """A parameter is part number `part` of `parts` of a tensor, or of its transpose.
 
     The first `interleaved` rows of each of its heads stand there pair by pair.
@@ -54,11 +54,11 @@ class Stored:
         return tuple(index for index in INDICES if index in used)
 
 
-def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[Stored, ...]:
+def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[HFWeight, ...]:
     """The entries of `names hf { … }`, with dims and constants from `numbers`; mistakes are added to `found`."""
     if not section.name or section.name.name != "hf":
         found.error("E0406", "`names` needs the form of the files", section.head, help="write `names hf { … }`")
-    read: dict[str, Stored] = {}
+    read: dict[str, HFWeight] = {}
     for entry in section.entries:
         try:
             stored = _entry(entry, numbers)
@@ -71,7 +71,7 @@ def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[
     return tuple(read.values())
 
 
-def shifted(stored: Stored, starts: Sequence[int]) -> Stored:
+def shifted(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
     """The entry of a parameter whose repeats, outermost first, begin at these indices of the file's."""
     begin: dict[str, int] = dict(zip(INDICES, starts, strict=False))
 
@@ -85,12 +85,12 @@ def shifted(stored: Stored, starts: Sequence[int]) -> Stored:
     return evolve(stored, tensor=re.sub(_INDEX, index, stored.tensor)) if any(starts) else stored
 
 
-def show_names(names: Iterable[Stored]) -> str:
+def show_names(names: Iterable[HFWeight]) -> str:
     """The section as plan text, which reads back to equal entries."""
     return "\n".join(["names hf {", *_shown(names), "}"])
 
 
-def _shown(names: Iterable[Stored]) -> Iterator[str]:
+def _shown(names: Iterable[HFWeight]) -> Iterator[str]:
     for each in names:
         text = f'"{each.tensor}"'
         text = f"transposed({text})" if each.transposed else text
@@ -98,7 +98,7 @@ def _shown(names: Iterable[Stored]) -> Iterator[str]:
         yield f"  {each.param} = " + (f"interleaved({text}, {each.interleaved})" if each.interleaved else text)
 
 
-def _entry(entry: Entry, numbers: Numbers) -> Stored:
+def _entry(entry: Entry, numbers: Numbers) -> HFWeight:
     match entry:
         case Setting(key, Call(Name("interleaved"), (held, rows), ())):
             return evolve(_part(key.name, held, entry.span), interleaved=_rows(rows, numbers))
@@ -123,7 +123,7 @@ def _rows(expr: Expr, numbers: Numbers) -> int:
     return int(rows)
 
 
-def _part(param: str, expr: Expr, span: Span) -> Stored:
+def _part(param: str, expr: Expr, span: Span) -> HFWeight:
     match expr:
         case Call(Name("part"), (whole, Number(int() as part, ""), Number(int() as parts, "")), ()):
             if not part < parts:
@@ -133,12 +133,12 @@ def _part(param: str, expr: Expr, span: Span) -> Stored:
             return _whole(param, whole, span)
 
 
-def _whole(param: str, expr: Expr, span: Span) -> Stored:
+def _whole(param: str, expr: Expr, span: Span) -> HFWeight:
     match expr:
         case Call(Name("transposed"), (String(tensor, at),), ()):
-            return Stored(param, _tensor(tensor, at), True, span=span)
+            return HFWeight(param, _tensor(tensor, at), True, span=span)
         case String(tensor, at):
-            return Stored(param, _tensor(tensor, at), span=span)
+            return HFWeight(param, _tensor(tensor, at), span=span)
         case other:
             raise _wrong("E0404", "this does not name a stored tensor", other.span)
 

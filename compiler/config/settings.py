@@ -52,9 +52,9 @@ __all__ = [
     "Cluster",
     "Data",
     "Flow",
-    "Group",
     "Optimizer",
     "Order",
+    "ParamGroup",
     "Pipelining",
     "Schedule",
     "Selection",
@@ -111,7 +111,7 @@ class Schedule(Settings):
 
 
 @frozen
-class Group(Settings):
+class ParamGroup(Settings):
     """`group NAME { … }`: parameters with settings of their own."""
 
     SECTION: ClassVar[str] = "group"
@@ -139,7 +139,7 @@ class Optimizer(Settings):
     )
     clip: float = field(default=0.0, metadata=real("largest norm of all gradients together, 0 for any", NOT_NEGATIVE))
     schedule: Schedule = field(default=Schedule(), metadata=call(Schedule))
-    groups: tuple[Group, ...] = field(default=(), metadata=sections(Group))
+    groups: tuple[ParamGroup, ...] = field(default=(), metadata=sections(ParamGroup))
 
     @property
     def slots(self) -> tuple[str, ...]:

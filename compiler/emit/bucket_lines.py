@@ -18,14 +18,14 @@ from .step_parts import Ranks, lined
 
 def runs(program: Program) -> list[list[Route]]:
     """The buckets whose turns or chunks the step gathers, those together that follow each other and turn alike."""
-    of, flats = (
+    of, flat_params = (
         routes(program),
         {bucket.dim: bucket.name for bucket in program.buckets if bucket.turns or program.pipeline},
     )
     runs: list[list[Route]] = []
     for op in program.region.body:
         if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
-            if not (name := flats.get("".join(op.outputs[0].type.dims[-1:]))):
+            if not (name := flat_params.get("".join(op.outputs[0].type.dims[-1:]))):
                 continue
             last, route = runs[-1][-1] if runs else None, of[name]
             if last and (last.bucket.turns, last.gather) == (route.bucket.turns, route.gather):
@@ -35,16 +35,16 @@ def runs(program: Program) -> list[list[Route]]:
     return runs
 
 
-def gather_each(program: Program, run: Sequence[Route], axis: str) -> tuple[str, str]:
+def unshard_ahead(program: Program, run: Sequence[Route], axis: str) -> tuple[str, str]:
     """The line that begins to gather buckets over an axis, and its comment."""
-    line = call("gather_each", [axis, *map(_flats, run)], 4, after=0)
+    line = call("unshard_ahead", [axis, *map(_flats, run)], 4, after=0)
     if program.pipeline:
         return line, f"S→R  {_largest(program, *run)} × {working(program, *run)}, awaited by each stage"
     turns = " × ".join(f"{program.size(dim)}" for dim in run[0].bucket.turns)
     return line, f"S→R  {turns} × {gathered(program, *run)}, awaited by each turn"
 
 
-def reduce_each(program: Program, named: Callable[[Ranks], str]) -> Iterator[str]:
+def stage_grad_reduction(program: Program, named: Callable[[Ranks], str]) -> Iterator[str]:
     """How stages reduce the chunks of each bucket, in the order of the IR; groups of ranks are `named`."""
     of = routes(program)
     for route in (of[bucket.name] for bucket in program.buckets):
@@ -52,7 +52,7 @@ def reduce_each(program: Program, named: Callable[[Ranks], str]) -> Iterator[str
         if over:
             groups = [f"{word}={named(Ranks(axes))}" for word, _, axes in over]
             sent = [f"dtype={DTYPES[route.sent]}"] if route.sent != route.bucket.type.dtype else []
-            line = call("reduce_each", [_flats(route), *groups, *sent], 8)
+            line = call("stage_grad_reduction", [_flats(route), *groups, *sent], 8)
             changes = ", ".join(change for _, change, _ in over)
             yield from lined(f"    {line},", f"{changes}  {_largest(program, route)} × {route.sent}, behind each stage")
 
@@ -62,7 +62,7 @@ def _sums(route: Route) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _flats(route: Route) -> str:
-    return f"flats[{literal(route.bucket.name)}]"
+    return f"flat_params[{literal(route.bucket.name)}]"
 
 
 def _largest(program: Program, *of: Route) -> str:

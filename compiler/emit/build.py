@@ -9,7 +9,7 @@ from ..analysis.bucket_comms import Route, routes
 from ..analysis.bucket_layout import shard_axes
 from ..analysis.kernel_tiles import accumulates, optimizer_tile
 from ..analysis.param_uses import products
-from ..config.settings import Flow, Group
+from ..config.settings import Flow, ParamGroup
 from ..ir import PRECISIONS, Bucket, Program
 from .naming import DTYPES, call, literal
 
@@ -45,8 +45,8 @@ def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
 def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> list[str]:
     """A bucket's parameters by the optimizer settings that they share."""
     settings = program.train.optimizer
-    rest = Group("", (), settings.weight_decay)
-    groups: dict[Group, list[str]] = {}
+    rest = ParamGroup("", (), settings.weight_decay)
+    groups: dict[ParamGroup, list[str]] = {}
     for name in bucket.params:
         place = settings.place(name)
         groups.setdefault(settings.groups[place - 1] if place else rest, []).append(name)
@@ -55,13 +55,13 @@ def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> li
     return [_group(group, [[patterns[name] for name in names] for names in each]) for group, each in found.items()]
 
 
-def _group(group: Group, patterns: Sequence[Sequence[str]]) -> str:
+def _group(group: ParamGroup, patterns: Sequence[Sequence[str]]) -> str:
     """A pattern for each parameter, and a tuple of patterns for those of one product."""
     arguments = [literal(tuple(several) if several[1:] else several[0]) for several in patterns]
     arguments.append(f"weight_decay={literal(group.weight_decay)}")
     if group.lr_scale != 1:
         arguments.append(f"lr_scale={literal(group.lr_scale)}")
-    return call("Group", arguments, 12)
+    return call("ParamGroup", arguments, 12)
 
 
 def optimizer(program: Program) -> str:
@@ -85,4 +85,4 @@ def state(program: Program) -> str:
     arguments += [f"dtype={DTYPES[compute(program)]}", f"master={DTYPES[stored]}"]
     arguments += ["accumulate=Accumulate()"] if accumulates(program) else []
     arguments += ["holders=holders"] if program.pipeline else []
-    return call("State", arguments, indent=4, after=len("return model, ") + 1)
+    return call("TrainState", arguments, indent=4, after=len("return model, ") + 1)

@@ -125,14 +125,14 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """`linears`, whose results are unflattened where a weight has several dims besides those that are contracted."""
+    """`fused_linear`; a result is unflattened where its weight has several dims that are not contracted."""
     over = op.names("over")
     left = f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
     weights = [context.types(name) for name in op.inputs[1:]]
     into = [tuple(context.program.local_size(w, dim) for dim in w.dims if dim not in over) for w in weights]
     options = [f"into={literal(tuple(into))}"] if any(len(sizes) > 1 for sizes in into) else []
     options += [f"apart={literal(tuple(map(int, op.names('apart'))))}"] if op.names("apart") else []
-    return f"linears({', '.join([left, *(weight.text for weight in operands[1:]), *options])})", ATOM
+    return f"fused_linear({', '.join([left, *(weight.text for weight in operands[1:]), *options])})", ATOM
 
 
 def _prefix(context: Context) -> str:
@@ -213,10 +213,10 @@ def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return _over_classes(f"{_prefix(context)}embedding", operands, table.axes_of(table.dims[0]), context)
 
 
-def _softmax_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+def _local_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
     options = [*_padding(logits.dims[-1], context), *_options(op)]
-    return _over_classes("softmax_parts", operands, logits.axes_of(logits.dims[-1]), context, options)
+    return _over_classes("local_softmax_stats", operands, logits.axes_of(logits.dims[-1]), context, options)
 
 
 def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -231,18 +231,18 @@ def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Writte
     return _over_classes("cross_entropy", operands, (), context, options)
 
 
-def _logit_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+def _logit_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
     classes = logits.dims[-1]
     options = [*_padding(classes, context), *_numbers(op)]
-    return _over_classes("logit_parts", operands, logits.axes_of(classes), context, options)
+    return _over_classes("logit_softmax_stats", operands, logits.axes_of(classes), context, options)
 
 
 def _linear_cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return _of_head(op, operands, (), context)
 
 
-def _linear_parts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+def _linear_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     weight = context.types(op.inputs[1])
     return _of_head(op, operands, weight.axes_of(classes_of(op, weight)), context)
 
@@ -254,12 +254,12 @@ def _of_head(op: Op, operands: Sequence[Expr], axes: tuple[str, ...], context: C
     return _over_classes(OPS[op.kind].function, operands[:3], axes, context, options)
 
 
-def _rejoined(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+def _rescaled(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """Told how many classes each rank has."""
     classes, axes = str(op.get("classes")), context.types(op.inputs[0]).axes_in(Kind.MAXIMUM)
     columns = f"columns={context.program.size(classes) // context.program.degree(axes)}"
     options = [columns, *_padding(classes, context), *_numbers(op)]
-    return _over_classes("rejoined", operands, axes, context, options)
+    return _over_classes("rescale_to_global_max", operands, axes, context, options)
 
 
 def _numbers(op: Op) -> list[str]:
@@ -312,14 +312,14 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "gelu_mul": _named,
     "layernorm": _named,
     "linear_cross_entropy": _linear_cross_entropy,
-    "linear_parts": _linear_parts,
-    "logit_parts": _logit_parts,
+    "linear_softmax_stats": _linear_softmax_stats,
+    "logit_softmax_stats": _logit_softmax_stats,
     "mean": _mean,
     "mean_square": _mean,
     "max_logit": _max_logit,
     "mul": _mul,
     "rms_scaled": _named,
-    "rejoined": _rejoined,
+    "rescale_to_global_max": _rescaled,
     "rmsnorm": _named,
     "rope": _rope,
     "rope_pair": _rope,
@@ -327,7 +327,7 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "shift": _shift,
     "softcap": _named,
     "softmax": _softmax,
-    "softmax_parts": _softmax_parts,
+    "local_softmax_stats": _local_softmax_stats,
     "split": _split,
     "sum": _sum,
     "token_loss": _named,

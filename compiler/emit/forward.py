@@ -35,7 +35,7 @@ class Turn:
     draws: tuple[str, ...]
     again: str
     """Whether backward does it again, where it does not do all."""
-    flats: Mapping[str, str] = {}
+    flat_params: Mapping[str, str] = {}
     """Its buffers, by bucket."""
 
 
@@ -54,7 +54,7 @@ class Body:
 
     # ---- what the surroundings give
 
-    def bind(self, region: Region, given: list[str], tables: list[Table], flats: list[Bucket]) -> None:
+    def bind(self, region: Region, given: list[str], tables: list[Table], flat_params: list[Bucket]) -> None:
         """The arguments of a repeat's body, in their order, and the slices that each of its modules holds."""
         slices = [arg for arg in region.args if arg.enter is Enter.EACH]
         draws = [arg.value.name for arg in slices if are_draws(arg.value.type)]
@@ -64,10 +64,10 @@ class Body:
         for arg in slices:
             if arg.source in self._frame.leaves:
                 self._frame.leaves[arg.value.name] = self._frame.leaves[arg.source]
-        for bucket in flats:
+        for bucket in flat_params:
             levels = len(bucket.turns) - self._depth
             name = loop_name(bucket, self._depth - 1, alone=False)
-            self._flats[bucket.name] = self._lines.argument(name, "list[" * levels + "Flat" + "]" * levels)
+            self._flats[bucket.name] = self._lines.argument(name, "list[" * levels + "FlatParam" + "]" * levels)
         for table in tables:
             self._lines.bind_table(table)
 
@@ -78,7 +78,7 @@ class Body:
 
     def bind_flats(self) -> None:
         """The flat buffers of all turns, by bucket."""
-        name = self._lines.argument("flats", "Flats")
+        name = self._lines.argument("flat_params", "FlatParams")
         self._flats = {b.name: f"{name}[{literal(b.name)}]" for b in self._frame.program.buckets if b.turns}
 
     # ---- statements
@@ -182,9 +182,9 @@ class Body:
         for name in given:
             lines.left[name] -= 1
         turn = self._open(region, attribute, turned)
-        inside = [turn.flats[bucket.name] for bucket in inner]
+        inside = [turn.flat_params[bucket.name] for bucket in inner]
         passed = [*variables, *texts, *turn.draws, *inside, *map(lines.table, tables)]
-        own = {bucket: turn.flats[bucket.name] for bucket in turned if bucket not in inner}
+        own = {bucket: turn.flat_params[bucket.name] for bucket in turned if bucket not in inner}
         around = self._around(region, own, variables)
         self._append(around.before)
         self._append([self._call(region, turn, variables, passed)])
@@ -196,13 +196,13 @@ class Body:
     def _open(self, region: Region, attribute: str, turned: list[Bucket]) -> Turn:
         """Opens the loop over the modules of a repeat, with what else each turn has of its own."""
         item = self._lines.free(singular(region.dim))
-        flats = self._loop_flats(turned, item)
+        flat_params = self._loop_flats(turned, item)
         draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
-        zipped = {name: self._flats[bucket] for bucket, name in flats.items()} | draws
+        zipped = {name: self._flats[bucket] for bucket, name in flat_params.items()} | draws
         if (every := self._every(region)) > 1:
             zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
         self._lines.append(_loop(item, f"self.{attribute}", zipped, self._lines.indent()))
-        return Turn(item, (*draws,), AGAIN, flats)
+        return Turn(item, (*draws,), AGAIN, flat_params)
 
     def _child(self, region: Region, given: list[str], tables: list[Table], inner: list[Bucket]) -> str:
         """The attribute under which this module holds those of a repeat's body, whose class is written now."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import prod
 
 from ..analysis.param_uses import leaves
-from ..config.hf_names import Stored
+from ..config.hf_names import HFWeight
 from ..ir import PRECISIONS, Param, Program, walk
 from ..ops.attention import SEQUENCE
 from .naming import DTYPES, literal
@@ -17,7 +17,7 @@ def weights_lines(program: Program, patterns: dict[str, str]) -> Iterator[str]:
     """The setting `names` of a plan that has such; `patterns` are the parameters' names in the program's state."""
     if not program.names:
         return
-    yield "names=HuggingFace("
+    yield "names=HFNames("
     yield f"    {DTYPES[PRECISIONS[program.train.precision]]},"
     yield "    {"
     for each in program.names:
@@ -38,7 +38,7 @@ def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def _entry(pattern: str, each: Stored, program: Program) -> Iterator[str]:
+def _entry(pattern: str, each: HFWeight, program: Program) -> Iterator[str]:
     arguments = [literal(each.tensor), literal(_shape(each, program))]
     if each.part:
         arguments.append(f"start={sum(_shape_of(param, program)[0] for param in _parts(each, program)[: each.part])}")
@@ -48,23 +48,23 @@ def _entry(pattern: str, each: Stored, program: Program) -> Iterator[str]:
         arguments.append(f"interleaved=({each.interleaved}, {_head(each, program)})")
     if _has_positions(each, program):
         arguments.append("positions=True")
-    line = f"        {literal(pattern)}: Stored({', '.join(arguments)}),"
+    line = f"        {literal(pattern)}: HFWeight({', '.join(arguments)}),"
     if len(line) <= 116:
         yield line
         return
-    yield f"        {literal(pattern)}: Stored("
+    yield f"        {literal(pattern)}: HFWeight("
     yield from (f"            {argument}," for argument in arguments)
     yield "        ),"
 
 
-def _shape(each: Stored, program: Program) -> tuple[int, ...]:
+def _shape(each: HFWeight, program: Program) -> tuple[int, ...]:
     """The shape of the whole tensor, as the file has it."""
     shapes = [_shape_of(param, program) for param in _parts(each, program)]
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     return whole[::-1] if each.transposed else whole
 
 
-def _parts(each: Stored, program: Program) -> list[Param]:
+def _parts(each: HFWeight, program: Program) -> list[Param]:
     """All parameters that lie in the same tensor, in their order there."""
     part_of = {other.param: other.part for other in program.names if other.tensor == each.tensor}
     return sorted((param for param in program.params if param.name in part_of), key=lambda param: part_of[param.name])
@@ -78,13 +78,13 @@ def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
     return tuple(sizes) if param.name in _tables(program) else (prod(sizes),)
 
 
-def _head(each: Stored, program: Program) -> int:
+def _head(each: HFWeight, program: Program) -> int:
     """The rows of a head: the last of a parameter's dims that no matrix product sums over."""
     param = next(param for param in program.params if param.name == each.param)
     return program.valid(param.type.dims[len(param.type.dims) - param.inner - 1])
 
 
-def _has_positions(each: Stored, program: Program) -> bool:
+def _has_positions(each: HFWeight, program: Program) -> bool:
     """Whether the tensor is a table of positions, of which a file may have more than the plan's sequences."""
     (param,) = (param for param in program.params if param.name == each.param)
     is_table = param.type.dims[param.stacked :][:1] == (SEQUENCE,) and not param.inner

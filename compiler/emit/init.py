@@ -60,6 +60,10 @@ def _table(name: str, table: Table, program: Program) -> Iterator[str]:
     sizes = f"{table.seq}, {table.dim}, theta={literal(table.theta)}, between={table.between}"
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
     arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
-    fits = len(f"        {name} = rope_table({arguments})") <= WIDTH
-    yield from [f"{name} = rope_table({arguments})"] if fits else [f"{name} = rope_table(", f"    {arguments}", ")"]
+    fits = len(f"        {name} = rope_frequencies({arguments})") <= WIDTH
+    yield from (
+        [f"{name} = rope_frequencies({arguments})"]
+        if fits
+        else [f"{name} = rope_frequencies(", f"    {arguments}", ")"]
+    )
     yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"

@@ -31,8 +31,8 @@ def is_flat(program: Program, stmt: Stmt) -> bool:
     """Whether a statement of a forward body is one that these lines stand for."""
     if not isinstance(stmt, Op):
         return False
-    flats = {bucket.dim for bucket in program.buckets}
-    return stmt.kind == "unpack" or bool(flats & {*stmt.outputs[0].type.dims})
+    flat_params = {bucket.dim for bucket in program.buckets}
+    return stmt.kind == "unpack" or bool(flat_params & {*stmt.outputs[0].type.dims})
 
 
 def loop_name(bucket: Bucket, depth: int, alone: bool) -> str:
@@ -63,18 +63,18 @@ def _reduction(program: Program, route: Route, own: str, x: str, lines: Lines) -
     change = ", ".join([*(["P→S"] if route.scatter else []), *(["P→I"] if route.add else [])])
     size = f"{_elements(program, route.bucket):,} × {route.sent}"
     when = ", in the last microbatch" if route.keeps_gradients else ""
-    return _line(x, "reduce_gradients", arguments, lines), f"bwd: {change}  {size}{when}"
+    return _line(x, "reduce_grads_in_backward", arguments, lines), f"bwd: {change}  {size}{when}"
 
 
 def _gather(program: Program, route: Route, own: str, x: str, lines: Lines) -> Line:
     if route.keeps_weights:
-        return _line(x, "await_weights", [x, own], lines), "S→R is complete"
+        return _line(x, "wait_for_unshard", [x, own], lines), "S→R is complete"
     arguments = [x, own, lines.axis(route.gather)]
-    return _line(x, "gather_weights", arguments, lines), f"S→R  {gathered(program, route)}  bwd: freed"
+    return _line(x, "unshard", arguments, lines), f"S→R  {gathered(program, route)}  bwd: freed"
 
 
 def _freed(route: Route, own: str, x: str, lines: Lines) -> Line:
-    return _line(x, "free_weights", [x, own, lines.axis(route.gather)], lines), "freed  bwd: S→R again"
+    return _line(x, "reshard", [x, own, lines.axis(route.gather)], lines), "freed  bwd: S→R again"
 
 
 def _line(x: str, function: str, arguments: list[str], lines: Lines) -> str:

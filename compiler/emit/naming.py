@@ -34,14 +34,15 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 
 RUNTIME = tuple(
     """
-    SGD Account AdamW Batch Bucket Carried Constant Cosine Flat Flats Group HuggingFace Input Mesh Metrics Pipeline Plan
-    State Stored Text Tokens add_layer_norm add_rms_norm all_gather all_gather_ all_gather_invariant all_reduce
-    all_reduce_ all_to_all attention await_weights clip_scale compile_each concat count_valid cross_entropy dropout
-    embedding exp fork free_weights gather_each gather_weights gelu_mul invariant layer_norm linear_cross_entropy
-    linear_parts linears logit_parts max_logit mean mean_square normal once once_replicated ones pad_shard recompute
-    recomputed reduce_each reduce_gradients reduce_scatter reduce_scatter_ regather replicate rms_norm rms_scaled rope
-    rope_pair rope_table shard sigmoid silu_mul softcap softmax_parts split split_embedding split_linear sum_squares
-    take_shard tanh token_loss train weight zeros
+    SGD Account AdamW Batch Bucket Constant Cosine FlatParam FlatParams HFNames HFWeight Input Mesh Metrics ParamGroup
+    Pipeline Plan StageInput Text Tokens TrainState add_layer_norm add_rms_norm all_gather all_gather_
+    all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale compile_each concat count_valid
+    cross_entropy dropout embedding exp fork fused_linear gelu_mul invariant layer_norm linear_cross_entropy
+    linear_softmax_stats local_softmax_stats logit_softmax_stats max_logit mean mean_square normal once once_replicated
+    ones pad_shard recompute recomputed reduce_grads_in_backward reduce_scatter reduce_scatter_ regather replicate
+    reshard rms_norm rms_scaled rope rope_frequencies rope_pair shard sigmoid silu_mul softcap split split_embedding
+    split_linear stage_grad_reduction sum_squares take_shard tanh token_loss train unshard unshard_ahead
+    wait_for_unshard weight zeros
     """.split()
 )
 """What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
@@ -53,7 +54,9 @@ KERNEL_NAMES = sorted({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
 """What `scalec.runtime.kernels` offers them."""
 
 PROGRAM = set(
-    "PIPELINE PLAN TURNS Tensor batch build eval_step lr mesh missing model nn os self state torch train_step".split()
+    """
+    PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh missing model nn os self state torch train_step
+    """.split()
 )
 """Names that emitted programs give meaning to."""
 
@@ -102,7 +105,7 @@ def class_name(name: str) -> str:
 
 def turns_word(dim: str) -> str:
     """What has each stage's turns of a repeat."""
-    return f"TURNS[{literal(dim)}]"
+    return f"LAYERS_OF_STAGE[{literal(dim)}]"
 
 
 def singular(name: str) -> str:

@@ -29,7 +29,7 @@ def pipeline_lines(program: Program) -> PipelineLines:
     assert pipeline.schedule, "emit: no schedule"
     all_ = stages(program, pipeline)
     turns = [
-        "TURNS = {  # of each repeat, those of each stage",
+        "LAYERS_OF_STAGE = {  # of each repeat, those of each stage",
         *(
             f"    {call(f'{literal(dim)}: ', [_range(stage.turns[i]) for stage in all_], 4)},"
             for i, dim in enumerate(pipeline.dims)
@@ -59,7 +59,7 @@ def _carried(program: Program, pipeline: Pipeline) -> str:
     for values, same in groupby(cuts):
         end = begin + len([*same])
         some = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
-        entries += [f"Carried({value}{some})" for value in values]
+        entries += [f"StageInput({value}{some})" for value in values]
         begin = end
     return call("carried=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
 

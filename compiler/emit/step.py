@@ -14,13 +14,13 @@ from ..analysis.local_program import of_rank
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
-from .bucket_lines import gather_each, reduce_each, runs
+from .bucket_lines import runs, stage_grad_reduction, unshard_ahead
 from .naming import DTYPES, axes_word, identifier, literal, place
 from .step_parts import Function, Ranks, Squares
 
 LOCALS = {
     *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
-    *("weights", "flats", "reductions", "scale"),
+    *("weights", "flat_params", "reductions", "scale"),
 }
 """What the lines below call their values."""
 
@@ -57,7 +57,7 @@ class _Step:
         self.train, self.evaluate = Function(), Function()
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
         self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
-        self._given = ["flats"] if any(bucket.turns for bucket in program.buckets) else []
+        self._given = ["flat_params"] if any(bucket.turns for bucket in program.buckets) else []
         self._chunked = chunk_moves(program)
         self._runs = {run[0].bucket.name: run for run in runs(program)}  # by the first bucket's name
 
@@ -93,14 +93,16 @@ class _Step:
         if ends(op)[0].kind is not Kind.SHARDED or not run:
             return
         self._both_flats()
-        self._both(*gather_each(self._program, run, self._group(op)))
+        self._both(*unshard_ahead(self._program, run, self._group(op)))
 
     def _both_flats(self) -> None:
         """The buffers of turns, which training is told the number of microbatches for, or of chunks."""
-        if (self._given or self._chunked) and "flats" not in self.text.values():
-            self.train.lines.append("flats = state.flats()" if self._chunked else "flats = state.flats(len(batch))")
-            self.evaluate.lines.append("flats = state.flats()")
-            self.text["flats"] = "flats"
+        if (self._given or self._chunked) and "flat_params" not in self.text.values():
+            self.train.lines.append(
+                "flat_params = state.flat_params()" if self._chunked else "flat_params = state.flat_params(len(batch))"
+            )
+            self.evaluate.lines.append("flat_params = state.flat_params()")
+            self.text["flat_params"] = "flat_params"
 
     def _sent(self, value: Value) -> str:
         """The element type in which a gradient is reduced, where it is not that of the state."""
@@ -162,8 +164,8 @@ class _Step:
         line = place(self._program.axis(self._program.pipeline.axis).span)
         run, evaluate = ["model", "batch", self._seed, "mesh"], ["model", "batch", "mesh"]
         if self._chunked:
-            self.train.lines += ["reductions = [", *reduce_each(self._program, self._named), "]"]
-            run, evaluate = [*run, "flats", "reductions"], [*evaluate, "flats"]
+            self.train.lines += ["reductions = [", *stage_grad_reduction(self._program, self._named), "]"]
+            run, evaluate = [*run, "flat_params", "reductions"], [*evaluate, "flat_params"]
         self.train.add(f"loss = PIPELINE.run({', '.join(run)})", f"forward, backward  {line}")
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 

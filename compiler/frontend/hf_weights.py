@@ -6,7 +6,7 @@ Non-goals: how entries are written (`names`).
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from ..config.hf_names import INDICES, Stored, read_names
+from ..config.hf_names import INDICES, HFWeight, read_names
 from ..ir import Param, Program, base, walk
 from ..ops.attention import SEQUENCE
 from ..syntax import tree
@@ -15,7 +15,9 @@ from .arithmetic import Scalar
 from .split_settings import Copies, names_of_parts
 
 
-def stored(section: tree.Section, program: Program, copies: Copies, scope: Mapping[str, Scalar]) -> tuple[Stored, ...]:
+def stored(
+    section: tree.Section, program: Program, copies: Copies, scope: Mapping[str, Scalar]
+) -> tuple[HFWeight, ...]:
     """The entries of `section`, in the order of the program's parameters.  Raises PlanError."""
     found = Diagnostics()
     written = read_names(section, found, scope)
@@ -38,7 +40,7 @@ def stored(section: tree.Section, program: Program, copies: Copies, scope: Mappi
     return tuple(names[name] for name in known)
 
 
-def _fits(each: Stored, param: Param, found: Diagnostics) -> None:
+def _fits(each: HFWeight, param: Param, found: Diagnostics) -> None:
     """The name has the indices of the repeats that hold the parameter; what is transposed is a matrix."""
     if each.indices != (wanted := INDICES[: param.stacked]):
         message = (
@@ -54,7 +56,7 @@ def _fits(each: Stored, param: Param, found: Diagnostics) -> None:
         )
 
 
-def _pairs(each: Stored, param: Param, program: Program, found: Diagnostics) -> None:
+def _pairs(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
     """The parameter's rows are those of heads, which have as many as are said to stand pair by pair."""
     rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
     looked_up = (op.inputs[1] for op in walk(program.region.body) if op.kind == "embedding")
@@ -67,9 +69,9 @@ def _pairs(each: Stored, param: Param, program: Program, found: Diagnostics) -> 
         found.error("E0405", message, each.span, f"not {each.interleaved}", notes=[Note(param.span, "declared")])
 
 
-def _shared(names: Iterable[Stored], params: dict[str, Param], found: Diagnostics) -> None:
+def _shared(names: Iterable[HFWeight], params: dict[str, Param], found: Diagnostics) -> None:
     """A tensor of one parameter is its alone; one of several has each of their parts once, of the same inner dims."""
-    of = defaultdict[str, list[Stored]](list)
+    of = defaultdict[str, list[HFWeight]](list)
     for each in names:
         if each.param in params:
             of[each.tensor].append(each)

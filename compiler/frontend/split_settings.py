@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 from attrs import evolve
 
-from ..config.hf_names import Stored, shifted
-from ..config.settings import Group, Train
+from ..config.hf_names import HFWeight, shifted
+from ..config.settings import ParamGroup, Train
 from ..ir import Claim, Dim, StateAxes
 from .split_branches import Copy
 
@@ -36,7 +36,7 @@ def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim
     return evolve(train, optimizer=evolve(train.optimizer, groups=groups), recompute=again)
 
 
-def _group(group: Group, copies: Copies) -> Group:
+def _group(group: ParamGroup, copies: Copies) -> ParamGroup:
     return evolve(group, params=_all_meant(group.params, copies))
 
 
@@ -56,7 +56,7 @@ def _meant(pattern: str, copies: Copies) -> list[str]:
     return [pattern] if not meant or meant == matched else meant
 
 
-def names_of_parts(names: Sequence[Stored], copies: Copies) -> Iterator[Stored]:
+def names_of_parts(names: Sequence[HFWeight], copies: Copies) -> Iterator[HFWeight]:
     """An entry for each part of a parameter, whose index goes on where that of the part before ends."""
     for each in names:
         for copy in copies.get(each.param, ()):

@@ -14,7 +14,7 @@ from lark.exceptions import UnexpectedInput
 
 from ..config import settings
 from ..config.gpus import check_gpu
-from ..config.hf_names import Stored, read_names
+from ..config.hf_names import HFWeight, read_names
 from ..schedules.actions import Schedule
 from ..schedules.csv_file import BadRows, read_csv
 from ..syntax.diagnostics import Diagnostic, Diagnostics, PlanError
@@ -156,7 +156,7 @@ class _Builder(Transformer[Token, Program]):
         cluster: settings.Cluster,
         flow: settings.Flow,
         order: settings.Pipelining | None,
-        names: tuple[Stored, ...],
+        names: tuple[HFWeight, ...],
         source: Source,
     ) -> None:
         super().__init__()

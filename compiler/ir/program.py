@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from attrs import Factory, evolve, frozen
 
-from ..config.hf_names import Stored
+from ..config.hf_names import HFWeight
 from ..config.settings import Cluster, Flow, Pipelining, Train
 from ..schedules.actions import Schedule
 from ..syntax.source import Span
@@ -155,7 +155,7 @@ class Program:
     train: Train
     cluster: Cluster
     buckets: tuple[Bucket, ...] = ()
-    names: tuple[Stored, ...] = ()
+    names: tuple[HFWeight, ...] = ()
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
     pipeline: Pipeline | None = None

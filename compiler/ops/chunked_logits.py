@@ -31,9 +31,9 @@ def tokens_of(op: Op, x: Type) -> tuple[str, ...]:
 def class_dims(op: Op, types: Sequence[Type]) -> tuple[str, ...]:
     """The dim of a loss' classes, if an op takes logits, or makes them of its operands."""
     match op.kind:
-        case "cross_entropy" | "softmax_parts" | "logit_parts":
+        case "cross_entropy" | "local_softmax_stats" | "logit_softmax_stats":
             return types[0].dims[-1:]
-        case "linear_cross_entropy" | "linear_parts":
+        case "linear_cross_entropy" | "linear_softmax_stats":
             return (classes_of(op, types[1]),)
         case _:
             return ()

@@ -44,7 +44,7 @@ def _sum_of_parts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]
     return {types[0].dims[-1]: op.names("parts")}
 
 
-def _rejoined(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+def _rescaled(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return list(b.emit("concat", grads, op.inputs, **{"as": b.type(op.inputs[0]).dims[-1]}))
 
 
@@ -77,7 +77,7 @@ SPLIT = OpDef(
     linear=((0,),),
     whole=_all_parted,
     joins=_sum_of_parts,
-    adjoint=_rejoined,
+    adjoint=_rescaled,
     views=viewed,
     surface=True,
 )

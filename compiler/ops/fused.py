@@ -116,7 +116,7 @@ def _copies(it: Local) -> int:
 
 
 def _gradients_together(it: Local) -> int:
-    """The results' gradients as one, where that copy saves as much memory traffic as it costs (`linears`).
+    """The results' gradients as one, where that copy saves as much memory traffic as it costs (`fused_linear`).
 
     Gradients that are slices of one from the start are not copied, which is not known here.
     """
@@ -136,7 +136,7 @@ CONTRACTS = OpDef(
     attributes=(*CONTRACT.attributes, Attribute("apart", kinds=(tuple,), default=())),
     typing=_products,
     adjoint=_products_adjoint,
-    function="linears",
+    function="fused_linear",
     saves=operands,
     scratch=_copies,
 )
@@ -207,7 +207,7 @@ GATES = {function.name: f"{function.name}_mul" for function in FUNCTIONS if func
 NORMS = {norm.name: f"add_{norm.name}" for norm in (RMSNORM, LAYERNORM)}
 """Norms that may take in the sum before them."""
 
-LOSSES = ("linear_cross_entropy", "linear_parts", "logit_parts")
+LOSSES = ("linear_cross_entropy", "linear_softmax_stats", "logit_softmax_stats")
 """Those that take in what makes their logits, or go through these once."""
 
 FUSED = (*NORMS.values(), *GATES.values(), CONTRACTS.name, *LOSSES, "rope_pair")

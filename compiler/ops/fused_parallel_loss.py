@@ -1,10 +1,10 @@
 """Cross entropy where ranks share the vocabulary out, in one pass over the logits: what each has of its own classes.
 
 These are the largest logit m, a sum of exponents z that is relative to it, and so one for each rank, and what its
-classes have of the labels' logits, t.  `rejoined` brings them to what `softmax_parts` gives, once the ranks know the
-largest of all.  Logits are there, or they are made of a product, in chunks of classes, and again for their gradient
-(`scalec.runtime.kernels`, whose `linear_cross_entropy` says what that costs).
-Non-goals: where these ops stand (`passes.fuse_ops`).
+classes have of the labels' logits, t.  `rescale_to_global_max` brings them to what `local_softmax_stats` gives, once
+the ranks know the largest of all.  Logits are there, or they are made of a product, in chunks of classes, and again for
+their gradient (`scalec.runtime.kernels`, whose `linear_cross_entropy` says what that costs). Non-goals: where these ops
+stand (`passes.fuse_ops`).
 """
 
 from collections.abc import Sequence
@@ -56,21 +56,21 @@ def _saves(it: Local) -> Saved:
 # ---- of logits that are there
 
 
-def _logit_parts(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _logit_softmax_stats(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     logits, labels = types
     if not logits.dims or logits.dims[:-1] != labels.dims:
         raise TypingError(f"{op.kind} takes logits of dims [{', '.join(labels.dims)}, classes]")
     return _parts(program, logits, labels, op)
 
 
-def _logit_parts_dx(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _logit_softmax_stats_dx(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     dz, dt, m, logits, _ = types
     _check_gradients(op, dz, dt, m)
     return [logits]
 
 
 def _logit_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """m is taken as constant: its gradients through z, and through what `rejoined` makes of it, cancel."""
+    """m is taken as constant: its gradients through z, and through what `rescale_to_global_max` makes of it, cancel."""
     (_, dz, dt), m = grads, op.outputs[0].name
     back = [dz, dt, b.saved(m), *map(b.saved, op.inputs)]
     return [b.emit(LOGIT_PARTS_DX.name, back, op.inputs[:1], **dict(op.attrs))[0], None]
@@ -98,7 +98,7 @@ def _logits(program: Program, op: Op, x: Type, weight: Type, labels: Type, *bias
     return _by(ADD, program, (product, *bias), op) if bias else product
 
 
-def _linear_parts(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _linear_softmax_stats(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     check(op, *types)
     return _parts(program, _logits(program, op, *types), types[2], op)
 
@@ -110,19 +110,19 @@ def _gradient_of_logits(program: Program, types: Sequence[Type], op: Op) -> Type
     return _logits(program, op, *product)
 
 
-def _linear_parts_dx(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _linear_softmax_stats_dx(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """As the product of the logits' gradient with the weight."""
     weight = types[4]
     return [_by(CONTRACT, program, (_gradient_of_logits(program, types, op), weight), op, classes_of(op, weight))]
 
 
-def _linear_parts_dw(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _linear_softmax_stats_dw(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """As the product of the logits' gradient with the operand."""
     x = types[3]
     return [_by(CONTRACT, program, (_gradient_of_logits(program, types, op), x), op, *tokens_of(op, x))]
 
 
-def _linear_parts_db(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _linear_softmax_stats_db(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """As the sum of the logits' gradient."""
     return [_by(SUM, program, (_gradient_of_logits(program, types, op),), op, *tokens_of(op, types[3]))]
 
@@ -150,61 +150,61 @@ def _sum_of_chunks(it: Local) -> int:
 
 OF_LOGITS = (
     "m, the largest; z = Σ exp(logit − m), one for each rank, in the dim `as`; t, the label's logit, or 0 for a label"
-    " elsewhere, with smoothing as softmax_parts'."
+    " elsewhere, with smoothing as local_softmax_stats'."
 )
 
 LOGIT_PARTS = OpDef(
-    "logit_parts",
+    "logit_softmax_stats",
     f"Of this rank's classes, with logits cap · tanh(logit / cap), as they are where cap is 0: {OF_LOGITS}",
     operands=takes("logits", "labels"),
     attributes=(SMOOTHING, CAP, SHARES),
-    typing=_logit_parts,
+    typing=_logit_softmax_stats,
     adjoint=_logit_adjoint,
-    function="logit_parts",
+    function="logit_softmax_stats",
     saves=_saves,
     scratch=_pass,
 )
 LOGIT_PARTS_DX = OpDef(
-    "logit_parts_dx",
+    "logit_softmax_stats_dx",
     "The logits' gradient from those of z and t; m is taken as constant.",
     operands=takes("dz", "dt", "m", "logits", "labels"),
     attributes=LOGIT_PARTS.attributes,
-    typing=_logit_parts_dx,
+    typing=_logit_softmax_stats_dx,
     scratch=_pass_back,
 )
 
 LINEAR_PARTS = OpDef(
-    "linear_parts",
+    "linear_softmax_stats",
     f"Of this rank's classes, with logits as linear_cross_entropy's: {OF_LOGITS}",
     operands=PRODUCT,
     attributes=(INNER, *LOGIT_PARTS.attributes),
-    typing=_linear_parts,
+    typing=_linear_softmax_stats,
     adjoint=_linear_adjoint,
-    function="linear_parts",
+    function="linear_softmax_stats",
     saves=_saves,
     scratch=_chunk,
 )
 LINEAR_PARTS_DX = OpDef(
-    "linear_parts_dx",
-    "The gradient of linear_parts' operand from those of z and t; m is taken as constant.",
+    "linear_softmax_stats_dx",
+    "The gradient of linear_softmax_stats' operand from those of z and t; m is taken as constant.",
     operands=(*takes("dz", "dt", "m"), *PRODUCT),
     attributes=LINEAR_PARTS.attributes,
-    typing=_linear_parts_dx,
+    typing=_linear_softmax_stats_dx,
     scratch=_sum_of_chunks,
 )
 LINEAR_PARTS_DW = OpDef(
-    "linear_parts_dw",
+    "linear_softmax_stats_dw",
     "The gradient of its weight.",
     operands=LINEAR_PARTS_DX.operands,
     attributes=LINEAR_PARTS.attributes,
-    typing=_linear_parts_dw,
+    typing=_linear_softmax_stats_dw,
 )
 LINEAR_PARTS_DB = OpDef(
-    "linear_parts_db",
+    "linear_softmax_stats_db",
     "The gradient of its bias.",
     operands=LINEAR_PARTS_DX.operands,
     attributes=LINEAR_PARTS.attributes,
-    typing=_linear_parts_db,
+    typing=_linear_softmax_stats_db,
 )
 LINEAR_PARTS_GRADIENTS = {LINEAR_PARTS_DX.name: 0, LINEAR_PARTS_DW.name: 1, LINEAR_PARTS_DB.name: 3}
 """The ops that give gradients, and of which operand."""

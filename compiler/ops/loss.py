@@ -67,7 +67,7 @@ def _cross_entropy_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str
 
 def _parts_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     saved = [b.saved(name) for name in op.inputs]
-    return [b.emit("softmax_parts_dx", [*grads, *saved], op.inputs[:1], **dict(op.attrs))[0], None, None]
+    return [b.emit("local_softmax_stats_dx", [*grads, *saved], op.inputs[:1], **dict(op.attrs))[0], None, None]
 
 
 def _token_loss_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
@@ -84,7 +84,7 @@ def _classes(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 
 def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
-    """max_logit and softmax_parts work on the classes too; token_loss has none, and is invariant there."""
+    """max_logit and local_softmax_stats work on the classes too; token_loss has none, and is invariant there."""
     (logits, labels), (loss,) = op.inputs, op.outputs
     classes = type_of(logits).dims[-1]
     work = (("work", op.names("work")),)
@@ -96,7 +96,7 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     peak = (m.name,) if z_loss else ()
     return [
         Op("max_logit", (logits,), (m,), work, span=op.span),
-        Op("softmax_parts", (logits, m.name, labels), (z, t), (*smoothing, *work), span=op.span),
+        Op("local_softmax_stats", (logits, m.name, labels), (z, t), (*smoothing, *work), span=op.span),
         Op("token_loss", (z.name, t.name, labels, *peak), (loss,), (*z_loss, *rest), span=op.span),
     ]
 
@@ -209,20 +209,20 @@ MAX_LOGIT = OpDef(
 )
 
 SOFTMAX_PARTS = OpDef(
-    "softmax_parts",
+    "local_softmax_stats",
     "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for a label elsewhere; with"
     " smoothing s, t is (1 − s) of that and s of Σ (logits − peak) / classes, counting those of all ranks.",
     _two_per_token,
     operands=takes("logits", "peak", "labels"),
     attributes=(SMOOTHING,),
     adjoint=_parts_adjoint,
-    function="softmax_parts",
+    function="local_softmax_stats",
     saves=_parts_saves,
     scratch=_parts_below,
 )
 
 SOFTMAX_PARTS_DX = OpDef(
-    "softmax_parts_dx",
+    "local_softmax_stats_dx",
     "The logits' gradient: dz · exp(logits − peak), plus dt · (1 − s) at the label and dt · s / classes everywhere.",
     _parts_grad,
     operands=takes("dz", "dt", "logits", "peak", "labels"),

@@ -1,4 +1,4 @@
-"""What ranks' parts of cross entropy are in terms of the largest logit of all: those that `softmax_parts` gives."""
+"""Softmax statistics of one rank, rescaled from its own largest logit to the largest of all ranks."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from .saved_tensors import Local, Saved
 CLASSES = Attribute("classes", kinds=(str,))
 
 
-def _rejoined(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     m, z, t, peak, labels = types
     axes = m.axes_in(Kind.MAXIMUM)
     summed, largest = (Type(m.dtype, m.dims, moved(program, m, axes, to)) for to in (PARTIAL, REPLICATED))
@@ -21,7 +21,7 @@ def _rejoined(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(m.dtype, m.dims, moved(program, m, axes, PARTIAL))] * 2
 
 
-def _rejoined_dz(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _rescaled_dz(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     _, m, _ = types
     shares = str(op.get("as"))
     return [Type(m.dtype, (*m.dims, shares), moved(program, m, m.axes_in(Kind.MAXIMUM), sharded(shares)))]
@@ -31,7 +31,13 @@ def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """z's gradient is that of its sum over ranks times exp(m − peak), t's is that of its sum."""
     (dz, dt), (m, z, _, peak, _) = grads, op.inputs
     shares = b.type(z).dims[-1]
-    return [None, b.emit("rejoined_dz", [dz, b.saved(m), b.saved(peak)], [z], **{"as": shares})[0], dt, None, None]
+    return [
+        None,
+        b.emit("rescale_to_global_max_dz", [dz, b.saved(m), b.saved(peak)], [z], **{"as": shares})[0],
+        dt,
+        None,
+        None,
+    ]
 
 
 def _saves(it: Local) -> Saved:
@@ -39,20 +45,20 @@ def _saves(it: Local) -> Saved:
 
 
 REJOINED = OpDef(
-    "rejoined",
-    "What softmax_parts gives, of linear_parts' or logit_parts' results: z · exp(m − peak), and t less the peak times"
-    " what the labels have of this rank's part of `classes`.",
+    "rescale_to_global_max",
+    "The results of linear_softmax_stats or logit_softmax_stats as local_softmax_stats gives them: z · exp(m − peak),"
+    " and t less the peak times what the labels have of this rank's part of `classes`.",
     operands=takes("m", "z", "t", "peak", "labels"),
     attributes=(SMOOTHING, CLASSES),
-    typing=_rejoined,
+    typing=_rescaled,
     adjoint=_adjoint,
-    function="rejoined",
+    function="rescale_to_global_max",
     saves=_saves,
 )
 REJOINED_DZ = OpDef(
-    "rejoined_dz",
-    "The gradient of z from that of rejoined's: dz · exp(m − peak), in the dim `as`.",
+    "rescale_to_global_max_dz",
+    "The gradient of z from that of rescale_to_global_max's: dz · exp(m − peak), in the dim `as`.",
     operands=takes("dz", "m", "peak"),
     attributes=(SHARES,),
-    typing=_rejoined_dz,
+    typing=_rescaled_dz,
 )

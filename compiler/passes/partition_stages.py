@@ -12,7 +12,7 @@ from ..analysis.stage_schedule import homes
 from ..config.units import counted
 from ..ir import Enter, Op, Pipeline, Program, types, uses
 from ..ir.stages import groups, stages
-from ..schedules.errors import Impossible
+from ..schedules.errors import ScheduleError
 from ..schedules.partition import balanced
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
@@ -49,7 +49,7 @@ def _homes(program: Program, pipeline: Pipeline, total: int) -> tuple[int, ...]:
     _demand_turns(axis.size * (order.chunks or 1), program, pipeline, total)
     try:
         placed = homes(pipeline, axis.size)
-    except Impossible as error:
+    except ScheduleError as error:
         span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
         raise _error(error.why, span, help=error.help) from None
     _demand_turns(len(placed), program, pipeline, total)

@@ -13,8 +13,8 @@ from ..analysis.memory import room
 from ..analysis.stage_schedule import demand_few, estimated, placements
 from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
-from ..schedules.activation_memory import Room
-from ..schedules.errors import Impossible
+from ..schedules.activation_memory import MemoryBudget
+from ..schedules.errors import ScheduleError
 from ..schedules.list_scheduling import fastest
 from ..schedules.partial_schedule import Task
 from ..syntax.diagnostics import PlanError
@@ -29,7 +29,7 @@ def place_stages(program: Program) -> Program:
         return program
     try:
         made = fastest(_tasks(program, pipeline), splits=program.train.compile != ON)
-    except Impossible as error:
+    except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
     return evolve(program, pipeline=evolve(pipeline, homes=made.homes, given=made))
 
@@ -38,11 +38,11 @@ def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
     """One for each way to lay the stages that leaves ranks room for a microbatch.  Raises Impossible if none does."""
     demand_few(len(pipeline.homes), program.size(MICROBATCHES))
     found: list[Task] = []
-    wrong: list[Impossible] = []
+    wrong: list[ScheduleError] = []
     for homes in placements(pipeline, program.axis(pipeline.axis).size):
         try:
             found.append(_task(program, evolve(pipeline, homes=homes)))
-        except Impossible as error:
+        except ScheduleError as error:
             wrong.append(error)
     if not found:
         raise wrong[0]
@@ -56,9 +56,9 @@ def _task(program: Program, pipeline: Pipeline) -> Task:
     return Task(pipeline.homes, step.size(MICROBATCHES), estimated(step, pipeline), _room(step, pipeline))
 
 
-def _room(program: Program, pipeline: Pipeline) -> Room:
+def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
     """What ranks may hold, in bytes or microbatches."""
     most = pipeline.settings.schedule.memory
     if isinstance(most, Size):
         return room(program, most.bytes)
-    return Room.counted(program.axis(pipeline.axis).size, len(pipeline.homes), inf if most is None else most)
+    return MemoryBudget.counted(program.axis(pipeline.axis).size, len(pipeline.homes), inf if most is None else most)

@@ -12,7 +12,7 @@ from ..config.units import counted
 from ..ir import INVARIANT, MICROBATCHES, PARTIAL, Attr, Names, Op, Pipeline, Program, Region, Stmt, Value, types
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
-from ..schedules.errors import Impossible
+from ..schedules.errors import ScheduleError
 from ..schedules.p2p import with_messages
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 
@@ -48,7 +48,7 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
     ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
     try:
         made = rows(pipeline, ranks, microbatches)
-    except Impossible as error:
+    except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
     schedule = with_messages(made, estimated(program, pipeline))
     found = problems(schedule)
@@ -56,7 +56,7 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
     return schedule
 
 
-def impossible(error: Impossible, program: Program, pipeline: Pipeline) -> Diagnostic:
+def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Diagnostic:
     """What a schedule cannot do, told at the plan's line."""
     dim = next(dim for dim in program.dims if dim.name == MICROBATCHES)
     notes = Note(dim.span, counted(dim.size, "microbatch")), Note(program.axis(pipeline.axis).span, "the ranks")

@@ -29,7 +29,7 @@ from .prime_field import Field
 from .proof import TRIALS, Case, case_of, on_ranks
 from .reference import Reference
 from .semantics import MEANINGS
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .small_sizes import Sizes, meshes
 from .tensors import Tensor
 
@@ -117,7 +117,7 @@ class Bench:
 
     def __init__(self, case: Case, numbers: Numbers) -> None:
         self.case, self._numbers = case, numbers
-        self._world = World.of(case.program)
+        self._world = SimulatedMesh.of(case.program)
         start = case.scene(numbers)
         self._env = start.on(case.program, self._world, numbers)
         self._due = on_ranks(case.program, self._world, Reference(case.single, numbers).run(start))

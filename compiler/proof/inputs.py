@@ -14,20 +14,20 @@ from ..ops.chunked_logits import class_dims
 from .arithmetic import Numbers
 from .ownership import known
 from .sharded_state import own
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Tensor
 
 INPUT_DIMS = (MICROBATCHES, "batch", "seq")
 
 
 @frozen
-class Scene:
+class Inputs:
     """Global parameters and inputs by name: [trials or 1, *dims]."""
 
     params: dict[str, Tensor]
     inputs: dict[str, Tensor]
 
-    def on(self, program: Program, world: World, numbers: Numbers) -> dict[str, Tensor]:
+    def on(self, program: Program, world: SimulatedMesh, numbers: Numbers) -> dict[str, Tensor]:
         """What each rank holds of parameters and inputs."""
         held = {p.name: (self.params[p.name], p.type) for p in program.params}
         held |= {arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type) for arg in program.region.args}
@@ -40,13 +40,13 @@ class Scene:
         return found
 
 
-def everywhere(value: Tensor, world: World) -> Tensor:
+def everywhere(value: Tensor, world: SimulatedMesh) -> Tensor:
     """A global value with an axis of size 1 for each axis of the mesh."""
     trials, *shape = value.array.shape
     return Tensor(value.dims, value.array.reshape(trials, *(1,) * len(world.axes), *shape), value.degree)
 
 
-def scene(program: Program, numbers: Numbers) -> Scene:
+def scene(program: Program, numbers: Numbers) -> Inputs:
     """Parameters, tokens, labels, documents and draws of the program's sizes."""
     sizes = {dim.name: dim.size for dim in program.dims}
     params: dict[str, Tensor] = {}
@@ -61,7 +61,7 @@ def scene(program: Program, numbers: Numbers) -> Scene:
         "documents": _documents(shape),
         "draws": np.arange(shape[1] * shape[2]).reshape(shape[:3]),
     }
-    return Scene(params, {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()})
+    return Inputs(params, {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()})
 
 
 def _tokens(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:

@@ -14,10 +14,10 @@ from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type, types
 from ..ir.placements import ends
 from .arithmetic import Numbers
 from .ownership import settled
-from .semantics import MEANINGS, Call, Meaning
+from .semantics import MEANINGS, Call, Semantics
 from .semantics.step import loss_scale, unpacked, unscaled
 from .sharded_state import together
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .tensors import Tensor, stacked
 
 Env = dict[str, Tensor]
@@ -25,7 +25,7 @@ Where: TypeAlias = tuple[tuple[str, int], ...]
 """In which iterations of which loops, outermost first."""
 
 Watch = Callable[[str, Where, Tensor], None]
-Rows = Callable[["Machine", Region, Env], Env]
+Rows = Callable[["Interpreter", Region, Env], Env]
 """What makes the results of the microbatches of a pipeline."""
 
 
@@ -48,23 +48,23 @@ class Outcome:
         yield from ((f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters))
 
 
-def _no_rows(machine: "Machine", region: Region, outer: Env) -> Env:
+def _no_rows(machine: "Interpreter", region: Region, outer: Env) -> Env:
     raise AssertionError("verify: a pipeline without what runs its rows")
 
 
-def _types_of(machine: "Machine") -> dict[str, Type]:
+def _types_of(machine: "Interpreter") -> dict[str, Type]:
     return types(machine.program)
 
 
 @frozen
-class Machine:
+class Interpreter:
     """One evaluation.  `watch` is told every value as it is made; `rows` does the microbatches of a pipeline."""
 
     program: Program
-    world: World
+    world: SimulatedMesh
     numbers: Numbers
     watch: Watch = nothing
-    meanings: Mapping[str, Meaning] = field(default=MEANINGS)
+    meanings: Mapping[str, Semantics] = field(default=MEANINGS)
     rows: Rows = _no_rows
     types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True))
     _gradients: dict[str, Tensor] = field(factory=dict[str, Tensor], init=False)

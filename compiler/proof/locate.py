@@ -32,12 +32,12 @@ from ..ir.placements import COERCIONS
 from ..ops import OPS, TypingError
 from ..syntax.diagnostics import Diagnostic, Note
 from ..syntax.source import Span
-from .interpreter import Machine, ShapeError, Where, differing
+from .interpreter import Interpreter, ShapeError, Where, differing
 from .pipeline.rows import RowsError, run_rows
 from .prime_field import Field
 from .proof import Case, UnequalError, case_of, compared, unequal
 from .reference import forwards_apart
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .small_sizes import resized
 from .tensors import Tensor
 
@@ -118,14 +118,14 @@ def _stopped(case: Case, stop: RowsError) -> Diagnostic:
 def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     start = case.scene(numbers)
     right: dict[tuple[str, Where], Tensor] = {}
-    world = World.of(alone)
+    world = SimulatedMesh.of(alone)
 
     def note(name: str, where: Where, value: Tensor) -> None:
         right[name, where] = value
 
-    machine = Machine(alone, world, numbers, note, rows=run_rows)
+    machine = Interpreter(alone, world, numbers, note, rows=run_rows)
     machine.run(start.on(alone, world, numbers))
-    ranks = World.of(case.program)
+    ranks = SimulatedMesh.of(case.program)
     type_of = {value.name: value.type for value in values(case.program.region)}
     flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
     partly = {name for bucket in case.program.buckets if shard_axes(case.program, bucket) for name in bucket.params}
@@ -140,7 +140,7 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
             raise _Stop(_found(case.program, name, where, value, whole, type, ranks, numbers))
 
     try:
-        Machine(case.program, ranks, numbers, look, rows=run_rows).run(start.on(case.program, ranks, numbers))
+        Interpreter(case.program, ranks, numbers, look, rows=run_rows).run(start.on(case.program, ranks, numbers))
     except _Stop as stop:
         return stop.found
     except ShapeError as error:
@@ -148,7 +148,7 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     return None
 
 
-def _is(value: Tensor, whole: Tensor, type: Type, world: World, numbers: Field) -> bool:
+def _is(value: Tensor, whole: Tensor, type: Type, world: SimulatedMesh, numbers: Field) -> bool:
     """Whether the parts of `value` are those of `whole`, placed as `type`; sums and maxima may be spread anyhow."""
     if value.array.shape[value.lead :] != world.shape(type):
         return False
@@ -160,7 +160,14 @@ def _is(value: Tensor, whole: Tensor, type: Type, world: World, numbers: Field) 
 
 
 def _found(
-    program: Program, name: str, where: Where, value: Tensor, whole: Tensor, type: Type, world: World, numbers: Field
+    program: Program,
+    name: str,
+    where: Where,
+    value: Tensor,
+    whole: Tensor,
+    type: Type,
+    world: SimulatedMesh,
+    numbers: Field,
 ) -> Found:
     """What the parts are instead, if they are anything, with the fewest differences from what is declared."""
     wide = [axis.name for axis in program.axes if axis.size > 1]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from attrs import field, frozen
 
 from ..ir import Op
-from .interpreter import Env, Machine
+from .interpreter import Env, Interpreter
 from .tensors import Tensor
 
 Memory = dict[tuple[Hashable, ...], tuple[object, list[Tensor], Env]]
@@ -18,7 +18,7 @@ their place."""
 
 
 @frozen
-class Replay(Machine):
+class Replay(Interpreter):
     """An evaluation that recalls what an earlier one made of the same tensors; that one was `learning`."""
 
     memory: Memory = field(factory=Memory)
@@ -27,7 +27,7 @@ class Replay(Machine):
     def _op(self, op: Op, env: Env) -> Env:
         if op.kind == "update":  # tells the gradients too
             return super()._op(op, env)
-        return self._recalled((id(op),), op, [env[name] for name in op.inputs], lambda: Machine._op(self, op, env))
+        return self._recalled((id(op),), op, [env[name] for name in op.inputs], lambda: Interpreter._op(self, op, env))
 
     def made(self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]) -> Tensor:
         return self._recalled(how, None, [*of], lambda: {"": make()})[""]

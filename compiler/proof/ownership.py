@@ -11,7 +11,7 @@ import numpy as np
 from ..ir import Enter, Op, Param, Pipeline, Program, Region, Stmt, uses
 from ..ir.stages import groups, stages
 from .arithmetic import Numbers
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Tensor
 
 
@@ -22,7 +22,7 @@ def noise(x: Tensor, name: str, n: Numbers) -> Array:
     return drawn.reshape(len(drawn), *(1,) * (x.lead - 1), *shape)
 
 
-def held(program: Program, world: World, name: str) -> Tensor:
+def held(program: Program, world: SimulatedMesh, name: str) -> Tensor:
     """One where a rank holds an element of a parameter, else zero."""
     param = next(param for param in program.params if param.name == name)
     pipeline = program.pipeline
@@ -44,18 +44,18 @@ def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Seque
     return [turn for home, stage in here if home == rank for turn in stage.turns[cut]]
 
 
-def _along(world: World, pipeline: Pipeline) -> tuple[int, ...]:
+def _along(world: SimulatedMesh, pipeline: Pipeline) -> tuple[int, ...]:
     """The shape of a mesh in which ranks differ along the stages' axis alone."""
     return tuple(size if axis == pipeline.axis else 1 for axis, size in world.axes.items())
 
 
-def known(program: Program, world: World, name: str, x: Tensor, n: Numbers) -> Tensor:
+def known(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
     """What ranks hold of a parameter, and noise where they hold nothing."""
     mask = held(program, world, name)
     return Tensor(x.dims, np.where(mask.array > 0, x.array, noise(x, name, n)), RANDOM)
 
 
-def settled(program: Program, world: World, name: str, x: Tensor) -> Tensor:
+def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Tensor:
     """What ranks hold of a parameter; where one holds nothing, what the first holds that does."""
     pipeline = program.pipeline
     assert pipeline, "verify: every rank holds everything"

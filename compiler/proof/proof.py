@@ -16,13 +16,13 @@ from ..passes.schedule_pipeline import schedule_pipeline
 from ..schedules.check import problems
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from .arithmetic import Numbers
-from .inputs import Scene, scene
-from .interpreter import Machine, Outcome, ShapeError, differing
+from .inputs import Inputs, scene
+from .interpreter import Interpreter, Outcome, ShapeError, differing
 from .pipeline.rows import RowsError, run_rows
 from .pipeline.shrink import held, homes
 from .prime_field import Field, P, Q
 from .reference import Reference
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .small_sizes import Sizes, meshes, resized, small
 
 FIRST, PLACED, FUSED, LAST = STAGES[0], *STAGES[-3:]
@@ -54,7 +54,7 @@ class Case:
         """The model with the program's axes, into which its own may have been factored; it lies over none of them."""
         return evolve(self.model, axes=self.program.axes)
 
-    def scene(self, numbers: Numbers) -> Scene:
+    def scene(self, numbers: Numbers) -> Inputs:
         """What both begin with."""
         return scene(self.program, numbers)
 
@@ -218,19 +218,21 @@ def compared(case: Case, numbers: Numbers) -> list[str]:
     """The names of the results that differ.  Raises ShapeError, RowsError where there are none."""
     start = case.scene(numbers)
     expected = Reference(case.single, numbers).run(start)
-    world = World.of(case.program)
-    machine = Machine(case.program, world, numbers, rows=run_rows)
+    world = SimulatedMesh.of(case.program)
+    machine = Interpreter(case.program, world, numbers, rows=run_rows)
     found = machine.run(start.on(case.program, world, numbers))
     return differences(case.program, world, numbers, found, expected)
 
 
-def differences(program: Program, world: World, numbers: Numbers, found: Outcome, expected: Outcome) -> list[str]:
+def differences(
+    program: Program, world: SimulatedMesh, numbers: Numbers, found: Outcome, expected: Outcome
+) -> list[str]:
     """The results that differ on any rank from what it should hold of the single device's."""
     pairs = zip(found.results(), on_ranks(program, world, expected).results(), strict=True)
     return [name for (name, _, own), (_, _, due) in pairs if differing(numbers, own, due)]
 
 
-def on_ranks(program: Program, world: World, expected: Outcome) -> Outcome:
+def on_ranks(program: Program, world: SimulatedMesh, expected: Outcome) -> Outcome:
     """What ranks should hold of the single device's results."""
     whole, types = Type("", ()), {p.name: p.type for p in program.params}
     return Outcome(

@@ -12,12 +12,12 @@ from attrs import Factory, field, frozen
 
 from ..ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
 from .arithmetic import Numbers
-from .inputs import Scene, everywhere
+from .inputs import Inputs, everywhere
 from .interpreter import Outcome, Watch, Where, differing
 from .prime_field import Field
 from .semantics import MEANINGS, Call
 from .semantics import step as meaning
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Dims, Tensor
 
 Env = dict[str, Tensor]
@@ -61,11 +61,11 @@ def _unwatched(name: str, where: Where, value: Tensor) -> None:
     pass
 
 
-def _one_rank(reference: "Reference") -> World:
+def _one_rank(reference: "Reference") -> SimulatedMesh:
     """All microbatches are one batch."""
     sizes = {dim.name: dim.size for dim in reference.program.dims}
     batch = sizes["batch"] * sizes[MICROBATCHES]
-    return World({axis.name: 1 for axis in reference.program.axes}, sizes | {"batch": batch})
+    return SimulatedMesh({axis.name: 1 for axis in reference.program.axes}, sizes | {"batch": batch})
 
 
 def _types_of(reference: "Reference") -> dict[str, Type]:
@@ -79,11 +79,11 @@ class Reference:
     program: Program
     numbers: Numbers
     watch: Watch = _unwatched
-    world: World = field(default=Factory(_one_rank, takes_self=True), init=False)
+    world: SimulatedMesh = field(default=Factory(_one_rank, takes_self=True), init=False)
     _types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True), init=False)
     _tape: list[_Taped] = field(factory=list[_Taped], init=False)
 
-    def run(self, scene: Scene) -> Outcome:
+    def run(self, scene: Inputs) -> Outcome:
         """The outcome of the step."""
         model, n = Model.of(self.program), self.numbers
         params = {name: everywhere(value, self.world) for name, value in scene.params.items()}
@@ -182,7 +182,7 @@ class Reference:
         return Tensor(x.dims, np.zeros_like(x.array))
 
 
-def forwards_apart(first: Program, second: Program, start: Scene, trials: int) -> tuple[str, Where] | None:
+def forwards_apart(first: Program, second: Program, start: Inputs, trials: int) -> tuple[str, Where] | None:
     """The first value of the forward, by name and iteration, at which two models part; None where there is none."""
     seen: dict[tuple[str, Where], Tensor] = {}
     apart: list[tuple[str, Where]] = []

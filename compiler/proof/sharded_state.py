@@ -15,7 +15,7 @@ from ..analysis.bucket_layout import layout_of, shard_axes
 from ..ir import INVARIANT, PARTIAL, Bucket, Program, Type, sharded
 from .arithmetic import Numbers
 from .ownership import held
-from .simulated_mesh import World
+from .simulated_mesh import SimulatedMesh
 from .tensors import Tensor, degree_of
 
 
@@ -31,7 +31,7 @@ def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tenso
     return Tensor((*turns, bucket.dim), flat, degree_of(tensors))
 
 
-def parts(program: Program, world: World, bucket: Bucket, flat: Tensor) -> list[Tensor]:
+def parts(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor) -> list[Tensor]:
     """The parameters' parts of a turn's buffer, or of the stack of all.  Raises ValueError at other sizes."""
     layout, turns = layout_of(program, bucket), flat.dims[:-1]
     if flat.array.shape[-1] != layout.size:
@@ -50,13 +50,13 @@ def _within(type: Type, bucket: Bucket, turns: Sequence[str]) -> Type:
     return evolve(type, dims=type.dims[len(bucket.turns) - len(turns) :])
 
 
-def padded(program: Program, world: World, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:
+def padded(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:
     """A rank's part of a bucket in its place among zeros; a bucket that is not shared out as it is."""
     axes = shard_axes(program, bucket)
     return world.coerced(flat, axes, sharded(bucket.dim), PARTIAL, n) if axes else flat
 
 
-def own(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
+def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
     """Of tensors that lie as the bucket's parameters do, what each rank holds of the bucket; the rest is stale."""
     axes = shard_axes(program, bucket)
     if not axes:
@@ -66,7 +66,7 @@ def own(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor
     return parts(program, world, bucket, stale(whole, padded(program, world, bucket, ones, n)))
 
 
-def counted(program: Program, world: World, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:
+def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:
     """One where a rank of a pipeline holds a part of the bucket's gradient, else zero; `once` if only on some ranks."""
     masks = [held(program, world, name) for name in bucket.params]
     mask = _part(world, bucket, shard_axes(program, bucket), packed(program, bucket, masks), n)
@@ -82,7 +82,9 @@ def stale(whole: Tensor, held: Tensor) -> Tensor:
     return Tensor(whole.dims, np.where(held.array > 0, whole.array, np.roll(whole.array, 1, axis=-1)), whole.degree)
 
 
-def together(program: Program, world: World, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
+def together(
+    program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers
+) -> list[Tensor]:
     """Tensors that lie as the bucket's parameters do, put together of what each rank holds."""
     axes = shard_axes(program, bucket)
     if not axes:
@@ -91,5 +93,5 @@ def together(program: Program, world: World, bucket: Bucket, tensors: Sequence[T
     return parts(program, world, bucket, world.coerced(part, axes, sharded(bucket.dim), INVARIANT, n))
 
 
-def _part(world: World, bucket: Bucket, axes: Sequence[str], flat: Tensor, n: Numbers) -> Tensor:
+def _part(world: SimulatedMesh, bucket: Bucket, axes: Sequence[str], flat: Tensor, n: Numbers) -> Tensor:
     return world.coerced(flat, axes, INVARIANT, sharded(bucket.dim), n)

@@ -20,14 +20,14 @@ I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kin
 
 
 @frozen(slots=False)
-class World:
+class SimulatedMesh:
     """The axes of a mesh, outermost first, and the global sizes of dims."""
 
     axes: dict[str, int]
     dims: dict[str, int]
 
     @classmethod
-    def of(cls, program: Program) -> "World":
+    def of(cls, program: Program) -> "SimulatedMesh":
         """The world of a program."""
         return cls({a.name: a.size for a in program.axes}, {d.name: d.size for d in program.dims})
 

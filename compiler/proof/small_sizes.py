@@ -20,7 +20,7 @@ from .pipeline.shrink import covers, few_microbatches, few_turns, recut, shared
 
 Sizes = dict[str, int]
 
-TURNS = {1: (2, 2, 3, 3), 2: (2, 2, 1, 1), 3: (1, 2, 2, 3)}
+LAYERS_OF_STAGE = {1: (2, 2, 3, 3), 2: (2, 2, 1, 1), 3: (1, 2, 2, 3)}
 """How often loops turn, by the size of the mesh's first axis: microbatches, and three repeats by turns.
 
 On both meshes together no two of them turn alike, so that one is not another; and seldom, for they multiply.
@@ -127,7 +127,7 @@ class _Sizes:
     def _turns(self, loop: str) -> int:
         """How often a loop turns; where stages are cut, often enough for their turns and rows."""
         first = next((size for size in self._axes.values() if size > 1), 1)
-        few, pipeline = TURNS[min(first, 3)][self._loops.index(loop) % 4], self._program.pipeline
+        few, pipeline = LAYERS_OF_STAGE[min(first, 3)][self._loops.index(loop) % 4], self._program.pipeline
         if not pipeline or not pipeline.schedule:
             return few
         if loop == MICROBATCHES:

@@ -5,7 +5,7 @@ Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 
 from collections.abc import Iterator
 
-from ..analysis.memory import Account, Kept, Moment, account, capacity, fits, place
+from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
 from ..config.units import amount
 from ..ir import Program
 from .summary import headline, table
@@ -60,7 +60,7 @@ def _padding(it: Account) -> Iterator[str]:
         yield f"padding of buckets, so that shards are equal and end between rows of tensors: {share} of state"
 
 
-def moment(it: Moment) -> str:
+def moment(it: PeakSnapshot) -> str:
     """For instance `backward of w_down, layers 126 of 126, llama.scale:28`."""
     if it.op is None:
         return it.where

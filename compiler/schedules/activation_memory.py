@@ -76,14 +76,14 @@ class Keeps:
 
 
 @frozen
-class Room:
+class MemoryBudget:
     """The most that each rank may hold."""
 
     most: tuple[float, ...]
     keeps: Keeps
 
     @classmethod
-    def counted(cls, ranks: int, stages: int, most: float) -> "Room":
+    def counted(cls, ranks: int, stages: int, most: float) -> "MemoryBudget":
         """So many microbatches on each rank, each in one of its stages."""
         return cls((most,) * ranks, Keeps.uniform(stages))
 

@@ -6,10 +6,10 @@ Purpose: GPipe and its looped form.
 from collections.abc import Iterable
 
 from .actions import Action, Row, Work
-from .steps import Seat
+from .steps import RankContext
 
 
-def gpipe(seat: Seat) -> Row:
+def gpipe(seat: RankContext) -> Row:
     """GPipe (arXiv 1811.06965): memory for all microbatches, the bubble of 1F1B.
 
     Backward takes microbatches in the order of forward, as in torch; the paper draws the opposite order, which takes
@@ -18,7 +18,7 @@ def gpipe(seat: Seat) -> Row:
     return _passes(seat, range(seat.microbatches))
 
 
-def breadth_first(seat: Seat) -> Row:
+def breadth_first(seat: RankContext) -> Row:
     """Breadth-first pipelining (arXiv 2211.05953, section 4): each chunk has all microbatches before the next has any.
 
     Backward begins with the last microbatch, as in torch.
@@ -26,7 +26,7 @@ def breadth_first(seat: Seat) -> Row:
     return _passes(seat, reversed(range(seat.microbatches)))
 
 
-def _passes(seat: Seat, backward: Iterable[int]) -> Row:
+def _passes(seat: RankContext, backward: Iterable[int]) -> Row:
     back = tuple(backward)
     return (
         *(Action(stage, Work.FORWARD, each) for stage in seat.stages for each in range(seat.microbatches)),

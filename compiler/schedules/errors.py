@@ -1,7 +1,7 @@
 """What is raised where a schedule cannot be had."""
 
 
-class Impossible(Exception):
+class ScheduleError(Exception):
     """A schedule cannot do what it is asked for: why, with the arithmetic, and what it can do instead."""
 
     def __init__(self, why: str, help: str) -> None:

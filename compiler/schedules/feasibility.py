@@ -9,7 +9,7 @@ from math import isinf
 from attrs import define, frozen
 
 from .actions import Work
-from .activation_memory import Room, always_handed
+from .activation_memory import MemoryBudget, always_handed
 
 
 @frozen(slots=False)
@@ -17,7 +17,7 @@ class Places:
     """Where stages are, and how much their ranks may hold."""
 
     homes: tuple[int, ...]
-    room: Room
+    room: MemoryBudget
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:

@@ -11,9 +11,9 @@ from math import inf
 from attrs import evolve, frozen
 
 from .actions import Action, Row, Schedule, Work
-from .activation_memory import Room, least
+from .activation_memory import MemoryBudget, least
 from .beam_search import Bound, searched
-from .errors import Impossible
+from .errors import ScheduleError
 from .p2p import with_messages
 from .partial_schedule import Progress, Task
 from .priorities import followed, rules
@@ -39,7 +39,9 @@ class _Found:
         return cls(max(made.free), made.schedule(), made.task)
 
 
-def listed(homes: tuple[int, ...], microbatches: int, times: Times, room: Room, splits: bool = True) -> Schedule:
+def listed(
+    homes: tuple[int, ...], microbatches: int, times: Times, room: MemoryBudget, splits: bool = True
+) -> Schedule:
     """The fastest schedule found of stages that have these homes."""
     return fastest([Task(homes, microbatches, times, room)], splits)
 
@@ -48,8 +50,8 @@ def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
     """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
 
     The tasks differ in where stages lie.  It is no slower than any schedule with a name that has the homes of one of
-    them and keeps to its room.  Where backward cannot be split, without `splits`, it is one of those.  `Impossible` if
-    one microbatch alone is too much for a rank.
+    them and keeps to its room.  Where backward cannot be split, without `splits`, it is one of those.  `ScheduleError`
+    if one microbatch alone is too much for a rank.
     """
     for task in tasks:
         _demand_room(task)
@@ -71,7 +73,7 @@ def _improved(tasks: Sequence[Task], best: _Found) -> _Found:
 def _demand_room(task: Task) -> None:
     for rank, most in enumerate(task.room.most):
         if (needs := least(task.homes, rank, task.room.keeps)) > most:
-            raise Impossible(
+            raise ScheduleError(
                 f"rank {rank} holds {needs:g} for one microbatch before any backward, and may hold {most:g}",
                 "give it more memory, or fewer layers to its stages",
             )
@@ -83,7 +85,7 @@ def _named(task: Task) -> Iterator[_Found]:
     for maker in SCHEDULES.values():
         try:
             schedule = maker(task.ranks, task.microbatches, len(task.homes) // task.ranks)
-        except Impossible:
+        except ScheduleError:
             continue
         if schedule.homes == task.homes and kept.holds(schedule):
             yield _Found(simulate(schedule, task.times).total, schedule, task)

@@ -4,16 +4,16 @@ Purpose: 1F1B, interleaved 1F1B, ZB-H1, ZB-H2 and the interleaved zero bubble, w
 """
 
 from .actions import Row, Work
-from .errors import Impossible
-from .steps import Seat, numbered, woven
+from .errors import ScheduleError
+from .steps import RankContext, interleave_passes, numbered
 
 
-def one_forward_one_backward(seat: Seat) -> Row:
+def one_forward_one_backward(seat: RankContext) -> Row:
     """1F1B, PipeDream-flush (arXiv 2006.09503): of p ranks, rank r holds p - r microbatches at most."""
     return _alternating(seat, turn=seat.microbatches, hop=1, split=False)
 
 
-def interleaved(seat: Seat) -> Row:
+def interleaved(seat: RankContext) -> Row:
     """Megatron-LM's interleaved 1F1B (arXiv 2104.04473, section 2.2.2): the bubble of 1F1B divided by the chunks.
 
     There microbatches are a multiple of the ranks.  Here, as in torch, turns may be longer than there are ranks, so
@@ -22,12 +22,12 @@ def interleaved(seat: Seat) -> Row:
     return _alternating(seat, turn=_turn(seat), hop=2, split=False)
 
 
-def zero_bubble_h1(seat: Seat) -> Row:
+def zero_bubble_h1(seat: RankContext) -> Row:
     """ZB-H1 (arXiv 2401.10241, section 2.1): a bubble of (p - 1)(F + I - W), with 1F1B's memory of p microbatches."""
     return _alternating(seat, turn=seat.microbatches, hop=1, split=True)
 
 
-def zero_bubble_h2(seat: Seat) -> Row:
+def zero_bubble_h2(seat: RankContext) -> Row:
     """ZB-H2 (arXiv 2401.10241, section 2.2): a bubble of (p - 1)(F + I - 2W), with memory for 2p - 1 microbatches.
 
     Ranks begin and end one after the other; that its bubble is zero where F, I and W take equally long is said of the
@@ -36,12 +36,12 @@ def zero_bubble_h2(seat: Seat) -> Row:
     return _alternating(seat, turn=seat.microbatches, hop=2, split=True)
 
 
-def interleaved_zero_bubble(seat: Seat) -> Row:
+def interleaved_zero_bubble(seat: RankContext) -> Row:
     """ZB-H1's order over the chunks of interleaved 1F1B, as torch has it; with one chunk it is ZB-H1."""
     return _alternating(seat, turn=_turn(seat), hop=1, split=True)
 
 
-def _alternating(seat: Seat, turn: int, hop: int, split: bool) -> Row:
+def _alternating(seat: RankContext, turn: int, hop: int, split: bool) -> Row:
     """Chunks take turns of `turn` microbatches; each hop to the last rank is `hop` more forwards ahead of backward.
 
     Where backward is split, W waits for as many more I as there were fewer forwards ahead of them than on the first
@@ -53,15 +53,15 @@ def _alternating(seat: Seat, turn: int, hop: int, split: bool) -> Row:
     inputs = [(chunk, Work.INPUT if split else Work.BACKWARD) for chunk in back]
     weights = [None] * (hop * seat.rank) + [(chunk, Work.WEIGHT) for chunk in back if split]
     ahead = (seat.chunks - 1) * turn + hop * seat.after
-    return numbered([*forwards[:ahead], *woven(forwards[ahead:], inputs, weights)], seat.stages)
+    return numbered([*forwards[:ahead], *interleave_passes(forwards[ahead:], inputs, weights)], seat.stages)
 
 
-def _turn(seat: Seat) -> int:
+def _turn(seat: RankContext) -> int:
     """How many microbatches a chunk takes before the next chunk does: one for each rank, or evenly more."""
     turns = max(1, seat.microbatches // seat.ranks)
     if seat.microbatches % turns:
         below = seat.microbatches - seat.microbatches % seat.ranks
-        raise Impossible(
+        raise ScheduleError(
             f"{seat.microbatches} microbatches do not make {turns} turns of at least {seat.ranks}: "
             f"{seat.microbatches} / {turns} is not whole",
             f"take a multiple of the ranks, such as {below} or {below + seat.ranks} microbatches",

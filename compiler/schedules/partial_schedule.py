@@ -14,7 +14,7 @@ from itertools import pairwise
 from attrs import define, frozen
 
 from .actions import Action, Schedule, Work
-from .activation_memory import Room
+from .activation_memory import MemoryBudget
 from .feasibility import Filling, Places
 from .timeline import Times
 
@@ -26,7 +26,7 @@ class Task:
     homes: tuple[int, ...]
     microbatches: int
     times: Times
-    room: Room
+    room: MemoryBudget
 
     @property
     def stages(self) -> int:

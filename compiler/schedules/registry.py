@@ -10,9 +10,9 @@ from attrs import frozen
 
 from .actions import Row, Schedule
 from .breadth_first import breadth_first, gpipe
-from .errors import Impossible
+from .errors import ScheduleError
 from .one_f_one_b import interleaved, interleaved_zero_bubble, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
-from .steps import Seat
+from .steps import RankContext
 from .v_shaped import dualpipe_v, zero_bubble_v
 
 
@@ -28,10 +28,10 @@ def folded(ranks: int, chunks: int) -> tuple[int, ...]:
 
 
 @frozen
-class Maker:
+class ScheduleSpec:
     """A schedule that has a name."""
 
-    row: Callable[[Seat], Row]
+    row: Callable[[RankContext], Row]
     placed: Callable[[int, int], tuple[int, ...]] = looped
     chunks: int = 1
     """How many stages a rank has where a plan does not say."""
@@ -39,32 +39,32 @@ class Maker:
     """Whether a plan may say."""
 
     def homes(self, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
-        """The rank of each stage; `Impossible` if ranks cannot have so many."""
+        """The rank of each stage; `ScheduleError` if ranks cannot have so many."""
         if chunks not in (None, self.chunks) and not self.variable:
-            raise Impossible(
+            raise ScheduleError(
                 f"a rank has {self.chunks} of its stages, not {chunks}",
                 f"leave `chunks` out, or choose among {_VARIABLE}",
             )
         return self.placed(ranks, self.chunks if chunks is None else chunks)
 
     def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
-        """The schedule, without messages; `Impossible` if it has none for these numbers."""
+        """The schedule, without messages; `ScheduleError` if it has none for these numbers."""
         homes = self.homes(ranks, chunks)
         held = [tuple(stage for stage, home in enumerate(homes) if home == rank) for rank in range(ranks)]
-        rows = (self.row(Seat(rank, ranks, microbatches, stages)) for rank, stages in enumerate(held))
+        rows = (self.row(RankContext(rank, ranks, microbatches, stages)) for rank, stages in enumerate(held))
         return Schedule(homes, microbatches, tuple(rows))
 
 
-SCHEDULES: dict[str, Maker] = {
-    "gpipe": Maker(gpipe),
-    "1f1b": Maker(one_forward_one_backward),
-    "interleaved_1f1b": Maker(interleaved, chunks=2, variable=True),
-    "breadth_first": Maker(breadth_first, chunks=2, variable=True),
-    "zb_h1": Maker(zero_bubble_h1),
-    "zb_h2": Maker(zero_bubble_h2),
-    "interleaved_zero_bubble": Maker(interleaved_zero_bubble, chunks=2, variable=True),
-    "zbv": Maker(zero_bubble_v, folded, chunks=2),
-    "dualpipev": Maker(dualpipe_v, folded, chunks=2),
+SCHEDULES: dict[str, ScheduleSpec] = {
+    "gpipe": ScheduleSpec(gpipe),
+    "1f1b": ScheduleSpec(one_forward_one_backward),
+    "interleaved_1f1b": ScheduleSpec(interleaved, chunks=2, variable=True),
+    "breadth_first": ScheduleSpec(breadth_first, chunks=2, variable=True),
+    "zb_h1": ScheduleSpec(zero_bubble_h1),
+    "zb_h2": ScheduleSpec(zero_bubble_h2),
+    "interleaved_zero_bubble": ScheduleSpec(interleaved_zero_bubble, chunks=2, variable=True),
+    "zbv": ScheduleSpec(zero_bubble_v, folded, chunks=2),
+    "dualpipev": ScheduleSpec(dualpipe_v, folded, chunks=2),
 }
 
 _VARIABLE = ", ".join(f"`{name}`" for name, maker in SCHEDULES.items() if maker.variable)

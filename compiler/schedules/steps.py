@@ -12,7 +12,7 @@ from .actions import Action, Row, Work
 
 
 @frozen
-class Seat:
+class RankContext:
     """A rank of a pipeline and what it is given: the place a row is written for."""
 
     rank: int
@@ -54,6 +54,6 @@ def numbered(steps: Iterable[Step], stages: tuple[int, ...]) -> Row:
     return tuple(row)
 
 
-def woven(*columns: Iterable[Step | None]) -> Steps:
+def interleave_passes(*columns: Iterable[Step | None]) -> Steps:
     """One of each column in turn, `None` left out, until the longest ends."""
     return tuple(step for turn in zip_longest(*columns) for step in turn if step is not None)

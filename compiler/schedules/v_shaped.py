@@ -5,8 +5,8 @@ a backward of the second.
 """
 
 from .actions import Row, Work
-from .errors import Impossible
-from .steps import Seat, Steps, numbered, woven
+from .errors import ScheduleError
+from .steps import RankContext, Steps, interleave_passes, numbered
 
 F0: Steps = ((0, Work.FORWARD),)
 F1: Steps = ((1, Work.FORWARD),)
@@ -18,7 +18,7 @@ W0: Steps = ((0, Work.WEIGHT),)
 W1: Steps = ((1, Work.WEIGHT),)
 
 
-def zero_bubble_v(seat: Seat) -> Row:
+def zero_bubble_v(seat: RankContext) -> Row:
     """ZB-V (arXiv 2405.15362; 2401.10241, section 6): no bubble where F, I and W take equally long, 1F1B's memory.
 
     Written for 2p - 1 microbatches or more; of a schedule of so many, fewer leave out those that are not there.
@@ -39,7 +39,7 @@ def zero_bubble_v(seat: Seat) -> Row:
     return tuple(action for action in numbered(steps, seat.stages) if action.microbatch < seat.microbatches)
 
 
-def dualpipe_v(seat: Seat) -> Row:
+def dualpipe_v(seat: RankContext) -> Row:
     """DualPipeV, DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) cut in half: github.com/deepseek-ai/DualPipe.
 
     Its pairs, a forward and a backward to be overlapped, stand here one behind the other, so that a rank need not wait
@@ -47,7 +47,7 @@ def dualpipe_v(seat: Seat) -> Row:
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
     if seat.microbatches < 2 * ranks:
-        raise Impossible(
+        raise ScheduleError(
             f"{seat.microbatches} microbatches are fewer than the 2 × {ranks} stages",
             f"take at least {2 * ranks} microbatches, or `zbv`",
         )
@@ -60,6 +60,6 @@ def dualpipe_v(seat: Seat) -> Row:
         + (B1 + F1 + B0) * after
         + ((B1 + B0) * (before + 1))[:whole]
         + ((I1 + I0) * (before + 1))[whole:]
-        + woven(((W1 + W0) * (before + 1))[whole:] + W0 * after, I0 * after)
+        + interleave_passes(((W1 + W0) * (before + 1))[whole:] + W0 * after, I0 * after)
     )
     return numbered(steps, seat.stages)

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, named
-from .hf_weights import INDEX, HuggingFace, Stored, safetensors
+from .hf_weights import INDEX, HFNames, HFWeight, safetensors
 from .reader import Saved
 
 LARGEST = 5 * 10**9
 """Bytes of a file, unless a single tensor is larger."""
 
-Held = dict[str, list[tuple[str, Stored]]]
+Held = dict[str, list[tuple[str, HFWeight]]]
 """The parameters that each tensor holds, one behind the other."""
 
 
-def export(path: Path, folder: Path, names: HuggingFace) -> None:
+def export(path: Path, folder: Path, names: HFNames) -> None:
     """Writes the parameters of the checkpoint at `path` into the new `folder`, whole or not at all.  RunError."""
     if folder.exists():
         raise RunError(f"{folder} is there already: name a new folder")
@@ -70,7 +70,7 @@ def _readable(path: Path) -> Generator[Path]:
     path.chmod(mode)
 
 
-def _held(recorded: Mapping[str, Tensor], names: HuggingFace, path: Path) -> Held:
+def _held(recorded: Mapping[str, Tensor], names: HFNames, path: Path) -> Held:
     """RunError unless the plan's parameters are those of the checkpoint at `path`."""
     if lacking := [name for name in names.places if name not in recorded]:
         raise RunError(f"{path} lacks {named(lacking)}")
@@ -87,7 +87,7 @@ def _held(recorded: Mapping[str, Tensor], names: HuggingFace, path: Path) -> Hel
     return held
 
 
-def _fit(parts: list[tuple[str, Stored]], recorded: Mapping[str, Tensor]) -> bool:
+def _fit(parts: list[tuple[str, HFWeight]], recorded: Mapping[str, Tensor]) -> bool:
     """Whether parameters of these sizes are whole rows, or heads, of a tensor, and enough of them."""
     stored, counts = parts[0][1], [recorded[name].numel() for name, _ in parts]
     row = prod(stored.rows(0)[1:])
@@ -101,7 +101,7 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
-def _bytes(parts: list[tuple[str, Stored]], names: HuggingFace) -> int:
+def _bytes(parts: list[tuple[str, HFWeight]], names: HFNames) -> int:
     return prod(parts[0][1].shape) * names.dtype.itemsize
 
 
@@ -126,7 +126,7 @@ def _values(held: Held, saved: Saved, dtype: torch.dtype) -> dict[str, Tensor]:
     return {tensor: _joined(parts, read).to(dtype) for tensor, parts in held.items()}
 
 
-def _joined(parts: list[tuple[str, Stored]], read: Mapping[str, Tensor]) -> Tensor:
+def _joined(parts: list[tuple[str, HFWeight]], read: Mapping[str, Tensor]) -> Tensor:
     """A tensor's parts one behind the other, without padding."""
     stored = parts[0][1]
     whole = torch.cat([each.pairs(read[name].reshape(each.rows(read[name].numel()))) for name, each in parts])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..comm.mesh import Mesh
 from ..errors import RunError, named
-from ..state.engine import State
+from ..state.engine import TrainState
 from ..state.parameters import Spec
 from .untrusted import DAMAGE, index_of, is_within, size_of
 
@@ -32,7 +32,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 @dataclass(frozen=True)
-class Stored:
+class HFWeight:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
 
     Where `interleaved` is (64, 256), of the 256 rows of each head the first 64 stand pair by pair: (0, 1), (2, 3), …
@@ -83,18 +83,18 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class HuggingFace:
+class HFNames:
     """What a plan says of such files: the element type they are written in, and the parameters, by name pattern.
 
     `repeats` is how often each repeat is repeated, by what patterns have before its `*`.
     """
 
     dtype: torch.dtype
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, HFWeight]
     repeats: Mapping[str, int]
 
     @cached_property
-    def places(self) -> Mapping[str, tuple[str, Stored]]:
+    def places(self) -> Mapping[str, tuple[str, HFWeight]]:
         """The tensor that holds each parameter of the plan, and which part of it: for all ranks and stages."""
         return {
             pattern.replace("*", "{}").format(*indices): (stored.named(indices), stored)
@@ -114,14 +114,14 @@ class Reader:
     RunError where there are none, or they and the plan do not have the same tensors.
     """
 
-    def __init__(self, path: Path, names: HuggingFace) -> None:
+    def __init__(self, path: Path, names: HFNames) -> None:
         self._path, self._file_of = path, _opened(path)
         prefix = self._left_out(names)
         self._places = {name: (tensor.removeprefix(prefix), part) for name, (tensor, part) in names.places.items()}
         self._check_names()
         self._cut = {note for tensor, stored in self._places.values() if (note := self._compared(tensor, stored))}
 
-    def _left_out(self, names: HuggingFace) -> str:
+    def _left_out(self, names: HFNames) -> str:
         """What the names of a model without its head lack: the first word of all others, as GPT-2's `transformer.`."""
         first, *others = {stored.tensor.partition(".")[0] for stored in names.stored.values()}
         prefix = f"{first}."
@@ -137,7 +137,7 @@ class Reader:
         if left := sorted(name for name in self._file_of if name not in used and not name.endswith(BUFFERS)):
             raise RunError(f"{self._path}: the plan does not use {named(left)}")
 
-    def _compared(self, tensor: str, stored: Stored) -> str:
+    def _compared(self, tensor: str, stored: HFWeight) -> str:
         """What the plan takes of a tensor that is longer than its own, else "".  RunError if it differs otherwise."""
         view = self._file_of[tensor].get_slice(tensor)
         shape, dtype = tuple(view.get_shape()), view.get_dtype()
@@ -151,7 +151,7 @@ class Reader:
         """The path, and what the plan takes where it does not take all."""
         return ": ".join([str(self._path), *sorted(self._cut)])
 
-    def fill(self, state: State) -> None:
+    def fill(self, state: TrainState) -> None:
         """Gives every parameter its value."""
         state.take(lambda name, spec: self._part(name, spec, state.mesh))
 
@@ -202,7 +202,7 @@ def _files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _part(view: Any, stored: Stored, spec: Spec, mesh: Mesh) -> Tensor:
+def _part(view: Any, stored: HFWeight, spec: Spec, mesh: Mesh) -> Tensor:
     """Reads a box: along each stored dim the stretch that the first of its dims asks for; the rest is cut after."""
     whole = stored.rows(prod(spec.shape))
     offsets, sizes = list(spec.offsets(mesh)), spec.local_shape(mesh)
@@ -217,7 +217,7 @@ def _part(view: Any, stored: Stored, spec: Spec, mesh: Mesh) -> Tensor:
     return stored.halves(_rows(view, stored, *stretches)).reshape(shape)[box]
 
 
-def _rows(view: Any, stored: Stored, rows: slice, *columns: slice) -> Tensor:
+def _rows(view: Any, stored: HFWeight, rows: slice, *columns: slice) -> Tensor:
     """A stretch of a parameter's rows; those behind the tensor's last are padding, and 0."""
     last = stored.shape[-1 if stored.transposed else 0]
     start, stop = (min(stored.start + at, last) for at in (rows.start, rows.stop))

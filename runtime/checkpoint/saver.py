@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ..errors import RunError, named
 from ..state import loss_scale
-from ..state.engine import State
+from ..state.engine import TrainState
 from ..state.shards import Box, whole
 from . import index, tensor_file
 from .agreement import anywhere, together
@@ -34,7 +34,7 @@ ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
 """What a run finds out anew where it is not given, as when a plan of another precision goes on."""
 
 
-def save(folder: Path, step: int, state: State, disk: Disk | None = None, run: Identity | None = None) -> Path:
+def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, run: Identity | None = None) -> Path:
     """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts finished steps.
 
     `run` is what a run that goes on must have too.
@@ -48,7 +48,7 @@ def save(folder: Path, step: int, state: State, disk: Disk | None = None, run: I
     return saving.made
 
 
-def load(path: Path, state: State) -> None:
+def load(path: Path, state: TrainState) -> None:
     """Fills the state from a checkpoint written on any mesh.  Collective.
 
     A loss scale that it lacks begins anew, and one that the state has no use for is left.
@@ -95,7 +95,7 @@ class _Saving:
 
     made: Path
     step: int
-    state: State
+    state: TrainState
     rank: int
     world: int
     disk: Disk

@@ -20,7 +20,7 @@ Values = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class StageInput:
     """A value that crosses from stage to stage, as one rank has it.
 
     gradient  whether its gradient comes back
@@ -92,7 +92,7 @@ def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
     return Message(ready, axis.group.send, peer, under_way)
 
 
-def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[Carried], device: torch.device) -> Message:
+def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], device: torch.device) -> Message:
     """Receives into the slot."""
 
     def ready() -> Values:

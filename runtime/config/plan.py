@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..checkpoint.hf_weights import HuggingFace
+from ..checkpoint.hf_weights import HFNames
 from ..data.loader import Corpus, Input
 from .lr_schedule import Schedule
 
@@ -44,7 +44,7 @@ class Plan:
     lr: float  # the schedule's peak
     schedule: Schedule
     nodes: int = 1
-    names: HuggingFace | None = None  # where files of weights hold the parameters
+    names: HFNames | None = None  # where files of weights hold the parameters
     account: Account | None = None  # what a step takes in memory, as the compiler counts it
     model: str = ""  # a hash of what is computed, on any mesh
 

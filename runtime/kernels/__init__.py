@@ -6,12 +6,12 @@ Only a program that was compiled with kernels imports this package; the runtime 
 from .accumulate import Accumulate
 from .adamw import AdamW
 from .attention import Attention, Block, Blocks, Merge
-from .cross_entropy import CrossEntropy, LogitParts, rejoined
+from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
 from .gates import GeluMul, SiluMul
 from .launching import Tile
 from .layer_norm import AddLayerNorm, LayerNorm
 from .linear_cross_entropy import LinearCrossEntropy
-from .linear_softmax_stats import LinearParts
+from .linear_softmax_stats import LinearSoftmaxStats
 from .rms_norm import AddRMSNorm, RMSNorm
 from .rope import Rope, RopePair
 
@@ -27,13 +27,13 @@ __all__ = [
     "GeluMul",
     "LayerNorm",
     "LinearCrossEntropy",
-    "LinearParts",
-    "LogitParts",
+    "LinearSoftmaxStats",
+    "LogitSoftmaxStats",
     "Merge",
     "RMSNorm",
     "Rope",
     "RopePair",
     "SiluMul",
     "Tile",
-    "rejoined",
+    "rescale_to_global_max",
 ]

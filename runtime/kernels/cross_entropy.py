@@ -1,8 +1,9 @@
 """Cross entropy of logits that are there: one pass forward, one backward.
 
-Over a sharded vocabulary each rank has the parts of its own logits, `LogitParts`; the largest m, one small collective,
-brings them to one base, `rejoined`, in which their sums over ranks, two more, are what `token_loss` takes.  All three
-lie outside of the logits' Function, whose backward is one pass all the same: z's gradient carries exp(m − peak).
+Over a sharded vocabulary each rank has the parts of its own logits, `LogitSoftmaxStats`; the largest m, one small
+collective, brings them to one base, `rescale_to_global_max`, in which their sums over ranks, two more, are what
+`token_loss` takes.  All three lie outside of the logits' Function, whose backward is one pass all the same: z's
+gradient carries exp(m − peak).
 
 Source: Shoeybi et al. 2019, section 3 (arXiv:1909.08053); Milakov and Gimelshein 2018 (arXiv:1805.02867).
 """
@@ -23,13 +24,14 @@ from .logits import Parts, add_parts, new_parts, put_gradient
 
 
 @dataclass(frozen=True)
-class LogitParts:
+class LogitSoftmaxStats:
     """m = max l, z = Σ exp(l − m) and t = l[label] or 0 for a label elsewhere, of this rank's logits l.
 
     logits [..., v], labels [...] of the whole vocabulary, < 0 for none; m, z, t [...] in float32, float64 for float64.
-    m is without gradient and, from z and t through `rejoined`, the loss does not depend on it.  Of the v of all ranks
-    of the axis the first `classes` are one, by default all; a rank without any has z = 0 and the lowest finite m.  With
-    `smoothing` s, t is (1 − s) of that and s of Σ l / classes.  With `cap`, l is cap · tanh(logit / cap).
+    m is without gradient and, from z and t through `rescale_to_global_max`, the loss does not depend on it.  Of the v
+    of all ranks of the axis the first `classes` are one, by default all; a rank without any has z = 0 and the lowest
+    finite m.  With `smoothing` s, t is (1 − s) of that and s of Σ l / classes.  With `cap`, l is cap · tanh(logit /
+    cap).
 
     Saves logits, labels and m; backward makes the logits' gradient alone, in their dtype.  Rows must be without gaps
     inside, else logits are copied.  A kernel serves v that have a tile.
@@ -54,7 +56,7 @@ class LogitParts:
 class CrossEntropy:
     """Sum of token losses over a whole vocabulary, 0-dim, as `scalec.runtime.cross_entropy` has it; and soft-capped.
 
-    Saves what `LogitParts` does, and of each token z, whether it has a label and, with a z-loss, log z + m.
+    Saves what `LogitSoftmaxStats` does, and of each token z, whether it has a label and, with a z-loss, log z + m.
     """
 
     tiles: Mapping[int, Tile]
@@ -74,7 +76,7 @@ class CrossEntropy:
         return token_loss(total, t - m, labels, m if z else None, z)
 
 
-def rejoined(
+def rescale_to_global_max(
     m: Tensor,
     z: Tensor,
     t: Tensor,
@@ -86,7 +88,7 @@ def rejoined(
     classes: int | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """A rank's parts in terms of the peak, the largest m of all ranks: z and t as `softmax_parts` has them.
+    """A rank's parts in terms of the peak, the largest m of all ranks: z and t as `local_softmax_stats` has them.
 
     z' = z · exp(m − peak) and t' = t − weight · peak, with the weight of a token's label among this rank's `columns`
     classes, those weights being 1 in all; both [...] and P over the axis.  Saves exp(m − peak).
@@ -95,7 +97,7 @@ def rejoined(
     return z * (m - peak).exp(), t - weight * peak
 
 
-def _parts(op: LogitParts | CrossEntropy, logits: Tensor, labels: Tensor, classes: Classes) -> Parts:
+def _parts(op: LogitSoftmaxStats | CrossEntropy, logits: Tensor, labels: Tensor, classes: Classes) -> Parts:
     tile = tile_for(op, op.tiles, logits.shape[-1], logits)
     return cast(Any, _LogitParts).apply(logits, labels, classes, tile)
 

@@ -7,7 +7,7 @@
     da = g · b · slope(a)      db = g · activation(a)
 
 Backward computes the activation again: a and b are all that is saved.  Where these are slices of one product
-(`linears`), so are da and db, of which backward then makes one product too.
+(`fused_linear`), so are da and db, of which backward then makes one product too.
 """
 # pyright: basic
 # (Triton has no types.)

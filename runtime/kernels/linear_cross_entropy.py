@@ -11,7 +11,7 @@ the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at a tim
     classes that a rank has          any       any                       all
     gradient of the loss             any       any, for each token       one factor
 
-`LinearParts` goes through the classes, and makes logits again in backward, since their gradient needs what other
+`LinearSoftmaxStats` goes through the classes, and makes logits again in backward, since their gradient needs what other
 chunks, and other ranks, have.  So a row of dW is made once, and rounded once, as unfused; dx is a sum over chunks.
 `LinearCrossEntropy` goes through the tokens, and has all of a token's logits at a time; so it makes their gradient, and
 from it dx and dW, at once, in forward, and backward multiplies them by the factor.  dW is a sum over chunks.

@@ -1,8 +1,8 @@
 """The parts of cross entropy, of the logits of a product, which never stand in memory as a whole.
 
-Purpose: `LinearParts`, for any part of a vocabulary and any gradient of the loss; `linear_cross_entropy` says what it
-costs, and what does for a whole vocabulary.
-Source: Wijmans et al. 2024 (arXiv:2411.09009), of whose gradients nothing is left out here.
+Purpose: `LinearSoftmaxStats`, for any part of a vocabulary and any gradient of the loss; `linear_cross_entropy` says
+what it costs, and what does for a whole vocabulary. Source: Wijmans et al. 2024 (arXiv:2411.09009), of whose gradients
+nothing is left out here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ from .logits import Parts, add_parts, new_parts, product, put_gradient, wide
 
 
 @dataclass(frozen=True)
-class LinearParts:
-    """m, z and t of the logits x · weightᵀ + bias, as `LogitParts` has them, without the logits.
+class LinearSoftmaxStats:
+    """m, z and t of the logits x · weightᵀ + bias, as `LogitSoftmaxStats` has them, without the logits.
 
     x [..., h], weight [v, h] and bias [v], if there is one, with this rank's part of the vocabulary, labels [...];
     m, z, t [...].  `chunk` columns of logits are made at a time, in the element type of x: a multiple of 128 near

@@ -28,7 +28,7 @@ def _joined(m, z, x):
 
 
 @triton.jit
-def logit_parts(
+def logit_softmax_stats(
     logits,
     labels,
     m_parts,

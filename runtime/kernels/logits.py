@@ -53,7 +53,7 @@ def add_parts(
         _add_parts(logits, labels, parts, classes, begins)
         return
     launching.launch(
-        _kernels.logit_parts,
+        _kernels.logit_softmax_stats,
         (logits.shape[0],),
         logits,
         labels,

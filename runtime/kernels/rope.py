@@ -4,7 +4,7 @@
 
 for u and v the halves of the last dim, or of its first part, by the angle of the position.  Backward turns them back.
 
-Non-goals: no tables; `scalec.runtime.rope_table` makes them.
+Non-goals: no tables; `scalec.runtime.rope_frequencies` makes them.
 """
 # pyright: basic
 # (Triton has no types.)
@@ -114,7 +114,7 @@ class Rope:
     tiles: Mapping[int, Tile]
 
     def __call__(self, x: Tensor, table: Tensor) -> Tensor:
-        """x [..., seq, between, d], table [2, seq, 1 × between, d or less] of `rope_table`; the result is as x."""
+        """x and the result [..., seq, between, d], table [2, seq, 1 × between, d or less] of `rope_frequencies`."""
         (out,) = cast(Any, _Rope).apply(table, tile_for(self, self.tiles, x.shape[-1], x, table), x)
         return out
 

@@ -81,7 +81,7 @@ def embedding(
     return lookup(local.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
 
 
-def rope_table(
+def rope_frequencies(
     seq: int,
     dim: int,
     theta: float,
@@ -201,7 +201,7 @@ def cross_entropy(
     """
     if smoothing or z:
         peak = max_logit(logits, classes=classes)
-        parts = softmax_parts(logits, peak, labels, classes=classes, smoothing=smoothing)
+        parts = local_softmax_stats(logits, peak, labels, classes=classes, smoothing=smoothing)
         return token_loss(*parts, labels, peak if z else None, z)
     logits = logits[..., :classes].flatten(0, -2).to(_wide(logits.dtype))
     return F.cross_entropy(logits, labels.flatten().clamp(min=-1), ignore_index=-1, reduction="sum")
@@ -223,7 +223,7 @@ def _real(logits: Tensor, axis: Axis | None, classes: int | None) -> Tensor:
     return logits[..., : classes - first]
 
 
-def softmax_parts(
+def local_softmax_stats(
     logits: Tensor,
     m: Tensor,
     labels: Tensor,
@@ -275,7 +275,8 @@ class _SoftmaxParts(Function):
 def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
     """Σ log z − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient.
 
-    m: what the logits have lost, as in `softmax_parts`; with it, z_loss · (log z + m)² is added (arXiv:2204.02311).
+    m: what the logits have lost, as in `local_softmax_stats`; with it, z_loss · (log z + m)² is added
+    (arXiv:2204.02311).
     """
     log = z.log()
     loss = log - t if m is None else log - t + z_loss * (log + m).square()

@@ -18,18 +18,18 @@ from .delayed_wgrad import put_off
 
 
 def join(first: Tensor, whole: Tensor) -> None:
-    """Has `linears` take `whole` [Σn, k] for weights of which this is the first: their memory, whatever is in it."""
+    """Makes `fused_linear` take `whole` [Σn, k], their common memory, for the weights of which this is the first."""
     cast(Any, first).whole = whole
 
 
-def linears(
+def fused_linear(
     x: Tensor, *weights: Tensor, into: Sequence[Sequence[int]] | None = None, apart: Sequence[int] = ()
 ) -> tuple[Tensor, ...]:
     """x · wᵀ for each of `weights` [n, k]: of x [..., k] results [..., n], or the last dim unflattened `into` dims.
 
-    It is one product with the matrix that the weights were joined to (`Group`), also in a graph of torch.compile: it is
-    an input of that like each weight.  The results are slices that keep all of the product alive; those in `apart` are
-    copies.
+    It is one product with the matrix that the weights were joined to (`ParamGroup`), also in a graph of torch.compile:
+    it is an input of that like each weight.  The results are slices that keep all of the product alive; those in
+    `apart` are copies.
 
     Gradients of the results, [rows, n], may come as slices of one tensor, as `silu_mul` gives them; then backward too
     is one product for x and one for all weights.  Else they are copied into one, which reads and writes rows · Σn
@@ -38,7 +38,7 @@ def linears(
     2 heads), or over several ranks; gates of 3.5 k each are not.  In a graph nobody sees where gradients lie.
     """
     whole: Tensor | None = getattr(weights[0], "whole", None)
-    assert whole is not None, "linears: weights that no group has side by side"
+    assert whole is not None, "fused_linear: weights that no group has side by side"
     results = cast(tuple[Tensor, ...], cast(Any, _Linears).apply(apart, x, whole, *weights))
     if into is None:
         return results
@@ -51,7 +51,7 @@ class _Linears(Function):
         ctx.save_for_backward(x, whole)
         ctx.weights = weights
         sizes = [weight.shape[0] for weight in weights]
-        assert sum(sizes) == whole.shape[0], "linears: other weights than those that are joined"
+        assert sum(sizes) == whole.shape[0], "fused_linear: other weights than those that are joined"
         results = F.linear(x, whole).split_with_sizes(sizes, dim=-1)
         return tuple(y.contiguous() if i in apart else y for i, y in enumerate(results))
 

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from ..comm.checked_p2p import watched_receive, watched_send
 from ..comm.mesh import Axis, Crossing, Mesh
-from ..comm.p2p import Carried, Exchange, Message, Slot, received, sent
+from ..comm.p2p import Exchange, Message, Slot, StageInput, received, sent
 from ..data.loader import Batch
-from ..state.loop_hooks import NOTHING, Flats
+from ..state.loop_hooks import NOTHING, FlatParams
 from ..state.param_matching import Holders
 from .stage_buckets import Chunks, Reduction
 from .stage_step import Cell, LastCell, Pass
@@ -48,7 +48,7 @@ class Pipeline:
     a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
     """
 
-    def __init__(self, axis: str, homes: Sequence[int], carried: Sequence[Carried], rows: Sequence[str]) -> None:
+    def __init__(self, axis: str, homes: Sequence[int], carried: Sequence[StageInput], rows: Sequence[str]) -> None:
         self._axis, self._homes, self._carried, self._rows = axis, homes, carried, rows
         # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
         self._wide = reduce(torch.promote_types, (each.dtype for each in carried), torch.float32)
@@ -73,25 +73,25 @@ class Pipeline:
         batch: Batch,
         share: Tensor,
         mesh: Mesh,
-        flats: Flats = NOTHING,
+        flat_params: FlatParams = NOTHING,
         reductions: Sequence[Reduction] = (),
     ) -> Tensor:
         """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
 
-        `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  `flats` are waited for
-        where their stages begin; where these end, their `reductions` begin.
+        `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  `flat_params` are waited
+        for where their stages begin; where these end, their `reductions` begin.
         """
         inputs = [*batch.microbatches()]
-        now = Pass(model, inputs, share, torch.zeros_like(share), Chunks(flats, reductions))
+        now = Pass(model, inputs, share, torch.zeros_like(share), Chunks(flat_params, reductions))
         row = self._row(mesh)
         return row.go(row.all, now)
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flats: Flats = NOTHING) -> Tensor:
+    def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flat_params: FlatParams = NOTHING) -> Tensor:
         """The sum of losses, without any gradients; nothing is dropped."""
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
         row = self._row(mesh)
-        return row.go(row.forwards, Pass(model, _undropped(batch), zero, zero.clone(), Chunks(flats)))
+        return row.go(row.forwards, Pass(model, _undropped(batch), zero, zero.clone(), Chunks(flat_params)))
 
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
@@ -156,7 +156,7 @@ class _Row:
     """
 
     def __init__(
-        self, row: str, homes: Sequence[int], carried: Sequence[Carried], axis: Axis, device: torch.device
+        self, row: str, homes: Sequence[int], carried: Sequence[StageInput], axis: Axis, device: torch.device
     ) -> None:
         self._homes, self._axis, self._device = homes, axis, device
         cuts = [[each for each in carried if each.at(cut)] for cut in range(len(homes) - 1)]

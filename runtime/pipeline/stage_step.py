@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..comm.mesh import Watch
-from ..comm.p2p import Carried, Slot, Values
+from ..comm.p2p import Slot, StageInput, Values
 from ..ops.delayed_wgrad import Part, set_apart
 from .stage_buckets import Chunks
 
@@ -41,8 +41,8 @@ class Cell:
         self,
         stage: int,
         microbatch: int,
-        enters: Sequence[Carried],
-        leaves: Sequence[Carried],
+        enters: Sequence[StageInput],
+        leaves: Sequence[StageInput],
         watch: Watch | None,
         x: Slot,
         y: Slot,

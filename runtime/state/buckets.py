@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..comm.mesh import Copies, Mesh
-from .flat_param import Flat
+from .flat_param import FlatParam
 from .grad_reduction import Accumulate, Gradient, Reductions
 from .layout import Layout, Members
-from .optimizers import Group, Part
+from .optimizers import ParamGroup, Part
 from .param_matching import Claims, Holders, Turn, by_stages, by_turns, claimed, products, whole
 from .parameters import Spec
 from .unsharded import Working
@@ -39,7 +39,7 @@ class Bucket:
 
     def __init__(
         self,
-        *groups: Group,
+        *groups: ParamGroup,
         turns: bool = False,
         shards: tuple[str, ...] = (),
         keeps_gradients: bool = True,
@@ -75,7 +75,7 @@ class Elements:
 
 
 class Memory:
-    """A bucket's memory: a `Flat` for each turn, in the turns' `shape`, or a single one; of which each is a part.
+    """A bucket's memory: a `FlatParam` for each turn, in the turns' `shape`, or a single one; of which each is a part.
 
     Of a pipeline it is that of one chunk, of `stages`.
     """
@@ -108,11 +108,11 @@ class Memory:
         self._slots = {slot: zeros(layout.part, master) for slot in elements.slots}
         self._accumulate = elements.accumulate
         indices = product(*map(range, self._shape))
-        self.flats = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
-        for one, next_ in pairwise(flat.working for flat in self.flats):
+        self.flat_params = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
+        for one, next_ in pairwise(flat.working for flat in self.flat_params):
             one.after, next_.before = next_, one
 
-    def _flat(self, index: tuple[int, ...], layout: Layout) -> Flat:
+    def _flat(self, index: tuple[int, ...], layout: Layout) -> FlatParam:
         """One turn's memory."""
         whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
         working = Working(whole, self._part[index], self._whole is None, self.bucket.prefetch)
@@ -121,7 +121,7 @@ class Memory:
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
         apart = {*self.bucket.shards, *filter(None, [self.bucket.stages])}
         memory = working, gradient, self._master[index], slots
-        return Flat(index or self._stages, layout, self._mesh, apart, *memory, self._products)
+        return FlatParam(index or self._stages, layout, self._mesh, apart, *memory, self._products)
 
     @property
     def is_chunk(self) -> bool:
@@ -130,7 +130,7 @@ class Memory:
 
     def nested(self) -> list[Any]:
         """The flats as a program runs over them: lists in lists, those of the outermost repeat outside."""
-        nested: list[Any] = self.flats
+        nested: list[Any] = self.flat_params
         for size in reversed(self._shape[1:]):
             nested = [nested[i : i + size] for i in range(0, len(nested), size)]
         return nested
@@ -145,7 +145,7 @@ class Memory:
     def copies(self) -> Iterator[Copies]:
         """What ranks hold alike: those of a stage, and those of stages that share parameters."""
         among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
-        for flat in self.flats:
+        for flat in self.flat_params:
             for each in flat.copies():
                 yield each
                 if among:

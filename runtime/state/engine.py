@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..comm.mesh import Copies, Mesh
 from .buckets import Bucket, Elements, memories
-from .flat_param import Flat
+from .flat_param import FlatParam
 from .grad_reduction import Accumulate
-from .loop_hooks import Flats
+from .loop_hooks import FlatParams
 from .loss_scale import LossScale
 from .optimizers import Optimizer
 from .param_matching import Holders
@@ -25,7 +25,7 @@ STEP = "optimizer/step"
 """The key of the number of updates, in checkpoints and `state_dict`."""
 
 
-class State:
+class TrainState:
     """A model's parameters, gradients and optimizer state.
 
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
@@ -58,9 +58,9 @@ class State:
         if mesh.watch is not None:
             mesh.watch.installed(model, [*self._copies()])
 
-    def _flats(self) -> Iterator[Flat]:
+    def _flats(self) -> Iterator[FlatParam]:
         for memory in self._memories:
-            yield from memory.flats
+            yield from memory.flat_params
 
     def _finish(self) -> None:
         """Waits for the reductions that backward began."""
@@ -79,14 +79,14 @@ class State:
             flat.fill(value)
         self.refresh()
 
-    def flats(self, microbatches: int = 0) -> Flats:
+    def flat_params(self, microbatches: int = 0) -> FlatParams:
         """The turns of each bucket that has them, by its name, for a step of so many backwards to come.
 
         Of a pipeline, the chunks of each bucket, which do not count.
         """
         self._abandon()
         moved = {name: each for name, each in self._of.items() if each[0].bucket.moves}
-        for flat in (flat for each in moved.values() for memory in each for flat in memory.flats):
+        for flat in (flat for each in moved.values() for memory in each for flat in memory.flat_params):
             flat.gradient.begin(microbatches)
         return {name: [own for memory in each for own in memory.nested()] for name, each in moved.items()}
 
@@ -115,7 +115,7 @@ class State:
     def weights(self) -> dict[str, Tensor]:
         """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
         whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
-        return {name: memory.flats[0].working.whole for name, memory in whole.items() if memory.bucket.shards}
+        return {name: memory.flat_params[0].working.whole for name, memory in whole.items() if memory.bucket.shards}
 
     def zero(self) -> None:
         """Zeroes every gradient."""
@@ -150,7 +150,7 @@ class State:
         """
         for memory in self._memories:
             first = not memory.bucket.among or self.mesh.rank(memory.bucket.stages) == memory.bucket.among[0]
-            for flat in memory.flats:
+            for flat in memory.flat_params:
                 for each in flat.record():
                     split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
                     own = first and self._is_first(set(self.mesh.axes) - split)

@@ -31,7 +31,7 @@ class Record:
     local: Tensor
 
 
-class Flat:
+class FlatParam:
     """One turn of a bucket, a chunk, or the whole of one; ranks along the axes `apart` hold other parts or parameters.
 
     `place` is the turn's index in each repeat, or the stages that a chunk is of; in its order buffers are gathered.
@@ -74,7 +74,7 @@ class Flat:
             yield piece.name, parameter
 
     def _join(self, names: Sequence[str]) -> None:
-        """Lets `linears` have neighbours, which are rows of one length, as one matrix."""
+        """Lets `fused_linear` have neighbours, which are rows of one length, as one matrix."""
         pieces = [piece for piece in self.layout.pieces if piece.name in names]
         first, last = pieces[0], pieces[-1]
         assert [piece.name for piece in pieces] == [*names], f"flat: {names} of one product lie in another order"
@@ -96,20 +96,22 @@ class Flat:
 
     def copies(self) -> Iterator[Copies]:
         """Everything in its memory, in stretches that the same ranks hold alike."""
-        flats: list[tuple[str, Role, Tensor]] = [
+        flat_params: list[tuple[str, Role, Tensor]] = [
             ("", "kept", self.master),
             ("the gradient of ", "gradient", self.gradient.part()),
         ]
         for slot, flat in self.slots.items():
-            flats.insert(0, (f"{slot} of ", "kept", flat))  # one that differs spoils its parameter: it is named first
+            flat_params.insert(
+                0, (f"{slot} of ", "kept", flat)
+            )  # one that differs spoils its parameter: it is named first
         if self.is_mixed:
-            flats.append(("the working copy of ", "working", self.working.part))
+            flat_params.append(("the working copy of ", "working", self.working.part))
         for split, group in groupby(self.layout.pieces, _axes):
             pieces = list(group)
             axis = self.mesh.without({*split, *self.apart})
             if (kept := self.layout.kept(pieces[0].start, pieces[-1].stop)) is None:
                 continue
-            for what, role, flat in flats:
+            for what, role, flat in flat_params:
                 yield Copies(flat[kept], axis, role, what, partial(self._element, kept.start))
 
     def _element(self, start: int, index: int) -> tuple[str, str]:

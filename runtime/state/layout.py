@@ -13,10 +13,10 @@ from math import lcm, prod
 from torch import Tensor
 
 from ..comm.mesh import Axis, Mesh
-from .optimizers import Group
+from .optimizers import ParamGroup
 from .parameters import Spec
 
-Members = Sequence[tuple[Group, Mapping[str, Spec]]]
+Members = Sequence[tuple[ParamGroup, Mapping[str, Spec]]]
 """Groups, each with its parameters by name."""
 
 
@@ -56,7 +56,7 @@ class Layout:
     """Parameters side by side in `size` elements, of which this rank of the axis keeps those in `own`."""
 
     def __init__(self, members: Members, mesh: Mesh, axis: Axis) -> None:
-        self.groups: list[tuple[Group, slice]] = []
+        self.groups: list[tuple[ParamGroup, slice]] = []
         self.pieces: list[Piece] = []
         for group, specs in members:
             pieces = _lay_out(specs, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1)

@@ -1,8 +1,8 @@
 """What moves around a turn of a repeat: its weights come and go, its gradients are reduced, while the model computes.
 
 Autograd functions that leave a value as it is, and act when forward and backward come by: backward enters a turn where
-forward has left it, and autograd runs what was made last first.  So `free_weights` comes before all of a turn's
-backward, `gather_weights` and `reduce_gradients` after all of it (FSDP, arXiv:2304.11277).  What is done, and in which
+forward has left it, and autograd runs what was made last first.  So `reshard` comes before all of a turn's
+backward, `unshard` and `reduce_grads_in_backward` after all of it (FSDP, arXiv:2304.11277).  What is done, and in which
 order, follows from the program alone, and so is the same on all ranks.
 
 Non-goals: buckets without turns, which the step moves in sight (`collectives`); stages of a pipeline (`chunks`).
@@ -16,21 +16,21 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..comm.mesh import Axis, End
-from .flat_param import Flat
+from .flat_param import FlatParam
 from .unsharded import Working
 
-Flats = Mapping[str, Any]
+FlatParams = Mapping[str, Any]
 """The turns of each bucket that has them, for these functions: a list, or lists in a list where repeats are nested.
 
 Of a pipeline, the chunks of each bucket: a list.
 """
 
-NOTHING: Flats = {}
+NOTHING: FlatParams = {}
 
 
-def reduce_gradients(
+def reduce_grads_in_backward(
     x: Tensor,
-    own: Flat,
+    own: FlatParam,
     *,
     scatter: Axis | None = None,
     add: Axis | None = None,
@@ -43,50 +43,50 @@ def reduce_gradients(
     sent and summed is the gradient as that.
     """
     assert each == own.gradient.by_parts, "flows: gradients are kept whole up to the last microbatch, or not at all"
-    return _apply(_ReduceGradients, x, own, scatter, add, dtype)
+    return _apply(_ReduceGrads, x, own, scatter, add, dtype)
 
 
-def gather_weights(x: Tensor, own: Flat, axis: Axis) -> Tensor:
+def unshard(x: Tensor, own: FlatParam, axis: Axis) -> Tensor:
     """x, with the turn's weights gathered, and the next turns' on their way; backward frees them."""
-    return x if axis.size == 1 else _apply(_GatherWeights, x, own.working, axis)
+    return x if axis.size == 1 else _apply(_Unshard, x, own.working, axis)
 
 
-def free_weights(x: Tensor, own: Flat, axis: Axis) -> Tensor:
+def reshard(x: Tensor, own: FlatParam, axis: Axis) -> Tensor:
     """x, with the turn's weights freed; backward gathers them again, and those of the turns before."""
-    return x if axis.size == 1 else _apply(_FreeWeights, x, own.working, axis)
+    return x if axis.size == 1 else _apply(_Reshard, x, own.working, axis)
 
 
-def await_weights(x: Tensor, own: Flat) -> Tensor:
-    """x, with the turn's weights there, if `gather_each` began to gather them."""
+def wait_for_unshard(x: Tensor, own: FlatParam) -> Tensor:
+    """x, with the turn's weights there, if `unshard_ahead` began to gather them."""
     own.working.arrive()
     return x
 
 
-def gather_each(axis: Axis, *flats: list[Any]) -> None:
-    """Begins to gather the weights of every turn of buckets, turn by turn, each for its `await_weights`.
+def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
+    """Begins to gather the weights of every turn of buckets, turn by turn, each for its `wait_for_unshard`.
 
     Those of a pipeline's chunks, stage by stage, each for the first forward of its stage.
     """
     if axis.size == 1:
         return
     line = line_of(axis)
-    for own in sorted((own for each in flats for own in in_order(each)), key=lambda own: own.place):
+    for own in sorted((own for each in flat_params for own in in_order(each)), key=lambda own: own.place):
         own.working.begin(axis, line, "result")
 
 
-def in_order(flats: Iterable[Any]) -> Iterator[Flat]:
+def in_order(flat_params: Iterable[Any]) -> Iterator[FlatParam]:
     """The buffers of a bucket, however nested."""
-    for each in flats:
-        if isinstance(each, Flat):
+    for each in flat_params:
+        if isinstance(each, FlatParam):
             yield each
         else:
             yield from in_order(each)
 
 
-class _ReduceGradients(Function):
+class _ReduceGrads(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, own: Flat, scatter: Axis | None, add: Axis | None, dtype: torch.dtype | None
+        ctx: Any, x: Tensor, own: FlatParam, scatter: Axis | None, add: Axis | None, dtype: torch.dtype | None
     ) -> Tensor:
         ctx.of, ctx.how = own.gradient, (scatter, add, dtype)
         ctx.line = line_of(add)
@@ -100,7 +100,7 @@ class _ReduceGradients(Function):
         return *grad_outputs, None, None, None, None
 
 
-class _GatherWeights(Function):
+class _Unshard(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Working, axis: Axis) -> Tensor:
         ctx.own = own
@@ -113,7 +113,7 @@ class _GatherWeights(Function):
         return *grad_outputs, None, None
 
 
-class _FreeWeights(Function):
+class _Reshard(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Working, axis: Axis) -> Tensor:
         ctx.own, ctx.axis, ctx.line = own, axis, line_of(axis)

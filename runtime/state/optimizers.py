@@ -16,11 +16,11 @@ _fused_adamw: Callable[..., None] = cast(Any, torch)._fused_adamw_
 _fused_sgd: Callable[..., None] = cast(Any, torch)._fused_sgd_
 
 
-class Group:
+class ParamGroup:
     """Parameters, by patterns such as `layers.*.wq`, that share a weight decay and a factor on the learning rate.
 
-    A tuple has the patterns of weights of which one product is made (`linears`), in its order: in each turn of a repeat
-    these lie side by side.
+    A tuple has the patterns of weights of which one product is made (`fused_linear`), in its order: in each turn of a
+    repeat these lie side by side.
     """
 
     def __init__(self, *patterns: str | tuple[str, ...], weight_decay: float = 0.0, lr_scale: float = 1.0) -> None:
@@ -36,7 +36,7 @@ class Part:
     `copies` are what the model computes with, likewise, where that is another memory than the parameters'.
     """
 
-    group: Group
+    group: ParamGroup
     parameters: Tensor
     gradients: Tensor
     slots: Mapping[str, Tensor]

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 
 from .layout import Members
-from .optimizers import Group
+from .optimizers import ParamGroup
 from .parameters import Spec
 
 Turn = tuple[str, ...]
@@ -29,11 +29,11 @@ class Claimed:
     patterns: tuple[str, ...]
 
 
-Claims = list[tuple[Group, list[Claimed]]]
+Claims = list[tuple[ParamGroup, list[Claimed]]]
 """The parameters of a bucket, by group."""
 
 
-def claimed(groups: Iterable[Group], left: dict[str, Spec], partial: bool) -> Claims:
+def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) -> Claims:
     """What a bucket's groups claim, taken out of `left`."""
     return [(group, _claim(group, left, partial)) for group in groups]
 
@@ -70,7 +70,7 @@ def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[in
     }
 
 
-def _claim(group: Group, left: dict[str, Spec], partial: bool) -> list[Claimed]:
+def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Claimed]:
     """Takes out of `left` what a group's patterns match; asserts that each does, but where a model is `partial`."""
     claimed: list[Claimed] = []
     for patterns in group.patterns:

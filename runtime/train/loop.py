@@ -22,7 +22,7 @@ from ..config.environment import Profiled, profiling, recording, sanitizing, unk
 from ..config.plan import Metrics, Plan
 from ..data.loader import Batch, Loader, Stream, find_files, split_files
 from ..errors import RunError
-from ..state.engine import State
+from ..state.engine import TrainState
 from . import allocator
 from .identity import differences, identity
 from .launch import (
@@ -42,9 +42,9 @@ from .launch import (
 from .log import Log
 from .shutdown import ending, refuse
 
-Build = Callable[[Mesh], tuple[nn.Module, State]]
-TrainStep = Callable[[nn.Module, State, Batch, float], Metrics]
-EvalStep = Callable[[nn.Module, State, Batch], Metrics]
+Build = Callable[[Mesh], tuple[nn.Module, TrainState]]
+TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
+EvalStep = Callable[[nn.Module, TrainState, Batch], Metrics]
 
 _EVAL_BATCHES = 8
 _LEFT = ("log.jsonl", "checkpoints", "recorded")

@@ -26,7 +26,7 @@ from scalec.compiler.reports.schedule.terminal import GAP, drawing
 from scalec.compiler.reports.schedule.trace import trace
 from scalec.compiler.schedules.actions import Work
 from scalec.compiler.schedules.csv_file import read_csv
-from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.errors import ScheduleError
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.simulate import simulate
@@ -256,7 +256,7 @@ def test_formulas_are_what_the_simulation_says(times: tuple[float, float, float]
     for name, ranks, microbatches, chunks in cases():
         try:
             made = SCHEDULES[name](ranks, microbatches, chunks)
-        except Impossible:
+        except ScheduleError:
             continue
         it = picture("", name, made, Times.uniform(made.stages, *times))
         if formula := expected(name, ranks, microbatches, it.times):

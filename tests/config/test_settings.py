@@ -14,9 +14,9 @@ from scalec.compiler.config.settings import (
     STDLIB,
     Cluster,
     Data,
-    Group,
     Optimizer,
     Order,
+    ParamGroup,
     Pipelining,
     Schedule,
     Settings,
@@ -216,7 +216,9 @@ paths = strings.filter(lambda text: text != STDLIB)
 schedules = st.builds(Schedule, st.just("constant"), counts) | st.builds(
     Schedule, st.just("cosine"), counts, numbers(0, 1e9)
 )
-groups = st.builds(Group, words, st.lists(strings, min_size=1, max_size=3).map(tuple), numbers(0, 1), numbers(0, 10))
+groups = st.builds(
+    ParamGroup, words, st.lists(strings, min_size=1, max_size=3).map(tuple), numbers(0, 1), numbers(0, 10)
+)
 common = {
     "lr": numbers(0, 1e9, open=True),
     "weight_decay": numbers(0, 10),
@@ -273,7 +275,7 @@ def test_shown_settings_read_back(instance: Settings) -> None:
 
 
 def test_show() -> None:
-    train = Train(8, 4, 2, 3, Optimizer("sgd", 0.1, groups=(Group("norms", ("norm*",)),)), Data("text", (STDLIB,)))
+    train = Train(8, 4, 2, 3, Optimizer("sgd", 0.1, groups=(ParamGroup("norms", ("norm*",)),)), Data("text", (STDLIB,)))
     assert settings.show(train) == cleandoc(
         """
         train {

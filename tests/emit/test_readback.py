@@ -80,7 +80,7 @@ BY_HAND = {
     "another norm": ("tiny_llama", "rms_norm(x, self.norm2,", "rms_norm(x, self.norm1,"),
     "another theta": ("tiny_llama", "theta=500000.0", "theta=10000.0"),
     "positions for fewer dims": ("tiny_llama", "between=2", "between=1"),
-    "a shorter table": ("tiny_llama", "rope_table(128, 16", "rope_table(64, 16"),
+    "a shorter table": ("tiny_llama", "rope_frequencies(128, 16", "rope_frequencies(64, 16"),
     "the sequence elsewhere": ("tiny_llama", "attention(q, k, v, seq=0)", "attention(q, k, v, seq=1)"),
     "other sizes of a view": ("tiny_llama", "self.wq).unflatten(-1, (2, 16))", "self.wq).unflatten(-1, (4, 8))"),
     "no view": ("tiny_llama", "seq=0).flatten(-2)", "seq=0)"),
@@ -137,7 +137,11 @@ BY_HAND = {
     "never skipped": ("tiny_llama", "skip=count == 0", "skip=count == -1"),
     "no root": ("tiny_llama", ").sqrt()", ")"),
     "a bucket without a weight": ("tiny_llama", "'layers.*.wk', ", ""),
-    "a weight in another bucket": ("tiny_llama", "Group('layers.*.norm1',", "Group('layers.*.wk', 'layers.*.norm1',"),
+    "a weight in another bucket": (
+        "tiny_llama",
+        "ParamGroup('layers.*.norm1',",
+        "ParamGroup('layers.*.wk', 'layers.*.norm1',",
+    ),
     "a weight renamed": ("tiny_llama", "'layers.*.wk'", "'layers.*.wx'"),
     "a wider pattern": ("tiny_llama", "'layers.*.wk'", "'*.wk'"),
     "another decay": ("tiny_llama", "weight_decay=0.1", "weight_decay=0.0"),
@@ -182,7 +186,7 @@ BY_HAND = {
         "add_rms_norm(x, y, self.norm2, eps=1e-05)",
         "add_rms_norm(x, y, self.norm1, eps=1e-05)",
     ),
-    "products of other weights": ("fused", "linears(a, self.wq, self.wk", "linears(a, self.wq, self.wv"),
+    "products of other weights": ("fused", "fused_linear(a, self.wq, self.wk", "fused_linear(a, self.wq, self.wv"),
     "weights of one product in another order": (
         "fused",
         "('layers.*.wq', 'layers.*.wk'",
@@ -193,17 +197,21 @@ BY_HAND = {
         "('layers.*.w_gate', 'layers.*.w_up')",
         "'layers.*.w_gate', 'layers.*.w_up'",
     ),
-    "products of another value": ("fused", "linears(m, ", "linears(x, "),
+    "products of another value": ("fused", "fused_linear(m, ", "fused_linear(x, "),
     "results of another shape": ("fused", "into=((2, 8),", "into=((8, 2),"),
     "another result apart": ("fused", "apart=(2,)", "apart=(1,)"),
     "queries turned alone": ("fused", "rope_pair(q, k, ", "rope_pair(q, q, "),
     "another smoothing": ("fused", "self.tp, smoothing=0.1)\n", "self.tp, smoothing=0.2)\n"),
     "parts of all classes": (
         "fused",
-        "linear_parts(n, self.head, labels, self.tp",
-        "linear_parts(n, self.head, labels",
+        "linear_softmax_stats(n, self.head, labels, self.tp",
+        "linear_softmax_stats(n, self.head, labels",
     ),
-    "parts that are not rejoined": ("fused", "rejoined(peak, z, t, peak_2,", "rejoined(peak_2, z, t, peak,"),
+    "parts that are not rescale_to_global_max": (
+        "fused",
+        "rescale_to_global_max(peak, z, t, peak_2,",
+        "rescale_to_global_max(peak_2, z, t, peak,",
+    ),
     "as many classes elsewhere": ("fused", "columns=32", "columns=64"),
     "another cap": ("fused, vocabulary whole", "cap=30.0", "cap=31.0"),
     "no z-loss": ("fused, vocabulary whole", "z=0.01, ", ""),
@@ -214,7 +222,11 @@ BY_HAND = {
     ),
     "no bias": ("fused, bias", "bias=self.b_head, ", ""),
     "another bias": ("fused, bias, vocabulary whole", "bias=self.b_head", "bias=self.norm"),
-    "parts of all logits": ("fused, two losses", "logit_parts(y, labels, self.tp", "logit_parts(y, labels"),
+    "parts of all logits": (
+        "fused, two losses",
+        "logit_softmax_stats(y, labels, self.tp",
+        "logit_softmax_stats(y, labels",
+    ),
     "padding among the classes": ("fused, two losses", "classes=61, smoothing=0.1)", "smoothing=0.1)"),
     "another cap of logits": ("fused, two losses", "cap=30.0", "cap=31.0"),
     "no cap of whole logits": ("fused, logits capped alone", ", cap=30.0", ""),
@@ -315,7 +327,7 @@ def _with_another_name(tree: ast.Module) -> Iterator[str]:
 
 def _with_arguments_swapped(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        alike = isinstance(node, ast.Call) and ast.unparse(node.func) in ("Group", "os.environ.get")
+        alike = isinstance(node, ast.Call) and ast.unparse(node.func) in ("ParamGroup", "os.environ.get")
         if isinstance(node, ast.Call) and len(node.args) > 1 and not alike:
             node.args[:2] = reversed(node.args[:2])
             if ast.dump(node.args[0]) != ast.dump(node.args[1]):

@@ -7,21 +7,21 @@ import pytest
 from helpers.readback_plans import compiled, with_imports
 from scalec.compiler.emit.readback import check
 
-REDUCED = "            x = reduce_gradients(x, layer_dp_split_tp, scatter=self.dp, each=True)\n"
-REDUCED_2 = "            x = reduce_gradients(x, layer_dp_split_tp_2, scatter=self.dp, each=True)\n"
-REDUCED_3 = "            x = reduce_gradients(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)\n"
-GATHERED = "            x = gather_weights(x, layer_dp_split_tp, self.dp)\n"
-GATHERED_2 = "            x = gather_weights(x, layer_dp_split_tp_2, self.dp)\n"
+REDUCED = "            x = reduce_grads_in_backward(x, layer_dp_split_tp, scatter=self.dp, each=True)\n"
+REDUCED_2 = "            x = reduce_grads_in_backward(x, layer_dp_split_tp_2, scatter=self.dp, each=True)\n"
+REDUCED_3 = "            x = reduce_grads_in_backward(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)\n"
+GATHERED = "            x = unshard(x, layer_dp_split_tp, self.dp)\n"
+GATHERED_2 = "            x = unshard(x, layer_dp_split_tp_2, self.dp)\n"
 TURN = "            x = layer(x, self.rotary)\n"
-FREED = "            x = free_weights(x, layer_dp_split_tp, self.dp)\n"
-FREED_2 = "            x = free_weights(x, layer_dp_split_tp_2, self.dp)\n"
-AWAITED = "            x = await_weights(x, layer_dp_split_tp)\n"
-AWAITED_2 = "            x = await_weights(x, layer_dp_split_tp_2)\n"
-EACH = "    gather_each(dp, flats['layers_dp_split_tp_2'], flats['layers_dp_split_tp'])\n"
+FREED = "            x = reshard(x, layer_dp_split_tp, self.dp)\n"
+FREED_2 = "            x = reshard(x, layer_dp_split_tp_2, self.dp)\n"
+AWAITED = "            x = wait_for_unshard(x, layer_dp_split_tp)\n"
+AWAITED_2 = "            x = wait_for_unshard(x, layer_dp_split_tp_2)\n"
+EACH = "    unshard_ahead(dp, flat_params['layers_dp_split_tp_2'], flat_params['layers_dp_split_tp'])\n"
 WHOLE = "    all_gather_(weights['dp_split_tp'], dp)\n"
 LOSS_SUM = "    loss = all_reduce_(loss, dp)"
 
-TURNS = {
+LAYERS_OF_STAGE = {
     "a reduction is left out": ("zero 3", REDUCED, ""),
     "a reduction twice": ("zero 3", REDUCED, REDUCED * 2),
     "the reduction of another bucket": ("zero 3", REDUCED, REDUCED_2),
@@ -66,19 +66,23 @@ TURNS = {
     "weights freed before the turn": ("zero 3", FREED, "", TURN, FREED + TURN),
     "weights freed after the loop": ("zero 3", FREED, "", "        n = rms_norm", FREED[4:] + "        n = rms_norm"),
     "a keyword by place": ("zero 3", REDUCED, REDUCED.replace("scatter=", "")),
-    "another function": ("zero 3", FREED, FREED.replace("free_weights", "max_logit")),
+    "another function": ("zero 3", FREED, FREED.replace("reshard", "max_logit")),
     "buckets zipped otherwise": (
         "zero 3",
-        "flats['layers_dp_tp'], flats['layers_dp_split_tp'],",
-        "flats['layers_dp_split_tp'], flats['layers_dp_tp'],",
+        "flat_params['layers_dp_tp'], flat_params['layers_dp_split_tp'],",
+        "flat_params['layers_dp_split_tp'], flat_params['layers_dp_tp'],",
     ),
-    "a bucket twice in a loop": ("zero 3", "flats['layers_dp_split_tp_2'],", "flats['layers_dp_split_tp'],"),
+    "a bucket twice in a loop": (
+        "zero 3",
+        "flat_params['layers_dp_split_tp_2'],",
+        "flat_params['layers_dp_split_tp'],",
+    ),
     "a bucket more in a loop": (
         "zero 1",
         "layer_dp_split_tp_2 in zip(",
         "layer_dp_split_tp_2, more in zip(",
         ", strict=True)",
-        ", flats['layers_dp_split_tp'], strict=True)",
+        ", flat_params['layers_dp_split_tp'], strict=True)",
     ),
     "what is no bucket in a loop": (
         "zero 1",
@@ -90,7 +94,7 @@ TURNS = {
     "all turns for those inside": (
         "zero 3, nested",
         "block(x, draws, layers_dp_tp,",
-        "block(x, draws, flats['blocks_layers_dp_tp'],",
+        "block(x, draws, flat_params['blocks_layers_dp_tp'],",
     ),
     "as many as there are": ("zero 3", ", strict=True)", ")"),
     "the outer turns' buffers": ("zero 3, nested", "block(x, draws, layers_dp_tp,", "block(x, draws, block_dp_tp,"),
@@ -111,28 +115,41 @@ TURNS = {
     "buckets gathered in another order": (
         "zero 1",
         EACH,
-        "    gather_each(dp, flats['layers_dp_split_tp'], flats['layers_dp_split_tp_2'])\n",
+        "    unshard_ahead(dp, flat_params['layers_dp_split_tp'], flat_params['layers_dp_split_tp_2'])\n",
     ),
     "buckets gathered one after the other": (
         "zero 1",
         EACH,
-        "    gather_each(dp, flats['layers_dp_split_tp_2'])\n    gather_each(dp, flats['layers_dp_split_tp'])\n",
+        "    unshard_ahead(dp, flat_params['layers_dp_split_tp_2'])\n"
+        "    unshard_ahead(dp, flat_params['layers_dp_split_tp'])\n",
     ),
-    "a bucket that is not gathered": ("zero 1", EACH, EACH.replace(", flats['layers_dp_split_tp'])", ")")),
+    "a bucket that is not gathered": ("zero 1", EACH, EACH.replace(", flat_params['layers_dp_split_tp'])", ")")),
     "all turns gathered first": (
         "zero 1",
-        f"    flats = state.flats(len(batch))\n{EACH}",
+        f"    flat_params = state.flat_params(len(batch))\n{EACH}",
         "",
         "    dp_tp = mesh.axis('dp', 'tp')\n",
-        f"    dp_tp = mesh.axis('dp', 'tp')\n    flats = state.flats(len(batch))\n{EACH}",
+        f"    dp_tp = mesh.axis('dp', 'tp')\n    flat_params = state.flat_params(len(batch))\n{EACH}",
     ),
     "all turns gathered after the microbatches": ("zero 1", EACH, "", LOSS_SUM, EACH + LOSS_SUM),
     "whole weights gathered after the microbatches": ("zero 3", WHOLE, "", LOSS_SUM, WHOLE + LOSS_SUM),
-    "one microbatch": ("zero 3", "state.flats(len(batch))", "state.flats()"),
-    "a count of microbatches": ("zero 3", "state.flats(len(batch))", "state.flats(2)"),
-    "the buffers twice": ("zero 0", "    flats = state.flats()\n", "    flats = state.flats()\n" * 2),
-    "buffers for nothing": ("tiny_llama", "    norm = (", "    flats = state.flats(len(batch))\n    norm = ("),
-    "the model without buffers": ("zero 3", "part = model(tokens, labels, flats)", "part = model(tokens, labels)"),
+    "one microbatch": ("zero 3", "state.flat_params(len(batch))", "state.flat_params()"),
+    "a count of microbatches": ("zero 3", "state.flat_params(len(batch))", "state.flat_params(2)"),
+    "the buffers twice": (
+        "zero 0",
+        "    flat_params = state.flat_params()\n",
+        "    flat_params = state.flat_params()\n" * 2,
+    ),
+    "buffers for nothing": (
+        "tiny_llama",
+        "    norm = (",
+        "    flat_params = state.flat_params(len(batch))\n    norm = (",
+    ),
+    "the model without buffers": (
+        "zero 3",
+        "part = model(tokens, labels, flat_params)",
+        "part = model(tokens, labels)",
+    ),
     "a bucket without turns": ("zero 1", "turns=True, ", ""),
     "a bucket with turns": ("zero 1", "'norm', weight_decay=0.0), ", "'norm', weight_decay=0.0), turns=True, "),
     "a bucket that is not shared out": ("zero 1", "turns=True, shards=('dp',))", "turns=True)"),
@@ -146,9 +163,9 @@ TURNS = {
 """Of programs with a bucket for each turn: (plan, code, what stands there instead, and more such pairs)."""
 
 
-@pytest.mark.parametrize("what", TURNS)
+@pytest.mark.parametrize("what", LAYERS_OF_STAGE)
 def test_another_flow_of_buckets_is_rejected(what: str) -> None:
-    plan, *changes = TURNS[what]
+    plan, *changes = LAYERS_OF_STAGE[what]
     text, program = compiled(plan)
     text = with_imports(ast.unparse(ast.parse(text)))
     check(text, program)
@@ -162,8 +179,8 @@ def test_another_flow_of_buckets_is_rejected(what: str) -> None:
 def test_turns_are_told_of_backward_by_what_it_comes_along() -> None:
     """Of `x` nothing reads what the last turn makes: backward comes there by `y`, which has the loss."""
     text, program = compiled("zero 3, taken on")
-    assert "y = free_weights(y, layer_dp_tp, self.dp)" in text
-    for function in ("reduce_gradients", "gather_weights", "free_weights"):
+    assert "y = reshard(y, layer_dp_tp, self.dp)" in text
+    for function in ("reduce_grads_in_backward", "unshard", "reshard"):
         text = text.replace(f"y = {function}(y,", f"x = {function}(x,")
     with pytest.raises(AssertionError, match="passes `x` on as `x`, not `y`"):
         check(text, program)

@@ -33,21 +33,23 @@ SCATTERED = "            x = reduce_scatter(x, self.tp, dim=0)\n"
 SILU = "            s = silu(x)\n"
 BETWEEN = "        if stage == 1:\n            s = s * x\n"
 UNPACKED = "        else:\n            x, s = carried\n"
-LAYERS = "        for i in TURNS['layers'][stage]:\n"
+LAYERS = "        for i in LAYERS_OF_STAGE['layers'][stage]:\n"
 LAYER = "            x = self.layers[str(i)](x, self.rotary)\n"
 AGAIN = "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, again=i % 2 == 0)\n"
-BLOCKS = "        for i in TURNS['blocks'][stage]:\n"
+BLOCKS = "        for i in LAYERS_OF_STAGE['blocks'][stage]:\n"
 BLOCK = "            x, s = self.blocks[str(i)](x, s, blocks_draws[i])\n"
 LEAVES = "        if stage < 3:\n            return (x, s)\n"
 LEAVES_ONE = "        if stage < 3:\n            return x\n"
 LEAVES_WHOLE = "        if stage < 1:\n            return x\n"
 NORMED = "        n = rms_norm(x, self.norm, eps=1e-05)\n"
-RAN = "PIPELINE.run(model, batch, share, mesh, flats, reductions)"
+RAN = "PIPELINE.run(model, batch, share, mesh, flat_params, reductions)"
 RUN = f"    loss = {RAN}\n"
-EVALUATE = "    loss = PIPELINE.evaluate(model, batch, mesh, flats)\n"
-GATHERS = "    gather_each(dp, flats['dp_split_tp_2'], flats['dp_tp'], flats['dp_split_tp'])\n"
-REDUCED = "reduce_each(flats['dp_tp'], scatter=dp, add=tp)"
-HELD = "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in TURNS['layers'][stage]})\n"
+EVALUATE = "    loss = PIPELINE.evaluate(model, batch, mesh, flat_params)\n"
+GATHERS = "    unshard_ahead(dp, flat_params['dp_split_tp_2'], flat_params['dp_tp'], flat_params['dp_split_tp'])\n"
+REDUCED = "stage_grad_reduction(flat_params['dp_tp'], scatter=dp, add=tp)"
+HELD = (
+    "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE['layers'][stage]})\n"
+)
 FORKED = "        layers_draws = fork(draws, 4)\n"
 ONE_UNPACKED = "        elif stage <= 2:\n            y = carried\n"
 NARROWED_UNPACKED = "        if 1 < stage <= 2:\n            y = carried\n"
@@ -140,7 +142,7 @@ DEFECTS = {
     "values of more cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(1, 3)"),
     "values of other cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(0, 1)"),
     "values of all cuts": (OTHER, ", cuts=range(1, 2)", ""),
-    "one value of a cut left out": (OTHER, "Carried('x', (8, 2, 32), torch.float32, cuts=range(2, 3)), C", "C"),
+    "one value of a cut left out": (OTHER, "StageInput('x', (8, 2, 32), torch.float32, cuts=range(2, 3)), C", "C"),
     "what enters is two always": (OTHER, "carried: tuple[Tensor, Tensor] | Tensor", "carried: tuple[Tensor, Tensor]"),
     "what leaves is two always": (OTHER, "-> tuple[Tensor, Tensor] | Tensor", "-> tuple[Tensor, Tensor]"),
     # ---- turns
@@ -149,7 +151,7 @@ DEFECTS = {
     "turns of another rank": (ONE, LAYERS, LAYERS.replace("[stage]", "[stage - 1]")),
     "all turns": (ONE, LAYERS, "        for i in range(4):\n"),
     "all modules": (ONE, LAYERS + LAYER, "        for layer in self.layers:\n            x = layer(x, self.rotary)\n"),
-    "turns backwards": (ONE, LAYERS, "        for i in reversed(TURNS['layers'][stage]):\n"),
+    "turns backwards": (ONE, LAYERS, "        for i in reversed(LAYERS_OF_STAGE['layers'][stage]):\n"),
     "turns twice": (ONE, LAYERS + LAYER, (LAYERS + LAYER) * 2),
     "no turns": (ONE, LAYERS + LAYER, ""),
     "repeats swapped": (TWO, LAYERS + AGAIN + BETWEEN + BLOCKS + BLOCK, BLOCKS + BLOCK + BETWEEN + LAYERS + AGAIN),
@@ -187,7 +189,7 @@ DEFECTS = {
     "a loop variable that crosses": (ONE, LAYERS + LAYER, (LAYERS + LAYER).replace(" i ", " x ").replace("(i)", "(x)")),
     "a loop with an end": (ONE, LAYER, LAYER + "        else:\n            x = x\n"),
     "the stage anew": (ONE, "        if stage == 0:\n", "        stage = tokens\n        if stage == 0:\n"),
-    "a name for turns": (ONE, "        if stage == 0:\n", "        TURNS = tokens\n        if stage == 0:\n"),
+    "a name for turns": (ONE, "        if stage == 0:\n", "        LAYERS_OF_STAGE = tokens\n        if stage == 0:\n"),
     "a name for Python's own": (ONE, "        if stage == 0:\n", "        str = tokens\n        if stage == 0:\n"),
     # ---- what is declared
     "a weight for another stage": (ONE, "if 3 in stages:", "if 2 in stages:"),
@@ -208,8 +210,8 @@ DEFECTS = {
     ),
     "modules of another repeat's turns": (
         TWO,
-        "BlockModule(mesh) for stage in stages for i in TURNS['blocks']",
-        "BlockModule(mesh) for stage in stages for i in TURNS['layers']",
+        "BlockModule(mesh) for stage in stages for i in LAYERS_OF_STAGE['blocks']",
+        "BlockModule(mesh) for stage in stages for i in LAYERS_OF_STAGE['layers']",
     ),
     "modules of another class": (TWO, "str(i): BlockModule(mesh)", "str(i): Layer(mesh)"),
     "modules of other stages": (ONE, "for stage in stages for", "for stage in stages[1:] for"),
@@ -230,7 +232,7 @@ DEFECTS = {
     "whole modules run by turns": (
         WHOLE,
         WHOLE_BLOCKS,
-        "            for i in TURNS['layers'][stage]:\n                x = self.blocks[str(i)](x)\n",
+        "            for i in LAYERS_OF_STAGE['layers'][stage]:\n                x = self.blocks[str(i)](x)\n",
     ),
     "whole modules run by all": (
         WHOLE,
@@ -246,11 +248,11 @@ DEFECTS = {
     "turns under another name": (TWO, "'blocks': (range(0, 0)", "'layers': (range(0, 0)"),
     "another home": (ONE, "homes=(0, 1, 0, 1)", "homes=(0, 1, 1, 0)"),
     "another axis": (ONE, "Pipeline('pp'", "Pipeline('dp'"),
-    "another shape": (ONE, "Carried('x', (8, 2, 32)", "Carried('x', (16, 2, 32)"),
+    "another shape": (ONE, "StageInput('x', (8, 2, 32)", "StageInput('x', (16, 2, 32)"),
     "another element type": (ONE, "(8, 2, 32), torch.float32)", "(8, 2, 32), torch.bfloat16)"),
     "no gradient of what crosses": (ONE, "torch.float32),), rows", "torch.float32, gradient=False),), rows"),
-    "another name for what crosses": (ONE, "Carried('x'", "Carried('y'"),
-    "less that crosses": (TWO, "Carried('x', (8, 2, 32), torch.float32), C", "C"),
+    "another name for what crosses": (ONE, "StageInput('x'", "StageInput('y'"),
+    "less that crosses": (TWO, "StageInput('x', (8, 2, 32), torch.float32), C", "C"),
     "actions swapped": (ONE, "2F0 2SEND_F0", "2SEND_F0 2F0"),
     "an action left out": (ONE, " 0B7'", "'"),
     "an action twice": (ONE, " 0B7'", " 0B7 0B7'"),
@@ -258,7 +260,7 @@ DEFECTS = {
     "another work": (WHOLE, " 0I0 ", " 0B0 "),
     "rows swapped": (WHOLE, "rows=('0F0", "rows=('1F0"),
     "the pipeline twice": (ONE, "\nPLAN = ", "\nPIPELINE = None\nPLAN = "),
-    "no turns at all": (ONE, "TURNS = ", "TURNS_ = "),
+    "no turns at all": (ONE, "LAYERS_OF_STAGE = ", "TURNS_ = "),
     # ---- steps
     "another seed": (ONE, RAN, RAN.replace("share", "count")),
     "a seed of its own": (ONE, RAN, RAN.replace("share", "share / 2")),
@@ -284,18 +286,18 @@ DEFECTS = {
         GATHERS,
         RUN + GATHERS,
     ),
-    "no chunks given": (ONE, RAN, RAN.replace(", flats, reductions", "")),
+    "no chunks given": (ONE, RAN, RAN.replace(", flat_params, reductions", "")),
     "no reductions given": (ONE, RAN, RAN.replace(", reductions", "")),
-    "others for chunks": (ONE, RAN, RAN.replace("flats, reductions", "reductions, flats")),
-    "no chunks evaluated": (ONE, EVALUATE, EVALUATE.replace(", flats", "")),
-    "a chunk never gathered": (ONE, GATHERS, GATHERS.replace(", flats['dp_tp']", "")),
+    "others for chunks": (ONE, RAN, RAN.replace("flat_params, reductions", "reductions, flat_params")),
+    "no chunks evaluated": (ONE, EVALUATE, EVALUATE.replace(", flat_params", "")),
+    "a chunk never gathered": (ONE, GATHERS, GATHERS.replace(", flat_params['dp_tp']", "")),
     "no chunk gathered": (ONE, GATHERS, ""),
     "chunks gathered in another order": (
         ONE,
-        "flats['dp_tp'], flats['dp_split_tp'])",
-        "flats['dp_split_tp'], flats['dp_tp'])",
+        "flat_params['dp_tp'], flat_params['dp_split_tp'])",
+        "flat_params['dp_split_tp'], flat_params['dp_tp'])",
     ),
-    "chunks gathered over another axis": (ONE, "gather_each(dp,", "gather_each(tp,"),
+    "chunks gathered over another axis": (ONE, "unshard_ahead(dp,", "unshard_ahead(tp,"),
     "chunks gathered twice": (ONE, GATHERS, GATHERS * 2),
     "a chunk never reduced": (ONE, f"{REDUCED}, ", ""),
     "a chunk reduced twice": (ONE, REDUCED, f"{REDUCED}, {REDUCED}"),
@@ -304,8 +306,8 @@ DEFECTS = {
     "a chunk added up whole": (ONE, REDUCED, REDUCED.replace("scatter", "add_")),
     "another chunk reduced": (ONE, REDUCED, REDUCED.replace("dp_tp", "dp_split_tp")),
     "a chunk sent as another type": (ONE, REDUCED, REDUCED.replace("add=tp", "add=tp, dtype=torch.bfloat16")),
-    "something for a reduction": (ONE, REDUCED, "flats['dp_tp']"),
-    "chunks counted": (ONE, "state.flats()", "state.flats(len(batch))"),
+    "something for a reduction": (ONE, REDUCED, "flat_params['dp_tp']"),
+    "chunks counted": (ONE, "state.flat_params()", "state.flat_params(len(batch))"),
     "a chunk's norm alone": (ONE, "*gradients['dp_tp']", "gradients['dp_tp']"),
     "a copy taken apart": (ONE, "sum_squares(gradients['dp_split_tp']", "sum_squares(*gradients['dp_split_tp']"),
     "the mesh behind": (

@@ -60,21 +60,21 @@ HEADS = {
         lambda p, x: F.linear(x, p["head"], p["b"]),
         partial(cross_entropy, smoothing=0.1, z=0.01),
         "linear_cross_entropy",
-        "linear_parts",
+        "linear_softmax_stats",
     ),
     "tied, with a bias, capped": Head(
         "loss = cross_entropy(softcap(x @ wte + b[vocab], 2), labels)",
         lambda p, x: F.linear(x, p["wte"], p["b"]),
         partial(cross_entropy, cap=2),
         "linear_cross_entropy",
-        "linear_parts",
+        "linear_softmax_stats",
     ),
     "a function of logits, capped": Head(
         "loss = cross_entropy(softcap(tanh(x @ wte + b[vocab]), 2), labels, smoothing=0.1)",
         lambda p, x: F.linear(x, p["wte"], p["b"]).tanh(),
         partial(cross_entropy, cap=2, smoothing=0.1),
         "cross_entropy",
-        "logit_parts",
+        "logit_softmax_stats",
     ),
     "two losses": Head(
         "y = x @ head[hidden -> vocab] + b[vocab]"
@@ -82,7 +82,7 @@ HEADS = {
         lambda p, x: F.linear(x, p["head"], p["b"]),
         of_two,
         "cross_entropy",
-        "logit_parts",
+        "logit_softmax_stats",
     ),
 }
 

@@ -16,7 +16,7 @@ from helpers.late_process_group import Link
 from helpers.oracle import harness
 from helpers.oracle.plans import Case
 from helpers.oracle.reference import Tensors
-from scalec.runtime import Axis, Flat, Mesh, gather_each, reduce_each
+from scalec.runtime import Axis, FlatParam, Mesh, stage_grad_reduction, unshard_ahead
 from scalec.runtime.pipeline import stage_step
 from scalec.runtime.pipeline.stage_buckets import Reduction
 from scalec.runtime.state import grad_reduction, unsharded
@@ -43,11 +43,11 @@ def _step(module: ModuleType, start: Tensors, batch: harness.Inputs, without: st
 def _make_late(module: Any, link: Link) -> None:
     """What chunks gather and reduce is late."""
 
-    def reduced(flats: Sequence[Flat], scatter: Axis | None = None, add: Axis | None = None) -> Reduction:
-        return reduce_each(flats, scatter=scatter and link.late(scatter), add=add and link.late(add))
+    def reduced(flat_params: Sequence[FlatParam], scatter: Axis | None = None, add: Axis | None = None) -> Reduction:
+        return stage_grad_reduction(flat_params, scatter=scatter and link.late(scatter), add=add and link.late(add))
 
-    module.gather_each = lambda axis, *flats: gather_each(link.late(axis), *flats)
-    module.reduce_each = reduced
+    module.unshard_ahead = lambda axis, *flat_params: unshard_ahead(link.late(axis), *flat_params)
+    module.stage_grad_reduction = reduced
 
 
 def _no_longer(what: str) -> None:

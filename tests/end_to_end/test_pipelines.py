@@ -9,7 +9,7 @@ from end_to_end.test_numbers import compare
 from helpers.oracle import harness
 from helpers.oracle.all_pairs import Pair, all_pairs
 from helpers.oracle.plans import Case
-from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.errors import ScheduleError
 from scalec.compiler.schedules.registry import SCHEDULES as MAKERS
 
 SCHEDULES = (
@@ -53,7 +53,7 @@ def _possible(case: Case) -> Case:
     """The case, with as many more microbatches as its schedule needs."""
     try:
         MAKERS[case.schedule.partition("(")[0]](case.pp, case.microbatches)
-    except Impossible:
+    except ScheduleError:
         return _possible(replace(case, microbatches=case.microbatches + 1))
     return case
 

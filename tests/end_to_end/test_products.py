@@ -63,9 +63,9 @@ def _counted(function: Callable[..., Any], counts: Counter[int]) -> Callable[...
 def _train(
     module: Any, start: Tensors, batches: list[harness.Inputs]
 ) -> tuple[list[harness.RankStep], Counter[int], Counter[int]]:
-    """A rank's steps, and how many calls of `linears` made how many products, forward and backward."""
+    """A rank's steps, and how many calls of `fused_linear` made how many products, forward and backward."""
     forward, backward = Counter[int](), Counter[int]()
-    module.linears = _counted(module.linears, forward)
+    module.fused_linear = _counted(module.fused_linear, forward)
     function: Any = import_module("scalec.runtime.ops.fused_linear")._Linears
     function.backward = staticmethod(_counted(function.backward, backward))
     return harness._train(module, start, batches, LR), forward, backward

@@ -98,10 +98,10 @@ def test_turns_in_turns(rules: str, recompute: str, tmp_path: Path) -> None:
 
 PLAIN = Case(dp=2, microbatches=2, state="zero 2 over dp")  # all of a turn's weights in one bucket
 ONE_BY_ONE = replace(SHARED, state="zero 3 over dp  prefetch = 0")
-EACH = 'gather_each(dp, flats["layers_dp"])'
-REDUCED = "x = reduce_gradients(x, layer_dp_split_tp, scatter=self.dp, each=True)"
-NORMS = "x = reduce_gradients(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)"
-FREED = "x = free_weights(x, layer_dp_split_tp, self.dp)"
+EACH = 'unshard_ahead(dp, flat_params["layers_dp"])'
+REDUCED = "x = reduce_grads_in_backward(x, layer_dp_split_tp, scatter=self.dp, each=True)"
+NORMS = "x = reduce_grads_in_backward(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)"
+FREED = "x = reshard(x, layer_dp_split_tp, self.dp)"
 DEFECTS: dict[str, tuple[Case, dict[str, str], str]] = {
     "a_turn_is_not_gathered": (PLAIN, {EACH: EACH.replace("])", "][1:])")}, "a call is missing"),
     "a_turn_is_gathered_twice": (PLAIN, {EACH: f"{EACH}; {EACH.replace('])', '][:1])')}"}, "a call too many"),

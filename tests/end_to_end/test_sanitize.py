@@ -19,7 +19,7 @@ from torch import Tensor
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
-from scalec.runtime import Batch, Mesh, RunError, State
+from scalec.runtime import Batch, Mesh, RunError, TrainState
 from scalec.runtime.comm import collectives
 from scalec.runtime.comm.p2p import Message
 from scalec.runtime.debug.sanitize import Sanitizer, observed
@@ -27,11 +27,11 @@ from scalec.runtime.debug.sanitize import Sanitizer, observed
 TP = Case(dp=2, tp=2, microbatches=2, optimizer="adamw", clip=1.0)
 SP = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)
 STEPS = 3
-Fault = Callable[[int, torch.nn.Module, State, Batch], Batch]
+Fault = Callable[[int, torch.nn.Module, TrainState, Batch], Batch]
 """What goes wrong on this rank before a step, counted from 1, and the batch that the step then sees."""
 
 
-def _healthy(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
     return batch
 
 
@@ -107,7 +107,7 @@ def _message(case: Case, folder: Path, fault: Fault, inputs: bool = True) -> str
 def _in_record(name: str, change: Callable[[Tensor], None]) -> Fault:
     """Before step 2, on rank 3, a change to its part of a record of the state, as int64."""
 
-    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    def fault(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
         if step == 2 and dist.get_rank() == 3:
             change(harness.kept(state)[name].view(-1).view(torch.int64))
         return batch
@@ -156,7 +156,7 @@ def test_changed_optimizer_state_is_found(tmp_path: Path) -> None:
 def test_a_changed_working_copy_is_found_though_the_update_mends_it(tmp_path: Path) -> None:
     case = Case(dp=2, precision="bf16", optimizer="adamw")
 
-    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    def fault(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
         if step == 2 and dist.get_rank() == 1:
             model.get_parameter("layers.0.wo").data.view(torch.int16)[3, 4] ^= 1
         return batch
@@ -166,7 +166,7 @@ def test_a_changed_working_copy_is_found_though_the_update_mends_it(tmp_path: Pa
 
 
 def test_bad_values_are_found_before_the_first_step(tmp_path: Path) -> None:
-    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    def fault(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
         if dist.get_rank() == 2:
             harness.kept(state)["norm"][7] += 1
         state.refresh()
@@ -179,7 +179,7 @@ def test_bad_values_are_found_before_the_first_step(tmp_path: Path) -> None:
 # ---- what comes in
 
 
-def _masked(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+def _masked(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
     """Rank 3 has a label less than rank 2, with which it shares its rows."""
     if step == 2 and dist.get_rank() == 3:
         batch.labels.view(-1)[(batch.labels.view(-1) >= 0).nonzero()[0]] = -100
@@ -204,7 +204,7 @@ def test_another_count_of_labels_is_found_by_what_it_scales(tmp_path: Path) -> N
 def _lost(name: str, ends: str) -> Fault:
     """A coercion that from step 2 on does nothing, forward or backward, on any rank."""
 
-    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    def fault(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
         if step == 2:
             setattr(collectives, name, collectives._conjugate("Lost", ends, collectives._same, collectives._same))
         return batch
@@ -226,7 +226,7 @@ def test_a_missing_all_reduce_of_a_gradient_is_found_at_its_first_use(tmp_path: 
 
 
 def test_a_missing_reduction_of_gradients_names_a_parameter(tmp_path: Path) -> None:
-    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    def fault(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
         reduce: Any = dist.all_reduce
         if step == 2:  # of buckets, not of scalars
             dist.all_reduce = lambda x, group: None if x.dim() else reduce(x, group=group)
@@ -252,7 +252,7 @@ def test_a_copy_of_another_stage_that_changed_is_found(tmp_path: Path) -> None:
 def _in_messages(sender: int) -> Fault:
     """In step 2 a rank sends something else than it has."""
 
-    def fault(step: int, model: torch.nn.Module, state: State, batch: Batch) -> Batch:
+    def fault(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
         begin = Message.begin
 
         def other(self: Message, memory: Any) -> Any:

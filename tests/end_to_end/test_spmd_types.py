@@ -133,7 +133,7 @@ WITHOUT = {
     "attention": ("tp", "No valid sharding strategy for scaled_dot_product_attention"),
     "embedding": ("tp", "No valid sharding strategy for embedding"),
     "max_logit": ("tp", "Only sum-Partial is supported"),
-    "softmax_parts": ("tp", "not registered for SPMD type checking"),
+    "local_softmax_stats": ("tp", "not registered for SPMD type checking"),
     "cross_entropy": ("whole loss + SP", "_StridedShard placement for flatten"),
     "sum_squares": ("tp", "_NormPartial"),
 }

@@ -11,7 +11,7 @@ from helpers.oracle.plans import Case, plan_text
 
 LR = 0.01
 WHOLE = ""
-TURNS = ("bucket = 1KiB", "zero 1 over dp  bucket = 1KiB", "zero 2 over dp", "zero 3 over dp")
+LAYERS_OF_STAGE = ("bucket = 1KiB", "zero 1 over dp  bucket = 1KiB", "zero 2 over dp", "zero 3 over dp")
 
 
 def _gradients(state: str, reduce: str, folder: Path) -> dict[str, Tensor]:
@@ -23,7 +23,7 @@ def _gradients(state: str, reduce: str, folder: Path) -> dict[str, Tensor]:
     return harness.run(case, module, start, batches, LR)[0].gradients
 
 
-@pytest.mark.parametrize("state", TURNS)
+@pytest.mark.parametrize("state", LAYERS_OF_STAGE)
 def test_turns_send_what_a_whole_bucket_sends(state: str, tmp_path: Path) -> None:
     whole, turns, wide = (
         _gradients(each, reduce, tmp_path / name)

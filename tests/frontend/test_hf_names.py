@@ -12,7 +12,7 @@ from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-from scalec.runtime.checkpoint.hf_weights import Stored
+from scalec.runtime.checkpoint.hf_weights import HFWeight
 
 NAMES = """
   wte  = "wte.weight"
@@ -103,8 +103,8 @@ WRONG = [
     ("start=48", "start=47"),
     (", transposed=True", ""),
     ("(32, 64)", "(64, 32)"),
-    ('"layers.*.wk": Stored', '"layers.*.wx": Stored'),
-    ("HuggingFace(\n        torch.float32", "HuggingFace(\n        torch.bfloat16"),
+    ('"layers.*.wk": HFWeight', '"layers.*.wx": HFWeight'),
+    ("HFNames(\n        torch.float32", "HFNames(\n        torch.bfloat16"),
 ]
 
 
@@ -119,7 +119,7 @@ def test_a_program_that_says_otherwise_is_refused(old: str, new: str) -> None:
 
 
 def test_indices_become_numbers() -> None:
-    stored = Stored("a.{i}.b.{6*i+j}.c.{2*j+1}", (1,))
+    stored = HFWeight("a.{i}.b.{6*i+j}.c.{2*j+1}", (1,))
     assert stored.named([3, 5]) == "a.3.b.23.c.11"
 
 
@@ -128,4 +128,4 @@ def test_a_plan_without_names_compiles(tmp_path: Path) -> None:
     program = compile_plan(source)
     text = train_py(program, source)
     check(text, program)
-    assert "Stored" not in text
+    assert "HFWeight" not in text

@@ -21,7 +21,7 @@ from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import export, saver
-from scalec.runtime.checkpoint.hf_weights import Reader, Stored
+from scalec.runtime.checkpoint.hf_weights import HFWeight, Reader
 from scalec.runtime.state.shards import whole
 
 NAMES = """
@@ -110,7 +110,7 @@ def _saved(module: ModuleType, folder: Path) -> list[tuple[str, Place, Tensor]]:
 
 def test_each_rank_reads_its_own_heads_alone() -> None:
     """Of 4 heads over 2 ranks, 16 of 32 rows."""
-    stored = Stored("q", (32, 5), interleaved=(6, 8))
+    stored = HFWeight("q", (32, 5), interleaved=(6, 8))
     rows = torch.arange(160.0).view(32, 5)
     assert torch.equal(stored.halves(rows[16:]), stored.halves(rows)[16:])
     assert stored.halves(rows)[8:16, 0].tolist() == [5 * (8 + row) for row in ROWS["wq"]]

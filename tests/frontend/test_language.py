@@ -17,9 +17,9 @@ from scalec.compiler.config.settings import (
     Cluster,
     Data,
     Flow,
-    Group,
     Optimizer,
     Order,
+    ParamGroup,
     Pipelining,
     Schedule,
     Settings,
@@ -265,7 +265,7 @@ TABLES = {
     "codes": codes_table,
     **{
         cls.SECTION: lambda cls=cls: settings_table(cls)
-        for cls in (Cluster, Train, Optimizer, Schedule, Group, Data, Flow, Pipelining)
+        for cls in (Cluster, Train, Optimizer, Schedule, ParamGroup, Data, Flow, Pipelining)
     },
     "order": lambda: settings_table(Order),  # its section, too, is a schedule
 }

@@ -11,13 +11,13 @@ from scalec.runtime import (
     Batch,
     Bucket,
     Cosine,
-    Group,
     Input,
     Mesh,
     Metrics,
+    ParamGroup,
     Plan,
-    State,
     Text,
+    TrainState,
     all_reduce_,
     clip_scale,
     count_valid,
@@ -57,13 +57,13 @@ class Bigram(nn.Module):
         return cross_entropy(embedding(tokens, self.table), labels)
 
 
-def build(mesh: Mesh) -> tuple[nn.Module, State]:
+def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """As an emitted program does."""
     model = Bigram(mesh)
-    return model, State(model, mesh, {"dp": Bucket(Group("table"))}, AdamW())
+    return model, TrainState(model, mesh, {"dp": Bucket(ParamGroup("table"))}, AdamW())
 
 
-def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Three collectives: the count, the gradients, the loss."""
     dp = state.mesh.axis("dp")
     count = all_reduce_(count_valid(batch.labels), dp)
@@ -77,14 +77,14 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
     return Metrics(loss=all_reduce_(loss, dp) / count, norm=norm, tokens=count)
 
 
-def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """Two collectives: the count, the loss."""
     dp = state.mesh.axis("dp")
     count = all_reduce_(count_valid(batch.labels), dp)
     return Metrics(loss=all_reduce_(model(*next(batch.microbatches())), dp) / count, tokens=count)
 
 
-def failing_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def failing_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Rank 1 fails before its first collective."""
     if state.mesh.axis("dp").rank == 1:
         raise ValueError("a rank has a bad day")

@@ -10,7 +10,7 @@ from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, Kind, Type
 from scalec.compiler.proof.inputs import everywhere
 from scalec.compiler.proof.interpreter import differing
 from scalec.compiler.proof.prime_field import Field
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import RANDOM, Dims, Tensor
 
 TRIALS = 2
@@ -19,13 +19,13 @@ DISTINCT = (Kind.SHARDED, Kind.PARTIAL)
 """On axes with these, ranks hold what others do not."""
 
 
-def drawn(world: World, dims: Dims, name: str) -> Tensor:
+def drawn(world: SimulatedMesh, dims: Dims, name: str) -> Tensor:
     """A global value of random numbers that depend on `name`, the same for every mesh."""
     numbers = Field(TRIALS, len(world.axes)).random(tuple(world.dims[dim] for dim in dims), name)
     return everywhere(Tensor(dims, numbers, RANDOM), world)
 
 
-def spread(world: World, numbers: Field, whole: Tensor, type: Type, name: str) -> Tensor:
+def spread(world: SimulatedMesh, numbers: Field, whole: Tensor, type: Type, name: str) -> Tensor:
     """What each rank holds of a global value placed as `type`; a sum is spread over its ranks, at random by `name`."""
     held = world.spread(whole, type)
     for axis in (axis for axis in world.axes if type.at(axis) == PARTIAL):
@@ -33,7 +33,7 @@ def spread(world: World, numbers: Field, whole: Tensor, type: Type, name: str) -
     return held
 
 
-def _noise(world: World, numbers: Field, type: Type, axis: str, name: str) -> Tensor:
+def _noise(world: SimulatedMesh, numbers: Field, type: Type, axis: str, name: str) -> Tensor:
     """Random parts that add up to zero along an axis; copies of one part are alike."""
     ranks = (size if type.at(each).kind in DISTINCT else 1 for each, size in world.axes.items())
     parts = numbers.random((*ranks, *world.shape(type)), f"{name} along {axis}")
@@ -42,7 +42,7 @@ def _noise(world: World, numbers: Field, type: Type, axis: str, name: str) -> Te
     return numbers.total(type.dims, Tensor(type.dims, parts), numbers.negative(Tensor(type.dims, before)))
 
 
-def is_spread(world: World, numbers: Field, held: Tensor, type: Type, whole: Tensor) -> bool:
+def is_spread(world: SimulatedMesh, numbers: Field, held: Tensor, type: Type, whole: Tensor) -> bool:
     """Whether ranks hold a global value as `type` says: local shapes, and the value that all can make of it."""
     if held.dims != type.dims or held.array.shape[held.lead :] != world.shape(type):
         return False

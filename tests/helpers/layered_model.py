@@ -16,21 +16,21 @@ from scalec.runtime import (
     AdamW,
     Axis,
     Bucket,
-    Flats,
-    Group,
+    FlatParams,
     Mesh,
-    State,
+    ParamGroup,
+    TrainState,
     all_gather_,
     all_reduce_,
-    await_weights,
-    free_weights,
-    gather_each,
-    gather_weights,
     normal,
     recomputed,
-    reduce_gradients,
+    reduce_grads_in_backward,
     reduce_scatter_,
+    reshard,
     sum_squares,
+    unshard,
+    unshard_ahead,
+    wait_for_unshard,
     weight,
 )
 from scalec.runtime.state.shards import Box, whole
@@ -112,15 +112,15 @@ class Model(nn.Module):
         self.head = weight(mesh, 3, WIDTH, init=normal(1.0))
         self.way, self.axes, self.computes, self.ends = way, axes, computes, ends
 
-    def forward(self, tokens: Tensor, odd: bool, flats: Flats) -> Tensor:
+    def forward(self, tokens: Tensor, odd: bool, flat_params: FlatParams) -> Tensor:
         """A number."""
         x = self.wte[tokens]
         names = ("layers_dp", "layers_all")
         if not self.way.nested:
-            for layer, *owns in zip(self.layers, *self._of(flats, *names), strict=True):
+            for layer, *owns in zip(self.layers, *self._of(flat_params, *names), strict=True):
                 x = self._turn(layer, x, odd, owns)
         else:
-            for layer, own, *inner in zip(self.layers, *self._of(flats, "outer", *names), strict=True):
+            for layer, own, *inner in zip(self.layers, *self._of(flat_params, "outer", *names), strict=True):
                 x = self._enter(x, [own])
                 x = x * layer.factor
                 for block, *owns in zip(layer.blocks, *inner, strict=True):
@@ -128,10 +128,10 @@ class Model(nn.Module):
                 x = self._leave(x, [own])
         return torch.tanh(x @ self.head.T).square().sum()
 
-    def _of(self, flats: Flats, *names: str) -> list[list[Any]]:
+    def _of(self, flat_params: FlatParams, *names: str) -> list[list[Any]]:
         """The flats of these buckets; of the plain model as many without meaning."""
         turns = [[None] * BLOCKS for _ in range(LAYERS)] if self.way.nested else [None] * LAYERS
-        return [flats.get(name, turns) for name in names]
+        return [flat_params.get(name, turns) for name in names]
 
     def _turn(self, block: nn.Module, x: Tensor, odd: bool, owns: Sequence[Any]) -> Tensor:
         x = self._enter(x, owns)
@@ -147,17 +147,17 @@ class Model(nn.Module):
             return x
         own, *norms = owns
         for each in norms:
-            x = reduce_gradients(x, each, add=self.axes.all)
+            x = reduce_grads_in_backward(x, each, add=self.axes.all)
         if not self.way.scatters:
-            return reduce_gradients(x, own, add=self.axes.all)
+            return reduce_grads_in_backward(x, own, add=self.axes.all)
         add = self.axes.replica if self.axes.replica.size > 1 else None
-        x = reduce_gradients(x, own, scatter=self.axes.dp, add=add, each=not self.way.keeps_gradients)
-        return await_weights(x, own) if self.way.keeps_weights else gather_weights(x, own, self.axes.dp)
+        x = reduce_grads_in_backward(x, own, scatter=self.axes.dp, add=add, each=not self.way.keeps_gradients)
+        return wait_for_unshard(x, own) if self.way.keeps_weights else unshard(x, own, self.axes.dp)
 
     def _leave(self, x: Tensor, owns: Sequence[Any]) -> Tensor:
         if self.axes is None or self.way.keeps_weights:
             return x
-        return free_weights(x, owns[0], self.axes.dp)
+        return reshard(x, owns[0], self.axes.dp)
 
 
 def _on_backward(x: Tensor, call: Callable[[], None]) -> None:
@@ -180,8 +180,8 @@ def plain(way: Way, optimizer: Optimizer, dtypes: Dtypes) -> "Run":
     model = Model(mesh, way, None)
     names = [name for name, _ in model.named_parameters()]
     named = {last: [name for name in names if name.endswith(last)] for last in _GROUPS}
-    groups = [Group(*names, **_GROUPS[last]) for last, names in named.items() if names]
-    return Run(model, State(model, mesh, {"all": Bucket(*groups)}, optimizer, *dtypes))
+    groups = [ParamGroup(*names, **_GROUPS[last]) for last, names in named.items() if names]
+    return Run(model, TrainState(model, mesh, {"all": Bucket(*groups)}, optimizer, *dtypes))
 
 
 _GROUPS: dict[str, dict[str, float]] = {
@@ -214,16 +214,16 @@ def shared(
         "keeps_weights": way.keeps_weights,
         "prefetch": way.prefetch,
     }
-    rest = Bucket(Group("wte", **_GROUPS["wte"]), Group("head"), shards=("dp",) if way.scatters else ())
-    weights, biases = Group(f"{inner}.w", **_GROUPS["w"]), Group(f"{inner}.bias", **_GROUPS["bias"])
+    rest = Bucket(ParamGroup("wte", **_GROUPS["wte"]), ParamGroup("head"), shards=("dp",) if way.scatters else ())
+    weights, biases = ParamGroup(f"{inner}.w", **_GROUPS["w"]), ParamGroup(f"{inner}.bias", **_GROUPS["bias"])
     buckets = {
         "rest": rest,
         "layers_dp": Bucket(weights, biases, **options),
-        "layers_all": Bucket(Group(f"{inner}.norm"), turns=True),
+        "layers_all": Bucket(ParamGroup(f"{inner}.norm"), turns=True),
     }
     if way.nested:
-        buckets["outer"] = Bucket(Group("layers.*.factor"), **options)
-    return Run(model, State(model, mesh, buckets, optimizer, *dtypes))
+        buckets["outer"] = Bucket(ParamGroup("layers.*.factor"), **options)
+    return Run(model, TrainState(model, mesh, buckets, optimizer, *dtypes))
 
 
 @dataclass
@@ -231,13 +231,13 @@ class Run:
     """A model and its state, with the functions of a program."""
 
     model: Model
-    state: State
+    state: TrainState
 
     def train_step(self, microbatches: Sequence[Microbatch], skip: bool = False) -> Tensor:
         """The square of the gradient's norm, as a step takes it; then the update."""
-        flats = self.begin(len(microbatches))
+        flat_params = self.begin(len(microbatches))
         for tokens, odd in microbatches:
-            self.model(tokens, odd, flats).backward()
+            self.model(tokens, odd, flat_params).backward()
         gradients = self.state.gradients()
         squares = sum((self._reduced(name, gradient) for name, gradient in gradients.items()), torch.zeros(()))
         self.state.update(0.1, scale=torch.tensor(0.5, dtype=torch.float64), skip=torch.tensor(skip))
@@ -248,17 +248,17 @@ class Run:
         """The model's number."""
         return self.model(tokens, True, self.begin())
 
-    def begin(self, microbatches: int = 0) -> Flats:
+    def begin(self, microbatches: int = 0) -> FlatParams:
         """Begins a pass: whole buckets are gathered, gathers of turns begun, unless these gather themselves."""
         for flat in self.state.weights().values():
             all_gather_(flat, self.state.mesh.axis("dp"))
-        flats = self.state.flats(microbatches)
+        flat_params = self.state.flat_params(microbatches)
         way, axes = self.model.way, self.model.axes
         if axes and way.scatters and way.keeps_weights:
-            gather_each(axes.dp, flats["layers_dp"])
+            unshard_ahead(axes.dp, flat_params["layers_dp"])
             if way.nested:
-                gather_each(axes.dp, flats["outer"])
-        return flats
+                unshard_ahead(axes.dp, flat_params["outer"])
+        return flat_params
 
     def _reduced(self, name: str, gradient: Tensor) -> Tensor:
         mesh = self.state.mesh

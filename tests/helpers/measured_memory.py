@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers.forked_ranks import run_ranks
 from scalec.compiler.ops import OPS
-from scalec.runtime import Batch, Mesh, State
+from scalec.runtime import Batch, Mesh, TrainState
 from scalec.runtime.state.unsharded import reserve
 
 AGAIN = "recomputed"
@@ -61,9 +61,9 @@ def _measure(module: ModuleType, rows: int) -> Measured:
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
     seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
-    flats = [state.flats(1)] if "flats" in signature(model.forward).parameters else []
+    flat_params = [state.flat_params(1)] if "flat_params" in signature(model.forward).parameters else []
     with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
-        loss = model(*next(iter(batch.microbatches())), *flats)
+        loss = model(*next(iter(batch.microbatches())), *flat_params)
     loss.backward()
     return Measured(dict(seen.bytes), *_sizes(model, state, batch))
 
@@ -88,7 +88,7 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     model, state = module.build(mesh)
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
-    freed = [own.working for each in state.flats().values() for own in each if own.working.is_freed]
+    freed = [own.working for each in state.flat_params().values() for own in each if own.working.is_freed]
     for each in freed:
         reserve(each.whole)
     kept: dict[int, int] = {}
@@ -107,11 +107,11 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     return MeasuredStages(kept, *_sizes(model, state, batch))
 
 
-def _always(model: nn.Module, state: State, batch: Batch) -> dict[int, int]:
+def _always(model: nn.Module, state: TrainState, batch: Batch) -> dict[int, int]:
     return {**_storages(_buffers(state)), **_storages(model.buffers()), **_storages(_inputs(batch))}
 
 
-def _sizes(model: nn.Module, state: State, batch: Batch) -> Iterator[int]:
+def _sizes(model: nn.Module, state: TrainState, batch: Batch) -> Iterator[int]:
     """Of state, tables and inputs."""
     return (sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch)))
 
@@ -166,7 +166,7 @@ def _inputs(batch: Batch) -> Iterator[Tensor]:
     yield from (each for each in vars(batch).values() if each is not None)
 
 
-def _buffers(state: State) -> Iterator[Tensor]:
+def _buffers(state: TrainState) -> Iterator[Tensor]:
     """Every tensor that a state holds."""
     found: list[Any] = [state]
     seen: set[int] = set()

@@ -20,15 +20,15 @@ from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import STAGES, compile_plan, lower
-from scalec.compiler.proof.inputs import Scene
-from scalec.compiler.proof.interpreter import Machine, ShapeError
+from scalec.compiler.proof.inputs import Inputs
+from scalec.compiler.proof.interpreter import Interpreter, ShapeError
 from scalec.compiler.proof.mutants.faults import FAULTS
 from scalec.compiler.proof.pipeline.rows import run_rows
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of, differences
 from scalec.compiler.proof.reference import Reference
 from scalec.compiler.proof.semantics import MEANINGS
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import Sizes, meshes, resized
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.diagnostics import PlanError
@@ -173,8 +173,8 @@ def _case(program: Program, model: Program, axes: Sizes) -> Case:
 
 def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
     """As `proof.unequal`, of programs that may hold the audit's faults, and with other labels."""
-    world, start = World.of(case.program), _labelled(case.scene(numbers), labels)
-    machine = Machine(case.program, world, numbers, meanings=MEANINGS | FAULTS, rows=run_rows)
+    world, start = SimulatedMesh.of(case.program), _labelled(case.scene(numbers), labels)
+    machine = Interpreter(case.program, world, numbers, meanings=MEANINGS | FAULTS, rows=run_rows)
     try:
         found = machine.run(start.on(case.program, world, numbers))
     except ShapeError as error:
@@ -183,6 +183,6 @@ def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
     return {*differences(case.program, world, numbers, found, expected)}
 
 
-def _labelled(start: Scene, labels: str) -> Scene:
+def _labelled(start: Inputs, labels: str) -> Inputs:
     old = start.inputs["labels"]
     return evolve(start, inputs=start.inputs | {"labels": Tensor(old.dims, LABELS[labels](old.array.copy()))})

@@ -184,7 +184,7 @@ def compiled(name: str) -> tuple[str, Program]:
 def with_imports(text: str) -> str:
     """The text with all imported that tests put into it."""
     start = "from scalec.runtime import "
-    called = ("all_gather", "all_gather_invariant", "await_weights", "gather_weights", "regather", "zeros")
+    called = ("all_gather", "all_gather_invariant", "wait_for_unshard", "unshard", "regather", "zeros")
     imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
     known = {alias.name for node in imports if node.module == "scalec.runtime" for alias in node.names}
     names = [n for n in called if n not in known]

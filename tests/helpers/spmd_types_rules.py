@@ -140,11 +140,11 @@ class Swap:
         assert spec is not None, "a maximum of parts of nothing"
         return spmd.assert_type(out, spmd.get_local_type(logits), partition_spec=spmd.PartitionSpec(*spec[:-1]))
 
-    def _softmax_parts(
+    def _local_softmax_stats(
         self, logits: Tensor, m: Tensor, labels: Tensor, axis: Axis, classes: int | None = None
     ) -> tuple[Tensor, Tensor]:
         with spmd.no_typecheck():
-            z, t = runtime.softmax_parts(logits, m, labels, axis, classes)
+            z, t = runtime.local_softmax_stats(logits, m, labels, axis, classes)
         parts = rules.einsum("...v,...,...->...", logits, m, _without_gradient(labels, logits))
         rules.output((z, t), (parts, parts))
         return z, t
@@ -184,7 +184,7 @@ RULED = {
     "attention": "DTensor's propagation, which it uses, fails in scaled_dot_product_attention with a causal mask",
     "embedding": "tokens are compared with this rank's part of the vocabulary: elementwise ops to it",
     "max_logit": "it knows partial sums, not maxima",
-    "softmax_parts": "it does not look into autograd functions; and labels are compared with this rank's vocabulary",
+    "local_softmax_stats": "it does not look into autograd functions; labels are compared with this rank's classes",
     "cross_entropy": "it refuses to flatten two sharded dims into one, as cross entropy of all tokens does",
     "sum_squares": "DTensor's norm of a sharded tensor is no partial sum, though its square is",
 }

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.errors import ScheduleError
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times
-from scalec.runtime import Batch, Carried, Pipeline, split_embedding, split_linear
+from scalec.runtime import Batch, Pipeline, StageInput, split_embedding, split_linear
 
 VOCAB, WIDTH, ROWS, SEQ = 11, 6, 2, 5
 CARRIED = (
-    Carried("x", (ROWS, SEQ, WIDTH), torch.float64),
-    Carried("ids", (ROWS, SEQ), torch.int64, gradient=False),
-    Carried("skip", (ROWS, WIDTH), torch.float64),
+    StageInput("x", (ROWS, SEQ, WIDTH), torch.float64),
+    StageInput("ids", (ROWS, SEQ), torch.int64, gradient=False),
+    StageInput("skip", (ROWS, WIDTH), torch.float64),
 )
 SHARE = torch.tensor(1 / 7, dtype=torch.float64)
 
@@ -114,7 +114,7 @@ def schedules(ranks: int, microbatches: Iterable[int]) -> Iterator[tuple[str, Sc
         for number in microbatches:
             try:
                 schedule = made(ranks, number)
-            except Impossible:
+            except ScheduleError:
                 continue
             yield name, with_messages(schedule, Times.uniform(schedule.stages, comm=0.1))
 

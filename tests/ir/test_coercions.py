@@ -14,7 +14,7 @@ from helpers.field_values import TRIALS, drawn, is_spread, spread
 from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Placement, Program, Type, sharded
 from scalec.compiler.ir.placements import COERCIONS, DUAL, OrderError, Step, conjugate, dual, path
 from scalec.compiler.proof.prime_field import Field
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 
 EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
 ENTRIES = [(EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d"))) for a, b in COERCIONS]
@@ -94,7 +94,7 @@ def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
 @given(pairs())
 def test_paths_lead_where_they_should(pair: Pair) -> None:
     """Each step is an entry of the table, and leaves the value as it is."""
-    world, numbers, steps = World.of(pair.program), Field(TRIALS, len(pair.program.axes)), applied(pair)
+    world, numbers, steps = SimulatedMesh.of(pair.program), Field(TRIALS, len(pair.program.axes)), applied(pair)
     value = drawn(world, pair.source.dims, "value")
     held = spread(world, numbers, value, pair.source, "value")
     for step, before, after in steps:

@@ -30,18 +30,18 @@ def infer(kind: str, *types: Type, **attrs: Attr) -> list[Type]:
 
 
 def test_parts_of_a_product_are_those_of_its_logits() -> None:
-    assert infer("logit_parts", LOGITS, LABELS, **SHARE) == [M, Z, T]
-    assert infer("linear_parts", X, W, LABELS, **INNER, **SHARE) == [M, Z, T]
-    assert infer("linear_parts", X, W, LABELS, BIAS, **INNER, **SHARE) == [M, Z, T]
+    assert infer("logit_softmax_stats", LOGITS, LABELS, **SHARE) == [M, Z, T]
+    assert infer("linear_softmax_stats", X, W, LABELS, **INNER, **SHARE) == [M, Z, T]
+    assert infer("linear_softmax_stats", X, W, LABELS, BIAS, **INNER, **SHARE) == [M, Z, T]
 
 
 def test_gradients_lie_as_those_of_the_ops_that_are_one() -> None:
     own = DZ, DT, M
-    assert infer("logit_parts_dx", *own, LOGITS, LABELS, **SHARE) == [LOGITS]
+    assert infer("logit_softmax_stats_dx", *own, LOGITS, LABELS, **SHARE) == [LOGITS]
     for operands in ((X, W, LABELS), (X, W, LABELS, BIAS)):
-        gradients = [infer(f"linear_parts_{of}", *own, *operands, **INNER, **SHARE) for of in ("dx", "dw")]
+        gradients = [infer(f"linear_softmax_stats_{of}", *own, *operands, **INNER, **SHARE) for of in ("dx", "dw")]
         assert gradients == [[type_("batch hidden", PARTIAL)], [W]]
-    assert infer("linear_parts_db", *own, X, W, LABELS, BIAS, **INNER, **SHARE) == [BIAS]
+    assert infer("linear_softmax_stats_db", *own, X, W, LABELS, BIAS, **INNER, **SHARE) == [BIAS]
 
 
 def test_the_gradient_of_a_bias_is_a_sum_over_ranks_tokens() -> None:
@@ -59,43 +59,55 @@ def halves(dims: str) -> Type:
 
 REFUSED: dict[str, tuple[str, tuple[Type, ...], str]] = {
     "logits that are a sum still to be done": (
-        "logit_parts",
+        "logit_softmax_stats",
         (type_("batch vocab", PARTIAL), LABELS),
         "is not linear in what is partial",
     ),
     "a product that is one": (
-        "linear_parts",
+        "linear_softmax_stats",
         (halves("batch hidden"), halves("vocab hidden"), LABELS),
         "is not linear in what is partial",
     ),
     "a product that is one, with a bias": (
-        "linear_parts",
+        "linear_softmax_stats",
         (halves("batch hidden"), halves("vocab hidden"), LABELS, type_("vocab", REPLICATED)),
         "is not linear in what is partial",
     ),
-    "logits that each rank has": ("logit_parts", (type_("batch vocab"), LABELS), "one share for each rank over which"),
+    "logits that each rank has": (
+        "logit_softmax_stats",
+        (type_("batch vocab"), LABELS),
+        "one share for each rank over which",
+    ),
     "labels of all tokens": (
-        "logit_parts",
+        "logit_softmax_stats",
         (type_("batch vocab", OF_TOKENS), LABELS),
         "takes the labels of the tokens that a rank has",
     ),
-    "labels of other tokens": ("logit_parts", (LOGITS, type_("", dtype="i64")), "takes logits of dims [, classes]"),
+    "labels of other tokens": (
+        "logit_softmax_stats",
+        (LOGITS, type_("", dtype="i64")),
+        "takes logits of dims [, classes]",
+    ),
     "a bias of all classes": (
-        "linear_parts",
+        "linear_softmax_stats",
         (X, W, LABELS, type_("vocab", REPLICATED)),
         "needs its operands sharded alike",
     ),
     "a bias of other dims": (
-        "linear_parts",
+        "linear_softmax_stats",
         (X, W, LABELS, type_("ffn", sharded("ffn"))),
         "takes a bias of [vocab]",
     ),
     "a bias of fewer bits": (
-        "linear_parts",
+        "linear_softmax_stats",
         (X, W, LABELS, type_("vocab", OF_CLASSES, "bf16")),
         "takes a bias of [vocab]",
     ),
-    "a gradient of z without shares": ("linear_parts_dx", (DT, DT, M, X, W, LABELS), "takes gradients of z and t"),
+    "a gradient of z without shares": (
+        "linear_softmax_stats_dx",
+        (DT, DT, M, X, W, LABELS),
+        "takes gradients of z and t",
+    ),
 }
 
 
@@ -109,4 +121,4 @@ def test_other_operands_are_refused(what: str) -> None:
 
 def test_a_share_for_another_number_of_ranks_is_refused() -> None:
     with pytest.raises(TypingError, match="one share for each rank over which vocab lies"):
-        infer("logit_parts", LOGITS, LABELS, **{"as": "ffn"})
+        infer("logit_softmax_stats", LOGITS, LABELS, **{"as": "ffn"})

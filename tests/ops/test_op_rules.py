@@ -24,7 +24,7 @@ from scalec.compiler.ops import OPS, TypingError
 from scalec.compiler.proof.inputs import everywhere
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.semantics import MEANINGS, Call
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Tensor
 
 DIMS = {"batch": 6, "seq": 6, "hidden": 6, "ffn": 6, "vocab": 6, "heads": 12, "kv_heads": 6, "head_dim": 6}
@@ -173,8 +173,8 @@ FORMS = {
     "shift": [form(X, by=-0.75)],
     "softmax": [form(X, over=("hidden",)), form(X, over=("seq",))],
     "softmax_dx": [form(X, X, over=("hidden",))],
-    "softmax_parts": [form(*PARTS), form(*PARTS, smoothing=0.1)],
-    "softmax_parts_dx": [form(*["seq batch"] * 2, *PARTS), form(*["seq batch"] * 2, *PARTS, smoothing=0.1)],
+    "local_softmax_stats": [form(*PARTS), form(*PARTS, smoothing=0.1)],
+    "local_softmax_stats_dx": [form(*["seq batch"] * 2, *PARTS), form(*["seq batch"] * 2, *PARTS, smoothing=0.1)],
     "split": [form("batch seq heads", parts=("head_dim", "kv_heads"))],
     "sum": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
     "token_loss": [
@@ -263,13 +263,13 @@ class Ranks:
     """The ranks of a mesh, and what is evaluated on them."""
 
     program: Program
-    world: World
+    world: SimulatedMesh
     numbers: Field
 
     @classmethod
     def of(cls, program: Program) -> "Ranks":
         """Those of a program's axes."""
-        return cls(program, World.of(program), Field(TRIALS, len(program.axes)))
+        return cls(program, SimulatedMesh.of(program), Field(TRIALS, len(program.axes)))
 
     def call(self, op: Op, args: Sequence[Tensor], types: Sequence[Type]) -> Call:
         return Call(self.program, self.world, self.numbers, op, args, types)

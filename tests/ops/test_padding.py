@@ -15,7 +15,7 @@ from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-from scalec.runtime.ops.functional import cross_entropy, max_logit, softmax_parts, token_loss
+from scalec.runtime.ops.functional import cross_entropy, local_softmax_stats, max_logit, token_loss
 from scalec.testing import assert_equal_step
 
 PADDED = DIMS.replace("vocab = 12", "vocab = 9 pad 4")
@@ -49,7 +49,7 @@ def test_the_program_is_told_how_many_classes_there_are() -> None:
     program = lower(model)
     text = emit(program, Source("p.scale", ""), model, verify(program, model))["train.py"]
     assert "max_logit(logits, self.tp, classes=9)" in text
-    assert "softmax_parts(logits, peak, labels, self.tp, classes=9)" in text
+    assert "local_softmax_stats(logits, peak, labels, self.tp, classes=9)" in text
     assert "vocab=9," in text
     for wrong in ("classes=10", "classes=12"):
         with pytest.raises(AssertionError, match="padding is another"):
@@ -71,7 +71,7 @@ def test_no_probability_goes_to_padding() -> None:
     assert not padded.grad[:, 9:].any()
     peak = max_logit(logits, classes=9)
     assert torch.equal(peak, logits[:, :9].amax(-1))
-    z, t = softmax_parts(logits, peak, labels, classes=9)
+    z, t = local_softmax_stats(logits, peak, labels, classes=9)
     assert torch.allclose(token_loss(z, t, labels), loss)
 
 

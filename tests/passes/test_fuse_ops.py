@@ -54,7 +54,7 @@ def test_a_llama_on_one_rank() -> None:
 
 
 def test_a_llama_whose_vocabulary_is_shared_out() -> None:
-    assert kinds(evolve(DP_TP, train=FUSED)) == [*LAYER, "linear_parts", "rejoined"]
+    assert kinds(evolve(DP_TP, train=FUSED)) == [*LAYER, "linear_softmax_stats", "rescale_to_global_max"]
 
 
 def test_one_product_has_the_weights_in_their_order() -> None:
@@ -93,19 +93,19 @@ def test_the_head_has_the_losses_options_and_the_cap() -> None:
     op = only(evolve(ONE, body=LLAMA.replace(HEAD, head)), "linear_cross_entropy")
     assert dict(op.attrs) == {"inner": ("hidden",), "smoothing": 0.1, "z": 0.25, "cap": 2.0}
     parts = evolve(TP, body=LLAMA.replace(HEAD, head))
-    assert dict(only(parts, "linear_parts").attrs) == {
+    assert dict(only(parts, "linear_softmax_stats").attrs) == {
         "inner": ("hidden",),
         "smoothing": 0.1,
         "cap": 2.0,
         "as": "vocab_shares",
     }
-    assert dict(only(parts, "rejoined").attrs) == {"smoothing": 0.1, "classes": "vocab"}
+    assert dict(only(parts, "rescale_to_global_max").attrs) == {"smoothing": 0.1, "classes": "vocab"}
 
 
 def test_what_ranks_share_out_has_a_dim_of_one_for_each() -> None:
     program = fused(TP)
     assert program.size("vocab_shares") == 2
-    z = only(TP, "linear_parts").outputs[1].type
+    z = only(TP, "linear_softmax_stats").outputs[1].type
     assert (z.dims[-1], z.axes_of("vocab_shares")) == ("vocab_shares", ("tp",))
 
 
@@ -147,7 +147,7 @@ def test_products_with_weights_over_different_axes_are_apart() -> None:
     assert "contracts" not in kinds(body(statement, evolve(TP, shard="ffn over tp")))
 
 
-IN_PARTS = ["logit_parts", "rejoined"]
+IN_PARTS = ["logit_softmax_stats", "rescale_to_global_max"]
 TWO_LOSSES = "loss = cross_entropy(y, labels) + cross_entropy(y, labels, smoothing=0.1)"
 
 
@@ -171,7 +171,10 @@ def test_logits_that_are_not_their_loss_own_are_made(head: str, losses: int) -> 
 def test_a_bias_goes_into_the_product(sum_: str, cap: str) -> None:
     logits = cap.format(sum_.format("x @ head[hidden -> vocab]"))
     head = f"loss = cross_entropy({logits}, labels, smoothing=0.1)"
-    for plan, kind, kinds_ in ((ONE, "linear_cross_entropy", []), (TP, "linear_parts", ["rejoined"])):
+    for plan, kind, kinds_ in (
+        (ONE, "linear_cross_entropy", []),
+        (TP, "linear_softmax_stats", ["rescale_to_global_max"]),
+    ):
         plan = evolve(plan, body=f"{START} {head}")
         assert kinds(plan) == [kind, *kinds_]
         op = only(plan, kind)
@@ -200,7 +203,7 @@ def test_a_cap_alone_goes_into_the_loss() -> None:
     head = "loss = cross_entropy(softcap(tanh(x @ head[hidden -> vocab]), 2), labels, z=0.25)"
     one, parts = (evolve(plan, body=f"{START} {head}") for plan in (ONE, TP))
     assert dict(only(one, "cross_entropy").attrs) == {"z": 0.25, "cap": 2.0}
-    assert dict(only(parts, "logit_parts").attrs) == {"cap": 2.0, "as": "vocab_shares"}
+    assert dict(only(parts, "logit_softmax_stats").attrs) == {"cap": 2.0, "as": "vocab_shares"}
     assert "softcap" not in {op.kind for plan in (one, parts) for op in walk(fused(plan).region.body)}
 
 
@@ -216,14 +219,14 @@ def test_a_cap_in_few_bits(precision: str, kind: str) -> None:
     head = "loss = cross_entropy(softcap(x @ head[hidden -> vocab], 2), labels)"
     train = f"precision = {precision}  kernels = triton  logits = chunk"
     assert only(evolve(ONE, body=f"{START} {head}", train=train), kind).get("cap") == 2
-    assert kinds(evolve(TP, body=f"{START} {head}", train=train)) == ["linear_parts", "rejoined"]
+    assert kinds(evolve(TP, body=f"{START} {head}", train=train)) == ["linear_softmax_stats", "rescale_to_global_max"]
 
 
-@pytest.mark.parametrize(("again", "kind"), [("softcap", "logit_parts"), ("silu", "linear_parts")])
+@pytest.mark.parametrize(("again", "kind"), [("softcap", "logit_softmax_stats"), ("silu", "linear_softmax_stats")])
 def test_a_cap_that_backward_does_again_stands_by_itself(again: str, kind: str) -> None:
     head = "loss = cross_entropy(softcap(silu(x) @ head[hidden -> vocab], 2), labels)"
     plan = evolve(TP, body=f"{START} {head}", train=f"{FUSED}  recompute = selective({again})")
-    assert kinds(plan) == [kind, "rejoined"]
+    assert kinds(plan) == [kind, "rescale_to_global_max"]
 
 
 @pytest.mark.parametrize("kernels", ["kernels = torch", "", "kernels = auto"])
@@ -281,7 +284,7 @@ def test_rotations_that_something_else_needs_earlier_stand_by_themselves(stateme
 def test_the_dim_of_shares_is_not_the_plans() -> None:
     own = "x = x + silu(x @ wa[hidden -> vocab_shares]) @ wb[vocab_shares -> hidden]"
     plan = body(own, evolve(TP, dims=f"{DIMS}  vocab_shares = 3"))
-    assert only(plan, "linear_parts").get("as") == "vocab_shares_"
+    assert only(plan, "linear_softmax_stats").get("as") == "vocab_shares_"
 
 
 @pytest.mark.parametrize(("gpu", "fuses"), [("t4", False), ("a100_80gb", True)])
@@ -312,9 +315,9 @@ def _logits(plan: Plan) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     ("said", "whole", "shared"),
     [
-        ("auto", ("chunk", ["linear_cross_entropy"]), ("save", ["logit_parts"])),
-        ("save", ("save", ["cross_entropy"]), ("save", ["logit_parts"])),
-        ("chunk", ("chunk", ["linear_cross_entropy"]), ("chunk", ["linear_parts"])),
+        ("auto", ("chunk", ["linear_cross_entropy"]), ("save", ["logit_softmax_stats"])),
+        ("save", ("save", ["cross_entropy"]), ("save", ["logit_softmax_stats"])),
+        ("chunk", ("chunk", ["linear_cross_entropy"]), ("chunk", ["linear_softmax_stats"])),
     ],
 )
 def test_logits_are_kept_or_made_in_chunks(

@@ -13,7 +13,7 @@ from helpers.small_plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, MLP, PARALLE
 from scalec.compiler.ir import Leave, Region, Type, Value, base, walk
 from scalec.compiler.ir.placements import dual_type
 from scalec.compiler.proof.float64 import Reals
-from scalec.compiler.proof.inputs import Scene, scene
+from scalec.compiler.proof.inputs import Inputs, scene
 from scalec.compiler.proof.interpreter import Outcome
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import case_of, unequal
@@ -25,7 +25,7 @@ from scalec.testing import assert_equal_step, compiles
 # ---- the single-device step, which all others are held against
 
 
-def single(plan: Plan, nudge: float = 0.0) -> tuple[Scene, Outcome]:
+def single(plan: Plan, nudge: float = 0.0) -> tuple[Inputs, Outcome]:
     """The step of a model in float64; `nudge` is how far its parameters go in an imaginary direction."""
     model, numbers = plan.program("resolve"), Reals(0)
     start = scene(model, numbers)

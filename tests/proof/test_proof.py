@@ -20,10 +20,10 @@ from scalec.compiler.ir import Op, Program, Region, Stmt, walk
 from scalec.compiler.ir.placements import coercion_of
 from scalec.compiler.passes import STAGES, compile_plan, lower
 from scalec.compiler.proof.float64 import Reals
-from scalec.compiler.proof.interpreter import Machine
+from scalec.compiler.proof.interpreter import Interpreter
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, UnequalError, anew, case_of, prove, unequal
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
 from scalec.compiler.syntax.diagnostics import PlanError
@@ -113,12 +113,12 @@ def test_what_a_step_begins_with_tells_mistakes(name: str) -> None:
 @pytest.mark.parametrize("name", [DP_TP, "one device", "clipped", "tiny_llama"])
 def test_a_step_without_labels_updates_nothing(name: str) -> None:
     small = case(name)
-    program, numbers, world = small.program, Field(2, len(small.program.axes)), World.of(small.program)
+    program, numbers, world = small.program, Field(2, len(small.program.axes)), SimulatedMesh.of(small.program)
     start = small.scene(numbers)
     labels = start.inputs["labels"]
     start.inputs["labels"] = Tensor(labels.dims, np.full_like(labels.array, -1))
     held = start.on(program, world, numbers)
-    outcome = Machine(program, world, numbers).run(held)
+    outcome = Interpreter(program, world, numbers).run(held)
     assert not outcome.metrics["count"].array.any()
     assert not outcome.metrics["loss"].array.any()
     for name, value in outcome.parameters.items():
@@ -255,7 +255,7 @@ PLANTED: dict[str, Change] = {
     "two parameters exchanged in the update": named("norm1.4", lambda op: swapped(op, 3, 4)),
     "another eps in backward": on("rmsnorm_dx", lambda op: evolve(op, attrs=(("eps", 1e-6),))),
     "another theta": named("q", lambda op: evolve(op, attrs=(("theta", 1e5),))),
-    "gradients of z and t exchanged": on("softmax_parts_dx", lambda op: swapped(op, 0, 1)),
+    "gradients of z and t exchanged": on("local_softmax_stats_dx", lambda op: swapped(op, 0, 1)),
     "queries for keys in backward": on("attention_dx", lambda op: swapped(op, 1, 4)),
     "clipped to another norm": on("clip_scale", lambda op: evolve(op, attrs=(("max", 1.0),))),
     "labels for tokens": on("embedding_dw", lambda op: evolve(op, inputs=(op.inputs[0], "labels", op.inputs[2]))),

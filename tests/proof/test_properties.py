@@ -11,14 +11,14 @@ from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof.arithmetic import Numbers
 from scalec.compiler.proof.float64 import Reals
-from scalec.compiler.proof.interpreter import Machine, ShapeError
+from scalec.compiler.proof.interpreter import Interpreter, ShapeError
 from scalec.compiler.proof.mutants import mutants
 from scalec.compiler.proof.mutants.faults import FAULTS
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of, differences
 from scalec.compiler.proof.reference import Reference
 from scalec.compiler.proof.semantics import MEANINGS
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.syntax.source import Source
 from scalec.testing import plans
@@ -46,10 +46,10 @@ def is_wrong(cases: list[Case], mutant: Program, numbers: Numbers) -> bool:
 
 def parts(case: Case, program: Program, numbers: Numbers) -> bool:
     """Whether the step of `program` is not the single-device step, or cannot be evaluated."""
-    start, world = case.scene(numbers), World.of(program)
+    start, world = case.scene(numbers), SimulatedMesh.of(program)
     expected = Reference(case.single, numbers).run(start)
     try:
-        found = Machine(program, world, numbers, meanings=MEANINGS | FAULTS).run(start.on(program, world, numbers))
+        found = Interpreter(program, world, numbers, meanings=MEANINGS | FAULTS).run(start.on(program, world, numbers))
     except (ShapeError, AssertionError):
         return True
     return bool(differences(program, world, numbers, found, expected))

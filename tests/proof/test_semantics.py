@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from attrs import evolve, fields, frozen
 
 from helpers.empty_programs import frame
-from scalec.compiler.config.settings import Group, Optimizer, Schedule
+from scalec.compiler.config.settings import Optimizer, ParamGroup, Schedule
 from scalec.compiler.ir import Attr, Bucket, Op, Program, Type, Value
 from scalec.compiler.ops import OPS
 from scalec.compiler.proof.float64 import FUNCTIONS, Reals
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.semantics import MEANINGS, Call
 from scalec.compiler.proof.semantics.step import updated
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import RANDOM, Tensor
 
 NAMES = "batch seq hidden ffn vocab heads kv_heads head_dim layers share".split()
@@ -116,7 +116,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float =
     return loss + z * logits.logsumexp(-1)[labels >= 0].pow(2).sum()
 
 
-def softmax_parts(
+def local_softmax_stats(
     logits: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     below = logits - peak[..., None]
@@ -154,31 +154,31 @@ def parts_below(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z, relative to m and in a dim of its own, and t, which is relative to nothing."""
     logits = capped(logits, cap)
-    z, _ = softmax_parts(logits, m, labels)
-    _, t = softmax_parts(logits, torch.zeros_like(m), labels, smoothing)
+    z, _ = local_softmax_stats(logits, m, labels)
+    _, t = local_softmax_stats(logits, torch.zeros_like(m), labels, smoothing)
     return z[..., None], t
 
 
-def logit_parts(logits: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
+def logit_softmax_stats(logits: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
     """m has a gradient of zero."""
     m = capped(logits, options.get("cap", 0.0)).amax(-1)
     return m.detach() + 0 * m, *parts_below(m.detach(), logits, labels, **options)
 
 
-def linear_parts(
+def linear_softmax_stats(
     x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, **options: float
 ) -> Any:
-    return logit_parts(F.linear(x, w, bias), labels, **options)
+    return logit_softmax_stats(F.linear(x, w, bias), labels, **options)
 
 
-def linear_parts_back(wanted: int, **options: float) -> Formula:
+def linear_softmax_stats_back(wanted: int, **options: float) -> Formula:
     def below(m: torch.Tensor, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, *bias: torch.Tensor) -> Any:
         return parts_below(m, F.linear(x, w, *bias), labels, **options)
 
     return vjp(below, wanted, results=2)
 
 
-def rejoined(
+def rescale_to_global_max(
     m: torch.Tensor, z: torch.Tensor, t: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Where a label is ignored, t has its smoothing still."""
@@ -410,26 +410,34 @@ FUSED = {
         ]
         for of, (at, shape, words) in OF_PRODUCTS.items()
     },
-    "linear_parts": [
-        case(f"{word} -> sb sbo sb", partial(linear_parts, **it), **it, **SHARED) for word in PRODUCTS for it in PARTS
+    "linear_softmax_stats": [
+        case(f"{word} -> sb sbo sb", partial(linear_softmax_stats, **it), **it, **SHARED)
+        for word in PRODUCTS
+        for it in PARTS
     ],
     **{
-        f"linear_parts_d{of}": [
-            case(f"sbo sb sb {word} -> {shape}", linear_parts_back(at + 1, **it), **it, **SHARED)
+        f"linear_softmax_stats_d{of}": [
+            case(f"sbo sb sb {word} -> {shape}", linear_softmax_stats_back(at + 1, **it), **it, **SHARED)
             for word in words
             for it in PARTS
         ]
         for of, (at, shape, words) in OF_PRODUCTS.items()
     },
-    "logit_parts": [case("sbv #sb -> sb sbo sb", partial(logit_parts, **it), **it, **SHARE) for it in PARTS],
-    "logit_parts_dx": [
+    "logit_softmax_stats": [
+        case("sbv #sb -> sb sbo sb", partial(logit_softmax_stats, **it), **it, **SHARE) for it in PARTS
+    ],
+    "logit_softmax_stats_dx": [
         case("sbo sb sb sbv #sb -> sbv", vjp(partial(parts_below, **it), 1, results=2), **it, **SHARE) for it in PARTS
     ],
-    "rejoined": [
-        case("sb sbo sb sb #sb -> sb sb", rejoined, classes="vocab"),
-        case("sb sbo sb sb #sb -> sb sb", partial(rejoined, smoothing=0.1), smoothing=0.1, classes="vocab"),
+    "rescale_to_global_max": [
+        case("sb sbo sb sb #sb -> sb sb", rescale_to_global_max, classes="vocab"),
+        case(
+            "sb sbo sb sb #sb -> sb sb", partial(rescale_to_global_max, smoothing=0.1), smoothing=0.1, classes="vocab"
+        ),
     ],
-    "rejoined_dz": [case("sb sb sb -> sbo", lambda dz, m, peak: (dz * (m - peak).exp())[..., None], **{"as": "share"})],
+    "rescale_to_global_max_dz": [
+        case("sb sb sb -> sbo", lambda dz, m, peak: (dz * (m - peak).exp())[..., None], **{"as": "share"})
+    ],
     "rope_pair": [
         case("bsnd bskd -> bsnd bskd", two_ropes(1, 100.0), theta=100.0),
         case("sbnd sbkd -> sbnd sbkd", two_ropes(0, 5e5), theta=5e5),
@@ -580,14 +588,14 @@ CASES = {
     "softmax_dx": [case("bsh bsh -> bsh", softmax_dx, over=("hidden",))],
     "scale": [case("bsh -> bsh", lambda x: -0.75 * x, by=-0.75)],
     "shift": [case("bsh -> bsh", lambda x: x - 0.75, by=-0.75)],
-    "softmax_parts": [
-        case("sbv sb #sb -> sb sb", softmax_parts),
-        case("bsv bs #bs -> bs bs", softmax_parts),
-        case("sbv sb #sb -> sb sb", partial(softmax_parts, smoothing=0.1), smoothing=0.1),
+    "local_softmax_stats": [
+        case("sbv sb #sb -> sb sb", local_softmax_stats),
+        case("bsv bs #bs -> bs bs", local_softmax_stats),
+        case("sbv sb #sb -> sb sb", partial(local_softmax_stats, smoothing=0.1), smoothing=0.1),
     ],
-    "softmax_parts_dx": [
-        case("sb sb sbv sb #sb -> sbv", vjp(softmax_parts, 0, results=2)),
-        case("sb sb sbv sb #sb -> sbv", vjp(partial(softmax_parts, smoothing=0.1), 0, results=2), smoothing=0.1),
+    "local_softmax_stats_dx": [
+        case("sb sb sbv sb #sb -> sbv", vjp(local_softmax_stats, 0, results=2)),
+        case("sb sb sbv sb #sb -> sbv", vjp(partial(local_softmax_stats, smoothing=0.1), 0, results=2), smoothing=0.1),
     ],
     "split": [case("sbv -> sbf sbd", parted, parts=("ffn", "head_dim"))],
     "sum": [
@@ -622,7 +630,13 @@ CASES = {
 """For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results,
 `loss_scale`, any number, and `zeros`, which has no operands."""
 
-WITHOUT_GRADIENT = {("max_logit", 0), ("rejoined", 0), ("rejoined", 3), ("softmax_parts", 1), ("token_loss", 3)}
+WITHOUT_GRADIENT = {
+    ("max_logit", 0),
+    ("rescale_to_global_max", 0),
+    ("rescale_to_global_max", 3),
+    ("local_softmax_stats", 1),
+    ("token_loss", 3),
+}
 """Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
 
 ALL = [pytest.param(kind, it, id=f"{kind} {i}") for kind, them in CASES.items() for i, it in enumerate(them)]
@@ -686,7 +700,7 @@ class Drawn:
         results = tuple(Value(f"y{i}", self._result(word)) for i, word in enumerate(self.case.results))
         op = Op(self.kind, names, results, self.case.attrs, span=full.region.span)
         args = [Tensor(type.dims, x[None]) for type, x in zip(types, self.operands, strict=True)]
-        return Call(full, World.of(full), Reals(0), op, args, types)
+        return Call(full, SimulatedMesh.of(full), Reals(0), op, args, types)
 
     def _bucketed(self, full: Program) -> Program:
         """With the parameters of the one bucket that the op speaks of, if it does."""
@@ -772,7 +786,7 @@ def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, 
     logits, labels = (torch.from_numpy(drawn(word, SIZES[sizes], rng)) for word in ("sbv", "#sb"))
     logits.requires_grad_(True)
     peak = logits.detach().amax(-1)
-    parts = token_loss(*softmax_parts(logits, peak, labels, smoothing), labels, peak, z)
+    parts = token_loss(*local_softmax_stats(logits, peak, labels, smoothing), labels, peak, z)
     whole = cross_entropy(logits, labels, smoothing, z)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (parts, whole)))
@@ -805,7 +819,9 @@ def test_padding_does_not_count_however_large_its_logits() -> None:
     op = Op("cross_entropy", ("x", "labels"), (Value("loss", Type("f64", ())),), (), span=program.region.span)
     x, given = np.array([[1.0, 2, 3, LARGE], [3, 2, 1, LARGE]]), np.array([0, 2])
     args = [Tensor(type.dims, x[None]), Tensor(labels.dims, given[None])]
-    (found,) = MEANINGS["cross_entropy"].value(Call(program, World.of(program), Reals(0), op, args, [type, labels]))
+    (found,) = MEANINGS["cross_entropy"].value(
+        Call(program, SimulatedMesh.of(program), Reals(0), op, args, [type, labels])
+    )
     assert_same(found, cross_entropy(torch.from_numpy(x[:, :3]), torch.from_numpy(given)), (), "loss")
 
 
@@ -820,7 +836,9 @@ def test_every_iteration_draws_apart() -> None:
         type = Type("i64", (repeat, "batch"))
         op = Op("fork", ("draws",), (Value("own", type),), (("repeat", repeat),), span=program.region.span)
         last = found[-1] if repeat == "blocks" else found[-1].at(1)
-        (own,) = MEANINGS["fork"].value(Call(program, World.of(program), Reals(0), op, [last], [type.inside(repeat)]))
+        (own,) = MEANINGS["fork"].value(
+            Call(program, SimulatedMesh.of(program), Reals(0), op, [last], [type.inside(repeat)])
+        )
         assert own.array.shape == (1, program.size(repeat), 4)
         found.append(own)
     every = np.concatenate([each.array.ravel() for each in found])
@@ -834,7 +852,10 @@ def changed(optimizer: Optimizer) -> dict[str, Optimizer]:
     """The optimizer with each of its settings changed."""
     values = {"kind": "sgd", "lr": 2e-3, "betas": (0.8, 0.95), "eps": 1e-7, "momentum": 0.5, "weight_decay": 0.2}
     schedules = {"kind": "cosine", "warmup": 7, "floor": 1e-5}
-    groups = [Group("norms", ("w*",), weight_decay=0.3), Group("norms", ("w*",), weight_decay=0.1, lr_scale=2.0)]
+    groups = [
+        ParamGroup("norms", ("w*",), weight_decay=0.3),
+        ParamGroup("norms", ("w*",), weight_decay=0.1, lr_scale=2.0),
+    ]
     found = {name: evolve(optimizer, **{name: value}) for name, value in values.items()}
     found |= {f"schedule {n}": evolve(optimizer, schedule=evolve(Schedule(), **{n: v})) for n, v in schedules.items()}
     found |= {f"group {i}": evolve(optimizer, groups=(group,)) for i, group in enumerate(groups)}

@@ -12,7 +12,7 @@ from scalec.compiler.ir import Bucket
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of
 from scalec.compiler.proof.sharded_state import together
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Array, Tensor
 
@@ -32,7 +32,7 @@ def cases(name: str) -> list[Case]:
 
 def held(case: Case, bucket: Bucket) -> tuple[list[Tensor], list[Array]]:
     """What ranks hold of a bucket's parameters at first, and whether each element is the parameter's own."""
-    numbers, world = Field(2, len(case.mesh)), World.of(case.program)
+    numbers, world = Field(2, len(case.mesh)), SimulatedMesh.of(case.program)
     start = case.scene(numbers)
     types = {param.name: param.type for param in case.program.params}
     found = start.on(case.program, world, numbers)
@@ -41,7 +41,7 @@ def held(case: Case, bucket: Bucket) -> tuple[list[Tensor], list[Array]]:
     return [found[name] for name in bucket.params], right
 
 
-def everywhere(value: Tensor, world: World) -> Tensor:
+def everywhere(value: Tensor, world: SimulatedMesh) -> Tensor:
     trials, *shape = value.array.shape
     return Tensor(value.dims, value.array.reshape(trials, *(1,) * len(world.axes), *shape))
 
@@ -67,7 +67,7 @@ def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_ranks_hold_is_the_whole_together(name: str) -> None:
     for case in cases(name):
-        numbers, world = Field(2, len(case.mesh)), World.of(case.program)
+        numbers, world = Field(2, len(case.mesh)), SimulatedMesh.of(case.program)
         start = case.scene(numbers)
         types = {param.name: param.type for param in case.program.params}
         for bucket in case.program.buckets:

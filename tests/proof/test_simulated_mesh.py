@@ -1,7 +1,7 @@
 """What a coercion does to what ranks hold: every entry of the table against plain numpy, and the adjoint identity.
 
-Purpose: `World.coerced` on meshes of one to three axes and on joint groups, on copies that agree and on such as do not.
-Non-goals: which coercions are legal and in what order (`tests/ir/test_coercions.py`).
+Purpose: `SimulatedMesh.coerced` on meshes of one to three axes and on joint groups, on copies that agree and on such as
+do not. Non-goals: which coercions are legal and in what order (`tests/ir/test_coercions.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Pl
 from scalec.compiler.ir.placements import COERCIONS, conjugate, dual
 from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.prime_field import Field, P
-from scalec.compiler.proof.simulated_mesh import World
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Array, Tensor
 
 EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
@@ -30,7 +30,7 @@ GROUPS = {
     "first and last of 2 × 3 × 2": ({"a": 2, "b": 3, "c": 2}, ("a", "c")),
     "one rank": ({"a": 1}, ("a",)),
 }
-Group = tuple[dict[str, int], tuple[str, ...]]
+ParamGroup = tuple[dict[str, int], tuple[str, ...]]
 
 LOCAL = (12, 24)
 """Of the dims d and e on each rank before a coercion, so that each may be split over twelve ranks."""
@@ -118,11 +118,11 @@ def groups(axes: dict[str, int], over: tuple[str, ...]) -> Iterator[list[tuple[i
 
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("entry", ENTRIES, ids=ids)
-def test_coercions_are_what_they_are_called(entry: tuple[Placement, Placement], group: Group) -> None:
+def test_coercions_are_what_they_are_called(entry: tuple[Placement, Placement], group: ParamGroup) -> None:
     """Also of copies that should agree and do not: every rank's numbers are its own."""
     axes, over = group
     x = np.random.default_rng(0).normal(size=(1, *axes.values(), *LOCAL))
-    found = World(axes, {}).coerced(Tensor(("d", "e"), x), over, *entry, Reals(len(axes)))
+    found = SimulatedMesh(axes, {}).coerced(Tensor(("d", "e"), x), over, *entry, Reals(len(axes)))
     assert found.dims == ("d", "e")
     for places in groups(axes, over):
         parts = [x[0][place] for place in places]
@@ -138,10 +138,10 @@ def test_every_entry_has_a_definition() -> None:
 
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("entry", WITH_GRADIENT, ids=ids)
-def test_adjoint_identity(entry: tuple[Placement, Placement], group: Group) -> None:
+def test_adjoint_identity(entry: tuple[Placement, Placement], group: ParamGroup) -> None:
     """⟨g, C x⟩ = ⟨C* g, x⟩ in the field, with g placed by the dual of where C leads."""
     (axes, over), (source, target) = group, entry
-    world, n = World(axes, {}), Field(2, len(axes))
+    world, n = SimulatedMesh(axes, {}), Field(2, len(axes))
     x = held(n, "x", group, source, LOCAL)
     forward = world.coerced(x, over, source, target, n)
     g = held(n, "g", group, dual(target), forward.array.shape[-2:])
@@ -149,7 +149,7 @@ def test_adjoint_identity(entry: tuple[Placement, Placement], group: Group) -> N
     assert inner(g, forward, group, target) == inner(backward, x, group, source)
 
 
-def held(n: Field, name: str, group: Group, place: Placement, local: tuple[int, ...]) -> Tensor:
+def held(n: Field, name: str, group: ParamGroup, place: Placement, local: tuple[int, ...]) -> Tensor:
     """Random parts of all ranks, alike in each group where the placement says so."""
     axes, over = group
     x = n.random((*axes.values(), *local), name)
@@ -160,7 +160,7 @@ def held(n: Field, name: str, group: Group, place: Placement, local: tuple[int, 
     return Tensor(("d", "e"), x)
 
 
-def inner(u: Tensor, v: Tensor, group: Group, place: Placement) -> list[int]:
+def inner(u: Tensor, v: Tensor, group: ParamGroup, place: Placement) -> list[int]:
     """⟨u, v⟩ over all ranks in each trial; where v, and so u, is invariant, a group counts once."""
     axes, over = group
     x, y = np.broadcast_arrays(u.array, v.array)

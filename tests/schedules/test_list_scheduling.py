@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from helpers.schedules.samples import durations
 from scalec.compiler.schedules.actions import Action, Schedule, Work
-from scalec.compiler.schedules.activation_memory import Keeps, Room, high_water, least
+from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget, high_water, least
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.dependencies import Value, made_by, needs
-from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.errors import ScheduleError
 from scalec.compiler.schedules.list_scheduling import listed
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
@@ -108,7 +108,7 @@ def within(schedule: Schedule, memory: tuple[float, ...], keeps: Keeps) -> bool:
 
 def made(homes: tuple[int, ...], count: int, times: Times, memory: tuple[float, ...], keeps: Keeps) -> float:
     """How long the schedule takes, which is right and keeps the bound."""
-    schedule = listed(homes, count, times, Room(memory, keeps))
+    schedule = listed(homes, count, times, MemoryBudget(memory, keeps))
     assert problems(schedule) == []
     assert within(schedule, memory, keeps)
     return simulate(schedule, times).total
@@ -165,31 +165,31 @@ def test_with_the_memory_of_1f1b_the_bubble_is_that_of_zero_bubble_h1(ranks: int
 
 def test_backward_is_split_only_where_somebody_waits_for_its_first_part() -> None:
     """Nobody waits for the first stage's, so no I there is followed by its own W."""
-    first, last = listed((0, 1), 4, Times.uniform(2), Room.counted(2, 2, 2)).rows
+    first, last = listed((0, 1), 4, Times.uniform(2), MemoryBudget.counted(2, 2, 2)).rows
     assert [(a, b) for a, b in pairwise(first) if (a.work, b.work) == (IN, W) and a.microbatch == b.microbatch] == []
     assert any(action.work is IN for action in last)
 
 
 def test_backward_in_one_is_what_memory_leaves_where_the_parts_hold_more() -> None:
     """As where a stage is recomputed: its forward keeps little, its first part all that its second needs."""
-    schedule = listed((0, 1), 2, Times.uniform(2), Room((2, 2), Keeps(input=(1, 1), weight=(5, 5))))
+    schedule = listed((0, 1), 2, Times.uniform(2), MemoryBudget((2, 2), Keeps(input=(1, 1), weight=(5, 5))))
     assert {action.work for row in schedule.rows for action in row} == {F, B}
 
 
 def test_what_one_microbatch_needs_is_demanded() -> None:
-    with pytest.raises(Impossible, match="rank 1 holds 5 for one microbatch before any backward, and may hold 4"):
-        listed((0, 1, 1), 2, Times.uniform(3), Room((9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0))))
+    with pytest.raises(ScheduleError, match="rank 1 holds 5 for one microbatch before any backward, and may hold 4"):
+        listed((0, 1, 1), 2, Times.uniform(3), MemoryBudget((9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0))))
 
 
 @st.composite
-def rooms(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> Room:
+def rooms(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> MemoryBudget:
     """Bytes: what a microbatch needs on each rank, and some more; what stages hand on is a part of what they keep."""
     cuts = tuple(draw(st.lists(st.integers(0, 20), min_size=len(homes) - 1, max_size=len(homes) - 1)))
     cuts = draw(st.sampled_from([cuts, cuts[:1] * len(cuts)]))
     kept = tuple(draw(st.integers(given, 100)) for given in (0, *cuts))
     keeps = Keeps(kept, tuple(draw(st.integers(0, 120)) for _ in homes), max(cuts, default=0), cuts)
     more = st.sampled_from((0, 1, 10, 50, 200, inf))
-    return Room(tuple(least(homes, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
+    return MemoryBudget(tuple(least(homes, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
 
 
 @settings(max_examples=60)
@@ -245,7 +245,7 @@ def _held(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> flo
 
 
 def test_backward_that_cannot_be_split_has_a_schedule_with_a_name() -> None:
-    room = Room.counted(2, 4, 3)
+    room = MemoryBudget.counted(2, 4, 3)
     schedule = listed((0, 1, 0, 1), 4, Times.uniform(4), room, splits=False)
     assert not schedule.splits
     assert room.holds(schedule)

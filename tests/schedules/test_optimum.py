@@ -12,12 +12,12 @@ from math import inf
 import pytest
 
 from helpers.schedules.solver import optimum
-from scalec.compiler.schedules.activation_memory import Keeps, Room, least
+from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget, least
 from scalec.compiler.schedules.list_scheduling import listed
 from scalec.compiler.schedules.simulate import simulate
 from scalec.compiler.schedules.timeline import Times
 
-Case = tuple[tuple[int, ...], int, Times, Room]
+Case = tuple[tuple[int, ...], int, Times, MemoryBudget]
 
 SHAPES = [*product((2, 3), (1, 2), (1, 2, 3, 4))]
 
@@ -27,7 +27,7 @@ def alike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
     homes = tuple(range(ranks)) * chunks
     for (f, b, w, comm), more in product(((1, 1, 1, 0), (2, 3, 1, 1)), (0, 1, 2, inf)):
         times = Times.uniform(len(homes), f, b, w, comm)
-        yield homes, microbatches, times, Room.counted(ranks, len(homes), chunks + more)
+        yield homes, microbatches, times, MemoryBudget.counted(ranks, len(homes), chunks + more)
 
 
 def unlike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
@@ -42,7 +42,7 @@ def unlike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
         times = Times(row(1, 3), row(1, 3), row(1, 3), draw.choice((0, 1, 2)))
         keeps = Keeps(row(2, 4), row(0, 2))
         bounds = (least(homes, rank, keeps) + draw.choice((0, 1, 3, 6, inf)) for rank in range(ranks))
-        yield homes, microbatches, times, Room(tuple(bounds), keeps)
+        yield homes, microbatches, times, MemoryBudget(tuple(bounds), keeps)
 
 
 def made(case: Case) -> float:
@@ -58,9 +58,9 @@ def test_the_optimum_is_reached_in_small_cases(ranks: int, chunks: int, microbat
 def test_the_solver_knows_what_is_proved_by_hand() -> None:
     """One microbatch goes there and back; several with the memory of one, one after the other."""
     times = Times((1, 2), (3, 4), (5, 6), send=10)
-    assert optimum((0, 1), 1, times, Room.counted(2, 2, inf)) == 1 + 10 + 2 + 4 + 10 + 3 + 5
-    assert optimum((0, 1), 2, times, Room.counted(2, 2, 1)) == 2 * (1 + 10 + 2 + 4 + 10 + 3 + 5)
-    assert optimum((0,), 3, Times.uniform(1), Room.counted(1, 1, 1)) == 9
+    assert optimum((0, 1), 1, times, MemoryBudget.counted(2, 2, inf)) == 1 + 10 + 2 + 4 + 10 + 3 + 5
+    assert optimum((0, 1), 2, times, MemoryBudget.counted(2, 2, 1)) == 2 * (1 + 10 + 2 + 4 + 10 + 3 + 5)
+    assert optimum((0,), 3, Times.uniform(1), MemoryBudget.counted(1, 1, 1)) == 9
 
 
 BEYOND = {
@@ -73,6 +73,6 @@ BEYOND = {
 def test_how_far_larger_cases_are_from_it(name: str) -> None:
     """Where the search must drop orders; what is made may become better, what is proved stays."""
     (homes, microbatches, times, memory), found, proved = BEYOND[name]
-    room = Room.counted(max(homes) + 1, len(homes), memory)
+    room = MemoryBudget.counted(max(homes) + 1, len(homes), memory)
     assert optimum(homes, microbatches, times, room) == proved
     assert proved <= made((homes, microbatches, times, room)) <= found

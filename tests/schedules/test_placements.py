@@ -7,9 +7,9 @@ import pytest
 from attrs import frozen
 
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.activation_memory import Room, high_water
+from scalec.compiler.schedules.activation_memory import MemoryBudget, high_water
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.errors import ScheduleError
 from scalec.compiler.schedules.list_scheduling import fastest
 from scalec.compiler.schedules.partial_schedule import Task
 from scalec.compiler.schedules.registry import SCHEDULES, folded, looped
@@ -42,7 +42,7 @@ def named(ranks: int, chunks: int, microbatches: int, times: Times) -> Iterator[
     for name, maker in SCHEDULES.items():
         try:
             schedule = maker(ranks, microbatches, chunks)
-        except Impossible:
+        except ScheduleError:
             continue
         yield Named(name, max(high_water(schedule)), simulate(schedule, times).total)
 
@@ -50,7 +50,7 @@ def named(ranks: int, chunks: int, microbatches: int, times: Times) -> Iterator[
 def auto(ranks: int, chunks: int, microbatches: int, times: Times, most: float) -> Schedule:
     """The schedule that is made, which is right and keeps the bound."""
     placements = dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks)))
-    room = Room.counted(ranks, ranks * chunks, most)
+    room = MemoryBudget.counted(ranks, ranks * chunks, most)
     schedule = fastest([Task(homes, microbatches, times, room) for homes in placements])
     assert problems(schedule) == []
     assert room.holds(schedule)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.schedules import torch_orders
 from helpers.schedules.clock import held, measured, measured_groups
 from scalec.compiler.schedules.actions import Action, Schedule, Work
-from scalec.compiler.schedules.errors import Impossible
+from scalec.compiler.schedules.errors import ScheduleError
 from scalec.compiler.schedules.registry import SCHEDULES, homes_of
 
 RANKS = (2, 3, 4, 8)
@@ -21,10 +21,10 @@ TIMES = ((1, 1, 1), (4, 5, 3), (4, 5, 2))  # F, I, W; W is not longer than F and
 VARIABLE = [name for name, maker in SCHEDULES.items() if maker.variable]
 
 
-def asked(name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule | Impossible:
+def asked(name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule | ScheduleError:
     try:
         return SCHEDULES[name](ranks, microbatches, chunks)
-    except Impossible as impossible:
+    except ScheduleError as impossible:
         return impossible
 
 
@@ -56,7 +56,7 @@ def test_order_is_torchs(name: str, ranks: int):
     for chunks in (1, 2, 3, 4) if name in VARIABLE else (SCHEDULES[name].chunks,):
         for microbatches in (*range(ranks if name == "1f1b" else 1, 14), 16, 17, 24, 25):
             ours = asked(name, ranks, microbatches, chunks)
-            if isinstance(ours, Impossible):
+            if isinstance(ours, ScheduleError):
                 with pytest.raises(ValueError, match=f"{microbatches}"):
                     torch_orders.schedule(name, ranks, microbatches, chunks)
                 continue
@@ -154,7 +154,7 @@ def test_microbatches_held(ranks: int):
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 8), st.integers(1, 24), st.integers(1, 4))
 def test_whole_or_impossible(name: str, ranks: int, microbatches: int, chunks: int):
     schedule = asked(name, ranks, microbatches, chunks)
-    if isinstance(schedule, Impossible):
+    if isinstance(schedule, ScheduleError):
         assert len(re.findall(r"\d+", schedule.why)) >= 2
         assert schedule.help
         return
@@ -196,14 +196,14 @@ REFUSALS = [
 @pytest.mark.parametrize(("asked", "why", "help"), REFUSALS)
 def test_impossible_says_why(asked: tuple[str, int, int, int], why: str, help: str):
     name, *numbers = asked
-    with pytest.raises(Impossible) as impossible:
+    with pytest.raises(ScheduleError) as impossible:
         SCHEDULES[name](*numbers)
     assert (impossible.value.why, impossible.value.help) == (why, help)
 
 
 def test_refuses_nothing_else():
     """Exactly these numbers of microbatches from 1 to 24 have no schedule on 4 ranks."""
-    refused = {name: [m for m in range(1, 25) if isinstance(asked(name, 4, m), Impossible)] for name in SCHEDULES}
+    refused = {name: [m for m in range(1, 25) if isinstance(asked(name, 4, m), ScheduleError)] for name in SCHEDULES}
     assert {name: numbers for name, numbers in refused.items() if numbers} == {
         "interleaved_1f1b": [9, 11, 13, 14, 17, 18, 19, 21, 22, 23],
         "interleaved_zero_bubble": [9, 11, 13, 14, 17, 18, 19, 21, 22, 23],

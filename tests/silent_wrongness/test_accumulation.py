@@ -159,7 +159,7 @@ def test_row_15_reciprocals_of_the_ranks_counts_are_added() -> None:
 )
 def test_stages_are_given_the_share_and_nothing_else(given: str) -> None:
     """Schedules that divide by the number of microbatches, or leave it to the loss (torchtitan#1733, #2972)."""
-    run = "PIPELINE.run(model, batch, share, mesh, flats, reductions)"
+    run = "PIPELINE.run(model, batch, share, mesh, flat_params, reductions)"
     assert Defect("stages", text={run: run.replace("share", given)}).emission()
 
 

@@ -84,7 +84,7 @@ def test_row_16_a_second_loss_is_scaled_by_the_ranks(axis: str) -> None:
 GATHERED = {
     "peak: f64[seq, batch@dp]{tp: M} = max_logit(_logits)": "full: f64[seq, batch@dp, vocab]{tp: R} = coerce(_logits)"
     " <axes=[tp], from=S(vocab), to=R> !tiny.scale:12 peak: f64[seq, batch@dp]{tp: M} = max_logit(full)",
-    "softmax_parts(_logits, peak.1, labels)": "softmax_parts(full, peak.1, labels)",
+    "local_softmax_stats(_logits, peak.1, labels)": "local_softmax_stats(full, peak.1, labels)",
 }
 
 
@@ -99,7 +99,7 @@ def test_row_24_gathered_logits_in_a_vocabulary_parallel_loss() -> None:
 
 
 SMOOTHED = "smoothing and z-loss"
-PARTS = "softmax_parts(_logits, peak.1, labels)"
+PARTS = "local_softmax_stats(_logits, peak.1, labels)"
 OWN_MEAN = {
     f"t: f64[seq, batch@dp]{{tp: P}} = {PARTS} <smoothing=0.1>": f"hard: f64[seq, batch@dp]{{tp: P}} = {PARTS}"
     " !tiny.scale:12 minus: f64[seq, batch@dp]{tp: P} = scale(hard) <by=-1.0> !tiny.scale:12 z.9: f64[seq, batch@dp]"
@@ -112,7 +112,7 @@ OWN_MEAN = {
 def test_row_24_smoothed_labels_take_the_mean_of_a_ranks_own_classes() -> None:
     """What smoothing adds to the label's logit was not summed over ranks, so that their losses differed (Megatron#737,
     #7452, row 1)."""
-    parts = "softmax_parts(logits, peak, labels, self.tp, classes=9, smoothing=0.1)"
+    parts = "local_softmax_stats(logits, peak, labels, self.tp, classes=9, smoothing=0.1)"
     defect = Defect(SMOOTHED, ir=OWN_MEAN, text={parts: parts.replace("self.tp, ", "")})
     assert "add is not linear in what is partial on tp" in defect.types()
     assert defect.values() == {"loss"}
@@ -121,11 +121,11 @@ def test_row_24_smoothed_labels_take_the_mean_of_a_ranks_own_classes() -> None:
 
 def test_row_24_the_gradient_of_smoothed_labels_is_that_of_others() -> None:
     """Backward gave each class another share than forward: one of this rank's classes (Megatron#7464)."""
-    shares = "softmax_parts_dx(d_z.1, d_t.1, _logits, peak.1, labels) <smoothing="
+    shares = "local_softmax_stats_dx(d_z.1, d_t.1, _logits, peak.1, labels) <smoothing="
     defect = Defect(SMOOTHED, ir={f"{shares}0.1": f"{shares}0.2"}, text={"smoothing=0.1": "smoothing=0.2"})
     assert defect.types() == ""
     assert defect.values() == results_of(*parameters(SMOOTHED))
-    assert "the IR has no softmax_parts" in defect.emission()
+    assert "the IR has no local_softmax_stats" in defect.emission()
 
 
 def test_row_25_a_vocabulary_that_the_axis_does_not_divide() -> None:

@@ -11,7 +11,7 @@ from helpers.forked_ranks import run_ranks
 from helpers.late_process_group import Link
 from helpers.staged_model import SHARE, Model, data, pipeline, schedules, whole
 from scalec.compiler.schedules.actions import Schedule
-from scalec.runtime import Axis, Carried, Mesh
+from scalec.runtime import Axis, Mesh, StageInput
 from scalec.runtime.comm import p2p
 from scalec.runtime.comm.p2p import Slot
 
@@ -42,7 +42,7 @@ def _step(schedule: Schedule, kind: type[Mesh], plant: Callable[[], None] | None
 
 def _received_into_one_memory() -> None:
     """What a stage receives lies where the microbatch before it lay."""
-    received, memory = p2p.received, dict[Carried, Tensor]()
+    received, memory = p2p.received, dict[StageInput, Tensor]()
 
     def reusing(slot: Slot, axis: Axis, peer: int, carried: Any, device: torch.device) -> p2p.Message:
         made = received(slot, axis, peer, carried, device)

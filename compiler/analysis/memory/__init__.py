@@ -7,14 +7,14 @@ Non-goals: tables for people (`explain`); what the allocator loses.
 from .account import Account, Bucket, account, accounts
 from .budget import room
 from .capacity import capacity, fits, place, too_large, unknown
-from .peak import Moment
+from .peak import PeakSnapshot
 from .saved_activations import Kept
 
 __all__ = [
     "Account",
     "Bucket",
     "Kept",
-    "Moment",
+    "PeakSnapshot",
     "account",
     "accounts",
     "capacity",

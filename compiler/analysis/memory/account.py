@@ -13,7 +13,7 @@ from ..bucket_comms import Route, routes
 from ..bucket_layout import shard_axes
 from ..local_program import of_rank
 from .aliasing import Storages
-from .peak import Moment, Walk, update
+from .peak import PeakSnapshot, Walk, update
 from .pipeline_peak import Stage, device_of, fullest, keeps, stages_of
 from .reserve import reserve
 from .saved_activations import Keeper, Kept
@@ -69,7 +69,7 @@ class Account:
     tables: int
     inputs: int
     kept: tuple[Kept, ...]
-    peak: Moment
+    peak: PeakSnapshot
     reserve: int = 0
     rank: int | None = None
 
@@ -139,7 +139,7 @@ def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:
     return evolve(_account(own, storages, kept, update(storages)), rank=rank)
 
 
-def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: Moment) -> Account:
+def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot) -> Account:
     """Of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
     found = routes(storages.program)
     return Account(

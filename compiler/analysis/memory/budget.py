@@ -8,13 +8,13 @@ from ...config.units import amount
 from ...ir import Program
 from ...ir.stages import has
 from ...schedules.actions import Work
-from ...schedules.activation_memory import Room, least
-from ...schedules.errors import Impossible
+from ...schedules.activation_memory import MemoryBudget, least
+from ...schedules.errors import ScheduleError
 from .account import Account, idle
 from .pipeline_peak import Chunks, Stage, keeps, stages_of
 
 
-def room(program: Program, most: int) -> Room:
+def room(program: Program, most: int) -> MemoryBudget:
     """What microbatches may take where a rank holds no more than `most` bytes in all.
 
     An action may take as much besides as that of its rank which takes most: which runs when is not known.
@@ -29,7 +29,7 @@ def room(program: Program, most: int) -> Room:
         passing = max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
         _demand(it, passing, int(least(program.pipeline.homes, rank, sizes)), most)
         left.append(most - it.always - passing)
-    return Room(tuple(left), sizes)
+    return MemoryBudget(tuple(left), sizes)
 
 
 def _passing(stage: Stage) -> int:
@@ -54,7 +54,7 @@ def _demand(it: Account, passing: int, least: int, most: int) -> None:
     else:
         sizes |= {"of the update": it.peak.bytes}
     said = " + ".join(f"{amount(size)} {what}" for what, size in sizes.items() if size)
-    raise Impossible(
+    raise ScheduleError(
         f"rank {it.rank} needs {said} = {amount(needs)}, and may hold {amount(most)}",
         "give it more memory, or smaller microbatches, or share out its state",
     )

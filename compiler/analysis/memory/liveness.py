@@ -164,7 +164,7 @@ def _needed(op: Op) -> Sequence[str]:
     match op.kind:
         case "linear_cross_entropy_dw" | "linear_cross_entropy_db":
             return [value.name for value in op.outputs]
-        case "linear_parts_dw" | "linear_parts_db":
+        case "linear_softmax_stats_dw" | "linear_softmax_stats_db":
             return op.inputs
         case _:
             return op.inputs[:2]
@@ -172,7 +172,7 @@ def _needed(op: Op) -> Sequence[str]:
 
 OF_WEIGHTS = (
     *("embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
-    *("linear_parts_dw", "linear_parts_db"),
+    *("linear_softmax_stats_dw", "linear_softmax_stats_db"),
 )
 
 

@@ -21,7 +21,7 @@ from .saved_activations import Keeper, Kept, Turn, bound
 
 
 @frozen
-class Moment:
+class PeakSnapshot:
     """A moment of the step, and what is in memory then beside what always is.
 
     op     that runs; None for the update, and the reduction of gradients before it
@@ -73,7 +73,7 @@ class Walk:
         self._backward(storages.backward.body, storages.forward.body)
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> PeakSnapshot:
         """The fullest of all, the first of several."""
         return max(self.fullest.values(), key=lambda it: it.bytes)
 
@@ -221,7 +221,7 @@ class Walk:
         kept = sum(size for key, size in self._live.items() if key in self._kept)
         other = sum(self._live.values()) - kept + scratch
         buckets = self._passing.weights, self._passing.gradients
-        moment = Moment(op, self._where, tuple(self._turns), self._about(op), kept, *buckets, other)
+        moment = PeakSnapshot(op, self._where, tuple(self._turns), self._about(op), kept, *buckets, other)
         self.fullest[self._where] = max(self.fullest.get(self._where, moment), moment, key=lambda it: it.bytes)
 
     def _about(self, op: Op) -> str:
@@ -248,9 +248,9 @@ def _others(region: Region) -> str:
     return f"other {region.dim}"
 
 
-def update(storages: Storages) -> Moment:
+def update(storages: Storages) -> PeakSnapshot:
     """The update, and the reduction of gradients before it."""
-    return Moment(None, "update", (), "", 0, 0, 0, _sent(storages))
+    return PeakSnapshot(None, "update", (), "", 0, 0, 0, _sent(storages))
 
 
 def _sent(storages: Storages) -> int:

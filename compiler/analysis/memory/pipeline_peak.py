@@ -22,7 +22,7 @@ from ..local_program import of_stage
 from ..stage_buckets import chunks, needed
 from .aliasing import Cut, Storages
 from .liveness import is_put_off, put_off
-from .peak import Moment, Walk
+from .peak import PeakSnapshot, Walk
 from .saved_activations import Keeper, Kept
 
 
@@ -43,16 +43,16 @@ class Stage:
     entered: int
     later: int
     largest: int
-    forward: Moment
-    backward: Moment
-    input: Moment
+    forward: PeakSnapshot
+    backward: PeakSnapshot
+    input: PeakSnapshot
 
     @property
     def held(self) -> int:
         """Bytes from forward to backward."""
         return sum(it.total for it in self.kept) + self.entered
 
-    def during(self, work: Work) -> Moment:
+    def during(self, work: Work) -> PeakSnapshot:
         """The moment when most is there while an action of the stage runs, but of other microbatches."""
         match work:
             case Work.FORWARD:
@@ -144,7 +144,7 @@ def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
     return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), max(cuts, default=0), cuts)
 
 
-def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> Moment:
+def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> PeakSnapshot:
     """The moment of a rank's row when most is in memory beside what always is, the last sums of gradients included."""
     assert program.pipeline, "memory: no pipeline"
     assert program.pipeline.schedule, "memory: no rows"
@@ -155,11 +155,11 @@ def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> M
         if kind not in fullest or size > fullest[kind][0]:
             fullest[kind] = size, it
     moments = [_at(of[stage].during(work), it, own) for (stage, work), (_, it) in fullest.items()]
-    update = Moment(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
+    update = PeakSnapshot(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
     return max([*moments, update], key=lambda moment: moment.bytes)
 
 
-def _at(alone: Moment, it: Beside, own: "Chunks") -> Moment:
+def _at(alone: PeakSnapshot, it: Beside, own: "Chunks") -> PeakSnapshot:
     return evolve(
         alone,
         kept=alone.kept + int(it.kept),

@@ -47,8 +47,8 @@ class Turn:
     def __init__(self, program: Program, region: Region, place: Place, entering: Collection[str]) -> None:
         self._program, self._region = program, region
         self._of = {bucket.dim: bucket.name for bucket in program.buckets}
-        flats = {dim for arg in region.args if arg.enter is Enter.EACH for dim in arg.value.type.dims}
-        taken = [b for b in program.buckets if b.dim in flats or {*entering} & {*b.params}]
+        flat_params = {dim for arg in region.args if arg.enter is Enter.EACH for dim in arg.value.type.dims}
+        taken = [b for b in program.buckets if b.dim in flat_params or {*entering} & {*b.params}]
         self.own = [bucket.name for bucket in taken if len(bucket.turns) == len(place.repeats)]
         self.inner = [bucket.name for bucket in taken if len(bucket.turns) > len(place.repeats)]
         self._step = _ops(program.region)
@@ -59,9 +59,9 @@ class Turn:
         reductions = [self._reduction(name) for name in _complete(self._backward)]
         gathers, again = self._gathers(self._forward), self._gathers(self._backward)
         weights = [*self._weights(gathers)]
-        inside = [move.bucket for move in weights if move.function == "gather_weights"]
+        inside = [move.bucket for move in weights if move.function == "unshard"]
         assert inside == [*gathers], f"emit: {', '.join(gathers)} are not gathered in the order of the buckets"
-        freed = [Move("free_weights", name, (axes,)) for name, axes in reversed(again.items())]
+        freed = [Move("reshard", name, (axes,)) for name, axes in reversed(again.items())]
         return Moves((*reversed(reductions), *weights), tuple(freed))
 
     def flat(self) -> list[Op]:
@@ -100,7 +100,7 @@ class Turn:
         assert len(words) == len(over), f"emit: {name} is reduced more than once"
         words |= {"each": True} if each else {}
         words |= {"dtype": sent} if (sent := self._sent(name, ops, sums)) else {}
-        return Move("reduce_gradients", name, (), tuple(sorted(words.items())))
+        return Move("reduce_grads_in_backward", name, (), tuple(sorted(words.items())))
 
     def _sent(self, name: str, ops: Sequence[Op], sums: Sequence[Op]) -> str:
         """The element type in which a gradient is reduced, each time cast to it and back; "" where it is of record."""
@@ -126,9 +126,9 @@ class Turn:
         """How a turn comes by its parameters: it gathers them, waits for what the step began to gather, or has them."""
         for bucket in reversed(self._program.buckets):
             if bucket.name in gathers:
-                yield Move("gather_weights", bucket.name, (gathers[bucket.name],))
+                yield Move("unshard", bucket.name, (gathers[bucket.name],))
             elif bucket.name in self.own and bucket.name in self._gathers(self._step):
-                yield Move("await_weights", bucket.name)
+                yield Move("wait_for_unshard", bucket.name)
 
 
 def _complete(ops: Sequence[Op]) -> list[str]:

@@ -46,7 +46,7 @@ def _type(argument: ast.arg, names: frozenset[str]) -> str:
     """Draws, without which nothing is dropped, may be none; other arguments are the flat buffers of turns."""
     said = ast.unparse(argument.annotation) if argument.annotation else ""
     inner = said.removeprefix("list[" * said.count("[")).removesuffix("]" * said.count("["))
-    buffers = {"Flats": said == inner, "Flat": said != inner}.get(inner, False) and inner in names
+    buffers = {"FlatParams": said == inner, "FlatParam": said != inner}.get(inner, False) and inner in names
     return said if said == "Tensor | None" or buffers else "Tensor"
 
 
@@ -127,7 +127,7 @@ class Init:
                 raise wrong(call, "is no list of so many modules of a class")
 
     def _table(self, call: ast.Call) -> Table:
-        self._names.demand(call, "rope_table")
+        self._names.demand(call, "rope_frequencies")
         given = {str(keyword.arg): keyword.value for keyword in call.keywords}
         scaling = tuple((key, _scaling(call, key, node)) for key, node in list(given.items())[4:])
         demand(call, {*given} >= {"theta", "between", "mesh", "dtype"}, "lacks what a table needs")
@@ -137,7 +137,7 @@ class Init:
             case [int(seq), int(dim), int(between)] if isinstance(theta, float):
                 more = "".join(f", {key}={value!r}" for key, value in scaling)
                 sizes = f"{seq}, {dim}, theta={theta!r}, between={between}"
-                demand_same(call, f"rope_table({sizes}, mesh=mesh, dtype={dtype}{more})")
+                demand_same(call, f"rope_frequencies({sizes}, mesh=mesh, dtype={dtype}{more})")
                 return Table(seq, dim, theta, between, dtype, scaling)
             case _:
                 raise wrong(call, "is no table of rotary positions")

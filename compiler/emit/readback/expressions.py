@@ -12,7 +12,7 @@ from attrs import define
 
 from ...ir import Attr, Program, Type
 from .ast_matching import Names, Ops, demand, dotted, number, terms, wrong
-from .values import Axes, Buffers, Flats, Local, Seen, local
+from .values import Axes, Buffers, FlatParams, Local, Seen, local
 
 
 @define
@@ -41,7 +41,7 @@ class Expressions:
                 self.read.add(name)
                 return self.held[name]
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(bucket))) if name in self.env:
-                demand(node, isinstance(self.env[name], Flats), f"`{name}` are no buckets")
+                demand(node, isinstance(self.env[name], FlatParams), f"`{name}` are no buckets")
                 return Buffers(bucket)
             case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) if (by := number(node.right)) is not None:
                 kind = "scale" if isinstance(node.op, ast.Mult) else "shift"

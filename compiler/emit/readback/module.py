@@ -19,7 +19,7 @@ from .settings import check_build, check_plan, model_class
 from .stage_params import read_staged_class
 from .staged import StagedForward
 from .step import Step
-from .values import Flats, Seen, blocks, local
+from .values import FlatParams, Seen, blocks, local
 from .weights import stored
 
 FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu", "softmax"})
@@ -31,15 +31,15 @@ STEPS = {
     "all_reduce_",
     "clip_scale",
     "count_valid",
-    "gather_each",
+    "unshard_ahead",
     "reduce_scatter_",
     "sum_squares",
 }
-TURNS = {"Flat", "Flats", "await_weights", "free_weights", "gather_weights", "reduce_gradients"}
-WEIGHTS = {"normal", "ones", "rope_table", "weight", "zeros"}
-STAGES = {"Carried", "Pipeline", "reduce_each"}
+LAYERS_OF_STAGE = {"FlatParam", "FlatParams", "wait_for_unshard", "reshard", "unshard", "reduce_grads_in_backward"}
+WEIGHTS = {"normal", "ones", "rope_frequencies", "weight", "zeros"}
+STAGES = {"StageInput", "Pipeline", "stage_grad_reduction"}
 SETTINGS = {
-    *"Account AdamW Bucket Constant Cosine Group HuggingFace Input Plan SGD State Stored Text Tokens".split(),
+    *"Account AdamW Bucket Constant Cosine ParamGroup HFNames Input Plan SGD TrainState HFWeight Text Tokens".split(),
     *("compile_each", "train"),
 }
 IMPORTS = {
@@ -49,7 +49,7 @@ IMPORTS = {
     "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL)
     | {"recompute", "recomputed", "regather"}
     | STEPS
-    | TURNS
+    | LAYERS_OF_STAGE
     | STAGES
     | {*SPLIT.values()}
     | WEIGHTS
@@ -165,12 +165,12 @@ class File:
         )
         demand(node, {"PLAN", "train"} <= self._bound, "has no plan, or does not import `train`")
         build, train, evaluate = (self._functions[name] for name in ("build", "train_step", "eval_step"))
-        demand_header(build, "mesh: Mesh", "tuple[nn.Module, State]")
-        demand_header(train, "model: nn.Module, state: State, batch: Batch, lr: float", "Metrics")
-        demand_header(evaluate, "model: nn.Module, state: State, batch: Batch", "Metrics", "torch.no_grad()")
+        demand_header(build, "mesh: Mesh", "tuple[nn.Module, TrainState]")
+        demand_header(train, "model: nn.Module, state: TrainState, batch: Batch, lr: float", "Metrics")
+        demand_header(evaluate, "model: nn.Module, state: TrainState, batch: Batch", "Metrics", "torch.no_grad()")
         demand(
             node,
-            {"Mesh", "State", "Batch", "Metrics", "Tensor", "nn", "torch"} <= self._bound,
+            {"Mesh", "TrainState", "Batch", "Metrics", "Tensor", "nn", "torch"} <= self._bound,
             "annotates with unknown names",
         )
         return build, train, evaluate
@@ -195,7 +195,7 @@ class File:
         demand(train, top in model.classes, f"`{top}` is no class")
         region, forward, _ = blocks(self._program)
         inputs: dict[str, Seen] = {base(arg.value.name): local(arg.value.name, self._types) for arg in region.args}
-        inputs |= {"flats": Flats()} if any(bucket.turns for bucket in self._program.buckets) else {}
+        inputs |= {"flat_params": FlatParams()} if any(bucket.turns for bucket in self._program.buckets) else {}
         demand(train, sorted(steps[0].given) == sorted(inputs), f"gives the model {steps[0].given}")
         given = [inputs[name] for name in steps[0].given]
         results, pipeline = [region.yields[0].name], self._program.pipeline

@@ -16,7 +16,7 @@ def constants(program: Program) -> dict[str, ast.expr]:
     pipeline = program.pipeline
     if not pipeline:
         return {}
-    texts = {"TURNS": _turns(program, pipeline), "PIPELINE": _pipeline(program, pipeline)}
+    texts = {"LAYERS_OF_STAGE": _turns(program, pipeline), "PIPELINE": _pipeline(program, pipeline)}
     return {name: ast.parse(text, mode="eval").body for name, text in texts.items()}
 
 
@@ -46,10 +46,10 @@ def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:
     texts = [[_value(program, value) for value in values] for values in cuts]
     begins = [cut for cut in range(len(texts)) if not cut or texts[cut] != texts[cut - 1]]
     if begins == [0]:
-        return [f"Carried({text})" for text in texts[0]]
+        return [f"StageInput({text})" for text in texts[0]]
     ends = [*begins[1:], len(texts)]
     spans = zip(begins, ends, strict=True)
-    return [f"Carried({text}, cuts=range({begin}, {end}))" for begin, end in spans for text in texts[begin]]
+    return [f"StageInput({text}, cuts=range({begin}, {end}))" for begin, end in spans for text in texts[begin]]
 
 
 def _value(program: Program, value: Value) -> str:

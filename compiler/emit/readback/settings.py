@@ -52,7 +52,7 @@ def check_build(
     (model, *holders), (buckets,), (optimizer,) = (_targets(stmt) for stmt in body[:3])
     demand(build, len({model, *holders, buckets, optimizer, "mesh"}) == 4 + len(holders), "uses a name twice")
     made = _optimizer(program)
-    for name in (model_class(build), "Bucket", "Group", "State", "torch", made.partition("(")[0]):
+    for name in (model_class(build), "Bucket", "ParamGroup", "TrainState", "torch", made.partition("(")[0]):
         local.demand(build, name)
     made_of = f"PIPELINE.build({model_class(build)}, mesh)" if program.pipeline else f"{model_class(build)}(mesh)"
     demand_same(body[0], f"{', '.join([model, *holders])} = {made_of}")
@@ -63,7 +63,7 @@ def check_build(
     given = [f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"]
     given += ["accumulate=Accumulate()"] if accumulates(program) else []
     kept = ", ".join([*given, *(f"holders={name}" for name in holders)])
-    demand_same(body[-1], f"return {model}, State({model}, mesh, {buckets}, {optimizer}, {kept})")
+    demand_same(body[-1], f"return {model}, TrainState({model}, mesh, {buckets}, {optimizer}, {kept})")
 
 
 def _targets(stmt: ast.stmt) -> list[str]:
@@ -144,7 +144,7 @@ def _group(node: ast.expr) -> tuple[list[tuple[str, ...]], Settings]:
         raise wrong(node, "is no group")
     said = [literal(pattern) for pattern in node.args]
     options = {str(keyword.arg): literal(keyword.value) for keyword in node.keywords}
-    demand_same(node, f"Group({', '.join([*map(repr, said), *(f'{k}={v!r}' for k, v in options.items())])})")
+    demand_same(node, f"ParamGroup({', '.join([*map(repr, said), *(f'{k}={v!r}' for k, v in options.items())])})")
     demand(node, bool(said) and set(options) <= {"weight_decay", "lr_scale"}, f"sets {sorted(options)}")
     settings = float(str(options["weight_decay"])), float(str(options.get("lr_scale", 1.0)))
     patterns = [cast(tuple[object, ...], each) if isinstance(each, tuple) else (each,) for each in said]

@@ -72,9 +72,9 @@ class _Init(Init):
                     ast.comprehension(iter=ast.Subscript(value=ast.Subscript(slice=ast.Constant(value=str(dim))))),
                 ],
             ):
-                mine = f"for stage in {STAGES} for i in TURNS[{dim!r}][stage]"
+                mine = f"for stage in {STAGES} for i in LAYERS_OF_STAGE[{dim!r}][stage]"
                 demand_same(call, f"nn.ModuleDict({{str(i): {name}(mesh) {mine}}})")
-                for needed in ("nn", name, "TURNS"):
+                for needed in ("nn", name, "LAYERS_OF_STAGE"):
                     self._names.demand(call, needed)
                 return Modules(name, dim)
             case _:

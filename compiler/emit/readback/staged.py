@@ -140,8 +140,8 @@ class StagedForward(Forward):
         demand(stmt, sum(unpacked) == enters, f"what enters is unpacked {sum(unpacked)} times")
         for name in gone:
             self._env.pop(name, None)
-        self._expressions.names.demand(stmt, "TURNS")
-        demand_same(stmt.iter, f"TURNS[{dim!r}][{self._asked}]")
+        self._expressions.names.demand(stmt, "LAYERS_OF_STAGE")
+        demand_same(stmt.iter, f"LAYERS_OF_STAGE[{dim!r}][{self._asked}]")
         self._repeat(stmt, loop)
 
     def _repeat(self, stmt: ast.For, loop: Loop) -> None:

@@ -1,7 +1,7 @@
 """What the state holds at each point of a step: of each bucket, the value that its parameters and its gradient are.
 
-Purpose: takes the ops that `state.weights()`, `state.flats(…)`, `gather_each(…)` and `state.gradients()` stand for.
-Non-goals: the other statements of a step (`step`), and what turns do with their buffers (`turns`).
+Purpose: takes the ops that `state.weights()`, `state.flat_params(…)`, `unshard_ahead(…)` and `state.gradients()` stand
+for. Non-goals: the other statements of a step (`step`), and what turns do with their buffers (`turns`).
 """
 
 import ast
@@ -35,18 +35,18 @@ class Reduction:
 
 
 @define
-class State:
+class TrainState:
     """By bucket, the names of values; gradients are there from `state.gradients()` on."""
 
     program: Program
     ops: Ops
     weights: dict[str, str] = Factory(dict[str, str])
-    flats: dict[str, str] = Factory(dict[str, str])  # of buckets of turns: the parameters of all turns
+    flat_params: dict[str, str] = Factory(dict[str, str])  # of buckets of turns: the parameters of all turns
     gradients: dict[str, str] = Factory(dict[str, str])
 
     def move(self, before: str, after: str) -> None:
         """In place: whatever held the one value holds the other from now on."""
-        for held in (self.weights, self.flats, self.gradients):
+        for held in (self.weights, self.flat_params, self.gradients):
             held.update({name: after for name, value in held.items() if value == before})
 
     def coerce(self, node: ast.AST, name: str, attrs: Mapping[str, Attr], sent: Sent) -> str:
@@ -68,7 +68,7 @@ class State:
 
     def take_flats(self, node: ast.AST) -> None:
         """The same of buckets of turns, or of the chunks of a pipeline's."""
-        self.flats = self._packed(node, moves=True)
+        self.flat_params = self._packed(node, moves=True)
 
     def moves(self, bucket: Bucket) -> bool:
         """Whether turns or chunks of a bucket are moved by themselves."""
@@ -89,10 +89,10 @@ class State:
         runs = [*self._runs()]
         demand(node, [*names] in runs, f"gathers {', '.join(names)} together, where the IR has {runs}")
         for name in names:
-            demand(node, name in self.flats, f"gathers `{name}` before the state is taken")
+            demand(node, name in self.flat_params, f"gathers `{name}` before the state is taken")
             attrs: dict[str, Attr] = {"axes": axes, "from": sharded(self.program.bucket(name).dim), "to": REPLICATED}
-            (gathered,) = self.ops.take(node, "coerce", [self.flats[name]], attrs).outputs
-            self.flats[name] = self.ops.first(gathered.name)
+            (gathered,) = self.ops.take(node, "coerce", [self.flat_params[name]], attrs).outputs
+            self.flat_params[name] = self.ops.first(gathered.name)
 
     def _runs(self) -> Iterator[list[str]]:
         """The buckets whose turns or chunks the step gathers, those of the same turns and axes together."""
@@ -105,9 +105,9 @@ class State:
 
     def _coercions(self) -> list[Op]:
         """Those of the step that flat buffers take part in."""
-        flats = {bucket.dim for bucket in self.program.buckets}
+        flat_params = {bucket.dim for bucket in self.program.buckets}
         ops = [op for op in self.program.region.body if isinstance(op, Op) and op.kind == "coerce"]
-        return [op for op in ops if flats & {*op.outputs[0].type.dims}]
+        return [op for op in ops if flat_params & {*op.outputs[0].type.dims}]
 
     # ---- gradients
 

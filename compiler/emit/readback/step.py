@@ -10,7 +10,7 @@ from ...analysis.param_uses import leaves
 from ...ir import INVARIANT, Op, Program, Region, Type, base, walk
 from ...ir.placements import coercion_of, ends
 from .ast_matching import Names, Ops, demand, demand_same, keywords, statements, targets, wrong
-from .state import State
+from .state import TrainState
 from .step_expressions import Scope
 from .step_values import FLATS, MESH, REDUCTIONS, Mark, Seen, Zero
 from .values import blocks, needed
@@ -67,7 +67,7 @@ class Step:
         self._ops = Ops([op for op in ops if op.kind != "unpack"], same, self._is_leaf)
         self._order = [op for op in ops if op.kind == "coerce" and coercion_of(op).collective]
         labels = next(arg.source for arg in self._region.args if base(arg.value.name) == INPUTS[1])
-        state = State(program, self._ops)
+        state = TrainState(program, self._ops)
         self._scope = Scope(program, types, Names.of(node, names), self._ops, state, labels, self._trains)
         self.given: tuple[str, ...] = ()  # the inputs, in the order in which the model takes them
 
@@ -113,8 +113,8 @@ class Step:
                 self._bind(name, [self._scope.value(value)])
             case ast.Expr(value=ast.Call(func=ast.Name(id="all_reduce_" | "all_gather_")) as call):
                 self._scope.value(call)
-            case ast.Expr(value=ast.Call(func=ast.Name(id="gather_each"), args=[axes, *flats]) as call):
-                self._scope.gather(call, axes, flats)
+            case ast.Expr(value=ast.Call(func=ast.Name(id="unshard_ahead"), args=[axes, *flat_params]) as call):
+                self._scope.gather(call, axes, flat_params)
             case ast.Assign(targets=[ast.Subscript() as own], value=ast.Call(args=[same, _]) as call):
                 demand_same(same, ast.unparse(own))
                 self._scope.value(call)
@@ -159,7 +159,7 @@ class Step:
         by_name = dict(zip(inputs, known, strict=True))
         if not self._trains:  # nothing is dropped
             by_name = {name: given for name, given in by_name.items() if given != "draws"} | {"None": "draws"}
-        by_name = {name: "flats" for name, value in self._scope.env.items() if value == FLATS} | by_name
+        by_name = {name: "flat_params" for name, value in self._scope.env.items() if value == FLATS} | by_name
         self.given = tuple(by_name.get(arg, "") for arg in args.split(", "))
         self._scope.unread -= {*args.split(", ")}
         names = [name for name in (*inputs, part, total, *map(ast.unparse, seed)) if name]

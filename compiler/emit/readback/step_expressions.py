@@ -10,7 +10,7 @@ from attrs import Factory, define
 
 from ...ir import INVARIANT, PARTIAL, REPLICATED, Attr, Placement, Program, Type, sharded, walk
 from .ast_matching import Names, Ops, axes_of, demand, demand_same, keywords, literal, same, terms, wrong
-from .state import Reduction, Sent, State
+from .state import Reduction, Sent, TrainState
 from .step_values import FLATS, GRADIENTS, MESH, REDUCTIONS, WEIGHTS, Mark, Seen, Zero
 from .values import Axes
 
@@ -23,7 +23,7 @@ class Scope:
     types: dict[str, Type]
     names: Names
     ops: Ops
-    state: State
+    state: TrainState
     labels: str
     trains: bool
     env: dict[str, Seen] = Factory(dict[str, Seen])
@@ -47,21 +47,21 @@ class Scope:
     def _flats(self, node: ast.expr) -> Mark:
         """The buffers of turns, which in training count the microbatches, or of chunks."""
         counts = self.trains and not self.program.pipeline
-        demand_same(node, "state.flats(len(batch))" if counts else "state.flats()")
+        demand_same(node, "state.flat_params(len(batch))" if counts else "state.flat_params()")
         demand(node, not self.ran, "takes the turns' buffers after the microbatches")
         self.state.take_flats(node)
         return FLATS
 
-    def gather(self, call: ast.Call, axes: ast.expr, flats: list[ast.expr]) -> None:
-        """`gather_each(axes, flats["…"], …)`."""
-        self.names.demand(call, "gather_each")
+    def gather(self, call: ast.Call, axes: ast.expr, flat_params: list[ast.expr]) -> None:
+        """`unshard_ahead(axes, flat_params["…"], …)`."""
+        self.names.demand(call, "unshard_ahead")
         keywords(call)
         demand(call, not self.ran, "gathers parameters after the microbatches")
-        names = [self._flats_of(node) for node in flats]
+        names = [self._flats_of(node) for node in flat_params]
         self.state.gather(call, names, self._axes(axes))
 
     def _flats_of(self, node: ast.expr) -> str:
-        """The bucket of `flats["…"]`."""
+        """The bucket of `flat_params["…"]`."""
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(bucket))) if (
                 self.env.get(name) == FLATS
@@ -71,7 +71,7 @@ class Scope:
                 raise wrong(node, f"`{ast.unparse(node)}` are no buffers of turns")
 
     def reductions(self, node: ast.List) -> Mark:
-        """`[reduce_each(flats["…"], scatter=axes, add=axes, dtype=…), …]`: how chunks are reduced."""
+        """`[stage_grad_reduction(flat_params["…"], scatter=axes, add=axes, dtype=…), …]`: how chunks are reduced."""
         demand(node, not self.ran, "reduces after the microbatches")
         found = [self._reduction(each) for each in node.elts]
         wanted = self.state.reductions()
@@ -79,9 +79,11 @@ class Scope:
         return REDUCTIONS
 
     def _reduction(self, node: ast.expr) -> Reduction:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reduce_each"):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "stage_grad_reduction"
+        ):
             raise wrong(node, f"`{ast.unparse(node)}` is no reduction")
-        self.names.demand(node, "reduce_each")
+        self.names.demand(node, "stage_grad_reduction")
         demand(node, len(node.args) == 1, "takes the chunks of one bucket")
         said = {keyword.arg or "": keyword.value for keyword in node.keywords}
         sent = self.names.dtype(said.pop("dtype")) if "dtype" in said else ""
@@ -227,7 +229,7 @@ class Scope:
                 return _among(node)
             case "state.weights", _:
                 return self._parameters(node)
-            case "state.flats", _:
+            case "state.flat_params", _:
                 return self._flats(node)
             case "state.gradients", _ if self.trains:
                 return self._gradients(node)

@@ -24,7 +24,7 @@ class Mark:
 
 
 MESH, GRADIENTS, WEIGHTS = Mark("mesh"), Mark("gradients"), Mark("weights")
-FLATS, REDUCTIONS = Mark("flats"), Mark("reductions")
+FLATS, REDUCTIONS = Mark("flat_params"), Mark("reductions")
 
 Seen = str | Axes | Zero | Mark
 """A value of the IR, or what is none."""

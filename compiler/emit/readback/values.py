@@ -34,7 +34,7 @@ class Axes:
 
 @frozen
 class Table:
-    """`rope_table(…)`: rotary positions."""
+    """`rope_frequencies(…)`: rotary positions."""
 
     seq: int
     dim: int
@@ -45,8 +45,8 @@ class Table:
 
 
 @frozen
-class Flats:
-    """`state.flats(…)`: the flat buffers of buckets of turns, by bucket."""
+class FlatParams:
+    """`state.flat_params(…)`: the flat buffers of buckets of turns, by bucket."""
 
 
 @frozen
@@ -72,7 +72,7 @@ def local(name: str, types: Mapping[str, Type]) -> Local:
     return Local(name, tuple((dim,) for dim in types[name].dims))
 
 
-Seen = Local | Axes | Table | Flats | Buffers | Stage | Entering | tuple[Local, ...]
+Seen = Local | Axes | Table | FlatParams | Buffers | Stage | Entering | tuple[Local, ...]
 
 
 def ends_of(function: str, x: Local, options: dict[str, object]) -> list[tuple[Placement, Placement]]:

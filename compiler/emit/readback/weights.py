@@ -5,7 +5,7 @@ Non-goals: the other settings.
 
 from math import prod
 
-from ...config.hf_names import Stored
+from ...config.hf_names import HFWeight
 from ...ir import Param, Program, base, walk
 from .ast_matching import DTYPES
 
@@ -14,9 +14,9 @@ def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str
     """The setting `names`, if the program has names; `paths` are the parameters' name patterns, `dtype` the model's."""
     if not program.names:
         return {}
-    entries = (f"{paths[each.param]!r}: Stored({_place(each, program)})" for each in program.names)
+    entries = (f"{paths[each.param]!r}: HFWeight({_place(each, program)})" for each in program.names)
     repeats = _counts(program, paths)
-    return {"names": f"HuggingFace({DTYPES[dtype]}, {{{', '.join(entries)}}}, {repeats=})"}
+    return {"names": f"HFNames({DTYPES[dtype]}, {{{', '.join(entries)}}}, {repeats=})"}
 
 
 def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
@@ -29,7 +29,7 @@ def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
     return {path: program.size(dim) for path, dim in around.items()}
 
 
-def _place(each: Stored, program: Program) -> str:
+def _place(each: HFWeight, program: Program) -> str:
     """The arguments of one entry."""
     params = {param.name: param for param in program.params}
     rows = {other.part: _rows(params[other.param], program) for other in program.names if other.tensor == each.tensor}

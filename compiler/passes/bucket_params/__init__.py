@@ -31,7 +31,7 @@ from ...ir import (
 )
 from ...ir.placements import Step
 from . import loop_comms
-from .assign import Group, Used, grouped, grouped_as, sharing
+from .assign import BucketGroup, Used, grouped, grouped_as, sharing
 from .builder import Lines
 from .param_loops import home, without
 from .step_comms import gathered, held, reduced
@@ -48,7 +48,7 @@ def fused_as(program: Program, buckets: Sequence[Bucket]) -> Program:
 
 
 class _Fuser:
-    def __init__(self, program: Program, group: Callable[[Iterable[Used]], list[Group]]) -> None:
+    def __init__(self, program: Program, group: Callable[[Iterable[Used]], list[BucketGroup]]) -> None:
         self._program, self._step = program, program.region
         self._ops = [stmt for stmt in self._step.body if isinstance(stmt, Op)]
         self._made_by = {value.name: op for op in self._ops for value in op.outputs}
@@ -124,14 +124,14 @@ class _Fuser:
                     gone |= {param.summed, *param.home.sums}
         return gone
 
-    def _flat(self, group: Group) -> Dim:
+    def _flat(self, group: BucketGroup) -> Dim:
         degree = self._program.degree
         size = layout(self._program, group.names, degree(group.shards), len(group.turns)).size
         return Dim(group.dim, size * degree(group.key.sharded), span=self._step.span)
 
     # ---- what is written
 
-    def _gathered(self, group: Group, lines: Lines) -> Value:
+    def _gathered(self, group: BucketGroup, lines: Lines) -> Value:
         """Writes what the step does to a shared bucket's parameters; what each rank keeps of them for the model."""
         leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
         part = held(group, leaves, lines)
@@ -159,7 +159,7 @@ class _Fuser:
         )
         return region, {name: summed for name, (_, summed) in made.items()}
 
-    def _reduced(self, group: Group) -> Value:
+    def _reduced(self, group: BucketGroup) -> Value:
         return reduced(group, [param.summed for param in group.params], self._lines)
 
     def _norm(self, final: list[Value]) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ class _Fuser:
             parts.append(self._lines.coerce(squares, Step(axes, PARTIAL, INVARIANT)).name)
         return tuple(parts)
 
-    def _update(self, group: Group, final: Value) -> Op:
+    def _update(self, group: BucketGroup, final: Value) -> Op:
         """One update of all parameters of a bucket."""
         first = self._updates[group.names[0]]
         outputs = tuple(self._updates[param].outputs[0] for param in group.names)

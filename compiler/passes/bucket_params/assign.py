@@ -3,7 +3,7 @@
 A repeat's parameters have a bucket of each turn where ranks share out gradients or parameters, or where the stack of
 all turns is more than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, the
 order in which their gradients are complete.
-Non-goals: what is done with them (`flats`, `turns`).
+Non-goals: what is done with them (`flat_params`, `turns`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +45,7 @@ class Used:
 
 
 @frozen
-class Group:
+class BucketGroup:
     """A bucket to be: its parameters in the order of the optimizer's groups, and the axes that share it out.
 
     `turns` are the dims of repeats whose turns have a buffer each.  Each of these is gathered where it is used if not
@@ -78,7 +78,7 @@ class Group:
         return home
 
 
-def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
+def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
     """The buckets, in the order in which backward completes their gradients."""
     order = _order(program)
     alike: dict[tuple[Key, object, object], list[Used]] = {}
@@ -87,7 +87,7 @@ def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
         apart = _axes(program, param), sharing(program, param.name)
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
     rest: dict[object, list[Used]] = {}
-    buckets: list[Group] = []
+    buckets: list[BucketGroup] = []
     for (key, apart, _), each in alike.items():
         if turns := _turns(program, key, each):
             buckets += _capped(program, key, each, turns)
@@ -99,7 +99,7 @@ def grouped(program: Program, params: Iterable[Used]) -> list[Group]:
     return _named(buckets)
 
 
-def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[Group]:
+def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[BucketGroup]:
     """Buckets of the same parameters as these, and the same turns, whatever their bytes are."""
     used = {param.name: param for param in params}
     found = ((bucket, [used[name] for name in bucket.params]) for bucket in buckets)
@@ -149,7 +149,7 @@ def _bytes(program: Program, param: Used, turns: int) -> int:
     return program.elements(param.gradient) // prod(sizes) * ITEM_BYTES[param.gradient.dtype]
 
 
-def _capped(program: Program, key: Key, params: list[Used], turns: int) -> Iterator[Group]:
+def _capped(program: Program, key: Key, params: list[Used], turns: int) -> Iterator[BucketGroup]:
     """The parameters, last ones first, in as few buckets as the cap allows."""
     full: list[list[Used]] = [[]]
     filled = 0
@@ -171,19 +171,19 @@ def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
         yield [*run]
 
 
-def _group(program: Program, key: Key, params: list[Used], turns: int) -> Group:
+def _group(program: Program, key: Key, params: list[Used], turns: int) -> BucketGroup:
     state = program.state_of(params[0].name)
     shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
     dims = params[0].gradient.dims[:turns]
     ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))  # group by group
     keeps = (not (turns and shards and axes) for axes in (state.parameters, state.gradients))
-    return Group("_".join([*dims, key.name]), key, ordered, dims, shards, *keeps)
+    return BucketGroup("_".join([*dims, key.name]), key, ordered, dims, shards, *keeps)
 
 
-def _named(groups: list[Group]) -> list[Group]:
+def _named(groups: list[BucketGroup]) -> list[BucketGroup]:
     """Each with a name of its own: `dp`, `dp_2`, …"""
     seen: dict[str, int] = {}
-    found: list[Group] = []
+    found: list[BucketGroup] = []
     for group in groups:
         number = seen[group.name] = seen.get(group.name, 0) + 1
         found.append(evolve(group, name=f"{group.name}_{number}") if number > 1 else group)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Value, Yield
-from .assign import Group
+from .assign import BucketGroup
 from .builder import Lines
 from .param_loops import Path, regions
 from .step_comms import gathered, reduced
@@ -19,7 +19,7 @@ Inner = Callable[[tuple[Stmt, ...], Sequence[Value]], tuple[tuple[Stmt, ...], Se
 """From a turn's body and its slices of what it is given to its new body and what it hands out."""
 
 
-def forward(group: Group, block: Region, part: Value, lines: Lines) -> Region:
+def forward(group: BucketGroup, block: Region, part: Value, lines: Lines) -> Region:
     """The block `forward` in which each turn gathers its parameters."""
 
     def gather(body: tuple[Stmt, ...], slices: Sequence[Value]) -> tuple[tuple[Stmt, ...], Sequence[Value]]:
@@ -31,7 +31,7 @@ def forward(group: Group, block: Region, part: Value, lines: Lines) -> Region:
     return evolve(block, body=_inside(block.body, group.home.forward, [part], gather, lines)[0])
 
 
-def backward(group: Group, block: Region, part: Value | None, lines: Lines) -> tuple[Region, Value | None]:
+def backward(group: BucketGroup, block: Region, part: Value | None, lines: Lines) -> tuple[Region, Value | None]:
     """The block `backward` in which each turn gathers `part`, if given, again, and what it reduces of all turns."""
 
     def again(slices: Sequence[Value]) -> list[Op]:

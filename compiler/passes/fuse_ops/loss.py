@@ -46,7 +46,7 @@ def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
             by |= dict.fromkeys(made.places, None)
             by[at] = _whole(made, op)
     largest = _largest(body, known)
-    for at, op in known.ops(body, "softmax_parts"):
+    for at, op in known.ops(body, "local_softmax_stats"):
         first, max_logit = largest.get(op.inputs[1], (0, None))
         if max_logit and max_logit.inputs == op.inputs[:1] and first not in by:
             made = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])

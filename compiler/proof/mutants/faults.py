@@ -12,9 +12,9 @@ from attrs import evolve, frozen
 
 from ...ir import PARTIAL, Type
 from ...ir.placements import ends
-from ..semantics import MEANINGS, Call, Meaning
+from ..semantics import MEANINGS, Call, Semantics
 from ..sharded_state import stale
-from ..simulated_mesh import World
+from ..simulated_mesh import SimulatedMesh
 from ..tensors import Array, Tensor
 
 
@@ -122,7 +122,7 @@ def _counted_first(c: Call) -> list[Tensor]:
 
 
 @frozen(slots=False)
-class _AllFirst(World):
+class _AllFirst(SimulatedMesh):
     """Ranks of which each takes its part of the dim `whole` for the first part."""
 
     whole: str
@@ -139,22 +139,22 @@ def _as_first(c: Call) -> list[Tensor]:
 
 
 FAULTS = {
-    "kept": Meaning(_kept),
-    "one": Meaning(_one),
-    "divided": Meaning(_divided),
-    "of_first": Meaning(_of_first),
-    "shifted": Meaning(_shifted),
-    "exchanged": Meaning(_exchanged),
-    "repeated": Meaning(_repeated),
-    "last": Meaning(_last),
-    "flipped": Meaning(_flipped),
-    "alike": Meaning(_alike),
-    "behind": Meaning(_behind),
-    "marks": Meaning(_marks),
-    "chosen": Meaning(_chosen),
-    "unseen": Meaning(_unseen),
-    "counted_all": Meaning(_counted_all),
-    "counted_first": Meaning(_counted_first),
-    "as_first": Meaning(_as_first),
+    "kept": Semantics(_kept),
+    "one": Semantics(_one),
+    "divided": Semantics(_divided),
+    "of_first": Semantics(_of_first),
+    "shifted": Semantics(_shifted),
+    "exchanged": Semantics(_exchanged),
+    "repeated": Semantics(_repeated),
+    "last": Semantics(_last),
+    "flipped": Semantics(_flipped),
+    "alike": Semantics(_alike),
+    "behind": Semantics(_behind),
+    "marks": Semantics(_marks),
+    "chosen": Semantics(_chosen),
+    "unseen": Semantics(_unseen),
+    "counted_all": Semantics(_counted_all),
+    "counted_first": Semantics(_counted_first),
+    "as_first": Semantics(_as_first),
 }
 """By the kind of an op in a mutant."""

@@ -165,16 +165,16 @@ def _indexed(program: Program, op: Op, types: list[Type]) -> list[tuple[str, Typ
         case "embedding" | "embedding_dw":
             table = types[-1]
             return [(table.dims[0], table)]
-        case "softmax_parts" | "softmax_parts_dx":
+        case "local_softmax_stats" | "local_softmax_stats_dx":
             logits = types[op.kind.endswith("dx") * 2]
             return [(logits.dims[-1], logits)]
-        case "logit_parts" | "logit_parts_dx":
+        case "logit_softmax_stats" | "logit_softmax_stats_dx":
             logits = types[op.kind.endswith("dx") * 3]
             return [(logits.dims[-1], logits)]
-        case "linear_parts" | "linear_parts_dx" | "linear_parts_dw" | "linear_parts_db":
-            weight = types[1 if op.kind == "linear_parts" else 4]
+        case "linear_softmax_stats" | "linear_softmax_stats_dx" | "linear_softmax_stats_dw" | "linear_softmax_stats_db":
+            weight = types[1 if op.kind == "linear_softmax_stats" else 4]
             return [(weight.dims[0], weight)]
-        case "rejoined":
+        case "rescale_to_global_max":
             classes, axes = str(op.get("classes")), types[0].axes_in(Kind.MAXIMUM)
             return [(classes, Type(types[0].dtype, (classes,), tuple((axis, sharded(classes)) for axis in axes)))]
         case "attention" | "attention_dx":

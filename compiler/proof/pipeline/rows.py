@@ -17,8 +17,8 @@ from ...ir import Region, walk
 from ...schedules.actions import Action, Schedule, Work
 from ...schedules.dependencies import Cell
 from ...schedules.p2p_matching import SENDS
-from ..interpreter import Env, Machine, differing
-from ..simulated_mesh import World
+from ..interpreter import Env, Interpreter, differing
+from ..simulated_mesh import SimulatedMesh
 from .chunk_comms import Move, Moved, moves, names
 from .split import shares
 from .stage import Staged, Sums, result
@@ -40,7 +40,7 @@ class LossError(RowsError):
 
 
 def run_rows(
-    machine: Machine,
+    machine: Interpreter,
     region: Region,
     outer: Env,
     freed: Cell | None = None,
@@ -58,7 +58,7 @@ def run_rows(
     for op in walk(region.body):
         if op.kind == "coerce" and pipeline.axis in op.names("axes"):
             raise RowsError(f"`{op.outputs[0].name}` is made by all stages at once, which work on other microbatches")
-    worlds: dict[tuple[tuple[str, int], ...], World] = {}
+    worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
     stages = [
         Staged(machine, region, outer, share, rank, worlds)
         for share, rank in zip(shares(machine.program, pipeline, region), pipeline.homes, strict=True)
@@ -92,7 +92,7 @@ def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
 class _Rows:
     def __init__(
         self,
-        machine: Machine,
+        machine: Interpreter,
         schedule: Schedule,
         stages: list[Staged],
         moved: Moved,

@@ -14,7 +14,7 @@ from ...analysis import stage_schedule
 from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base, types
 from ...ir.stages import crossing, stages
 from ...schedules.actions import Schedule
-from ...schedules.errors import Impossible
+from ...schedules.errors import ScheduleError
 from ...schedules.p2p import with_messages
 from ...schedules.registry import SCHEDULES
 from ...schedules.rescale import resized
@@ -36,7 +36,7 @@ def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
     for count in range(least, least + 2 * ranks + 1):
         try:
             _rows(pipeline, ranks, count)
-        except Impossible:
+        except ScheduleError:
             continue
         return count
     raise AssertionError(f"verify: no schedule {pipeline.settings.schedule.kind} on {ranks} ranks")

@@ -14,7 +14,7 @@ from .split import Part, made
 
 PUT_OFF = (
     *("contract", "embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
-    *("linear_parts_dw", "linear_parts_db"),
+    *("linear_softmax_stats_dw", "linear_softmax_stats_db"),
 )
 
 

@@ -13,9 +13,9 @@ from attrs import evolve, frozen
 
 from ...ir import Enter, Pipeline, Region, Stmt, Type, Yield, uses
 from ...schedules.actions import Work
-from ..interpreter import Env, Machine, Where
+from ..interpreter import Env, Interpreter, Where
 from ..ownership import noise
-from ..simulated_mesh import World
+from ..simulated_mesh import SimulatedMesh
 from ..tensors import RANDOM, Array, Tensor, degree_of
 from .split import Part, Share, free
 from .split_backward import halves
@@ -28,12 +28,12 @@ Sums = dict[tuple[int, str], dict[int, Tensor]]
 class Staged:
     """One stage; `machine` and `outer` are those of all ranks."""
 
-    machine: Machine
+    machine: Interpreter
     region: Region
     outer: Env
     share: Share
     rank: int
-    worlds: dict[tuple[tuple[str, int], ...], World]
+    worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh]
     """Those of all stages."""
 
     @cached_property
@@ -51,12 +51,12 @@ class Staged:
         return {Work.FORWARD: forward, Work.BACKWARD: backward, Work.INPUT: both.input, Work.WEIGHT: both.weight}
 
     @cached_property
-    def _alone(self) -> Machine:
+    def _alone(self) -> Interpreter:
         """All turns, on one rank of the stages' axis."""
         return evolve(self.machine, world=self._world({}))
 
     @cached_property
-    def _own(self) -> Machine:
+    def _own(self) -> Interpreter:
         """The stage's turns; a turn's place among all is what is told of it."""
         told, turns = self.machine.watch, self.share.turns
 
@@ -67,11 +67,11 @@ class Staged:
         sizes = {dim: len(own) for dim, own in turns.items()}
         return evolve(self.machine, world=self._world(sizes), watch=watch)
 
-    def _world(self, sizes: dict[str, int]) -> World:
+    def _world(self, sizes: dict[str, int]) -> SimulatedMesh:
         """One rank of the stages' axis, and dims of other sizes; stages of the same sizes share what is known of it."""
         key, whole = tuple(sizes.items()), self.machine.world
         if key not in self.worlds:
-            self.worlds[key] = World(whole.axes | {self.pipeline.axis: 1}, whole.dims | sizes)
+            self.worlds[key] = SimulatedMesh(whole.axes | {self.pipeline.axis: 1}, whole.dims | sizes)
         return self.worlds[key]
 
     @cached_property
@@ -147,7 +147,7 @@ def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tens
     return machine.made(("of all ranks", end.name, *parts), [*parts.values()], put_together)
 
 
-def _nothing(machine: Machine, name: str, type: Type, is_loss: bool) -> Array:
+def _nothing(machine: Interpreter, name: str, type: Type, is_loss: bool) -> Array:
     """What ranks hold that make nothing, to be written to."""
     world, n = machine.world, machine.numbers
     shape = world.shape(type)

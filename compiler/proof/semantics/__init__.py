@@ -20,9 +20,9 @@ from . import (
     step,
     user,
 )
-from .call import Call, Meaning
+from .call import Call, Semantics
 
-MEANINGS: dict[str, Meaning] = {
+MEANINGS: dict[str, Semantics] = {
     **algebra.MEANINGS,
     **attention.MEANINGS,
     **dropout.MEANINGS,
@@ -40,4 +40,4 @@ MEANINGS: dict[str, Meaning] = {
 }
 """By the op's kind."""
 
-__all__ = ["MEANINGS", "Call", "Meaning"]
+__all__ = ["MEANINGS", "Call", "Semantics"]

@@ -2,7 +2,7 @@
 
 from ..arithmetic import Numbers
 from ..tensors import Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 def narrowed(n: Numbers, grad: Tensor, dims: Dims) -> Tensor:
@@ -53,10 +53,10 @@ def _quotient_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "div": Meaning(_quotient, _quotient_gradients),
-    "scale": Meaning(lambda c: [_scaled(c, c.args[0])], lambda c, grads: [_scaled(c, grads[0])]),
-    "shift": Meaning(lambda c: [c.numbers.total(c.dims, c.args[0], _by(c))], lambda c, grads: [grads[0]]),
-    "add": Meaning(_add, _add_gradients),
-    "mul": Meaning(_product, _product_gradients),
-    "contract": Meaning(_product, _product_gradients),
+    "div": Semantics(_quotient, _quotient_gradients),
+    "scale": Semantics(lambda c: [_scaled(c, c.args[0])], lambda c, grads: [_scaled(c, grads[0])]),
+    "shift": Semantics(lambda c: [c.numbers.total(c.dims, c.args[0], _by(c))], lambda c, grads: [grads[0]]),
+    "add": Semantics(_add, _add_gradients),
+    "mul": Semantics(_product, _product_gradients),
+    "contract": Semantics(_product, _product_gradients),
 }

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...ops.attention import SEQUENCE, documents_and_draws, head_dims
 from ..tensors import Array, Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 from .dropout import kept
 
 KEY, GROUP = "key", "group"
@@ -136,15 +136,15 @@ def _dx(c: Call) -> list[Tensor]:
     return _Softmax(c, 1, rest).gradients(dy, v, result)
 
 
-def _turned(sign: int) -> Meaning:
-    return Meaning(
+def _turned(sign: int) -> Semantics:
+    return Semantics(
         lambda c: [_rotated(c, c.args[0], sign)],
         lambda c, grads: [_rotated(c, grads[0], -sign)],
     )
 
 
-def _both_turned(sign: int) -> Meaning:
-    return Meaning(
+def _both_turned(sign: int) -> Semantics:
+    return Semantics(
         lambda c: [_rotated(c, x, sign) for x in c.args],
         lambda c, grads: [_rotated(c, grad, -sign) for grad in grads],
     )
@@ -155,6 +155,6 @@ MEANINGS = {
     "rope_pair": _both_turned(1),
     "rope_pair_dx": _both_turned(-1),
     "rope_dx": _turned(-1),
-    "attention": Meaning(_attention, _gradients),
-    "attention_dx": Meaning(_dx),
+    "attention": Semantics(_attention, _gradients),
+    "attention_dx": Semantics(_dx),
 }

@@ -7,7 +7,7 @@ from attrs import frozen
 from ...ir import Attr, Op, Program, Type
 from ...ops import OPS
 from ..arithmetic import Numbers
-from ..simulated_mesh import World
+from ..simulated_mesh import SimulatedMesh
 from ..tensors import Array, Dims, Tensor
 
 
@@ -16,7 +16,7 @@ class Call:
     """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in."""
 
     program: Program
-    world: World
+    world: SimulatedMesh
     numbers: Numbers
     op: Op
     args: Sequence[Tensor]
@@ -54,7 +54,7 @@ Gradients = Callable[[Call, list[Tensor]], list[Tensor | None]]
 
 
 @frozen
-class Meaning:
+class Semantics:
     """What an op computes; and, of ops of the forward, the gradients of operands from those of the results.
 
     The gradients are for the single-device step; a sharded step computes them with ops of its own.

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..tensors import Array, Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
-TURNS = 1000
+LAYERS_OF_STAGE = 1000
 
 
 def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]) -> Tensor:
@@ -33,13 +33,13 @@ def _dropped(c: Call, x: Tensor) -> Tensor:
 
 
 def _forked(c: Call) -> list[Tensor]:
-    """Integers that no other draw nor iteration has: small repeats turn less often than `TURNS`."""
+    """Integers that no other draw nor iteration has: small repeats turn less often than `LAYERS_OF_STAGE`."""
     (draws,) = c.args
     turn = np.arange(c.world.dims[c.dims[0]]).reshape(-1, *(1,) * len(draws.dims))
-    return [Tensor(c.dims, (np.expand_dims(draws.array, draws.lead) + 1) * TURNS + turn)]
+    return [Tensor(c.dims, (np.expand_dims(draws.array, draws.lead) + 1) * LAYERS_OF_STAGE + turn)]
 
 
 MEANINGS = {
-    "dropout": Meaning(lambda c: [_dropped(c, c.args[0])], lambda c, grads: [_dropped(c, grads[0]), None]),
-    "fork": Meaning(_forked, lambda c, grads: [None]),
+    "dropout": Semantics(lambda c: [_dropped(c, c.args[0])], lambda c, grads: [_dropped(c, grads[0]), None]),
+    "fork": Semantics(_forked, lambda c, grads: [None]),
 }

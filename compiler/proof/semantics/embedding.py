@@ -1,7 +1,7 @@
 """Table look-up as a product with one-hot ids: an id whose row another rank holds counts zero."""
 
 from ..tensors import Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 def _embedding(c: Call) -> list[Tensor]:
@@ -19,4 +19,4 @@ def _dw(c: Call) -> list[Tensor]:
     return [c.numbers.product(table.dims, c.hot(1, 2, table.dims[0]), dy)]
 
 
-MEANINGS = {"embedding": Meaning(_embedding, _gradients), "embedding_dw": Meaning(_dw)}
+MEANINGS = {"embedding": Semantics(_embedding, _gradients), "embedding_dw": Semantics(_dw)}

@@ -2,14 +2,14 @@
 
 from ...ops.fused import GATES, NORMS
 from ..tensors import Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 from .norm import NORM_GRADIENTS, NORM_VALUES
 from .pointwise import applied, slope
 
 # ---- a sum and its norm
 
 
-def _added(norm: str) -> dict[str, Meaning]:
+def _added(norm: str) -> dict[str, Semantics]:
     """x + y and its norm; the gradient of x, which is that of y."""
     value, (dx, dw) = NORM_VALUES[norm], NORM_GRADIENTS[norm]
 
@@ -28,7 +28,7 @@ def _added(norm: str) -> dict[str, Meaning]:
         each = terms(c, d_sum, d_norm, weight, total)
         return [each, each, dw(c, d_norm, weight, total), *(c.numbers.product(b.dims, d_norm) for b in bias)]
 
-    return {f"add_{norm}": Meaning(both, gradients), f"add_{norm}_dx": Meaning(lambda c: [terms(c, *c.args)])}
+    return {f"add_{norm}": Semantics(both, gradients), f"add_{norm}_dx": Semantics(lambda c: [terms(c, *c.args)])}
 
 
 # ---- several products of one value
@@ -59,7 +59,7 @@ def _products_dx(c: Call) -> list[Tensor]:
 # ---- a gate
 
 
-def _gated(function: str) -> dict[str, Meaning]:
+def _gated(function: str) -> dict[str, Semantics]:
     """f(x) · y, and the gradients of both."""
 
     def value(c: Call) -> list[Tensor]:
@@ -72,14 +72,14 @@ def _gated(function: str) -> dict[str, Meaning]:
 
     name = GATES[function]
     return {
-        name: Meaning(value, lambda c, grads: [*back(c, grads[0], *c.args)]),
-        f"{name}_dx": Meaning(lambda c: back(c, *c.args)),
+        name: Semantics(value, lambda c, grads: [*back(c, grads[0], *c.args)]),
+        f"{name}_dx": Semantics(lambda c: back(c, *c.args)),
     }
 
 
 MEANINGS = {
     **{kind: meaning for norm in NORMS for kind, meaning in _added(norm).items()},
     **{kind: meaning for function in GATES for kind, meaning in _gated(function).items()},
-    "contracts": Meaning(_products, _products_gradients),
-    "contracts_dx": Meaning(_products_dx),
+    "contracts": Semantics(_products, _products_gradients),
+    "contracts_dx": Semantics(_products_dx),
 }

@@ -2,7 +2,7 @@
 
 from ...ops.chunked_logits import classes_of, tokens_of
 from ..tensors import Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 from .loss import Capped, whole, whole_dx
 from .parts import parts, shared_gradient
 
@@ -88,12 +88,12 @@ def _part_db(c: Call) -> list[Tensor]:
 
 
 MEANINGS = {
-    "linear_cross_entropy": Meaning(lambda c: [whole(c, _Head(c, 0), c.args[2])], _whole_gradients),
-    "linear_cross_entropy_dx": Meaning(_whole_dx),
-    "linear_cross_entropy_dw": Meaning(_whole_dw),
-    "linear_cross_entropy_db": Meaning(_whole_db),
-    "linear_parts": Meaning(lambda c: parts(c, _Head(c, 0)), _part_gradients),
-    "linear_parts_dx": Meaning(_part_dx),
-    "linear_parts_dw": Meaning(_part_dw),
-    "linear_parts_db": Meaning(_part_db),
+    "linear_cross_entropy": Semantics(lambda c: [whole(c, _Head(c, 0), c.args[2])], _whole_gradients),
+    "linear_cross_entropy_dx": Semantics(_whole_dx),
+    "linear_cross_entropy_dw": Semantics(_whole_dw),
+    "linear_cross_entropy_db": Semantics(_whole_db),
+    "linear_softmax_stats": Semantics(lambda c: parts(c, _Head(c, 0)), _part_gradients),
+    "linear_softmax_stats_dx": Semantics(_part_dx),
+    "linear_softmax_stats_dw": Semantics(_part_dw),
+    "linear_softmax_stats_db": Semantics(_part_db),
 }

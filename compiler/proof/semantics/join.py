@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..tensors import Dims, Tensor, degree_of
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 def _concat(c: Call) -> list[Tensor]:
@@ -22,7 +22,7 @@ def _split(c: Call) -> list[Tensor]:
     return _parted(c, c.args[0], c.op.names("parts"))
 
 
-def _rejoined(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _rescaled(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [_joined(grads, c.args[0].dims)]
 
 
@@ -38,6 +38,6 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "concat": Meaning(_concat, _gradients),
-    "split": Meaning(_split, _rejoined),
+    "concat": Semantics(_concat, _gradients),
+    "split": Semantics(_split, _rescaled),
 }

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arithmetic import Numbers
 from ..tensors import Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 class Logits:
@@ -136,12 +136,12 @@ def logits_of(c: Call, at: int) -> Capped:
 # ---- in parts
 
 
-def _softmax_parts_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _local_softmax_stats_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     dz, dt = grads
     return [Labelled(c, c.args[0], 0, 2).gradient(dz, dt, c.args[1]), None, None]
 
 
-def _softmax_parts_dx(c: Call) -> list[Tensor]:
+def _local_softmax_stats_dx(c: Call) -> list[Tensor]:
     dz, dt, _, peak, _ = c.args
     return [Labelled(c, c.args[2], 2, 4).gradient(dz, dt, peak)]
 
@@ -152,14 +152,16 @@ def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "cross_entropy": Meaning(
+    "cross_entropy": Semantics(
         lambda c: [whole(c, logits_of(c, 0), c.args[1])],
         lambda c, grads: [whole_dx(c, grads[0], logits_of(c, 0), c.args[1]), None],
     ),
-    "cross_entropy_dx": Meaning(lambda c: [whole_dx(c, c.args[0], logits_of(c, 1), c.args[2])]),
-    "max_logit": Meaning(lambda c: [Logits(c, c.args[0], 0).peak()], lambda c, grads: [None]),
-    "softmax_parts": Meaning(lambda c: [*Labelled(c, c.args[0], 0, 2).parts(c.args[1])], _softmax_parts_gradients),
-    "softmax_parts_dx": Meaning(_softmax_parts_dx),
-    "token_loss": Meaning(lambda c: [token_loss(c, c.number("z_loss"), *c.args)], _token_loss_gradients),
-    "token_loss_dx": Meaning(lambda c: [*token_loss_dx(c, c.number("z_loss"), *c.args)]),
+    "cross_entropy_dx": Semantics(lambda c: [whole_dx(c, c.args[0], logits_of(c, 1), c.args[2])]),
+    "max_logit": Semantics(lambda c: [Logits(c, c.args[0], 0).peak()], lambda c, grads: [None]),
+    "local_softmax_stats": Semantics(
+        lambda c: [*Labelled(c, c.args[0], 0, 2).parts(c.args[1])], _local_softmax_stats_gradients
+    ),
+    "local_softmax_stats_dx": Semantics(_local_softmax_stats_dx),
+    "token_loss": Semantics(lambda c: [token_loss(c, c.number("z_loss"), *c.args)], _token_loss_gradients),
+    "token_loss_dx": Semantics(lambda c: [*token_loss_dx(c, c.number("z_loss"), *c.args)]),
 }

@@ -6,7 +6,7 @@ Of layernorm x is what remains of it without its mean, and the variance is the m
 from collections.abc import Callable
 
 from ..tensors import Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 from .reduce import sizes
 
 
@@ -107,18 +107,18 @@ NORM_GRADIENTS: dict[str, tuple[Back, Back]] = {"rmsnorm": (_rms_dx, _rms_dw), "
 """The gradients of x and of the weight: of a call, dy, the weight and x."""
 
 MEANINGS = {
-    "rmsnorm": Meaning(lambda c: [_rms(c, *c.args)], _rms_gradients),
-    "rmsnorm_dx": Meaning(lambda c: [_rms_dx(c, *c.args)]),
-    "rmsnorm_dw": Meaning(lambda c: [_rms_dw(c, *c.args)]),
-    "layernorm": Meaning(lambda c: [_layer(c, *c.args)], _layer_gradients),
-    "layernorm_dx": Meaning(lambda c: [_layer_dx(c, *c.args)]),
-    "layernorm_dw": Meaning(lambda c: [_layer_dw(c, *c.args)]),
-    "mean_square": Meaning(
+    "rmsnorm": Semantics(lambda c: [_rms(c, *c.args)], _rms_gradients),
+    "rmsnorm_dx": Semantics(lambda c: [_rms_dx(c, *c.args)]),
+    "rmsnorm_dw": Semantics(lambda c: [_rms_dw(c, *c.args)]),
+    "layernorm": Semantics(lambda c: [_layer(c, *c.args)], _layer_gradients),
+    "layernorm_dx": Semantics(lambda c: [_layer_dx(c, *c.args)]),
+    "layernorm_dw": Semantics(lambda c: [_layer_dw(c, *c.args)]),
+    "mean_square": Semantics(
         lambda c: [_mean(c, c.op.names("over"), c.args[0], c.args[0])],
         lambda c, grads: [_mean_square_dx(c, grads[0], c.args[0])],
     ),
-    "mean_square_dx": Meaning(lambda c: [_mean_square_dx(c, *c.args)]),
-    "rms_scaled": Meaning(lambda c: [_scaled(c, *c.args)], _scaled_gradients),
-    "rms_scaled_dw": Meaning(lambda c: [_scaled_dw(c, *c.args)]),
-    "rms_scaled_dsquare": Meaning(lambda c: [_scaled_dsquare(c, *c.args)]),
+    "mean_square_dx": Semantics(lambda c: [_mean_square_dx(c, *c.args)]),
+    "rms_scaled": Semantics(lambda c: [_scaled(c, *c.args)], _scaled_gradients),
+    "rms_scaled_dw": Semantics(lambda c: [_scaled_dw(c, *c.args)]),
+    "rms_scaled_dsquare": Semantics(lambda c: [_scaled_dsquare(c, *c.args)]),
 }

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 from ...ir import Kind, Type, sharded
 from ..tensors import Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 from .loss import Labelled, logits_of, number
 
 
@@ -37,7 +37,7 @@ def _below(c: Call, m: Tensor, peak: Tensor) -> Tensor:
     return c.numbers.exponential(m, peak)
 
 
-def _rejoined(c: Call) -> list[Tensor]:
+def _rescaled(c: Call) -> list[Tensor]:
     n, (m, z, t, peak, _) = c.numbers, c.args
     lost = n.negative(n.product(t.dims, _share_of_labels(c), peak))
     return [n.product(m.dims, z, _below(c, m, peak)), n.total(t.dims, t, lost)]
@@ -56,20 +56,20 @@ def _share_of_labels(c: Call) -> Tensor:
     return n.total(labels.dims, hot, each)
 
 
-def _rejoined_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _rescaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     m, z, _, peak, _ = c.args
     dz = c.numbers.product(m.dims, grads[0], _below(c, m, peak))
     return [None, _shared(dz, z.dims), grads[1], None, None]
 
 
-def _rejoined_dz(c: Call) -> list[Tensor]:
+def _rescaled_dz(c: Call) -> list[Tensor]:
     dz, m, peak = c.args
     return [_shared(c.numbers.product(m.dims, dz, _below(c, m, peak)), c.dims)]
 
 
 MEANINGS = {
-    "logit_parts": Meaning(lambda c: parts(c, logits_of(c, 0)), _logit_gradients),
-    "logit_parts_dx": Meaning(lambda c: [shared_gradient(logits_of(c, 3), *c.args[:3])]),
-    "rejoined": Meaning(_rejoined, _rejoined_gradients),
-    "rejoined_dz": Meaning(_rejoined_dz),
+    "logit_softmax_stats": Semantics(lambda c: parts(c, logits_of(c, 0)), _logit_gradients),
+    "logit_softmax_stats_dx": Semantics(lambda c: [shared_gradient(logits_of(c, 3), *c.args[:3])]),
+    "rescale_to_global_max": Semantics(_rescaled, _rescaled_gradients),
+    "rescale_to_global_max_dz": Semantics(_rescaled_dz),
 }

@@ -3,7 +3,7 @@
 from ...ops import OPS
 from ...ops.pointwise import FUNCTIONS
 from ..tensors import Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 def applied(c: Call, word: str, x: Tensor) -> Tensor:
@@ -16,15 +16,15 @@ def slope(c: Call, name: str, x: Tensor) -> Tensor:
     return applied(c, f"{name} slope", x)
 
 
-def _meanings(name: str) -> dict[str, Meaning]:
+def _meanings(name: str) -> dict[str, Semantics]:
     """The function and the op of its gradient; both have the same attributes."""
 
     def back(c: Call, dy: Tensor, x: Tensor) -> Tensor:
         return c.numbers.product(x.dims, dy, slope(c, name, x))
 
     return {
-        name: Meaning(lambda c: [applied(c, name, c.args[0])], lambda c, grads: [back(c, grads[0], c.args[0])]),
-        f"{name}_dx": Meaning(lambda c: [back(c, *c.args)]),
+        name: Semantics(lambda c: [applied(c, name, c.args[0])], lambda c, grads: [back(c, grads[0], c.args[0])]),
+        f"{name}_dx": Semantics(lambda c: [back(c, *c.args)]),
     }
 
 

@@ -3,7 +3,7 @@
 from math import prod
 
 from ..tensors import Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 def sizes(c: Call, dims: Dims) -> Tensor:
@@ -47,12 +47,12 @@ def _rest(c: Call, x: Tensor) -> Dims:
 
 
 MEANINGS = {
-    "sum": Meaning(_sum, lambda c, grads: [_sum_dx(c, grads[0], c.args[0])]),
-    "sum_dx": Meaning(lambda c: [_sum_dx(c, *c.args)]),
-    "mean": Meaning(_mean, lambda c, grads: [_mean_dx(c, grads[0], c.args[0])]),
-    "mean_dx": Meaning(lambda c: [_mean_dx(c, *c.args)]),
-    "softmax": Meaning(
+    "sum": Semantics(_sum, lambda c, grads: [_sum_dx(c, grads[0], c.args[0])]),
+    "sum_dx": Semantics(lambda c: [_sum_dx(c, *c.args)]),
+    "mean": Semantics(_mean, lambda c, grads: [_mean_dx(c, grads[0], c.args[0])]),
+    "mean_dx": Semantics(lambda c: [_mean_dx(c, *c.args)]),
+    "softmax": Semantics(
         lambda c: [_softmax(c, c.args[0])], lambda c, grads: [_softmax_dx(c, grads[0], _softmax(c, c.args[0]))]
     ),
-    "softmax_dx": Meaning(lambda c: [_softmax_dx(c, *c.args)]),
+    "softmax_dx": Semantics(lambda c: [_softmax_dx(c, *c.args)]),
 }

@@ -10,7 +10,7 @@ from ...ir import Bucket, Program
 from ..arithmetic import Numbers
 from ..sharded_state import counted, own, packed, padded, parts
 from ..tensors import RANDOM, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 def count_valid(labels: Tensor) -> Tensor:
@@ -124,21 +124,21 @@ def _zeros(c: Call) -> list[Tensor]:
 
 
 MEANINGS = {
-    "begin": Meaning(lambda c: []),
-    "cast": Meaning(_same, lambda c, grads: [grads[0]]),
-    "clip_scale": Meaning(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
-    "count_valid": Meaning(lambda c: [count_valid(c.args[0])]),
-    "grad_norm": Meaning(lambda c: [norm(c.numbers, c.args)]),
-    "if_finite": Meaning(_same),  # every number of a field is
-    "leaf": Meaning(_same, lambda c, grads: [grads[0]]),
-    "leaf_grad": Meaning(_same),
-    "loss_scale": Meaning(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
-    "pack": Meaning(_pack),
-    "reciprocal": Meaning(lambda c: [reciprocal(c.numbers, c.args[0])]),
-    "sum_squares": Meaning(_squares),
-    "unpack": Meaning(_unpack),
-    "unscaled": Meaning(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
-    "unscaled_norm": Meaning(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
-    "update": Meaning(_update),
-    "zeros": Meaning(_zeros),
+    "begin": Semantics(lambda c: []),
+    "cast": Semantics(_same, lambda c, grads: [grads[0]]),
+    "clip_scale": Semantics(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
+    "count_valid": Semantics(lambda c: [count_valid(c.args[0])]),
+    "grad_norm": Semantics(lambda c: [norm(c.numbers, c.args)]),
+    "if_finite": Semantics(_same),  # every number of a field is
+    "leaf": Semantics(_same, lambda c, grads: [grads[0]]),
+    "leaf_grad": Semantics(_same),
+    "loss_scale": Semantics(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
+    "pack": Semantics(_pack),
+    "reciprocal": Semantics(lambda c: [reciprocal(c.numbers, c.args[0])]),
+    "sum_squares": Semantics(_squares),
+    "unpack": Semantics(_unpack),
+    "unscaled": Semantics(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
+    "unscaled_norm": Semantics(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
+    "update": Semantics(_update),
+    "zeros": Semantics(_zeros),
 }

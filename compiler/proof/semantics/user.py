@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ...ops.user import constants, linear_in, result_of
 from ..tensors import RANDOM, Dims, Tensor
-from .call import Call, Meaning
+from .call import Call, Semantics
 
 
 class _Slices:
@@ -75,6 +75,6 @@ def _results(c: Call) -> list[_Slices]:
 
 
 MEANINGS = {
-    "call": Meaning(lambda c: [each.value() for each in _results(c)], _gradients),
-    "call_dx": Meaning(lambda c: _Slices(c, 1, result_of(c.op), c.args[0].dims).gradients(c.args[0])),
+    "call": Semantics(lambda c: [each.value() for each in _results(c)], _gradients),
+    "call_dx": Semantics(lambda c: _Slices(c, 1, result_of(c.op), c.args[0].dims).gradients(c.args[0])),
 }

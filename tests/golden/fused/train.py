@@ -30,26 +30,26 @@ try:
         Batch,
         Bucket,
         Cosine,
-        Group,
-        HuggingFace,
+        HFNames,
+        HFWeight,
         Input,
         Mesh,
         Metrics,
+        ParamGroup,
         Plan,
-        State,
-        Stored,
         Text,
+        TrainState,
         all_gather,
         all_reduce,
         all_reduce_,
         clip_scale,
         count_valid,
         embedding,
-        linears,
+        fused_linear,
         normal,
         ones,
         reduce_scatter,
-        rope_table,
+        rope_frequencies,
         sum_squares,
         token_loss,
         train,
@@ -60,12 +60,12 @@ try:
         AdamW,
         AddRMSNorm,
         Attention,
-        LinearParts,
+        LinearSoftmaxStats,
         RMSNorm,
         RopePair,
         SiluMul,
         Tile,
-        rejoined,
+        rescale_to_global_max,
     )
 except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
     message = f"error: there is no package `{missing.name}` here: pip install scalec"
@@ -74,7 +74,7 @@ except ModuleNotFoundError as missing:  # one line on one rank, not a traceback 
 # Triton kernels, by the size they work on, with tiles for sm_90; elsewhere torch does the same.
 add_rms_norm = AddRMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
 attention = Attention({})
-linear_parts = LinearParts({128: Tile(rows=1, warps=4, columns=256)}, chunk=4096)
+linear_softmax_stats = LinearSoftmaxStats({128: Tile(rows=1, warps=4, columns=256)}, chunk=4096)
 rms_norm = RMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
 rope_pair = RopePair({16: Tile(rows=64, warps=4)})
 silu_mul = SiluMul({96: Tile(rows=8, warps=4)})
@@ -100,13 +100,13 @@ class Layer(nn.Module):
         a = rms_norm(x, self.norm1, eps=1e-05)  # [s/tp, b, h]  llama.scale:21
         a = all_gather(a, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:22
         # [s, b, n/tp, d]  llama.scale:22
-        q, k, v = linears(a, self.wq, self.wk, self.wv, into=((2, 16), (1, 16), (1, 16)), apart=(2,))
+        q, k, v = fused_linear(a, self.wq, self.wk, self.wv, into=((2, 16), (1, 16), (1, 16)), apart=(2,))
         q, k = rope_pair(q, k, rotary)  # [s, b, n/tp, d]  llama.scale:22
         y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         y = reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
         x, m = add_rms_norm(x, y, self.norm2, eps=1e-05)  # [s/tp, b, h]  llama.scale:27
         m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28
-        y, y_2 = linears(m, self.w_gate, self.w_up)  # [s, b, f/tp]  llama.scale:28
+        y, y_2 = fused_linear(m, self.w_gate, self.w_up)  # [s, b, f/tp]  llama.scale:28
         y = linear(silu_mul(y, y_2), self.w_down)  # [s, b, h] partial over tp  llama.scale:28
         x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:28
         return x
@@ -122,7 +122,7 @@ class Llama(nn.Module):
         self.norm = weight(mesh, 64, init=ones())  # [h]
         self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_table(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.bfloat16)
+        rotary = rope_frequencies(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -132,21 +132,23 @@ class Llama(nn.Module):
             x = layer(x, self.rotary)  # llama.scale:20
         n = rms_norm(x, self.norm, eps=1e-05)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
-        peak, z, t = linear_parts(n, self.head, labels, self.tp)  # [s, b] maximal over tp  llama.scale:30
+        peak, z, t = linear_softmax_stats(n, self.head, labels, self.tp)  # [s, b] maximal over tp  llama.scale:30
         peak_2 = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = rejoined(peak, z, t, peak_2, labels, self.tp, columns=128)  # [s, b] partial over tp  llama.scale:30
+        z, t = rescale_to_global_max(
+            peak, z, t, peak_2, labels, self.tp, columns=128
+        )  # [s, b] partial over tp  llama.scale:30
         z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
-def build(mesh: Mesh) -> tuple[nn.Module, State]:
+def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
         "dp_split_tp": Bucket(
-            Group(
+            ParamGroup(
                 "wte",
                 ("layers.*.wq", "layers.*.wk", "layers.*.wv"),
                 "layers.*.wo",
@@ -156,10 +158,10 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
                 weight_decay=0.1,
             ),
         ),
-        "dp_tp": Bucket(Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
+        "dp_tp": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08, tile=Tile(rows=1, warps=4, columns=1024))
-    return model, State(
+    return model, TrainState(
         model,
         mesh,
         buckets,
@@ -170,7 +172,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
     )
 
 
-def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
@@ -195,7 +197,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
 
 
 @torch.no_grad()
-def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
@@ -226,21 +228,21 @@ PLAN = Plan(
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (5651076,)),
     model="d68821ee93ce",  # what is computed, on any mesh
-    names=HuggingFace(
+    names=HFNames(
         torch.bfloat16,
         {
-            "wte": Stored("model.embed_tokens.weight", (256, 64)),
-            "layers.*.norm1": Stored("model.layers.{i}.input_layernorm.weight", (64,)),
-            "layers.*.wq": Stored("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
-            "layers.*.wk": Stored("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
-            "layers.*.wv": Stored("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
-            "layers.*.wo": Stored("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
-            "layers.*.norm2": Stored("model.layers.{i}.post_attention_layernorm.weight", (64,)),
-            "layers.*.w_gate": Stored("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
-            "layers.*.w_up": Stored("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
-            "layers.*.w_down": Stored("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
-            "norm": Stored("model.norm.weight", (64,)),
-            "head": Stored("lm_head.weight", (256, 64)),
+            "wte": HFWeight("model.embed_tokens.weight", (256, 64)),
+            "layers.*.norm1": HFWeight("model.layers.{i}.input_layernorm.weight", (64,)),
+            "layers.*.wq": HFWeight("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
+            "layers.*.wk": HFWeight("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
+            "layers.*.wv": HFWeight("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
+            "layers.*.wo": HFWeight("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
+            "layers.*.norm2": HFWeight("model.layers.{i}.post_attention_layernorm.weight", (64,)),
+            "layers.*.w_gate": HFWeight("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
+            "layers.*.w_up": HFWeight("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
+            "layers.*.w_down": HFWeight("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
+            "norm": HFWeight("model.norm.weight", (64,)),
+            "head": HFWeight("lm_head.weight", (256, 64)),
         },
         repeats={"layers": 2},
     ),

@@ -31,29 +31,29 @@ try:
         Batch,
         Bucket,
         Cosine,
-        Group,
-        HuggingFace,
+        HFNames,
+        HFWeight,
         Input,
         Mesh,
         Metrics,
+        ParamGroup,
         Plan,
-        State,
-        Stored,
         Text,
+        TrainState,
         all_reduce,
         all_reduce_,
         attention,
         clip_scale,
         count_valid,
         embedding,
+        local_softmax_stats,
         max_logit,
         normal,
         ones,
         replicate,
         rms_norm,
         rope,
-        rope_table,
-        softmax_parts,
+        rope_frequencies,
         sum_squares,
         token_loss,
         train,
@@ -106,7 +106,7 @@ class Llama(nn.Module):
         self.norm = weight(mesh, 64, init=ones())  # [h]
         self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_table(128, 16, theta=500000.0, between=1, mesh=mesh, dtype=torch.float32)
+        rotary = rope_frequencies(128, 16, theta=500000.0, between=1, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -119,19 +119,19 @@ class Llama(nn.Module):
         logits = linear(n, self.head)  # [b, s, v/tp]  llama.scale:30
         peak = max_logit(logits)  # [b, s] maximal over tp  llama.scale:30
         peak = all_reduce(peak, self.tp, op="max")  # [b, s]  M→R  no gradient  llama.scale:30
-        z, t = softmax_parts(logits, peak, labels, self.tp)  # [b, s] partial over tp  llama.scale:30
+        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [b, s] partial over tp  llama.scale:30
         z = all_reduce(z, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
         t = all_reduce(t, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
         loss = token_loss(z, t, labels)  # []  llama.scale:30
         return loss
 
 
-def build(mesh: Mesh) -> tuple[nn.Module, State]:
+def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
         "local_split_tp": Bucket(
-            Group(
+            ParamGroup(
                 "wte",
                 "layers.*.wq",
                 "layers.*.wk",
@@ -144,13 +144,13 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
                 weight_decay=0.1,
             ),
         ),
-        "local": Bucket(Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
+        "local": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
-    return model, State(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)
+    return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)
 
 
-def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     tp = mesh.axis("tp")
@@ -171,7 +171,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
 
 
 @torch.no_grad()
-def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     count = count_valid(batch.labels)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
@@ -200,21 +200,21 @@ PLAN = Plan(
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (10121220,)),
     model="d68821ee93ce",  # what is computed, on any mesh
-    names=HuggingFace(
+    names=HFNames(
         torch.float32,
         {
-            "wte": Stored("model.embed_tokens.weight", (256, 64)),
-            "layers.*.norm1": Stored("model.layers.{i}.input_layernorm.weight", (64,)),
-            "layers.*.wq": Stored("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
-            "layers.*.wk": Stored("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
-            "layers.*.wv": Stored("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
-            "layers.*.wo": Stored("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
-            "layers.*.norm2": Stored("model.layers.{i}.post_attention_layernorm.weight", (64,)),
-            "layers.*.w_gate": Stored("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
-            "layers.*.w_up": Stored("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
-            "layers.*.w_down": Stored("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
-            "norm": Stored("model.norm.weight", (64,)),
-            "head": Stored("lm_head.weight", (256, 64)),
+            "wte": HFWeight("model.embed_tokens.weight", (256, 64)),
+            "layers.*.norm1": HFWeight("model.layers.{i}.input_layernorm.weight", (64,)),
+            "layers.*.wq": HFWeight("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
+            "layers.*.wk": HFWeight("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
+            "layers.*.wv": HFWeight("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
+            "layers.*.wo": HFWeight("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
+            "layers.*.norm2": HFWeight("model.layers.{i}.post_attention_layernorm.weight", (64,)),
+            "layers.*.w_gate": HFWeight("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
+            "layers.*.w_up": HFWeight("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
+            "layers.*.w_down": HFWeight("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
+            "norm": HFWeight("model.norm.weight", (64,)),
+            "head": HFWeight("lm_head.weight", (256, 64)),
         },
         repeats={"layers": 2},
     ),

@@ -31,18 +31,18 @@ try:
         AdamW,
         Batch,
         Bucket,
-        Carried,
         Cosine,
-        Group,
-        HuggingFace,
+        HFNames,
+        HFWeight,
         Input,
         Mesh,
         Metrics,
+        ParamGroup,
         Pipeline,
         Plan,
-        State,
-        Stored,
+        StageInput,
         Text,
+        TrainState,
         all_gather,
         all_reduce,
         all_reduce_,
@@ -50,26 +50,26 @@ try:
         clip_scale,
         count_valid,
         embedding,
-        gather_each,
+        local_softmax_stats,
         max_logit,
         normal,
         ones,
-        reduce_each,
         reduce_scatter,
         rms_norm,
         rope,
-        rope_table,
-        softmax_parts,
+        rope_frequencies,
+        stage_grad_reduction,
         sum_squares,
         token_loss,
         train,
+        unshard_ahead,
         weight,
     )
 except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
     message = f"error: there is no package `{missing.name}` here: pip install scalec"
     raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
 
-TURNS = {  # of each repeat, those of each stage
+LAYERS_OF_STAGE = {  # of each repeat, those of each stage
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
 }
 
@@ -120,15 +120,15 @@ class Llama(nn.Module):
         if 3 in stages:
             self.norm = weight(mesh, 64, init=ones())  # [h]
             self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
-        self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in TURNS["layers"][stage]})
-        rotary = rope_table(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.float32)
+        self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
+        rotary = rope_frequencies(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
         if stage == 0:
             x = embedding(tokens, self.wte, self.tp)  # [s, b, h] partial over tp  llama.scale:19
             x = reduce_scatter(x, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:20
-        for i in TURNS["layers"][stage]:
+        for i in LAYERS_OF_STAGE["layers"][stage]:
             x = self.layers[str(i)](x, self.rotary)  # llama.scale:20
         if stage < 3:
             return x
@@ -137,7 +137,7 @@ class Llama(nn.Module):
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
         peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
         peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = softmax_parts(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
+        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
         z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
@@ -147,7 +147,7 @@ class Llama(nn.Module):
 PIPELINE = Pipeline(
     "pp",
     homes=(0, 1, 0, 1),
-    carried=(Carried("x", (64, 4, 64), torch.float32),),
+    carried=(StageInput("x", (64, 4, 64), torch.float32),),
     rows=(
         "0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 0F2 0SEND_F2 2RECV_B0 2B0 2SEND_B0 "
         "2RECV_B1 0F3 0SEND_F3 2B1 2SEND_B1 2RECV_F2 0RECV_B0 2F2 2SEND_F2 0B0 2RECV_F3 0RECV_B1 2F3 2SEND_F3 0B1 "
@@ -159,12 +159,12 @@ PIPELINE = Pipeline(
 )
 
 
-def build(mesh: Mesh) -> tuple[nn.Module, State]:
+def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model, holders = PIPELINE.build(Llama, mesh)
     buckets = {
         "dp_split_tp": Bucket(
-            Group(
+            ParamGroup(
                 "wte",
                 "layers.*.wq",
                 "layers.*.wk",
@@ -180,16 +180,18 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
             stages="pp",
         ),
         "dp_tp": Bucket(
-            Group("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1),
+            ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1),
             shards=("dp",),
             stages="pp",
         ),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
-    return model, State(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32, holders=holders)
+    return model, TrainState(
+        model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32, holders=holders
+    )
 
 
-def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
@@ -198,13 +200,15 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
     pp_dp_tp = mesh.axis("pp", "dp", "tp")
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
-    flats = state.flats()
-    gather_each(dp, flats["dp_tp"], flats["dp_split_tp"])  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    flat_params = state.flat_params()
+    unshard_ahead(
+        dp, flat_params["dp_tp"], flat_params["dp_split_tp"]
+    )  # S→R  up to (192 + 33,024) × f32, awaited by each stage
     reductions = [
-        reduce_each(flats["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
-        reduce_each(flats["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
+        stage_grad_reduction(flat_params["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
+        stage_grad_reduction(flat_params["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
     ]
-    loss = PIPELINE.run(model, batch, share, mesh, flats, reductions)  # forward, backward  tiny_pipeline.scale:5
+    loss = PIPELINE.run(model, batch, share, mesh, flat_params, reductions)  # forward, backward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     gradients = state.gradients()  # complete: what stages began
     squares = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
@@ -215,16 +219,18 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
 
 
 @torch.no_grad()
-def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
     pp_dp = mesh.axis("pp", "dp")
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
-    flats = state.flats()
-    gather_each(dp, flats["dp_tp"], flats["dp_split_tp"])  # S→R  up to (192 + 33,024) × f32, awaited by each stage
-    loss = PIPELINE.evaluate(model, batch, mesh, flats)  # forward  tiny_pipeline.scale:5
+    flat_params = state.flat_params()
+    unshard_ahead(
+        dp, flat_params["dp_tp"], flat_params["dp_split_tp"]
+    )  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)
 
@@ -247,21 +253,21 @@ PLAN = Plan(
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (8984580, 6347524), axis="pp"),
     model="b42bf95fa1c9",  # what is computed, on any mesh
-    names=HuggingFace(
+    names=HFNames(
         torch.float32,
         {
-            "wte": Stored("model.embed_tokens.weight", (256, 64)),
-            "layers.*.norm1": Stored("model.layers.{i}.input_layernorm.weight", (64,)),
-            "layers.*.wq": Stored("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
-            "layers.*.wk": Stored("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
-            "layers.*.wv": Stored("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
-            "layers.*.wo": Stored("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
-            "layers.*.norm2": Stored("model.layers.{i}.post_attention_layernorm.weight", (64,)),
-            "layers.*.w_gate": Stored("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
-            "layers.*.w_up": Stored("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
-            "layers.*.w_down": Stored("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
-            "norm": Stored("model.norm.weight", (64,)),
-            "head": Stored("lm_head.weight", (256, 64)),
+            "wte": HFWeight("model.embed_tokens.weight", (256, 64)),
+            "layers.*.norm1": HFWeight("model.layers.{i}.input_layernorm.weight", (64,)),
+            "layers.*.wq": HFWeight("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
+            "layers.*.wk": HFWeight("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
+            "layers.*.wv": HFWeight("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
+            "layers.*.wo": HFWeight("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
+            "layers.*.norm2": HFWeight("model.layers.{i}.post_attention_layernorm.weight", (64,)),
+            "layers.*.w_gate": HFWeight("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
+            "layers.*.w_up": HFWeight("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
+            "layers.*.w_down": HFWeight("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
+            "norm": HFWeight("model.norm.weight", (64,)),
+            "head": HFWeight("lm_head.weight", (256, 64)),
         },
         repeats={"layers": 4},
     ),

@@ -30,34 +30,34 @@ try:
         Batch,
         Bucket,
         Cosine,
-        Flats,
-        Group,
-        HuggingFace,
+        FlatParams,
+        HFNames,
+        HFWeight,
         Input,
         Mesh,
         Metrics,
+        ParamGroup,
         Plan,
-        State,
-        Stored,
         Text,
+        TrainState,
         all_gather_,
         all_reduce_,
         attention,
-        await_weights,
         clip_scale,
         count_valid,
         cross_entropy,
         embedding,
-        gather_each,
         normal,
         ones,
-        reduce_gradients,
+        reduce_grads_in_backward,
         reduce_scatter_,
         rms_norm,
         rope,
-        rope_table,
+        rope_frequencies,
         sum_squares,
         train,
+        unshard_ahead,
+        wait_for_unshard,
         weight,
     )
 except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
@@ -101,26 +101,26 @@ class Llama(nn.Module):
         self.norm = weight(mesh, 64, init=ones())  # [h]
         self.head = weight(mesh, 256, 64, init=normal(0.02))  # [v, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_table(128, 16, theta=500000.0, between=1, mesh=mesh, dtype=torch.bfloat16)
+        rotary = rope_frequencies(128, 16, theta=500000.0, between=1, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)
 
-    def forward(self, tokens: Tensor, labels: Tensor, flats: Flats) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor, flat_params: FlatParams) -> Tensor:
         x = embedding(tokens, self.wte)  # [b, s, h]  llama.scale:19
-        for layer, own in zip(self.layers, flats["layers_dp"], strict=True):
-            x = reduce_gradients(x, own, scatter=self.dp)  # bwd: P→S  24,768 × f32, in the last microbatch
-            x = await_weights(x, own)  # S→R is complete
+        for layer, own in zip(self.layers, flat_params["layers_dp"], strict=True):
+            x = reduce_grads_in_backward(x, own, scatter=self.dp)  # bwd: P→S  24,768 × f32, in the last microbatch
+            x = wait_for_unshard(x, own)  # S→R is complete
             x = layer(x, self.rotary)  # llama.scale:20
         # [] partial over dp  llama.scale:30
         loss = cross_entropy(linear(rms_norm(x, self.norm, eps=1e-05), self.head), labels)
         return loss
 
 
-def build(mesh: Mesh) -> tuple[nn.Module, State]:
+def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
         "layers_dp": Bucket(
-            Group(
+            ParamGroup(
                 "layers.*.norm1",
                 "layers.*.wq",
                 "layers.*.wk",
@@ -135,13 +135,13 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
             turns=True,
             shards=("dp",),
         ),
-        "dp": Bucket(Group("wte", "norm", "head", weight_decay=0.1), shards=("dp",)),
+        "dp": Bucket(ParamGroup("wte", "norm", "head", weight_decay=0.1), shards=("dp",)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
-    return model, State(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
+    return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
 
 
-def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
@@ -150,10 +150,10 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
     loss = torch.zeros_like(share)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  32,896 × bf16
-    flats = state.flats(len(batch))
-    gather_each(dp, flats["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
+    flat_params = state.flat_params(len(batch))
+    unshard_ahead(dp, flat_params["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels, flats)  # forward
+        part = model(tokens, labels, flat_params)  # forward
         (part * share).backward()  # backward
         loss += part.detach()
     loss = all_reduce_(loss, dp) * share  # mean over the step's labels
@@ -166,7 +166,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
 
 
 @torch.no_grad()
-def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
@@ -175,10 +175,10 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     loss = torch.zeros_like(share)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  32,896 × bf16
-    flats = state.flats()
-    gather_each(dp, flats["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
+    flat_params = state.flat_params()
+    unshard_ahead(dp, flat_params["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
     for tokens, labels in batch.microbatches():
-        loss += model(tokens, labels, flats)
+        loss += model(tokens, labels, flat_params)
     loss = all_reduce_(loss, dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)
 
@@ -201,21 +201,21 @@ PLAN = Plan(
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (12040716,)),
     model="d68821ee93ce",  # what is computed, on any mesh
-    names=HuggingFace(
+    names=HFNames(
         torch.bfloat16,
         {
-            "wte": Stored("model.embed_tokens.weight", (256, 64)),
-            "layers.*.norm1": Stored("model.layers.{i}.input_layernorm.weight", (64,)),
-            "layers.*.wq": Stored("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
-            "layers.*.wk": Stored("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
-            "layers.*.wv": Stored("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
-            "layers.*.wo": Stored("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
-            "layers.*.norm2": Stored("model.layers.{i}.post_attention_layernorm.weight", (64,)),
-            "layers.*.w_gate": Stored("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
-            "layers.*.w_up": Stored("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
-            "layers.*.w_down": Stored("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
-            "norm": Stored("model.norm.weight", (64,)),
-            "head": Stored("lm_head.weight", (256, 64)),
+            "wte": HFWeight("model.embed_tokens.weight", (256, 64)),
+            "layers.*.norm1": HFWeight("model.layers.{i}.input_layernorm.weight", (64,)),
+            "layers.*.wq": HFWeight("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
+            "layers.*.wk": HFWeight("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
+            "layers.*.wv": HFWeight("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
+            "layers.*.wo": HFWeight("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
+            "layers.*.norm2": HFWeight("model.layers.{i}.post_attention_layernorm.weight", (64,)),
+            "layers.*.w_gate": HFWeight("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
+            "layers.*.w_up": HFWeight("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
+            "layers.*.w_down": HFWeight("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
+            "norm": HFWeight("model.norm.weight", (64,)),
+            "head": HFWeight("lm_head.weight", (256, 64)),
         },
         repeats={"layers": 2},
     ),

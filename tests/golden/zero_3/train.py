@@ -31,16 +31,16 @@ try:
         Batch,
         Bucket,
         Cosine,
-        Flats,
-        Group,
-        HuggingFace,
+        FlatParams,
+        HFNames,
+        HFWeight,
         Input,
         Mesh,
         Metrics,
+        ParamGroup,
         Plan,
-        State,
-        Stored,
         Text,
+        TrainState,
         all_gather,
         all_gather_,
         all_reduce,
@@ -49,22 +49,22 @@ try:
         clip_scale,
         count_valid,
         embedding,
-        free_weights,
-        gather_weights,
+        local_softmax_stats,
         max_logit,
         normal,
         ones,
         recomputed,
-        reduce_gradients,
+        reduce_grads_in_backward,
         reduce_scatter,
         reduce_scatter_,
+        reshard,
         rms_norm,
         rope,
-        rope_table,
-        softmax_parts,
+        rope_frequencies,
         sum_squares,
         token_loss,
         train,
+        unshard,
         weight,
     )
 except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
@@ -115,50 +115,52 @@ class Llama(nn.Module):
         self.norm = weight(mesh, 64, init=ones())  # [h]
         self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_table(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.bfloat16)
+        rotary = rope_frequencies(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)
 
-    def forward(self, tokens: Tensor, labels: Tensor, flats: Flats) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor, flat_params: FlatParams) -> Tensor:
         x = embedding(tokens, self.wte, self.tp)  # [s, b, h] partial over tp  llama.scale:19
         x = reduce_scatter(x, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:20
         for layer, layer_dp_tp, layer_dp_split_tp in zip(
             self.layers,
-            flats["layers_dp_tp"],
-            flats["layers_dp_split_tp"],
+            flat_params["layers_dp_tp"],
+            flat_params["layers_dp_split_tp"],
             strict=True,
         ):
-            x = reduce_gradients(x, layer_dp_split_tp, scatter=self.dp, each=True)  # bwd: P→S  12,288 × f32
-            x = reduce_gradients(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)  # bwd: P→S, P→I  64 × f32
-            x = gather_weights(x, layer_dp_split_tp, self.dp)  # S→R  24,576 × bf16  bwd: freed
-            x = gather_weights(x, layer_dp_tp, self.dp)  # S→R  128 × bf16  bwd: freed
+            x = reduce_grads_in_backward(x, layer_dp_split_tp, scatter=self.dp, each=True)  # bwd: P→S  12,288 × f32
+            x = reduce_grads_in_backward(
+                x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True
+            )  # bwd: P→S, P→I  64 × f32
+            x = unshard(x, layer_dp_split_tp, self.dp)  # S→R  24,576 × bf16  bwd: freed
+            x = unshard(x, layer_dp_tp, self.dp)  # S→R  128 × bf16  bwd: freed
             x = recomputed(layer, x, self.rotary)  # bwd: forward again  llama.scale:20
-            x = free_weights(x, layer_dp_tp, self.dp)  # freed  bwd: S→R again
-            x = free_weights(x, layer_dp_split_tp, self.dp)  # freed  bwd: S→R again
+            x = reshard(x, layer_dp_tp, self.dp)  # freed  bwd: S→R again
+            x = reshard(x, layer_dp_split_tp, self.dp)  # freed  bwd: S→R again
         n = rms_norm(x, self.norm, eps=1e-05)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
         peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
         peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = softmax_parts(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
+        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
         z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
-def build(mesh: Mesh) -> tuple[nn.Module, State]:
+def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
     model = Llama(mesh)
     buckets = {
         "layers_dp_tp": Bucket(
-            Group("layers.*.norm1", "layers.*.norm2", weight_decay=0.1),
+            ParamGroup("layers.*.norm1", "layers.*.norm2", weight_decay=0.1),
             turns=True,
             shards=("dp",),
             keeps_gradients=False,
             keeps_weights=False,
         ),
         "layers_dp_split_tp": Bucket(
-            Group(
+            ParamGroup(
                 "layers.*.wq",
                 "layers.*.wk",
                 "layers.*.wv",
@@ -173,14 +175,14 @@ def build(mesh: Mesh) -> tuple[nn.Module, State]:
             keeps_gradients=False,
             keeps_weights=False,
         ),
-        "dp_split_tp": Bucket(Group("wte", "head", weight_decay=0.1), shards=("dp",)),
-        "dp_tp": Bucket(Group("norm", weight_decay=0.1), shards=("dp",)),
+        "dp_split_tp": Bucket(ParamGroup("wte", "head", weight_decay=0.1), shards=("dp",)),
+        "dp_tp": Bucket(ParamGroup("norm", weight_decay=0.1), shards=("dp",)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
-    return model, State(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
+    return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
 
 
-def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
@@ -192,9 +194,9 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
     weights = state.weights()
     all_gather_(weights["dp_tp"], dp)  # S→R  64 × bf16
     all_gather_(weights["dp_split_tp"], dp)  # S→R  16,384 × bf16
-    flats = state.flats(len(batch))
+    flat_params = state.flat_params(len(batch))
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels, flats)  # forward
+        part = model(tokens, labels, flat_params)  # forward
         (part * share).backward()  # backward
         loss += part.detach()
     loss = all_reduce_(loss, dp) * share  # mean over the step's labels
@@ -210,7 +212,7 @@ def train_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metri
 
 
 @torch.no_grad()
-def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
+def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
@@ -220,9 +222,9 @@ def eval_step(model: nn.Module, state: State, batch: Batch) -> Metrics:
     weights = state.weights()
     all_gather_(weights["dp_tp"], dp)  # S→R  64 × bf16
     all_gather_(weights["dp_split_tp"], dp)  # S→R  16,384 × bf16
-    flats = state.flats()
+    flat_params = state.flat_params()
     for tokens, labels in batch.microbatches():
-        loss += model(tokens, labels, flats)
+        loss += model(tokens, labels, flat_params)
     loss = all_reduce_(loss, dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)
 
@@ -245,21 +247,21 @@ PLAN = Plan(
     schedule=Cosine(warmup=20, floor=0.0003),
     account=Account("cpu", (3359748,)),
     model="d68821ee93ce",  # what is computed, on any mesh
-    names=HuggingFace(
+    names=HFNames(
         torch.bfloat16,
         {
-            "wte": Stored("model.embed_tokens.weight", (256, 64)),
-            "layers.*.norm1": Stored("model.layers.{i}.input_layernorm.weight", (64,)),
-            "layers.*.wq": Stored("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
-            "layers.*.wk": Stored("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
-            "layers.*.wv": Stored("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
-            "layers.*.wo": Stored("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
-            "layers.*.norm2": Stored("model.layers.{i}.post_attention_layernorm.weight", (64,)),
-            "layers.*.w_gate": Stored("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
-            "layers.*.w_up": Stored("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
-            "layers.*.w_down": Stored("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
-            "norm": Stored("model.norm.weight", (64,)),
-            "head": Stored("lm_head.weight", (256, 64)),
+            "wte": HFWeight("model.embed_tokens.weight", (256, 64)),
+            "layers.*.norm1": HFWeight("model.layers.{i}.input_layernorm.weight", (64,)),
+            "layers.*.wq": HFWeight("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
+            "layers.*.wk": HFWeight("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
+            "layers.*.wv": HFWeight("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
+            "layers.*.wo": HFWeight("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
+            "layers.*.norm2": HFWeight("model.layers.{i}.post_attention_layernorm.weight", (64,)),
+            "layers.*.w_gate": HFWeight("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
+            "layers.*.w_up": HFWeight("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
+            "layers.*.w_down": HFWeight("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
+            "norm": HFWeight("model.norm.weight", (64,)),
+            "head": HFWeight("lm_head.weight", (256, 64)),
         },
         repeats={"layers": 2},
     ),

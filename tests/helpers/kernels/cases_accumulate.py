@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from scalec.runtime import SGD, Bucket, Group, Mesh, State, normal, weight
+from scalec.runtime import SGD, Bucket, Mesh, ParamGroup, TrainState, normal, weight
 from scalec.runtime.kernels import Accumulate, Tile
 
 SMALL = Accumulate(Tile(rows=1, warps=4, columns=64))
@@ -60,8 +60,8 @@ def _gradient(accumulate: Callable[[Tensor, Tensor], object], device: str) -> Te
     """That of two microbatches in float16, in float32."""
     mesh = Mesh({}, device)
     model = _Model(mesh)
-    bucket = Bucket(Group("w", "bias"))
-    state = State(model, mesh, {"all": bucket}, SGD(), torch.float16, torch.float32, accumulate)
+    bucket = Bucket(ParamGroup("w", "bias"))
+    state = TrainState(model, mesh, {"all": bucket}, SGD(), torch.float16, torch.float32, accumulate)
     state.initialise(seed=0)
     for seed in (1, 2):
         model(_numbers(3, 7, seed=seed, device=device).half()).backward()

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from helpers.kernels.cases import PRECISIONS, Precision, check_equal
-from scalec.runtime import Bucket, Mesh, State, normal, weight
+from scalec.runtime import Bucket, Mesh, TrainState, normal, weight
 from scalec.runtime.kernels import AdamW, Tile
 from scalec.runtime.state import optimizers
-from scalec.runtime.state.optimizers import Group, Part
+from scalec.runtime.state.optimizers import ParamGroup, Part
 
 LR, STEPS = 0.01, 3
-GROUP = Group("*", weight_decay=0.1, lr_scale=0.5)
+GROUP = ParamGroup("*", weight_decay=0.1, lr_scale=0.5)
 PARAMETERS = {
     device: tuple(it for it in precisions if it.dtype != torch.float16) for device, precisions in PRECISIONS.items()
 }
@@ -144,9 +144,9 @@ def states(
     """A model after two updates and one that is skipped, and what a checkpoint would have of it."""
     mesh = Mesh({}, device)
     model = _Model(mesh)
-    decaying, plain = Group("layers.*.w", weight_decay=0.1), Group("layers.*.norm")
-    buckets = {"layers": Bucket(plain, decaying, turns=True), "rest": Bucket(Group("out", lr_scale=0.5))}
-    state = State(model, mesh, buckets, optimizer, dtype, master)
+    decaying, plain = ParamGroup("layers.*.w", weight_decay=0.1), ParamGroup("layers.*.norm")
+    buckets = {"layers": Bucket(plain, decaying, turns=True), "rest": Bucket(ParamGroup("out", lr_scale=0.5))}
+    state = TrainState(model, mesh, buckets, optimizer, dtype, master)
     state.initialise(seed=0)
     for step in range(3):
         for i, gradient in enumerate(state.gradients().values()):

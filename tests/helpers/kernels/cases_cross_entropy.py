@@ -7,7 +7,7 @@ from torch import Tensor
 
 from helpers.kernels.cases import PRECISIONS, Precision, check_equal, moved, randn
 from helpers.kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of
-from scalec.runtime.kernels import CrossEntropy, LogitParts, Tile
+from scalec.runtime.kernels import CrossEntropy, LogitSoftmaxStats, Tile
 
 SIZES = [(5, 1), (1, 7), (7, 127), (3, 256), (4, 300), (0, 8)]
 """Rows and columns: less than a block, one, several and a tail."""
@@ -28,7 +28,7 @@ def _check_ranks(columns: int, world: int, loss: Loss, precision: Precision, dev
     """Of each rank `columns` of the vocabulary."""
     logits = randn(2, 3, columns * world, precision=precision, device=device)
     labels = labels_of((2, 3), loss.classes or columns * world, device)
-    op = LogitParts(_tiles(columns))
+    op = LogitSoftmaxStats(_tiles(columns))
 
     def of_ranks(x: Tensor) -> Tensor:
         slices = x.chunk(world, -1)
@@ -88,7 +88,7 @@ def case_labels_with_gaps_between_them(device: str) -> None:
     """A column of wider rows, and rows that are columns, whole and in parts."""
     for precision in PRECISIONS[device]:
         logits = randn(4, 3, 70, precision=precision, device=device)
-        whole, parts = CrossEntropy(_tiles(70)), LogitParts(_tiles(70))
+        whole, parts = CrossEntropy(_tiles(70)), LogitSoftmaxStats(_tiles(70))
         for labels in (labels_of((4, 3, 2), 70, device)[..., 1], labels_of((3, 4), 70, device).T):
             ways: list[Callable[[Tensor], Tensor]] = [
                 lambda x: whole(x, labels),  # noqa: B023

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from helpers.kernels.cases import PRECISIONS, Precision, randn
 from helpers.kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of
 from scalec.runtime import Axis
-from scalec.runtime.kernels import LinearCrossEntropy, LinearParts, Tile
+from scalec.runtime.kernels import LinearCrossEntropy, LinearSoftmaxStats, Tile
 
 
 def _tiles(columns: int) -> dict[int, Tile]:
@@ -32,7 +32,7 @@ def _check_classwise(
     """Of each rank `columns` of the vocabulary."""
     operands = _operands((2, 3), columns * world, precision, device, biased=biased)
     labels = labels_of((2, 3), loss.classes or columns * world, device)
-    op = LinearParts(_tiles(columns), chunk)
+    op = LinearSoftmaxStats(_tiles(columns), chunk)
 
     def of_ranks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         shares, biases = weight.chunk(world), [None] * world if bias is None else bias.chunk(world)
@@ -91,7 +91,7 @@ def case_labels_with_gaps_between_them(device: str) -> None:
     for precision in PRECISIONS[device]:
         x, weight = _operands((7,), 70, precision, device, biased=False)
         labels = labels_of((7, 4), 70, device)[:, 1]
-        parts, whole = LinearParts(_tiles(70), 50), LinearCrossEntropy(_tiles(70), 3)
+        parts, whole = LinearSoftmaxStats(_tiles(70), 50), LinearCrossEntropy(_tiles(70), 3)
         ways: list[Callable[..., Tensor]] = [
             lambda x, w: joined(lambda _: parts(x, w, labels), labels, 70, 1, PLAIN),  # noqa: B023
             lambda x, w: whole(x, w, labels),  # noqa: B023
@@ -114,6 +114,6 @@ def examples(device: str, dtype: torch.dtype) -> None:
     labels = torch.empty(2048, device=device, dtype=torch.int64)
     for columns in TILES:
         weight = torch.empty(columns, 4096, device=device, dtype=dtype, requires_grad=True)
-        _, z, t = LinearParts(TILES, 8064)(x, weight, labels)
+        _, z, t = LinearSoftmaxStats(TILES, 8064)(x, weight, labels)
         (z + t).sum().backward()
         LinearCrossEntropy(TILES, 1024)(x, weight, labels).backward()

@@ -13,7 +13,7 @@ TILE = Tile(rows=4, warps=4)
 
 
 def _table(seq: int, between: int, size: int, device: str) -> Tensor:
-    """As `rope_table` makes it: cosines twice, and sines with both signs."""
+    """As `rope_frequencies` makes it: cosines twice, and sines with both signs."""
     angle = torch.rand(seq, size // 2, generator=torch.Generator().manual_seed(5)) * 6
     halves = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], 1)])
     return halves.view(2, seq, *(1 for _ in range(between)), size).to(device)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from helpers.kernels.cases import Precision, check_equal
 from scalec.runtime import Axis, token_loss
-from scalec.runtime.kernels import rejoined
+from scalec.runtime.kernels import rescale_to_global_max
 
 FACTOR = 3.0
 """What a loss is multiplied by before its gradient is taken."""
@@ -35,7 +35,7 @@ class Loss:
 
     @property
     def of_parts(self) -> dict[str, Any]:
-        """The arguments of `LogitParts` and `LinearParts`."""
+        """The arguments of `LogitSoftmaxStats` and `LinearSoftmaxStats`."""
         return {"classes": self.classes, "smoothing": self.smoothing, "cap": self.cap}
 
     @property
@@ -60,7 +60,9 @@ def joined(
     every = [(axis, parts(axis)) for axis in ranks(world)]
     peak = torch.stack([m for _, (m, _, _) in every]).amax(0)
     of_ranks = [
-        rejoined(m, z, t, peak, labels, axis, columns=columns, classes=loss.classes, smoothing=loss.smoothing)
+        rescale_to_global_max(
+            m, z, t, peak, labels, axis, columns=columns, classes=loss.classes, smoothing=loss.smoothing
+        )
         for axis, (m, z, t) in every
     ]
     z, t = (torch.stack(it).sum(0) for it in zip(*of_ranks, strict=True))

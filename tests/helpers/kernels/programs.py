@@ -27,7 +27,7 @@ from scalec.runtime import Batch, Mesh
 
 debug: Any = dist  # the stubs leave its levels out
 
-TURNS = 2
+LAYERS_OF_STAGE = 2
 """What is left of each repeat that is not cut into stages: all its turns start the same kernels."""
 
 
@@ -35,7 +35,9 @@ def compiled(source: Source, gpu: str, kernels: str = "triton") -> Program:
     """The program of a plan for some GPU, with few turns."""
     program = resolve(source)
     turned = set[str]() if program.pipeline else {region.dim for region in _repeats(program.region)}
-    dims = (evolve(dim, size=TURNS, valid=TURNS) if dim.name in turned else dim for dim in program.dims)
+    dims = (
+        evolve(dim, size=LAYERS_OF_STAGE, valid=LAYERS_OF_STAGE) if dim.name in turned else dim for dim in program.dims
+    )
     train, cluster = evolve(program.train, kernels=kernels), evolve(program.cluster, gpu=gpu)
     few = evolve(program, dims=tuple(dims), train=train, cluster=cluster)
     return lower(evolve(few, train=evolve(train, logits=logits_for(few))))

@@ -102,7 +102,7 @@ def _counted() -> Iterator[list[tuple[str, Times]]]:
 def _calls() -> None:
     """Each kernel that is bound by memory, forward and backward, with tails of rows and columns."""
     from scalec.runtime import kernels
-    from scalec.runtime.state.optimizers import Group, Part
+    from scalec.runtime.state.optimizers import ParamGroup, Part
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, requires_grad=True)
@@ -124,7 +124,7 @@ def _calls() -> None:
     merge = kernels.Merge({8: tile})
     differentiate(*merge(randn(5, 1, 2, 8), torch.randn(1, 2, 5), randn(5, 1, 2, 8), torch.randn(1, 2, 5), 0))
     p, g, m, v, copies = (torch.rand(2, 100) for _ in range(5))
-    part = Part(Group(), p, g, {"exp_avg": m, "exp_avg_sq": v}, copies)
+    part = Part(ParamGroup(), p, g, {"exp_avg": m, "exp_avg_sq": v}, copies)
     kernels.AdamW(tile=kernels.Tile(rows=1, warps=4, columns=64)).update(part, 1e-3, torch.ones(()), torch.zeros(()))
     kernels.Accumulate()(torch.zeros(100), torch.ones(100, dtype=torch.float16))
 

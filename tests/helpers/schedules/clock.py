@@ -9,7 +9,7 @@ from attrs import frozen
 
 from scalec.compiler.schedules.actions import Action, Row, Schedule, Work
 
-Group = Sequence[Action]
+ParamGroup = Sequence[Action]
 """Actions that begin together, when all of them can, and end together."""
 
 
@@ -39,7 +39,7 @@ def measured(schedule: Schedule, f: float = 1, i: float = 1, w: float = 1) -> Me
 
 
 def measured_groups(
-    schedule: Schedule, rows: Sequence[Sequence[Group]], f: float = 1, i: float = 1, w: float = 1
+    schedule: Schedule, rows: Sequence[Sequence[ParamGroup]], f: float = 1, i: float = 1, w: float = 1
 ) -> Measured:
     """The same for rows of groups."""
     takes = {Work.FORWARD: f, Work.INPUT: i, Work.WEIGHT: w, Work.BACKWARD: i + w}

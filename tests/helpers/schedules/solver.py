@@ -10,14 +10,14 @@ from itertools import pairwise, product
 
 from ortools.sat.python import cp_model
 
-from scalec.compiler.schedules.activation_memory import Room
+from scalec.compiler.schedules.activation_memory import MemoryBudget
 from scalec.compiler.schedules.timeline import Times
 
 EFFORT = 20
 """In the solver's own measure, about seconds: more than any case of the tests takes, on however busy a machine."""
 
 
-def optimum(homes: tuple[int, ...], microbatches: int, times: Times, room: Room) -> int:
+def optimum(homes: tuple[int, ...], microbatches: int, times: Times, room: MemoryBudget) -> int:
     """The proven least time; fails if it is not found with `EFFORT`."""
     assert all(later <= first for later, first in zip(room.keeps.weight, room.keeps.input, strict=True))
     model = cp_model.CpModel()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.small_state import made
-from scalec.runtime import State
+from scalec.runtime import TrainState
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.checkpoint.disk import Disk
 
@@ -87,13 +87,13 @@ def _ended(folder: Path, axes: Axes, victim: int, last: int) -> int | None:
     return ranks[victim].exitcode
 
 
-def _loaded(path: Path) -> State:
+def _loaded(path: Path) -> TrainState:
     state = made({}, seed=NEW + 1)
     saver.load(path, state)
     return state
 
 
-def _same(ours: State, theirs: State) -> bool:
+def _same(ours: TrainState, theirs: TrainState) -> bool:
     mine, others = ours.state_dict(), theirs.state_dict()
     return all(torch.equal(mine[key], others[key]) for key in others)
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
 from helpers.small_state import SPLITS, made, modelled, update, whole
-from scalec.runtime import RunError, State
+from scalec.runtime import RunError, TrainState
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.state.shards import Box
 
 Axes = dict[str, int]
 
 
-class _Rows(State):
+class _Rows(TrainState):
     """As under ZeRO: where dp does not split a parameter, each of its ranks has some rows of it, unevenly, or none."""
 
     def boxes(self) -> Iterator[Box]:
@@ -43,7 +43,9 @@ class _Rows(State):
         return slice(start, stop)
 
 
-def _save(folder: Path, axes: Axes, kind: type[State] = State, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def _save(
+    folder: Path, axes: Axes, kind: type[TrainState] = TrainState, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     state = made(axes, 0, kind, dtype)
     for step in range(3):
         update(state, step)
@@ -62,7 +64,7 @@ def _load(folder: Path, axes: Axes) -> tuple[dict[str, Tensor], dict[str, Tensor
     return loaded, whole(state)
 
 
-def _handed_on(old: Path, new: Path, axes: Axes, kind: type[State]) -> None:
+def _handed_on(old: Path, new: Path, axes: Axes, kind: type[TrainState]) -> None:
     state = made(axes, 1, kind)
     saver.load(old / "step-000003", state)
     saver.save(new, 3, state)
@@ -88,8 +90,8 @@ def test_from_mesh_to_mesh_the_bits_stay(tmp_path: Path) -> None:
     """Each saves what it loaded from the one before; some hold only rows of a parameter."""
     saved = run_ranks(4, _save, tmp_path / "0", {"dp": 2, "tp": 2}, functional=True)[0]
     run_ranks(4, _handed_on, tmp_path / "0", tmp_path / "1", {"dp": 2, "tp": 2}, _Rows)
-    _handed_on(tmp_path / "1", tmp_path / "2", {"dp": 1, "tp": 1}, State)
-    run_ranks(4, _handed_on, tmp_path / "2", tmp_path / "3", {"dp": 1, "tp": 4}, State)
+    _handed_on(tmp_path / "1", tmp_path / "2", {"dp": 1, "tp": 1}, TrainState)
+    run_ranks(4, _handed_on, tmp_path / "2", tmp_path / "3", {"dp": 1, "tp": 4}, TrainState)
     run_ranks(4, _handed_on, tmp_path / "3", tmp_path / "4", {"dp": 4, "tp": 1}, _Rows)
     loaded, _ = _load(tmp_path / "4", {"dp": 1, "tp": 1})
     assert loaded.keys() == saved.keys()

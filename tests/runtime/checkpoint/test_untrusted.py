@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from helpers.small_state import SHAPES, made
-from scalec.runtime import HuggingFace, RunError, Stored
+from scalec.runtime import HFNames, HFWeight, RunError
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.checkpoint.export import export
 from scalec.runtime.checkpoint.hf_weights import INDEX, Reader
 
 STEP = "step-000003"
 PAYLOAD = "rank-00000.safetensors"
-NAMES = HuggingFace(torch.float32, {name: Stored(f"m.{name}", shape) for name, shape in SHAPES.items()}, repeats={})
+NAMES = HFNames(torch.float32, {name: HFWeight(f"m.{name}", shape) for name, shape in SHAPES.items()}, repeats={})
 
 DEEP: list[Any] = []
 for _ in range(300):

@@ -15,8 +15,14 @@ from torch.nn import functional as F
 from helpers.forked_ranks import run_ranks
 from helpers.kernels.cases import Precision
 from helpers.kernels.losses import LOSSES, PLAIN, Loss, check_loss, joined, labels_of, ranks
-from scalec.runtime import Axis, Mesh, all_reduce, max_logit, replicate, softmax_parts, token_loss
-from scalec.runtime.kernels import CrossEntropy, LinearCrossEntropy, LinearParts, LogitParts, rejoined
+from scalec.runtime import Axis, Mesh, all_reduce, local_softmax_stats, max_logit, replicate, token_loss
+from scalec.runtime.kernels import (
+    CrossEntropy,
+    LinearCrossEntropy,
+    LinearSoftmaxStats,
+    LogitSoftmaxStats,
+    rescale_to_global_max,
+)
 from scalec.runtime.ops.delayed_wgrad import Part, set_apart
 
 EXACT = Precision(torch.float64, 1e-12, 1e-12)
@@ -30,7 +36,7 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 6), st.i
 """Ranks, columns of each, classes that are padding (at most all but one), tokens, columns or tokens of a chunk."""
 
 
-def _with_bias(op: LinearParts | LinearCrossEntropy, *args: Any, **options: Any) -> Any:
+def _with_bias(op: LinearSoftmaxStats | LinearCrossEntropy, *args: Any, **options: Any) -> Any:
     """Of x, weight and bias, if there is one, and all behind them."""
     x, weight, *rest = args
     bias = rest.pop(0) if rest[0].is_floating_point() else None
@@ -46,7 +52,7 @@ def test_all_ways_have_the_loss_and_the_gradients_of_one(
     loss = Loss(max(1, whole - padding), smoothing, z, cap)
     labels = labels_of((tokens,), loss.classes or whole, "cpu")
     operands = [_randn(tokens, 4), _randn(whole, 4, seed=1), *([_randn(whole, seed=2)] if biased else [])]
-    parts, linear = LogitParts({}), LinearParts({}, chunk)
+    parts, linear = LogitSoftmaxStats({}), LinearSoftmaxStats({}, chunk)
 
     def split(*operands: Tensor) -> Tensor:
         logits = F.linear(*operands).chunk(world, -1)
@@ -81,9 +87,9 @@ def _vocabulary_parallel(loss: Loss) -> None:
         labels_of((5,), 11, "cpu"),
     )
     weight, bias = (it.detach().chunk(axis.size)[axis.rank].clone().requires_grad_() for it in whole)
-    m, z, t = LinearParts({}, 4)(replicate(x, axis), weight, labels, axis, **loss.of_parts, bias=bias)
+    m, z, t = LinearSoftmaxStats({}, 4)(replicate(x, axis), weight, labels, axis, **loss.of_parts, bias=bias)
     peak = all_reduce(m, axis, op="max")
-    z, t = rejoined(m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing)
+    z, t = rescale_to_global_max(m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing)
     actual = token_loss(all_reduce(z, axis), all_reduce(t, axis), labels, peak if loss.z else None, loss.z)
     dx, *of_weights = torch.autograd.grad(actual, (x, weight, bias))
     expected = loss.of(F.linear(x, *whole), labels)
@@ -100,20 +106,22 @@ def test_a_product_on_two_ranks_with_their_collectives(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("loss", [PLAIN, Loss(17, smoothing=0.1)])
-def test_parts_in_terms_of_the_peak_are_those_of_softmax_parts(loss: Loss) -> None:
+def test_parts_in_terms_of_the_peak_are_those_of_local_softmax_stats(loss: Loss) -> None:
     """Of each rank, and the local maximum that of `max_logit`."""
     logits, labels = _randn(2, 5, 18).detach(), labels_of((2, 5), loss.classes or 18, "cpu")
     own, peak = logits.chunk(3, -1), logits[..., : loss.classes].amax(-1)
     for axis in ranks(3):
-        m, z, t = LogitParts({})(own[axis.rank], labels, axis, **loss.of_parts)
+        m, z, t = LogitSoftmaxStats({})(own[axis.rank], labels, axis, **loss.of_parts)
         torch.testing.assert_close(m, max_logit(own[axis.rank], axis, loss.classes), atol=0, rtol=0)
-        actual = rejoined(m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing)
-        expected = softmax_parts(own[axis.rank], peak, labels, axis, loss.classes, loss.smoothing)
+        actual = rescale_to_global_max(
+            m, z, t, peak, labels, axis, columns=6, classes=loss.classes, smoothing=loss.smoothing
+        )
+        expected = local_softmax_stats(own[axis.rank], peak, labels, axis, loss.classes, loss.smoothing)
         torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
 
 
 def test_a_rank_without_classes_has_a_finite_maximum() -> None:
-    m, z, t = LogitParts({})(_randn(3, 4), labels_of((3,), 4, "cpu"), ranks(2)[1], classes=4, smoothing=0.1)
+    m, z, t = LogitSoftmaxStats({})(_randn(3, 4), labels_of((3,), 4, "cpu"), ranks(2)[1], classes=4, smoothing=0.1)
     assert m.eq(torch.finfo(torch.float32).min).all()
     assert not z.any()
     assert not t.any()
@@ -137,12 +145,12 @@ def test_saved_are_operands_and_the_maximum(dtype: torch.dtype) -> None:
     wide = torch.promote_types(dtype, torch.float32)
     logits, labels = _randn(2, 5, 18).detach().to(dtype).requires_grad_(), labels_of((2, 5), 18, "cpu")
     x, weight = (it.detach().to(dtype).requires_grad_() for it in (_randn(2, 5, 4), _randn(18, 4, seed=1)))
-    of_logits = _saved(lambda: LogitParts({})(logits, labels, smoothing=0.1, cap=5.0))
+    of_logits = _saved(lambda: LogitSoftmaxStats({})(logits, labels, smoothing=0.1, cap=5.0))
     assert [it.data_ptr() for it in of_logits[:2]] == [logits.data_ptr(), labels.data_ptr()]
     assert [(it.shape, it.dtype) for it in of_logits[2:]] == [(labels.shape, wide)]
     bias = weight.detach()[:, 0].clone().requires_grad_()
     for biases in ([], [bias]):
-        operands, own = [x, weight, *biases], partial(_with_bias, LinearParts({}, 7), x, weight, *biases, labels)
+        operands, own = [x, weight, *biases], partial(_with_bias, LinearSoftmaxStats({}, 7), x, weight, *biases, labels)
         of_product = _saved(partial(own, smoothing=0.1, cap=5.0))
         assert [it.data_ptr() for it in of_product[:-1]] == [it.data_ptr() for it in (*operands, labels)]
         assert [(it.shape, it.dtype) for it in of_product[-1:]] == [(labels.shape, wide)]
@@ -174,7 +182,7 @@ def test_gradients_made_in_forward_serve_once() -> None:
 
 
 def _by_classes(*operands: Tensor) -> Tensor:
-    return joined(lambda axis: _with_bias(LinearParts({}, 7), *operands), operands[-1], 18, 1, PLAIN)
+    return joined(lambda axis: _with_bias(LinearSoftmaxStats({}, 7), *operands), operands[-1], 18, 1, PLAIN)
 
 
 def _by_tokens(*operands: Tensor) -> Tensor:
@@ -208,10 +216,10 @@ def test_labels_with_gaps_between_them(loss: Loss) -> None:
     ways: list[Callable[[Tensor], Tensor]] = [
         lambda labels: CrossEntropy({})(F.linear(x, weight, bias), labels, **loss.of_whole),
         lambda labels: joined(
-            lambda _: LogitParts({})(F.linear(x, weight, bias), labels, **loss.of_parts), labels, 18, 1, loss
+            lambda _: LogitSoftmaxStats({})(F.linear(x, weight, bias), labels, **loss.of_parts), labels, 18, 1, loss
         ),
         lambda labels: joined(
-            lambda _: LinearParts({}, 7)(x, weight, labels, **loss.of_parts, bias=bias), labels, 18, 1, loss
+            lambda _: LinearSoftmaxStats({}, 7)(x, weight, labels, **loss.of_parts, bias=bias), labels, 18, 1, loss
         ),
         lambda labels: LinearCrossEntropy({}, 3)(x, weight, labels, **loss.of_whole, bias=bias),
     ]
@@ -244,7 +252,7 @@ def test_bfloat16_is_rounded_once_a_chunk(loss: Loss) -> None:
     labels = labels_of((40,), 96, "cpu")
     bias = _randn(96, seed=2).detach().to(torch.bfloat16).requires_grad_()
     for chunk in (96, 16):
-        parts, whole = LinearParts({}, chunk), LinearCrossEntropy({}, chunk)
+        parts, whole = LinearSoftmaxStats({}, chunk), LinearCrossEntropy({}, chunk)
         ways: list[Callable[..., Tensor]] = [
             lambda x, w, b: joined(lambda _: parts(x, w, labels, **loss.of_parts, bias=b), labels, 96, 1, loss),  # noqa: B023
             lambda x, w, b: whole(x, w, labels, **loss.of_whole, bias=b),  # noqa: B023

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scalec.runtime import token_loss
-from scalec.runtime.kernels import CrossEntropy, LinearCrossEntropy, LinearParts, Tile, launching
+from scalec.runtime.kernels import CrossEntropy, LinearCrossEntropy, LinearSoftmaxStats, Tile, launching
 from scalec.runtime.ops.delayed_wgrad import Part, set_apart
 
 TOKENS, HIDDEN, CLASSES = 8192, 4096, 128256
@@ -98,7 +98,7 @@ def _unfused(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
 
 
 def _by_classes(x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
-    m, z, t = LinearParts(TILES, 8064)(x, weight, labels, bias=bias)
+    m, z, t = LinearSoftmaxStats(TILES, 8064)(x, weight, labels, bias=bias)
     return token_loss(z, t - m, labels)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from scalec.runtime import kernels, linears
+from scalec.runtime import fused_linear, kernels
 from scalec.runtime.kernels import Tile
 from scalec.runtime.kernels.attention.tiles import Block, Blocks
 from scalec.runtime.ops.fused_linear import join
@@ -83,7 +83,7 @@ def test_weights_side_by_side_are_one_product_in_the_graph() -> None:
     turn = kernels.RopePair(WHOLE)
 
     def begun(x: Tensor, table: Tensor) -> tuple[Tensor, ...]:
-        q, k, v = linears(x, *weights, into=((2, 64), (1, 64), (1, 64)), apart=(2,))
+        q, k, v = fused_linear(x, *weights, into=((2, 64), (1, 64), (1, 64)), apart=(2,))
         return *turn(q, k, table), v
 
     product, d_product, turned, d_turned = _bodies(begun, _randn(8, 1, 128), _randn(2, 8, 1, 1, 64).detach())

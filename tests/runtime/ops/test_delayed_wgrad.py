@@ -13,9 +13,9 @@ from scalec.runtime import (
     SGD,
     Axis,
     Bucket,
-    Group,
     Mesh,
-    State,
+    ParamGroup,
+    TrainState,
     embedding,
     normal,
     recomputed,
@@ -146,7 +146,7 @@ def _wide_gradient(splits: bool) -> Tensor:
     """Of a model that computes in bfloat16, in float32."""
     mesh, model = Mesh({}), nn.Module()
     model.w = weight(mesh, 5, 4, init=normal(1.0))
-    state = State(model, mesh, {"all": Bucket(Group("w"))}, SGD(), dtype=torch.bfloat16, master=torch.float32)
+    state = TrainState(model, mesh, {"all": Bucket(ParamGroup("w"))}, SGD(), dtype=torch.bfloat16, master=torch.float32)
     state.initialise(seed=1)
     for seed in range(2):
         x, parts = _randn(8, 4, seed=seed).bfloat16(), list[Part]()

@@ -19,6 +19,7 @@ from scalec.runtime import (
     cross_entropy,
     embedding,
     layer_norm,
+    local_softmax_stats,
     max_logit,
     mean,
     mean_square,
@@ -26,8 +27,7 @@ from scalec.runtime import (
     rms_norm,
     rms_scaled,
     rope,
-    rope_table,
-    softmax_parts,
+    rope_frequencies,
     sum_squares,
     token_loss,
 )
@@ -66,7 +66,7 @@ def _vocabulary_parallel(classes: int = VOCAB, smoothing: float = 0.0, z_loss: f
     whole, labels = _logits(), _labels()
     logits = whole.chunk(axis.size, -1)[axis.rank].clone().requires_grad_()
     m = all_reduce(max_logit(logits, axis, classes), axis, op="max")
-    z, t = softmax_parts(logits, m, labels, axis, classes, smoothing)
+    z, t = local_softmax_stats(logits, m, labels, axis, classes, smoothing)
     loss = token_loss(all_reduce(z, axis), all_reduce(t, axis), labels, m, z_loss)
     (3 * loss).backward()
     value, gradient = _expected(whole, labels, classes, smoothing, z_loss)
@@ -152,13 +152,13 @@ def test_rms_norm_computes_inside_in_float32_at_least(dtype: torch.dtype) -> Non
 
 
 def test_rope_rotates_halves_by_position() -> None:
-    table = rope_table(6, HIDDEN, theta=100.0, between=2, mesh=Mesh({}), dtype=torch.float64)
+    table = rope_frequencies(6, HIDDEN, theta=100.0, between=2, mesh=Mesh({}), dtype=torch.float64)
     x = torch.randn(6, 2, 3, HIDDEN, dtype=torch.float64)
     pairs = torch.complex(x[..., : HIDDEN // 2], x[..., HIDDEN // 2 :])
     angles = torch.tensor([[s * 100.0 ** (-2 * i / HIDDEN) for i in range(HIDDEN // 2)] for s in range(6)])
     turned = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())[:, None, None]
     torch.testing.assert_close(rope(x, table), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=0)
-    batch_first = rope_table(6, HIDDEN, theta=100.0, between=1, mesh=Mesh({}), dtype=torch.float64)
+    batch_first = rope_frequencies(6, HIDDEN, theta=100.0, between=1, mesh=Mesh({}), dtype=torch.float64)
     assert torch.equal(rope(x.transpose(0, 1), batch_first), rope(x, table).transpose(0, 1))
 
 

@@ -15,7 +15,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn.functional import linear, silu
 
 from helpers.counted_products import products
-from scalec.runtime import AdamW, Bucket, Group, Mesh, State, kernels, linears, normal, weight
+from scalec.runtime import AdamW, Bucket, Mesh, ParamGroup, TrainState, fused_linear, kernels, normal, weight
 from scalec.runtime.ops.delayed_wgrad import Part, set_apart
 
 SIZES = (6, 2, 2)
@@ -39,7 +39,7 @@ class _Layer(nn.Module):
             setattr(self, f"{name}_bias", weight(mesh, size, init=normal(0.5)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _loss(*linears(x, *_weights(self), into=((3, 2), (1, 2), (2,)), apart=(2,)))
+        return _loss(*fused_linear(x, *_weights(self), into=((3, 2), (1, 2), (2,)), apart=(2,)))
 
 
 def _weights(layer: nn.Module) -> list[nn.Parameter]:
@@ -47,15 +47,15 @@ def _weights(layer: nn.Module) -> list[nn.Parameter]:
 
 
 GROUPS = (
-    Group(("layers.*.wq", "layers.*.wk", "layers.*.wv")),
-    Group("layers.*.wq_bias", "layers.*.wk_bias", "layers.*.wv_bias"),
+    ParamGroup(("layers.*.wq", "layers.*.wk", "layers.*.wv")),
+    ParamGroup("layers.*.wq_bias", "layers.*.wk_bias", "layers.*.wv_bias"),
 )
 
 
-def _layers(width: int, **options: Any) -> tuple[State, list[nn.Module]]:
+def _layers(width: int, **options: Any) -> tuple[TrainState, list[nn.Module]]:
     mesh = Mesh({})
     model = _Model(mesh, width)
-    state = State(model, mesh, {"all": Bucket(*GROUPS, **options)}, AdamW(), torch.float64, torch.float64)
+    state = TrainState(model, mesh, {"all": Bucket(*GROUPS, **options)}, AdamW(), torch.float64, torch.float64)
     state.initialise(seed=0)
     return state, [*model.layers]
 
@@ -79,7 +79,7 @@ def test_results_and_gradients_are_those_of_products_by_themselves(width: int, t
     _, layers = _layers(width, turns=turns)
     for layer in layers:
         x, weights = _x(width), _weights(layer)
-        q, k, v = linears(x, *weights, into=((3, 2), (1, 2), (2,)), apart=(2,))
+        q, k, v = fused_linear(x, *weights, into=((3, 2), (1, 2), (2,)), apart=(2,))
         assert [it.shape for it in (q, k, v)] == [(3, 5, 3, 2), (3, 5, 1, 2), (3, 5, 2)]
         assert q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() != v.untyped_storage().data_ptr()
         found = torch.autograd.grad(_loss(q, k, v), [x, *weights])
@@ -104,7 +104,7 @@ def test_gradients_that_are_slices_of_one_are_not_copied() -> None:
     gate, up = (nn.Parameter(part) for part in flat.data.split(12))
     cast(Any, gate).whole = flat.data
     x, silu_mul = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True), kernels.SiluMul({})
-    loss = silu_mul(*linears(x, gate, up)).sin().sum()
+    loss = silu_mul(*fused_linear(x, gate, up)).sin().sum()
     with products() as found:
         gradients = torch.autograd.grad(loss, [x, gate, up])
     assert len(found) == 2
@@ -161,8 +161,8 @@ def test_weights_that_no_group_joined_are_refused() -> None:
     _, (layer, _) = _layers(NARROW)
     wq, wk, _ = _weights(layer)
     for weights in ([wk, wq], [wq, wk]):
-        with pytest.raises(AssertionError, match="linears"):
-            linears(_x(NARROW), *weights)
+        with pytest.raises(AssertionError, match="fused_linear"):
+            fused_linear(_x(NARROW), *weights)
 
 
 @pytest.mark.parametrize("sizes", [((6, 4), (2, 3)), ((6, 4), (2, 2, 2))])
@@ -171,7 +171,7 @@ def test_what_is_no_one_matrix_is_not_joined(sizes: Sequence[tuple[int, ...]]) -
     for name, shape in zip("ab", sizes, strict=True):
         setattr(model, name, weight(mesh, *shape, init=normal(0.5)))
     with pytest.raises(AssertionError, match="differ in their rows"):
-        State(model, mesh, {"all": Bucket(Group(("a", "b")))}, AdamW())
+        TrainState(model, mesh, {"all": Bucket(ParamGroup(("a", "b")))}, AdamW())
 
 
 def _compiled(backend: Callable[..., Any], width: int) -> None:

@@ -19,7 +19,7 @@ from helpers.late_process_group import Link
 from helpers.staged_model import CARRIED, ROWS, SEQ, SHARE, WIDTH, Model, data, pipeline, schedules, whole
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import Keeps, high_water
-from scalec.runtime import Axis, Carried, Mesh, Pipeline
+from scalec.runtime import Axis, Mesh, Pipeline, StageInput
 from scalec.runtime.comm import p2p
 from scalec.runtime.comm.p2p import Exchange, Slot, received, sent
 from scalec.runtime.debug.record import Recorder
@@ -116,7 +116,7 @@ def test_gradients_lie_as_what_was_received(layout: str) -> None:
     model: Any = lambda _stage, x: LAYOUTS[layout](x)  # noqa: E731
     x, dx = Slot(), Slot()
     x.put((torch.ones(3, 4),))
-    cell = LastCell(1, 0, [Carried("x", (3, 4), torch.float32)], [], None, x, Slot(), Slot(), dx)
+    cell = LastCell(1, 0, [StageInput("x", (3, 4), torch.float32)], [], None, x, Slot(), Slot(), dx)
     now = Pass(model, [()], share=torch.ones(()), loss=torch.zeros(()), chunks=Chunks({}))
     cell.forward(now)
     cell.backward(now)
@@ -216,7 +216,7 @@ def _two_at_once() -> list[float]:
         Exchange(axis, [sent(slot, axis, 1, under_way) for slot in slots], device).begin(None)
         under_way.take()
     else:
-        one = [Carried("x", (1,), torch.float32)]
+        one = [StageInput("x", (1,), torch.float32)]
         Exchange(axis, [received(slot, axis, 0, one, device) for slot in slots], device).begin(None)
     values = [slot.take() for slot in slots]
     assert not link.under_way

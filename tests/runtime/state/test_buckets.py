@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime import AdamW, Bucket, Group, Mesh, State, all_gather_, normal, reduce_scatter_, weight
+from scalec.runtime import AdamW, Bucket, Mesh, ParamGroup, TrainState, all_gather_, normal, reduce_scatter_, weight
 from scalec.runtime.state.layout import Piece
 from scalec.runtime.state.shards import Extent, fault
 
@@ -24,12 +24,17 @@ class _Model(nn.Module):
             setattr(self, f"w{i}", weight(mesh, *shape, init=normal(0.5)))
 
 
-def _state(mesh: Mesh, shapes: tuple[tuple[int, ...], ...], shared: bool, dtype: torch.dtype = torch.float64) -> State:
+def _state(
+    mesh: Mesh, shapes: tuple[tuple[int, ...], ...], shared: bool, dtype: torch.dtype = torch.float64
+) -> TrainState:
     model = _Model(mesh, shapes)
     names = [f"w{i}" for i in range(len(shapes))]
-    groups = (Group(*names[::2], weight_decay=0.1), *([Group(*names[1::2], lr_scale=0.5)] if names[1:] else []))
+    groups = (
+        ParamGroup(*names[::2], weight_decay=0.1),
+        *([ParamGroup(*names[1::2], lr_scale=0.5)] if names[1:] else []),
+    )
     bucket = Bucket(*groups, shards=("dp",) if shared else ())
-    state = State(model, mesh, {"all": bucket}, AdamW(), dtype, torch.float64)
+    state = TrainState(model, mesh, {"all": bucket}, AdamW(), dtype, torch.float64)
     state.initialise(seed=1)
     return state
 
@@ -99,17 +104,17 @@ def _gradient(shape: tuple[int, ...], step: int, rank: int) -> Tensor:
     return torch.randint(-5, 6, shape, generator=generator).double()
 
 
-def _views(state: State) -> list[Tensor]:
+def _views(state: TrainState) -> list[Tensor]:
     """The gradients of all parameters, by name."""
     (gradient,) = state.gradients().values()
     return [piece.view(gradient) for piece in _pieces(state)]
 
 
-def _parameters(state: State) -> list[Tensor]:
+def _parameters(state: TrainState) -> list[Tensor]:
     (flat,) = state._flats()
     return [piece.view(flat.working.whole).clone() for piece in _pieces(state)]
 
 
-def _pieces(state: State) -> list[Piece]:
+def _pieces(state: TrainState) -> list[Piece]:
     (flat,) = state._flats()
     return sorted(flat.layout.pieces, key=lambda piece: piece.name)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scalec.runtime import SGD, AdamW, Bucket, Group, Mesh, State, normal, ones, weight
+from scalec.runtime import SGD, AdamW, Bucket, Mesh, ParamGroup, TrainState, normal, ones, weight
 
 BUCKETS = {
-    "norms": Bucket(Group("layers.*.norm")),
-    "rest": Bucket(Group("out", lr_scale=0.5), Group("layers.*.w", weight_decay=0.1)),
+    "norms": Bucket(ParamGroup("layers.*.norm")),
+    "rest": Bucket(ParamGroup("out", lr_scale=0.5), ParamGroup("layers.*.w", weight_decay=0.1)),
 }
 
 
@@ -44,7 +44,7 @@ class _Model(nn.Module):
 def _made(optimizer: AdamW | SGD, dtype: torch.dtype = torch.float64, master: torch.dtype = torch.float64):
     mesh = Mesh({})
     model = _Model(mesh)
-    state = State(model, mesh, BUCKETS, optimizer, dtype, master)
+    state = TrainState(model, mesh, BUCKETS, optimizer, dtype, master)
     state.initialise(seed=0)
     return model, state
 
@@ -58,7 +58,9 @@ def _gather(model: nn.Module, step: int, dtype: torch.dtype = torch.float64) -> 
         model(_input(2 * step + microbatch, dtype)).backward()
 
 
-def _update(model: nn.Module, state: State, step: int, dtype: torch.dtype = torch.float64, skip: bool = False) -> None:
+def _update(
+    model: nn.Module, state: TrainState, step: int, dtype: torch.dtype = torch.float64, skip: bool = False
+) -> None:
     _gather(model, step, dtype)
     state.update(0.1 / (step + 1), scale=torch.tensor(0.25, dtype=torch.float64), skip=torch.tensor(skip))
 
@@ -173,15 +175,15 @@ def test_bfloat16_trains_float32_masters_and_accumulates_in_float32() -> None:
 @pytest.mark.parametrize(
     ("buckets", "message"),
     [
-        ({"a": Bucket(Group("layers.*.norm", "layers.*.w"))}, "in no bucket: out"),
-        ({"a": Bucket(Group("layers.*.norm", "layers.*.w", "out", "head"))}, "`head` matches no"),
-        ({"a": Bucket(Group("layers.*.*", "out")), "b": Bucket(Group("out"))}, "`out` matches no"),
-        ({"a": Bucket(Group("*"))}, "in no bucket: layers"),  # `*` stands for one part of a name
+        ({"a": Bucket(ParamGroup("layers.*.norm", "layers.*.w"))}, "in no bucket: out"),
+        ({"a": Bucket(ParamGroup("layers.*.norm", "layers.*.w", "out", "head"))}, "`head` matches no"),
+        ({"a": Bucket(ParamGroup("layers.*.*", "out")), "b": Bucket(ParamGroup("out"))}, "`out` matches no"),
+        ({"a": Bucket(ParamGroup("*"))}, "in no bucket: layers"),  # `*` stands for one part of a name
     ],
 )
 def test_buckets_share_out_all_parameters(buckets: dict[str, Bucket], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        State(_Model(Mesh({})), Mesh({}), buckets, SGD())
+        TrainState(_Model(Mesh({})), Mesh({}), buckets, SGD())
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
@@ -198,10 +200,10 @@ def test_values_go_from_one_state_to_another(optimizer: AdamW | SGD) -> None:
 
 SMALL_STEP = """
 import sys, torch
-from scalec.runtime import AdamW, Bucket, Group, Mesh, State, ones, weight
+from scalec.runtime import AdamW, Bucket, ParamGroup, Mesh, TrainState, ones, weight
 mesh, model = Mesh({}), torch.nn.Module()
 model.w = weight(mesh, 2, init=ones())
-state = State(model, mesh, {"all": Bucket(Group("w"))}, AdamW())
+state = TrainState(model, mesh, {"all": Bucket(ParamGroup("w"))}, AdamW())
 model.w.square().sum().backward()
 state.update(0.1, skip=torch.tensor(False))
 print(sorted(sys.modules.keys() & {"sympy", "torch._dynamo", "torch.distributed.tensor"}))

@@ -13,7 +13,7 @@ from torch import Tensor
 from helpers.forked_ranks import run_ranks
 from helpers.late_process_group import Link
 from helpers.layered_model import F64, LAYERS, WAYS, WIDTH, ZERO, Dtypes, Model, Way, data, shared
-from scalec.runtime import AdamW, Bucket, Group, Mesh, State, gather_each
+from scalec.runtime import AdamW, Bucket, Mesh, ParamGroup, TrainState, unshard_ahead
 from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.errors import RunError
 from scalec.runtime.state import unsharded
@@ -26,10 +26,10 @@ def _events(way: Way, microbatches: int) -> tuple[list[str], list[str]]:
     link = Link()
     ours = shared(way, Mesh({"dp": 2, "replica": 1}), AdamW(), F64, link.late)
     ours.state.initialise(seed=2)
-    flats, forward = ours.begin(microbatches), 0
+    flat_params, forward = ours.begin(microbatches), 0
     for tokens, odd in data(0, 0, microbatches):
         link.events.clear()
-        loss = ours.model(tokens, odd, flats)
+        loss = ours.model(tokens, odd, flat_params)
         forward = len(link.events)
         loss.backward()
     events = [f"{what} {name} {number}" for what, name, number in link.events]
@@ -78,10 +78,10 @@ def _together() -> list[int]:
     """The sizes of what is gathered, in order, of two buckets of the same turns."""
     link, mesh = Link(), Mesh({"dp": 2})
     model = Model(mesh, ZERO[1], None)
-    buckets = {name: Bucket(Group(f"layers.*.{name}"), turns=True, shards=("dp",)) for name in ("w", "bias")}
-    buckets["rest"] = Bucket(Group("wte", "head", "layers.*.norm"))
-    flats = State(model, mesh, buckets, AdamW()).flats()
-    gather_each(link.late(mesh.axis("dp")), flats["w"], flats["bias"])
+    buckets = {name: Bucket(ParamGroup(f"layers.*.{name}"), turns=True, shards=("dp",)) for name in ("w", "bias")}
+    buckets["rest"] = Bucket(ParamGroup("wte", "head", "layers.*.norm"))
+    flat_params = TrainState(model, mesh, buckets, AdamW()).flat_params()
+    unshard_ahead(link.late(mesh.axis("dp")), flat_params["w"], flat_params["bias"])
     return [late.output.numel() for late in link.under_way]
 
 

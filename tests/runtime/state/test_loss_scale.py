@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.small_state import made, update
-from scalec.runtime import RunError, State
+from scalec.runtime import RunError, TrainState
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.config.plan import Metrics
 from scalec.runtime.state.loss_scale import FIRST, INTERVAL, MOST, STEPS, VALUE, LossScale
@@ -66,11 +66,11 @@ def test_a_value_that_was_taken_stays() -> None:
     assert (float(taken), float(own.value())) == (FIRST, FIRST / 2)
 
 
-def half(seed: int = 0) -> State:
+def half(seed: int = 0) -> TrainState:
     return made({"dp": 1}, seed, dtype=torch.float16)
 
 
-def boxes(state: State) -> dict[str, Tensor]:
+def boxes(state: TrainState) -> dict[str, Tensor]:
     return {box.key: box.tensor.clone() for box in state.boxes()}
 
 
@@ -97,7 +97,7 @@ def test_only_float16_has_one() -> None:
         state.update(0.1, skip=NO, overflow=NO)
 
 
-def _adapted(state: State) -> State:
+def _adapted(state: TrainState) -> TrainState:
     for box in state.boxes():
         if box.key in (VALUE, STEPS):
             box.tensor.fill_(8.0)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from helpers.bigram import PLAN, build, eval_step, failing_step, train_step
-from scalec.runtime import Account, Batch, Metrics, Plan, State, train
+from scalec.runtime import Account, Batch, Metrics, Plan, TrainState, train
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.train import loop
 
 ALONE = replace(PLAN, mesh={"dp": 1})
 
 
-def _diverging_step(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+def _diverging_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     return replace(train_step(model, state, batch, lr), norm=torch.tensor(torch.inf))
 
 
@@ -258,7 +258,7 @@ def test_steps_without_labels_are_said_once_and_have_no_loss(folder: Path) -> No
 
 
 def test_a_step_without_labels_is_counted_though_it_is_not_logged(folder: Path) -> None:
-    def third_is_empty(model: nn.Module, state: State, batch: Batch, lr: float) -> Metrics:
+    def third_is_empty(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
         metrics = train_step(model, state, batch, lr)
         steps.append(0)
         return replace(metrics, tokens=torch.zeros_like(metrics.tokens)) if len(steps) == 3 else metrics

@@ -39,12 +39,12 @@ def gate(kind: str, *attributes: str) -> Reader:
     return read
 
 
-def linears(e: Expressions, call: ast.Call) -> Seen:
+def fused_linear(e: Expressions, call: ast.Call) -> Seen:
     """Contractions of one value, whose results are unflattened `into` the weights' own dims."""
-    demand(call, len(call.args) > 2, "linears takes a value and several weights")
+    demand(call, len(call.args) > 2, "fused_linear takes a value and several weights")
     x, *weights = (e.tensor(node) for node in call.args)
     given = {str(keyword.arg): literal(keyword.value) for keyword in call.keywords}
-    demand(call, {*given} <= {"into", "apart"}, "linears has no such option")
+    demand(call, {*given} <= {"into", "apart"}, "fused_linear has no such option")
     over = {contracted(call, x, w) for w in weights}
     demand(call, len(over) == 1, "the weights are contracted over different dims")
     into = tuple(e.sizes(w, w.groups[0]) for w in weights)

@@ -18,13 +18,13 @@ def cross_entropy(e: Expressions, call: ast.Call) -> Local:
     return e.take(call, "cross_entropy", values, attrs)[0]
 
 
-def softmax_parts(e: Expressions, call: ast.Call) -> tuple[Local, ...]:
+def local_softmax_stats(e: Expressions, call: ast.Call) -> tuple[Local, ...]:
     """Of a part of the vocabulary: the sum of its exponents, and the logit of the label."""
     logits, peak, labels = values = [e.plain(node) for node in call.args[:3]]
     demand(call, logits.dims[:-1] == peak.dims == labels.dims, "the operands' tokens lie differently")
     call, attrs = split_numbers(call, "smoothing")
     classes(e, call, 3, e.types[logits.name].axes_of(logits.dims[-1]), logits)
-    return e.take(call, "softmax_parts", values, attrs)
+    return e.take(call, "local_softmax_stats", values, attrs)
 
 
 def max_logit(e: Expressions, call: ast.Call) -> Local:
