@@ -24,7 +24,7 @@ def together(device: torch.device, do: Callable[[], _T]) -> _T:
     except (RunError, OSError) as error:
         failure = reason(error)
     if failure := _first(failure, device):
-        raise RunError(failure)
+        raise RunError(*map(str.strip, failure.splitlines()))
     return done[0]
 
 

@@ -46,7 +46,7 @@ def test_our_own_signs_have_others_in_ascii(tmp_path: Path) -> None:
     (tmp_path / "größe.scale").write_text("model é {}\n", encoding="utf-8")
     found = run("check", "größe.scale", env=ASCII[0], cwd=tmp_path)
     assert found.returncode == 1
-    assert b"gr\\xf6\\xdfe.scale:1:7" in found.stderr
+    assert b"gr\\xf6\\xdfe.scale:1:1" in found.stderr
     shown = run("explain", "collectives", LLAMA, env=ASCII[0], cwd=tmp_path).stdout
     assert b"Psi: a row's parameters" in shown
     assert b"\\u" not in shown

@@ -33,7 +33,7 @@ STAGED_V = Case(
     pp=2, dp=2, microbatches=2, optimizer="groups", clip=1.0, model="tied", schedule="zbv", state="zero 1 over dp"
 )
 STEPS, HALF = 6, 3
-RUN = Path("runs", "llama")
+RUN = Path("runs", "tiny")
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
     done = _finished(_start(4, harness.written(plan_text(MESH), tmp_path), tmp_path / "nowhere*"), 120)
     assert done.returncode != 0
     assert done.stderr.startswith("error: no data: ")
-    assert done.stderr.count("nowhere*") == 1
+    assert done.stderr.count("error: no data") == 1
 
 
 def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,9 +134,8 @@ class Llama(nn.Module):
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         peak, z, t = linear_softmax_stats(n, self.head, labels, self.tp)  # [s, b] maximal over tp  llama.scale:30
         peak_2 = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = rescale_to_global_max(
-            peak, z, t, peak_2, labels, self.tp, columns=128
-        )  # [s, b] partial over tp  llama.scale:30
+        # [s, b] partial over tp  llama.scale:30
+        z, t = rescale_to_global_max(peak, z, t, peak_2, labels, self.tp, columns=128)
         z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30

@@ -187,7 +187,13 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
     return model, TrainState(
-        model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32, holders=holders
+        model,
+        mesh,
+        buckets,
+        optimizer,
+        dtype=torch.float32,
+        master=torch.float32,
+        holders=holders,
     )
 
 
@@ -201,9 +207,8 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    unshard_ahead(
-        dp, flat_params["dp_tp"], flat_params["dp_split_tp"]
-    )  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
     reductions = [
         stage_grad_reduction(flat_params["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
         stage_grad_reduction(flat_params["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
@@ -227,9 +232,8 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    unshard_ahead(
-        dp, flat_params["dp_tp"], flat_params["dp_split_tp"]
-    )  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)

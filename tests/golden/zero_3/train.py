@@ -128,9 +128,8 @@ class Llama(nn.Module):
             strict=True,
         ):
             x = reduce_grads_in_backward(x, layer_dp_split_tp, scatter=self.dp, each=True)  # bwd: P→S  12,288 × f32
-            x = reduce_grads_in_backward(
-                x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True
-            )  # bwd: P→S, P→I  64 × f32
+            # bwd: P→S, P→I  64 × f32
+            x = reduce_grads_in_backward(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)
             x = unshard(x, layer_dp_split_tp, self.dp)  # S→R  24,576 × bf16  bwd: freed
             x = unshard(x, layer_dp_tp, self.dp)  # S→R  128 × bf16  bwd: freed
             x = recomputed(layer, x, self.rotary)  # bwd: forward again  llama.scale:20

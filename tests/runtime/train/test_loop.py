@@ -177,11 +177,11 @@ def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Pl
 
 
 def test_a_file_that_cannot_be_written_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCALEC_RECORD", "1")
-    (folder / "runs/bigram").mkdir(parents=True)
-    (folder / "runs/bigram/recorded").write_text("")
+    monkeypatch.setenv("SCALEC_PROFILE", "taken")
+    monkeypatch.setenv("SCALEC_PROFILE_STEPS", "1-1")
+    (folder / "taken").write_text("")
     (ended,) = _run(folder, ALONE)
-    assert (ended.status, ended.err) == (1, "error: runs/bigram/recorded: File exists\n")
+    assert (ended.status, ended.err) == (1, "error: taken: File exists\n")
 
 
 def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
@@ -360,5 +360,5 @@ def test_what_one_rank_cannot_read_ends_all_with_its_line(folder: Path, monkeypa
     (folder / "text/b.txt").write_text("a")
     first, second = _run(folder, PLAN)
     assert (first.status, second.status) == (2, 2)
-    assert first.err == "error: too little data: 1 tokens in 1 files are less than a window of 9\n"
+    assert first.err == "error: too little data: 1 token in 1 file are less than a window of 9\n"
     assert second.err == ""
