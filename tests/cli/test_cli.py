@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler import cli, passes
+from scalec.compiler import cli, frontend
 from scalec.compiler.cli.arguments import COMMANDS, Command
 from scalec.compiler.passes import STAGES
 from scalec.compiler.syntax.limits import MAX_BYTES
@@ -340,15 +340,15 @@ def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "resolve", lambda source: 1 / 0)  # type: ignore[misc]
+    monkeypatch.setattr(frontend, "resolve", lambda source: 1 / 0)  # type: ignore[misc]
     status, _, err = scalec("check", "tiny.scale")
     assert status == 70
-    assert err.splitlines()[-1] == "this is a bug in scalec, in module `cli.plans`: ZeroDivisionError: division by zero"
+    assert err.splitlines()[-1] == "this is a bug in scalec, in module `cli.compile`: ZeroDivisionError: division by zero"
 
 
 def test_an_interruption_is_quiet(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(source: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(passes, "resolve", interrupt)
+    monkeypatch.setattr(frontend, "resolve", interrupt)
     assert scalec("check", "tiny.scale") == (130, "", "")
