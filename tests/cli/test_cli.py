@@ -343,7 +343,8 @@ def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr(frontend, "resolve", lambda source: 1 / 0)  # type: ignore[misc]
     status, _, err = scalec("check", "tiny.scale")
     assert status == 70
-    assert err.splitlines()[-1] == "this is a bug in scalec, in module `cli.compile`: ZeroDivisionError: division by zero"
+    last = "this is a bug in scalec, in module `cli.compile`: ZeroDivisionError: division by zero"
+    assert err.splitlines()[-1] == last
 
 
 def test_an_interruption_is_quiet(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
