@@ -123,6 +123,16 @@ FUNCTIONS = (
         stem="g",
     ),
     _function(
+        "leaky_relu",
+        "x where it is positive, else x · slope (Maas et al. 2013).",
+        operand,
+        Attribute("negative_slope"),
+        value=lambda x, slope: x if x > 0 else slope * x,
+        slope=lambda x, slope: 1.0 if x > 0 else slope,
+        module=FUNCTIONAL,
+        stem="g",
+    ),
+    _function(
         "relu",
         "max(x, 0) (Nair and Hinton 2010).",
         result,

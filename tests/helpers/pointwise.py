@@ -34,6 +34,9 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 POINTWISE = {
     "exp": Pointwise(torch.exp),
     "gelu": Pointwise(gelu, ({"approximate": "none"}, {"approximate": "tanh"})),
+    "leaky_relu": Pointwise(
+        lambda x, negative_slope: torch.where(x > 0, x, negative_slope * x), ({"negative_slope": 0.25},)
+    ),
     "relu": Pointwise(lambda x: x * (x > 0)),
     "sigmoid": Pointwise(lambda x: 1 / (1 + (-x).exp())),
     "silu": Pointwise(lambda x: x / (1 + (-x).exp())),
