@@ -10,7 +10,7 @@ from ..ops import functions
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME, TORCH
 
 SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
-"""Functions by the ones that a program calls in their place if its schedule splits off weight gradients."""
+"""By function, the one that a program calls in its place if its schedule splits off weight gradients."""
 
 _RUNTIME = """
     SGD Account AdamW Batch Bucket Constant Cosine FlatParam FlatParams HFNames HFWeight Input Mesh Metrics ParamGroup
