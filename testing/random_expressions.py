@@ -273,7 +273,7 @@ class Expressions(Draws):
     def _settings_of(self, attributes: Sequence[Attribute]) -> str:
         """The arguments of an op, those with defaults perhaps."""
         given = [a for a in attributes if a.default is None or self._maybe()]
-        return "".join(f", {a.name}={self._one(a.choices or SETTINGS[a.name])}" for a in given)
+        return "".join(f", {a.name}={self._one(a.choices or SETTINGS.get(a.name, NUMBERS))}" for a in given)
 
     def _name(self, stem: str) -> str:
         return f"{stem}{next(self._numbers)}"

@@ -85,7 +85,7 @@ PARTS = {"Blocks": "Block"}
 OPTIMIZERS = {"adamw": "AdamW"}
 """The kernels of optimizers, by what plans call them."""
 
-OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values(), "rescale_to_global_max")
+OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values())
 """What else a program may import of `scalec.runtime.kernels`."""
 
 CHIPS = {120: "sm_120", 100: "sm_100", 90: "sm_90", 89: "sm_89", 86: "sm_86", 80: "sm_80"}

@@ -57,14 +57,10 @@ Written = tuple[str, int]
 
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """The op's function, with its attributes as keywords."""
     function = OPS[op.kind].function
-    assert function, f"emit: {op.kind} has no runtime function"
-    return f"{function}({', '.join(e.text for e in operands)})", ATOM
-
-
-def _named(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """A call with the op's attributes as keywords."""
-    return f"{OPS[op.kind].function}({', '.join([*(e.text for e in operands), *_options(op)])})", ATOM
+    assert function, f"emit: {op.kind} has no function"
+    return f"{function}({', '.join([*(e.text for e in operands), *_options(op)])})", ATOM
 
 
 def _options(op: Op) -> list[str]:
@@ -158,6 +154,11 @@ def _mean(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _softmax(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"softmax({operands[0].text}, dim={_over(op, context)})", ATOM
+
+
+def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """The name of the dim that the operands make up is the IR's alone."""
+    return f"concat({', '.join(e.text for e in operands)})", ATOM
 
 
 def _split(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -296,11 +297,10 @@ def _coerce(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
-    "add_layernorm": _named,
-    "add_rmsnorm": _named,
     "attention": _attention,
     "call": _user,
     "coerce": _coerce,
+    "concat": _concat,
     "contract": _contract,
     "contracts": _contracts,
     "cross_entropy": _cross_entropy,
@@ -308,9 +308,6 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "dropout": _dropout,
     "embedding": _embedding,
     "fork": _fork,
-    "gelu": _named,
-    "gelu_mul": _named,
-    "layernorm": _named,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_softmax_stats": _linear_softmax_stats,
     "logit_softmax_stats": _logit_softmax_stats,
@@ -318,18 +315,14 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "mean_square": _mean,
     "max_logit": _max_logit,
     "mul": _mul,
-    "rms_scaled": _named,
     "rescale_to_global_max": _rescaled,
-    "rmsnorm": _named,
     "rope": _rope,
     "rope_pair": _rope,
     "scale": _scale,
     "shift": _shift,
-    "softcap": _named,
     "softmax": _softmax,
     "local_softmax_stats": _local_softmax_stats,
     "split": _split,
     "sum": _sum,
-    "token_loss": _named,
 }
-"""How ops are written that are more than a call of their operands."""
+"""The ops that are written otherwise than as a call of their operands and attributes."""

@@ -9,11 +9,12 @@ import json
 import keyword
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import PurePath
 
-from ..analysis.kernel_tiles import KERNELS, OTHERS
 from ..ir import Kind, Program, Type
 from ..syntax.source import Span
+from .imports import IMPORTS
 
 WIDTH = 120
 """The columns of a line."""
@@ -31,27 +32,6 @@ LETTERS = {
 """The field's shape letters; other dims stand under their own names."""
 
 DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
-
-RUNTIME = tuple(
-    """
-    SGD Account AdamW Batch Bucket Constant Cosine FlatParam FlatParams HFNames HFWeight Input Mesh Metrics ParamGroup
-    Pipeline Plan StageInput Text Tokens TrainState add_layer_norm add_rms_norm all_gather all_gather_
-    all_gather_invariant all_reduce all_reduce_ all_to_all attention clip_scale compile_each concat count_valid
-    cross_entropy dropout embedding exp fork fused_linear gelu_mul invariant layer_norm linear_cross_entropy
-    linear_softmax_stats local_softmax_stats logit_softmax_stats max_logit mean mean_square normal once once_replicated
-    ones pad_shard recompute recomputed reduce_grads_in_backward reduce_scatter reduce_scatter_ regather replicate
-    reshard rms_norm rms_scaled rope rope_frequencies rope_pair shard sigmoid silu_mul softcap split split_embedding
-    split_linear stage_grad_reduction sum_squares take_shard tanh token_loss train unshard unshard_ahead
-    wait_for_unshard weight zeros
-    """.split()
-)
-"""What `scalec.runtime` offers emitted programs, in the order in which imports stand."""
-
-FUNCTIONAL = ("gelu", "linear", "relu", "silu", "softmax")
-"""What of `torch.nn.functional` they use."""
-
-KERNEL_NAMES = sorted({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
-"""What `scalec.runtime.kernels` offers them."""
 
 PROGRAM = set(
     """
@@ -74,9 +54,7 @@ MODULE = set(
 """Attributes of `torch.nn.Module` (2.13)."""
 
 TAKEN = {
-    *RUNTIME,
-    *FUNCTIONAL,
-    *KERNEL_NAMES,
+    *chain.from_iterable(IMPORTS.values()),
     *PROGRAM,
     *MODULE,
     *keyword.kwlist,

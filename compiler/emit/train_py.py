@@ -14,16 +14,18 @@ from ..analysis.memory import account, accounts
 from ..config.units import counted
 from ..ir import Arg, Program, Region, Type, base, types, walk
 from ..ops.chunked_logits import class_dims
+from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
 from ..reports.summary import launch, ranks
 from ..syntax.package_data import filled
 from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
 from .hf_names import weights_lines
+from .imports import IMPORTS
 from .init import fields
 from .kernels import kernel_lines
 from .model_classes import compiled, model_classes
 from .module import Module
-from .naming import FUNCTIONAL, KERNEL_NAMES, RUNTIME, axes_word, call, file_word, letter, literal, run_word
+from .naming import axes_word, call, file_word, letter, literal, run_word
 from .pipeline import pipeline_lines
 from .step import step_lines
 from .user_ops import modules
@@ -186,13 +188,13 @@ def _with_imports(body: str, made: Sequence[Used]) -> str:
     What kernels and the runtime both have is the kernels' in a program that has any.
     """
     used = _names(re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2]))
-    own = [name for name in KERNEL_NAMES if made and name in used]
+    own = [name for name in IMPORTS[KERNELS] if made and name in used]
     rest = used - {*own} - {each.function for each in made}
-    functional = [name for name in FUNCTIONAL if name in used]
+    functional = [name for name in IMPORTS[FUNCTIONAL] if name in used]
     line = f"from torch.nn.functional import {', '.join(functional)}\n" if functional else ""
     kernels = f"    from scalec.runtime.kernels import (\n{_listed(own)}    )\n" if own else ""
     body = body.replace("@FUNCTIONAL@\n", line).replace("@KERNELS@\n", kernels)
-    return body.replace("@IMPORTS@\n", _listed([name for name in RUNTIME if name in rest]))
+    return body.replace("@IMPORTS@\n", _listed([name for name in IMPORTS[RUNTIME] if name in rest]))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,26 +13,6 @@ from ..ops import OPS, OpDef, TypingError
 from ..syntax.source import Span
 from .errors import check_count, wrong
 
-STEMS = {
-    "contract": "y",
-    "attention": "o",
-    "dropout": "y",
-    "rmsnorm": "n",
-    "layernorm": "n",
-    "softmax": "p",
-    "silu": "g",
-    "relu": "g",
-    "gelu": "g",
-    "scale": "y",
-    "shift": "y",
-    "div": "y",
-    "mul": "g",
-    "add": "y",
-    "embedding": "e",
-    "rope": "r",
-}
-"""What results without a name in the plan are called, after the underscore that marks them."""
-
 Attrs = tuple[tuple[str, Attr], ...]
 
 
@@ -81,7 +61,7 @@ class Writer:
         except TypingError as error:
             raise wrong("E0307", str(error), span, _shown(OPS[kind], operands)) from None
         check_count(len(types), like, span)
-        stem = f"_{STEMS.get(kind, kind)}"
+        stem = f"_{OPS[kind].stem or kind}"
         values = tuple(self.value(name or stem, type) for name, type in zip(like, types, strict=True))
         self._out.append(evolve(op, outputs=values))
         return tuple(value.name for value in values)

@@ -44,4 +44,10 @@ OPS: dict[str, OpDef] = {
     entry.name: entry for entry in (*_NAMED, *pointwise.FUNCTIONS, *pointwise.SLOPES, *fused.ENTRIES)
 }
 
-__all__ = ["OPS", "Attribute", "Builder", "OpDef", "Operand", "TypingError"]
+
+def functions(module: str) -> set[str]:
+    """The functions of `module` that emitted programs call for ops."""
+    return {entry.function for entry in OPS.values() if entry.function and entry.module == module}
+
+
+__all__ = ["OPS", "Attribute", "Builder", "OpDef", "Operand", "TypingError", "functions"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..ir import FLOATS, Op, Type
 from .pointwise import same
-from .protocol import ALL, Attribute, Builder, OpDef, Shape, TypingError, missing, takes
+from .protocol import ALL, FUNCTIONAL, Attribute, Builder, OpDef, Shape, TypingError, missing, takes
 from .saved_tensors import Local, Saved, factors
 
 
@@ -98,6 +98,7 @@ ADD = OpDef(
     more=True,
     linear=((ALL,),),
     adjoint=_add_adjoint,
+    stem="y",
 )
 
 MUL = OpDef(
@@ -107,6 +108,7 @@ MUL = OpDef(
     operands=takes("x", "y"),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
+    stem="g",
     saves=factors,
 )
 
@@ -117,6 +119,7 @@ DIV = OpDef(
     operands=takes("x", "y"),
     linear=((0,),),
     adjoint=_div_adjoint,
+    stem="y",
     saves=_quotient,
 )
 
@@ -128,6 +131,7 @@ SCALE = OpDef(
     attributes=(Attribute("by"),),
     linear=((0,),),
     adjoint=_scale_adjoint,
+    stem="y",
 )
 
 SHIFT = OpDef(
@@ -137,6 +141,7 @@ SHIFT = OpDef(
     operands=takes("x"),
     attributes=(Attribute("by"),),
     adjoint=_shift_adjoint,
+    stem="y",
 )
 
 CONTRACT = OpDef(
@@ -148,5 +153,7 @@ CONTRACT = OpDef(
     linear=((0,), (1,)),
     adjoint=_contract_adjoint,
     function="linear",
+    module=FUNCTIONAL,
+    stem="y",
     saves=factors,
 )

@@ -230,6 +230,7 @@ ROPE = OpDef(
     whole=_sequence_and_last,
     adjoint=_rope_adjoint,
     function="rope",
+    stem="r",
     scratch=_turning,
     surface=True,
 )
@@ -290,6 +291,7 @@ ATTENTION = OpDef(
     allows=_heads_alike,
     adjoint=_attention_adjoint,
     function="attention",
+    stem="o",
     saves=_attention_saves,
     scratch=_attention_scratch,
     surface=True,

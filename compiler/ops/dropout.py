@@ -63,6 +63,7 @@ DROPOUT = OpDef(
     linear=((0,),),
     adjoint=_adjoint,
     function="dropout",
+    stem="y",
     saves=_draws,
     surface=True,
 )

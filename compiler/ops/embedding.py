@@ -45,6 +45,7 @@ EMBEDDING = OpDef(
     operands=(Operand("tokens", given="tokens"), Operand("table")),
     adjoint=_adjoint,
     function="embedding",
+    stem="e",
     saves=_rows,
     scratch=_unmasked,
     surface=True,

@@ -1,10 +1,29 @@
-"""Nonlinear functions of one operand, elementwise: each with the op that its gradient is made of."""
+"""Nonlinear functions of one operand, elementwise: a row has all that the compiler and its proof know of one.
 
-from collections.abc import Sequence
+Non-goals: the functions that programs call (torch's, or `runtime/ops/functional.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from math import erf, inf, pi, sqrt, tanh
+from math import exp as _finite_exp
+from typing import Any
+
+from attrs import field, frozen
 
 from ..ir import Op, Type
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, takes
+from .protocol import FUNCTIONAL, RUNTIME, Attribute, Builder, OpDef, Operand, Shape, takes
 from .saved_tensors import Local, Saved, Saves, operand, result
+
+Formula = Callable[[float], float] | Callable[[float, Any], float]
+"""A function of one number and the op's attribute, if it has one."""
+
+
+@frozen
+class Pointwise(OpDef):
+    """An elementwise function of one operand; `value` and `slope` are what the proof computes in float64."""
+
+    value: Formula = field(kw_only=True)
+    slope: Formula = field(kw_only=True)
 
 
 def same(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -20,8 +39,17 @@ def _inner_tanh(it: Local) -> Saved:
     return Saved(others=(("tanh", it.bytes()),))
 
 
-def _function(name: str, doc: str, saves: Saves, *attributes: Attribute) -> OpDef:
-    return OpDef(
+def _function(
+    name: str,
+    doc: str,
+    saves: Saves,
+    *attributes: Attribute,
+    value: Formula,
+    slope: Formula,
+    module: str = RUNTIME,
+    stem: str = "",
+) -> Pointwise:
+    return Pointwise(
         name,
         doc,
         same,
@@ -29,8 +57,12 @@ def _function(name: str, doc: str, saves: Saves, *attributes: Attribute) -> OpDe
         attributes=attributes,
         adjoint=_adjoint,
         function=name,
+        module=module,
+        stem=stem,
         saves=saves,
         surface=True,
+        value=value,
+        slope=slope,
     )
 
 
@@ -46,18 +78,87 @@ def _slope(entry: OpDef) -> OpDef:
     )
 
 
+def _exp(x: float) -> float:
+    return inf if x > 709 else _finite_exp(x)
+
+
+def _sigmoid(x: float) -> float:
+    return 0.5 + 0.5 * tanh(0.5 * x)  # does not overflow
+
+
+def _sigmoid_slope(x: float) -> float:
+    return _sigmoid(x) * _sigmoid(-x)
+
+
+def _tanh_slope(x: float) -> float:
+    return 1 - tanh(x) ** 2
+
+
+def _bent(x: float) -> float:
+    """The argument of tanh in gelu's approximation."""
+    return sqrt(2 / pi) * (x + 0.044715 * x * x * x)
+
+
+def _normal(x: float, approximate: str) -> float:
+    """The normal distribution function, or tanh in its place."""
+    return 0.5 + 0.5 * (tanh(_bent(x)) if approximate == "tanh" else erf(x / sqrt(2)))
+
+
+def _normal_slope(x: float, approximate: str) -> float:
+    if approximate == "tanh":
+        return 0.5 * _tanh_slope(_bent(x)) * sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x)
+    return _exp(-x * x / 2) / sqrt(2 * pi)
+
+
 FUNCTIONS = (
-    _function("exp", "e^x.", result),
+    _function("exp", "e^x.", result, value=_exp, slope=_exp),
     _function(
         "gelu",
         "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and Gimpel 2016).",
         operand,
         Attribute("approximate", choices=("none", "tanh"), default="none"),
+        value=lambda x, how: x * _normal(x, how),
+        slope=lambda x, how: _normal(x, how) + x * _normal_slope(x, how),
+        module=FUNCTIONAL,
+        stem="g",
     ),
-    _function("relu", "max(x, 0) (Nair and Hinton 2010).", result),
-    _function("sigmoid", "1 / (1 + e^-x).", result),
-    _function("silu", "x · sigmoid(x) (Hendrycks and Gimpel 2016).", operand),
-    _function("softcap", "cap · tanh(x / cap) (Gemma Team 2024).", _inner_tanh, Attribute("cap")),
-    _function("tanh", "The hyperbolic tangent.", result),
+    _function(
+        "leaky_relu",
+        "x where it is positive, else x · slope (Maas et al. 2013).",
+        operand,
+        Attribute("negative_slope"),
+        value=lambda x, slope: x if x > 0 else slope * x,
+        slope=lambda x, slope: 1.0 if x > 0 else slope,
+        module=FUNCTIONAL,
+        stem="g",
+    ),
+    _function(
+        "relu",
+        "max(x, 0) (Nair and Hinton 2010).",
+        result,
+        value=lambda x: max(x, 0.0),
+        slope=lambda x: float(x > 0),
+        module=FUNCTIONAL,
+        stem="g",
+    ),
+    _function("sigmoid", "1 / (1 + e^-x).", result, value=_sigmoid, slope=_sigmoid_slope),
+    _function(
+        "silu",
+        "x · sigmoid(x) (Hendrycks and Gimpel 2016).",
+        operand,
+        value=lambda x: x * _sigmoid(x),
+        slope=lambda x: _sigmoid(x) + x * _sigmoid_slope(x),
+        module=FUNCTIONAL,
+        stem="g",
+    ),
+    _function(
+        "softcap",
+        "cap · tanh(x / cap) (Gemma Team 2024).",
+        _inner_tanh,
+        Attribute("cap"),
+        value=lambda x, cap: cap * tanh(x / cap),
+        slope=lambda x, cap: _tanh_slope(x / cap),
+    ),
+    _function("tanh", "The hyperbolic tangent.", result, value=tanh, slope=_tanh_slope),
 )
 SLOPES = tuple(map(_slope, FUNCTIONS))

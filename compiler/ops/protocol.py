@@ -49,6 +49,9 @@ Typing = Callable[[Program, Sequence[Type], Op], Sequence[Type]]
 Adjoint = Callable[[Op, Sequence[str], Builder], Sequence[str | None]]
 Expand = Callable[[Op, Callable[[str], str], Callable[[str], Type]], list[Op]]
 
+RUNTIME, KERNELS, TORCH, FUNCTIONAL = "scalec.runtime", "scalec.runtime.kernels", "torch", "torch.nn.functional"
+"""Modules that emitted programs import functions from."""
+
 ALL = -1
 """In `OpDef.linear`: every operand of an op of any number of operands."""
 
@@ -135,7 +138,9 @@ class OpDef:
     adjoint   the gradients of the operands from those of the results: input-gradient and weight-gradient parts
     expand    rewrites an op that does not hold its `whole` dims into ops that show their collectives
     more      whether any number of further operands may follow
-    function  the runtime's function in emitted programs; "" where Python has an operator for it
+    function  the function in emitted programs; "" where Python has an operator for it
+    module    the module that emitted programs import the function from
+    stem      the name of a result that has none in the plan, "" for the op's own
     saves     what autograd keeps for backward
     scratch   bytes that the function holds while it runs, beside operands, results and what is kept
     views     whether the results lie in the first operand's memory
@@ -156,6 +161,8 @@ class OpDef:
     adjoint: Adjoint | None = None
     expand: Expand | None = None
     function: str = ""
+    module: str = RUNTIME
+    stem: str = ""
     saves: Saves = nothing
     scratch: Bytes = no_bytes
     views: Views = copied

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..ir import REPLICATED, Op, Placement, Program, Type
 from ..ir.placements import dual
 from .pointwise import same
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .protocol import FUNCTIONAL, RUNTIME, TORCH, Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
 from .saved_tensors import result
 
 OVER = Attribute("over", dims="own")
@@ -40,7 +40,7 @@ def _spread(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(dy.dtype, x.dims, program.places(at))]
 
 
-def _reduction(name: str, doc: str) -> OpDef:
+def _reduction(name: str, doc: str, module: str) -> OpDef:
     return OpDef(
         name,
         doc,
@@ -50,6 +50,7 @@ def _reduction(name: str, doc: str) -> OpDef:
         linear=((0,),),
         adjoint=_reduction_adjoint,
         function=name,
+        module=module,
         surface=True,
     )
 
@@ -63,10 +64,10 @@ def _reduction_dx(name: str) -> OpDef:
     )
 
 
-SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a broadcast.")
+SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a broadcast.", TORCH)
 SUM_DX = _reduction_dx("sum")
 
-MEAN = _reduction("mean", "The sum over the dims `over`, divided by the product of their global sizes.")
+MEAN = _reduction("mean", "The sum over the dims `over`, divided by the product of their global sizes.", RUNTIME)
 MEAN_DX = _reduction_dx("mean")
 
 
@@ -95,6 +96,8 @@ SOFTMAX = OpDef(
     whole=_over,
     adjoint=_softmax_adjoint,
     function="softmax",
+    module=FUNCTIONAL,
+    stem="p",
     saves=result,
     surface=True,
 )

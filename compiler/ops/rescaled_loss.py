@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..ir import PARTIAL, REPLICATED, Kind, Op, Program, Type, sharded
 from .fused_parallel_loss import SHARES, moved
 from .loss import SMOOTHING
-from .protocol import Attribute, Builder, OpDef, TypingError, is_pending, takes
+from .protocol import KERNELS, Attribute, Builder, OpDef, TypingError, is_pending, takes
 from .saved_tensors import Local, Saved
 
 CLASSES = Attribute("classes", kinds=(str,))
@@ -53,6 +53,7 @@ REJOINED = OpDef(
     typing=_rescaled,
     adjoint=_adjoint,
     function="rescale_to_global_max",
+    module=KERNELS,
     saves=_saves,
 )
 REJOINED_DZ = OpDef(

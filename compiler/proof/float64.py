@@ -5,25 +5,17 @@ Non-goals: proof.
 """
 
 from collections.abc import Callable
-from math import erf, pi
+from math import pi
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
+from ..ops.pointwise import FUNCTIONS as POINTWISE
 from .tensors import Array, Dims, Tensor, subscripts
 
 TOLERANCE = 1e-9
 """How far apart two numbers may be, relative to their size, and count as equal."""
-
-
-def _sigmoid(x: Array) -> Array:
-    return 0.5 + 0.5 * np.tanh(0.5 * x)  # does not overflow
-
-
-def _silu_slope(x: Array) -> Array:
-    s = _sigmoid(x)
-    return s + x * s * (1 - s)
 
 
 def _inverse_root(x: Array, eps: float) -> Array:
@@ -32,59 +24,6 @@ def _inverse_root(x: Array, eps: float) -> Array:
 
 def _inverse_root_slope(x: Array, eps: float) -> Array:
     return -0.5 * (x + eps) ** -1.5
-
-
-def _silu(x: Array) -> Array:
-    return x * _sigmoid(x)
-
-
-def _sigmoid_slope(x: Array) -> Array:
-    s = _sigmoid(x)
-    return s * (1 - s)
-
-
-def _tanh_slope(x: Array) -> Array:
-    return 1 - np.tanh(x) ** 2
-
-
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0)
-
-
-def _relu_slope(x: Array) -> Array:
-    return (x > 0).astype(float)
-
-
-def _softcap(x: Array, cap: float) -> Array:
-    return cap * np.tanh(x / cap)
-
-
-def _softcap_slope(x: Array, cap: float) -> Array:
-    return _tanh_slope(x / cap)
-
-
-def _bent(x: Array) -> Array:
-    """The argument of tanh in gelu's approximation."""
-    return (2 / pi) ** 0.5 * (x + 0.044715 * x**3)
-
-
-def _normal(x: Array, approximate: str) -> Array:
-    """The normal distribution function, or tanh in its place."""
-    if approximate == "tanh":
-        return 0.5 + 0.5 * np.tanh(_bent(x))
-    return 0.5 + 0.5 * np.vectorize(erf, otypes=[float])(x / 2**0.5)
-
-
-def _gelu(x: Array, approximate: str) -> Array:
-    return x * _normal(x, approximate)
-
-
-def _gelu_slope(x: Array, approximate: str) -> Array:
-    if approximate == "tanh":
-        slope = 0.5 * _tanh_slope(_bent(x)) * (2 / pi) ** 0.5 * (1 + 3 * 0.044715 * x**2)
-    else:
-        slope = np.exp(-(x**2) / 2) / (2 * pi) ** 0.5
-    return _normal(x, approximate) + x * slope
 
 
 def _clip(norm: Array, most: float) -> Array:
@@ -106,29 +45,21 @@ def _kept(*given: Any) -> Array:
     return np.where(np.modf(np.abs(word) * 1e4)[0] < share, 0.0, 1 / (1 - share))
 
 
+def _opaque_slope(x: Array) -> Array:
+    return 1 - np.tanh(x) ** 2
+
+
 def _descended(param: Array, grad: Array, *settings: object) -> Array:
     return param - 0.5 * grad
 
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
+    **{entry.name: np.vectorize(entry.value, otypes=[float]) for entry in POINTWISE},
+    **{f"{entry.name} slope": np.vectorize(entry.slope, otypes=[float]) for entry in POINTWISE},
     "inverse root": _inverse_root,
     "inverse root slope": _inverse_root_slope,
-    "exp": np.exp,
-    "exp slope": np.exp,
-    "gelu": _gelu,
-    "gelu slope": _gelu_slope,
-    "relu": _relu,
-    "relu slope": _relu_slope,
-    "sigmoid": _sigmoid,
-    "sigmoid slope": _sigmoid_slope,
-    "silu": _silu,
-    "silu slope": _silu_slope,
-    "softcap": _softcap,
-    "softcap slope": _softcap_slope,
     "opaque": np.tanh,
-    "opaque slope": _tanh_slope,
-    "tanh": np.tanh,
-    "tanh slope": _tanh_slope,
+    "opaque slope": _opaque_slope,
     "log": np.log,
     "reciprocal": np.reciprocal,
     "root": np.sqrt,

@@ -1,8 +1,14 @@
-"""Expressions of emitted programs: no parentheses but those that Python needs to do the same ops."""
+"""Expressions of emitted programs: the parentheses that Python needs and no others, and every attribute of an op."""
+
+from typing import Any, cast
 
 import pytest
 
+from helpers.empty_programs import frame
 from scalec.compiler.emit import emit
+from scalec.compiler.emit.expressions import ATOM, WRITERS, Expr, express
+from scalec.compiler.ir import Op
+from scalec.compiler.ops import OPS
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -42,3 +48,14 @@ train {{
 def test_parentheses_stand_where_they_are_needed(expression: str, text: str) -> None:
     plan = Source("plan.scale", PLAN.format(expression=expression))
     assert f"z = tanh({text})  #" in emit(compile_plan(plan), plan)["train.py"]
+
+
+BY_DEFAULT = [kind for kind, entry in OPS.items() if entry.function and entry.attributes and kind not in WRITERS]
+
+
+@pytest.mark.parametrize("kind", BY_DEFAULT)
+def test_a_call_has_every_attribute_of_its_op(kind: str) -> None:
+    names = [attribute.name for attribute in OPS[kind].attributes]
+    op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=frame({}, {}).region.span)
+    text = express(op, [Expr("x", ATOM, ("x",))], cast(Any, None)).text
+    assert text == f"{OPS[kind].function}({', '.join(['x', *(f'{name}=0.5' for name in names)])})"

@@ -227,6 +227,16 @@ BY_HAND = {
         "logit_softmax_stats(y, labels, self.tp",
         "logit_softmax_stats(y, labels",
     ),
+    "a function without its attribute": (
+        "fused, two losses",
+        "softcap(linear(n, self.wte), cap=20.0)",
+        "softcap(linear(n, self.wte))",
+    ),
+    "another attribute of a function": (
+        "fused, two losses",
+        "softcap(linear(n, self.wte), cap=20.0)",
+        "softcap(linear(n, self.wte), cap=30.0)",
+    ),
     "padding among the classes": ("fused, two losses", "classes=61, smoothing=0.1)", "smoothing=0.1)"),
     "another cap of logits": ("fused, two losses", "cap=30.0", "cap=31.0"),
     "no cap of whole logits": ("fused, logits capped alone", ", cap=30.0", ""),

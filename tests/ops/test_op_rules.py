@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from helpers.empty_programs import frame
 from helpers.field_values import TRIALS, drawn, is_spread, spread
+from helpers.pointwise import POINTWISE
 from scalec.compiler.ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Placement, Program, Type, Value, sharded
 from scalec.compiler.ir.placements import dual_type
 from scalec.compiler.ops import OPS, TypingError
@@ -52,17 +53,6 @@ class Form:
 def form(*operands: str, **attrs: Attr) -> Form:
     return Form(operands, tuple(attrs.items()))
 
-
-FUNCTIONS: dict[str, list[dict[str, Attr]]] = {
-    "exp": [{}],
-    "gelu": [{"approximate": "none"}, {"approximate": "tanh"}],
-    "relu": [{}],
-    "sigmoid": [{}],
-    "silu": [{}],
-    "softcap": [{"cap": 2.0}],
-    "tanh": [{}],
-}
-"""Elementwise functions with their attributes, which those of their slopes are too."""
 
 OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": (".. hidden",), "constants": ("0.5",)}
 BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
@@ -187,8 +177,8 @@ FORMS = {
     ],
     "unscaled": [form("", "")],
     "unscaled_norm": [form("", "", "")],
-    **{name: [form(X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
-    **{f"{name}_dx": [form(X, X, **attrs) for attrs in each] for name, each in FUNCTIONS.items()},
+    **{name: [form(X, **attrs) for attrs in row.attrs] for name, row in POINTWISE.items()},
+    **{f"{name}_dx": [form(X, X, **attrs) for attrs in row.attrs] for name, row in POINTWISE.items()},
 }
 OF_BOTH_AXES = {"attention", "attention_dx"}
 """Their axes are not independent: key/value heads lie over the outer of the axes of query heads."""

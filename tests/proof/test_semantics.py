@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from attrs import evolve, fields, frozen
 
 from helpers.empty_programs import frame
+from helpers.pointwise import POINTWISE
 from scalec.compiler.config.settings import Optimizer, ParamGroup, Schedule
 from scalec.compiler.ir import Attr, Bucket, Op, Program, Type, Value
 from scalec.compiler.ops import OPS
@@ -302,13 +303,7 @@ def two_ropes(seq: int, theta: float) -> Formula:
 
 
 ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
-    "exp": [(torch.exp, {})],
-    "gelu": [(partial(F.gelu, approximate=how), {"approximate": how}) for how in ("none", "tanh")],
-    "relu": [(F.relu, {})],
-    "sigmoid": [(torch.sigmoid, {})],
-    "silu": [(F.silu, {})],
-    "softcap": [(lambda x: 2 * torch.tanh(x / 2), {"cap": 2.0})],
-    "tanh": [(torch.tanh, {})],
+    name: [(partial(row.formula, **attrs), attrs) for attrs in row.attrs] for name, row in POINTWISE.items()
 }
 """Functions of one operand with their attributes, which those of their slopes are too."""
 

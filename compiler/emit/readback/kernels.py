@@ -5,11 +5,8 @@ Non-goals: what it calls these functions with (`calls`).
 
 import ast
 
-from ...analysis.kernel_tiles import KERNELS, OTHERS, Used, kernels_of
+from ...analysis.kernel_tiles import Used, kernels_of
 from ...ir import Program
-
-NAMES = frozenset({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
-"""The names that a program may import of the kernels."""
 
 
 def kernels(program: Program) -> dict[str, ast.expr]:

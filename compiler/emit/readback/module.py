@@ -7,12 +7,12 @@ import ast
 
 from ...analysis.certificate import trusted
 from ...ir import Program, Region, Type, base, walk
+from ..imports import IMPORTS
 from .ast_matching import BUILT_IN, demand, demand_header, demand_same, wrong
-from .calls import CALLS, SPLIT
 from .classes import Class, Model, Place
 from .declarations import has_modules, read_class
 from .forward import Forward
-from .kernels import NAMES, kernels
+from .kernels import kernels
 from .recompute import made_again
 from .schedule import constants, crossing
 from .settings import check_build, check_plan, model_class
@@ -21,41 +21,6 @@ from .staged import StagedForward
 from .step import Step
 from .values import FlatParams, Seen, blocks, local
 from .weights import stored
-
-FUNCTIONAL = frozenset({"gelu", "linear", "relu", "silu", "softmax"})
-STEPS = {
-    "Batch",
-    "Mesh",
-    "Metrics",
-    "all_gather_",
-    "all_reduce_",
-    "clip_scale",
-    "count_valid",
-    "unshard_ahead",
-    "reduce_scatter_",
-    "sum_squares",
-}
-LAYERS_OF_STAGE = {"FlatParam", "FlatParams", "wait_for_unshard", "reshard", "unshard", "reduce_grads_in_backward"}
-WEIGHTS = {"normal", "ones", "rope_frequencies", "weight", "zeros"}
-STAGES = {"StageInput", "Pipeline", "stage_grad_reduction"}
-SETTINGS = {
-    *"Account AdamW Bucket Constant Cosine ParamGroup HFNames Input Plan SGD TrainState HFWeight Text Tokens".split(),
-    *("compile_each", "train"),
-}
-IMPORTS = {
-    "torch": frozenset({"Tensor", "nn"}),
-    "torch.nn.functional": FUNCTIONAL,
-    "scalec.runtime.kernels": NAMES,
-    "scalec.runtime": (frozenset(CALLS) - FUNCTIONAL)
-    | {"recompute", "recomputed", "regather"}
-    | STEPS
-    | LAYERS_OF_STAGE
-    | STAGES
-    | {*SPLIT.values()}
-    | WEIGHTS
-    | SETTINGS,
-}
-"""The names that a program may import from each module."""
 
 MAIN = 'if __name__ == "__main__":\n    train(PLAN, build, train_step, eval_step)'
 
@@ -134,7 +99,7 @@ class File:
     def _import(self, stmt: ast.stmt) -> None:
         if not isinstance(stmt, ast.ImportFrom):
             raise wrong(stmt, f"`{ast.unparse(stmt)}` is no import")
-        allowed = IMPORTS.get(stmt.module or "", frozenset())
+        allowed = IMPORTS.get(stmt.module or "", ())
         for alias in stmt.names:
             demand(
                 stmt,

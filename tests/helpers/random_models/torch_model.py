@@ -18,6 +18,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from helpers.oracle.reference import Tensors, Training
+from helpers.pointwise import POINTWISE
 from helpers.random_models.dropout_masks import Draws, draws_of, dropped, forked
 from scalec.compiler.syntax import tree
 from scalec.compiler.syntax.parser import parse_plan
@@ -325,12 +326,6 @@ def of_one(function: Callable[..., Tensor]) -> Callable[..., Value]:
     return lambda x, *args, **given: Value(x.dims, function(x.tensor, *args, **given))
 
 
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """Hendrycks and Gimpel 2016."""
-    inner = (sqrt(2 / pi) * (x + 0.044715 * x**3)).tanh() if approximate == "tanh" else (x / sqrt(2)).erf()
-    return 0.5 * x * (1 + inner)
-
-
 def softmax(x: Value, over: str | Dims = ()) -> Value:
     """Over one dim, the last by default."""
     at = x.places(_dims(over) or x.dims[-1:])
@@ -439,21 +434,15 @@ def cross_entropy(logits: Value, labels: Value, classes: int, smoothing: float =
 
 
 OPS: dict[str, Callable[..., Value]] = {
+    **{name: of_one(row.formula) for name, row in POINTWISE.items()},
     "attention": attention,
     "concat": concat,
     "dropout": dropout,
     "embedding": embedding,
-    "exp": of_one(torch.exp),
-    "gelu": of_one(gelu),
     "layernorm": layernorm,
     "mean": reduced(torch.mean),
-    "relu": of_one(lambda x: x * (x > 0)),
     "rmsnorm": rmsnorm,
     "rope": rope,
-    "sigmoid": of_one(lambda x: 1 / (1 + (-x).exp())),
-    "silu": of_one(lambda x: x / (1 + (-x).exp())),
-    "softcap": of_one(lambda x, cap: cap * (x / cap).tanh()),
     "softmax": softmax,
     "sum": reduced(torch.sum),
-    "tanh": of_one(torch.tanh),
 }

@@ -1,13 +1,18 @@
-"""What an emitted `forward` may call.  A new op's name stands here, and its reader in its family's module.
+"""The functions that an emitted `forward` may call: elementwise ones by their entries, others by a reader each.
 
 Purpose: the table of readers, in the families of `ops`.  Non-goals: expressions around the calls (`expressions`).
 """
 
 from ....ir import Program
 from ....ir.placements import COERCIONS
+from ....ops import OPS
+from ....ops.fused import GATES
+from ....ops.pointwise import FUNCTIONS
+from ...imports import SPLIT
 from ..expressions import Reader, ViewReader
-from . import algebra, attention, dropout, embedding, fused, head, join, loss, norm, pointwise, reduce, user, views
+from . import algebra, attention, dropout, embedding, fused, head, join, loss, norm, reduce, user, views
 from .coercions import coerced, coercion
+from .pointwise import elementwise
 
 CALLS: dict[str, Reader] = {
     "add_layer_norm": fused.add_norm("add_layernorm", 3, 4),
@@ -32,16 +37,12 @@ CALLS: dict[str, Reader] = {
     "rms_scaled": norm.norm("rms_scaled", 3),
     "rope": attention.rope,
     "rope_pair": attention.rope_pair,
-    **{name: pointwise.function(name) for name in ("exp", "relu", "sigmoid", "silu", "tanh")},
-    "gelu": pointwise.function("gelu", "approximate"),
-    "gelu_mul": fused.gate("gelu_mul", "approximate"),
-    "silu_mul": fused.gate("silu_mul"),
-    "softcap": pointwise.function("softcap", "cap"),
     "softmax": reduce.over("softmax"),
     "local_softmax_stats": loss.local_softmax_stats,
     "split": join.split,
     "token_loss": loss.token_loss,
     "torch.sum": reduce.over("sum"),
+    **{entry.function: elementwise(entry) for entry in (*FUNCTIONS, *(OPS[gate] for gate in GATES.values()))},
     **{entry.function: coercion(entry.function) for entry in COERCIONS.values()},
 }
 """Functions of torch and of the runtime."""
@@ -62,8 +63,4 @@ def readers(program: Program) -> dict[str, Reader]:
     return calls
 
 
-SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
-"""Functions by what a program calls in their stead whose schedule sets weight gradients apart."""
-
-
-__all__ = ["CALLS", "SPLIT", "VIEWS", "coerced", "readers"]
+__all__ = ["CALLS", "VIEWS", "coerced", "readers"]

@@ -6,9 +6,8 @@ from typing import cast
 from ....ir import Attr
 from ..ast_matching import demand, keywords, literal, real
 from ..expressions import Expressions, Reader
-from ..values import Local, Seen
+from ..values import Seen
 from .algebra import contracted
-from .pointwise import attribute
 
 
 def add_norm(kind: str, *counts: int) -> Reader:
@@ -21,20 +20,6 @@ def add_norm(kind: str, *counts: int) -> Reader:
         demand(call, x.dims[-len(weight.dims) :] == weight.dims, f"normalises {weight.dims} of {x.dims}")
         demand(call, all(other.dims == weight.dims for other in rest), "the operands lie differently")
         return e.take(call, kind, values, {"eps": real(keywords(call, "eps")["eps"])})
-
-    return read
-
-
-def gate(kind: str, *attributes: str) -> Reader:
-    """A function of one value, times another one."""
-
-    def read(e: Expressions, call: ast.Call) -> Local:
-        demand(call, len(call.args) == 2, f"{kind} takes two operands")
-        given = {str(keyword.arg): attribute(keyword.value) for keyword in call.keywords}
-        demand(call, {*given} <= {*attributes}, f"{kind} has no such option")
-        x, y = (e.tensor(node) for node in call.args)
-        demand(call, x.groups == y.groups, "the operands lie differently")
-        return Local(e.take(call, kind, [x, y], given)[0].name, x.groups)
 
     return read
 

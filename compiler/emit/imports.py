@@ -1,0 +1,41 @@
+"""The names that an emitted program may import, by module: the functions of ops, and what surrounds them.
+
+The emitter imports what a program uses of them; the read-back refuses any other.
+"""
+
+from ..analysis.kernel_tiles import KERNELS as TILED
+from ..analysis.kernel_tiles import OTHERS
+from ..ir.placements import COERCIONS
+from ..ops import functions
+from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME, TORCH
+
+SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
+"""By function, the one that a program calls in its place if its schedule splits off weight gradients."""
+
+_RUNTIME = """
+    SGD Account AdamW Batch Bucket Constant Cosine FlatParam FlatParams HFNames HFWeight Input Mesh Metrics ParamGroup
+    Pipeline Plan StageInput Text Tokens TrainState all_gather_ all_reduce_ compile_each normal ones recompute
+    recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies split stage_grad_reduction
+    train unshard unshard_ahead wait_for_unshard weight zeros
+    """.split()
+"""What the runtime offers programs besides ops and coercions."""
+
+
+def _order(name: str) -> tuple[bool, bool, str]:
+    """Constants, classes, functions, as formatters order imports."""
+    return not name.isupper(), name.islower(), name
+
+
+def _sorted(*names: str) -> tuple[str, ...]:
+    return tuple(sorted({*names}, key=_order))
+
+
+IMPORTS: dict[str, tuple[str, ...]] = {
+    TORCH: ("Tensor", "nn"),
+    FUNCTIONAL: _sorted(*functions(FUNCTIONAL)),
+    RUNTIME: _sorted(
+        *_RUNTIME, *functions(RUNTIME), *(entry.function for entry in COERCIONS.values()), *SPLIT.values()
+    ),
+    KERNELS: tuple(sorted({*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)})),
+}
+"""Each module's, in the order in which imports stand."""
