@@ -216,4 +216,4 @@ def _told(way: Way) -> str:
 def test_gathered_weights_are_compared_and_the_line_of_the_program_is_named(way: Way) -> None:
     for message in run_ranks(2, _told, way):
         assert "not the same over dp" in message
-        assert "turned.py:" in message
+        assert "layered_model.py:" in message
