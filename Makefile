@@ -20,10 +20,13 @@ test: $(STAMP) ## check format, lint, layers and types, then run the tests
 	$(BIN)/ruff check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadgroup --durations=10
 
 test-long: $(STAMP) ## run the tests that take minutes
 	$(BIN)/pytest -n 2 --dist loadgroup --long -m long
+
+lines: $(STAMP) ## count the lines of compiler and runtime by concern, and hold them to their limits
+	$(BIN)/python benchmarks/lines.py
 
 format: $(STAMP) ## format the code and apply safe lint fixes
 	$(BIN)/ruff format
@@ -40,4 +43,4 @@ $(STAMP): pyproject.toml constraints.txt
 	$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-.PHONY: help setup demo test test-long format
+.PHONY: help setup demo test test-long lines format

@@ -5,10 +5,10 @@ from pathlib import Path
 from ..compiler.ir import Program
 from ..compiler.passes import compile_plan, lower
 from ..compiler.proof import verify
-from ..compiler.proof.audit import audit
 from ..compiler.syntax.diagnostics import PlanError, render
 from ..compiler.syntax.limits import load
 from ..compiler.syntax.source import Source
+from .audit import audit
 
 
 def assert_equal_step(plan: str | Path) -> None:

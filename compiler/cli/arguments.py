@@ -43,7 +43,7 @@ COMMANDS = (
         compile.ir,
         "show the program between two passes",
         "Prints the intermediate representation of a plan after a pass, by default the last.  The text can be\n"
-        "stored, edited and compiled in place of the plan.",
+        "stored, edited and compiled in place of the plan; as a graph it is for Graphviz or networkx.",
         "scalec ir plans/tiny_llama.scale --after insert_collectives",
     ),
     Command(
@@ -183,6 +183,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.usage = "scalec run [-h] [-o DIR] [--no-verify] PLAN [-- ARGUMENT ...]"
     if command == "ir":
         parser.add_argument("--after", metavar="PASS", help="the pass; an unknown one lists them all")
+        help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
+        parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
 
 
 def _command_meant(word: str) -> str:

@@ -70,7 +70,12 @@ def ir(options: Namespace) -> None:
     if program.stage != stage:
         raise UsageError(f"`{options.plan}` is IR from after `{program.stage}`, which comes after `{stage}`")
     as_file()
-    sys.stdout.write(print_ir(program))
+    if options.graph:
+        from ..reports.ir_graph import print_graph
+
+        sys.stdout.write(print_graph(program, options.graph))
+    else:
+        sys.stdout.write(print_ir(program))
 
 
 def check(options: Namespace) -> int:

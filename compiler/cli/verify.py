@@ -53,7 +53,7 @@ def _two(first: Path, second: Path) -> int:
 
 
 def _audit(path: Path) -> int:
-    from ..proof.audit import audit
+    from ...testing.audit import audit
 
     plan = load(path)
     _proved(plan)

@@ -93,16 +93,8 @@ def in_order(schedule: Schedule) -> Iterator[Step]:
 
 def circles(waits: Mapping[int, int]) -> list[tuple[int, ...]]:
     """The ranks that wait for each other in a circle, where each waits for one at most; the lowest rank first."""
-    found: list[tuple[int, ...]] = []
-    seen: set[int] = set()
-    for rank in sorted(waits):
-        path: list[int] = []
-        while rank in waits and rank not in seen:
-            seen.add(rank)
-            path.append(rank)
-            rank = waits[rank]
-        if rank in path:
-            circle = path[path.index(rank) :]
-            lowest = circle.index(min(circle))
-            found.append((*circle[lowest:], *circle[:lowest]))
-    return found
+    from networkx import DiGraph, simple_cycles  # of use where rows are wrong, and heavy
+
+    found: Iterator[list[int]] = simple_cycles(DiGraph([*waits.items()]))
+    lowest = ((ranks, ranks.index(min(ranks))) for ranks in found)
+    return sorted((*ranks[at:], *ranks[:at]) for ranks, at in lowest)

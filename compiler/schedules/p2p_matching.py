@@ -146,7 +146,7 @@ def _deadlocks(schedule: Schedule, ways: Ways) -> list[Problem]:
             here, there = ends if ends[0].rank == rank else ends[::-1]
             waits[here] = there
     help = "each is posted when the messages before it in its row are done; put one of them earlier"
-    return circular(waits, schedule, help)
+    return circular(waits, schedule, help) if waits else []
 
 
 def _batches(row: Row) -> Iterator[list[Value]]:

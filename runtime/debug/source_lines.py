@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from torch import nn
 
-_PACKAGE = __name__.rpartition(".")[0] + "."
+_PACKAGE = __name__.rsplit(".", 2)[0] + "."  # the runtime
 _BETWEEN = "contextlib"  # the frame of a `with` block's own function
 
 

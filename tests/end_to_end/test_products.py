@@ -109,7 +109,7 @@ def test_in_a_graph_each_layer_is_one_product_too(case: Case, tmp_path: Path) ->
     """One graph serves all layers."""
     module = harness.compiled(case, tmp_path)
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
-    steps, found = zip(*run_ranks(case.ranks, _train_compiled, module, start, batches, timeout=300), strict=True)
+    steps, found = zip(*run_ranks(case.ranks, _train_compiled, module, start, batches), strict=True)
     _compare(case, steps, start, batches)
     hidden, heads, ffn = (size // case.tp for size in (case.config.hidden, case.config.heads, case.config.ffn))
     together = hidden + 2 * case.kv * (hidden // heads) // case.tp

@@ -77,7 +77,7 @@ def _compiled_and_not(_: None) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_every_coercion_is_the_same_in_a_graph() -> None:
-    for eager, compiled in run_ranks(2, _compiled_and_not, None, timeout=300, functional=True):
+    for eager, compiled in run_ranks(2, _compiled_and_not, None, functional=True):
         for name, *pairs in zip(COERCIONS, *eager, *compiled, strict=True):
             sums, gradients = pairs[::2], pairs[1::2]
             torch.testing.assert_close(*sums, rtol=1e-12, atol=0, msg=name)
@@ -97,7 +97,7 @@ def _compare(case: Case, folder: Path, backend: str) -> None:
     module.compile_each = partial(compile_each, backend=backend)
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
     expected = reference.run(case.config, case.training, start, batches, LR)
-    results = run_ranks(case.ranks, _train, module, start, batches, timeout=300, functional=True)
+    results = run_ranks(case.ranks, _train, module, start, batches, functional=True)
     steps, breaks = zip(*results, strict=True)
     assert not any(breaks), breaks
     for number, (got, want) in enumerate(zip(zip(*steps, strict=True), expected, strict=True)):

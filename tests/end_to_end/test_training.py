@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,7 @@ def _finished(process: subprocess.Popen[str], timeout: float) -> subprocess.Comp
 
 
 def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
-    done = _finished(_start(1, harness.written(plan_text(MESH), tmp_path), corpus), 60)
+    done = _finished(_start(1, harness.written(plan_text(MESH), tmp_path), corpus), 120)
     assert done.returncode != 0
     assert done.stderr.startswith("error: ")
     assert "takes 4 ranks, not 1" in done.stderr
@@ -163,15 +162,11 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
     case = Case(dp=2)
     harness.written(plan_text(case), tmp_path)
     process = _start(case.ranks, tmp_path, corpus, "--steps=1000000", "--log-every=1")
-    log = tmp_path / RUN / "log.jsonl"
-    deadline = time.monotonic() + 90
-    while not log.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if not log.exists():
-        process.terminate()
-        pytest.fail(f"no step within 90 s: {process.communicate()[1]}")
+    assert process.stdout
+    begun = any(re.match(r"step +1/", line) for line in process.stdout)  # else it has ended
+    assert begun, process.communicate()[1]
     os.kill(_children(process.pid)[-1], 9)
-    done = _finished(process, 60)
+    done = _finished(process, 240)
     assert done.returncode != 0
 
 

@@ -17,11 +17,14 @@ import torch.distributed as dist
 os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # else gloo accepts unequal sizes and dtypes in silence
 
 
+HANGS = 240
+"""Seconds after which what is started is taken to hang: far more than anything takes, less than a test may."""
+
 debug: Any = dist  # the stubs leave its levels out
 
 
 def run_ranks(
-    world: int, function: Callable[..., Any], *args: Any, timeout: float = 60, functional: bool = False
+    world: int, function: Callable[..., Any], *args: Any, timeout: float = HANGS, functional: bool = False
 ) -> list[Any]:
     """`function(*args)` on each of `world` ranks with a gloo group; their results, by rank.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from helpers.forked_ranks import HANGS
 from scalec.runtime import Plan, train
 
 
@@ -43,7 +44,7 @@ def run_recorded(
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(60)
+        rank.join(HANGS)
         rank.kill()
         rank.join()
     return [(rank.exitcode or 0, (folder / f"err{i}").read_text()) for i, rank in enumerate(ranks)]

@@ -22,7 +22,6 @@ from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import STAGES, compile_plan, lower
 from scalec.compiler.proof.inputs import Inputs
 from scalec.compiler.proof.interpreter import Interpreter, ShapeError
-from scalec.compiler.proof.mutants.faults import FAULTS
 from scalec.compiler.proof.pipeline.rows import run_rows
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of, differences
@@ -33,6 +32,7 @@ from scalec.compiler.proof.small_sizes import Sizes, meshes, resized
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.testing.audit.mutants.faults import FAULTS
 
 Edits = Mapping[str, str]
 

@@ -12,8 +12,6 @@ from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof.arithmetic import Numbers
 from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.interpreter import Interpreter, ShapeError
-from scalec.compiler.proof.mutants import mutants
-from scalec.compiler.proof.mutants.faults import FAULTS
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of, differences
 from scalec.compiler.proof.reference import Reference
@@ -22,6 +20,8 @@ from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.syntax.source import Source
 from scalec.testing import plans
+from scalec.testing.audit.mutants import mutants
+from scalec.testing.audit.mutants.faults import FAULTS
 
 
 @settings(max_examples=25)

@@ -17,9 +17,6 @@ from helpers.uneven_stages import CHUNKS, unlike
 from scalec.compiler.ir import Op, Pipeline, Program, Region, Stmt, walk
 from scalec.compiler.ir.stages import crossing
 from scalec.compiler.proof import verify
-from scalec.compiler.proof.audit import Bench, Fate, audit
-from scalec.compiler.proof.mutants import Mutant, row_mutants
-from scalec.compiler.proof.mutants.rows import EVALUATED, FAMILIES, FREED
 from scalec.compiler.proof.ownership import held, known, settled
 from scalec.compiler.proof.pipeline.shrink import covers, shared
 from scalec.compiler.proof.pipeline.split import shares
@@ -32,6 +29,9 @@ from scalec.compiler.proof.tensors import Tensor
 from scalec.compiler.schedules.actions import Action, Schedule
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.testing.audit import Bench, Fate, audit
+from scalec.testing.audit.mutants import Mutant, row_mutants
+from scalec.testing.audit.mutants.rows import EVALUATED, FAMILIES, FREED
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "interleaved_zero_bubble", "zbv")
 MUTATED = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1")

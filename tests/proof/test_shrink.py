@@ -15,9 +15,6 @@ from helpers.proof_pipelines import compiled, piped
 from helpers.schedules.samples import shuffled
 from scalec.compiler.ir import MICROBATCHES, Pipeline, Program
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.proof.audit import Bench
-from scalec.compiler.proof.mutants import row_mutants
-from scalec.compiler.proof.mutants.rows import EVALUATED, FAMILIES, FREED
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, case_of, prove
 from scalec.compiler.proof.small_sizes import meshes
@@ -27,6 +24,9 @@ from scalec.compiler.schedules.csv_file import csv
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.rescale import resized
 from scalec.compiler.syntax.source import Source
+from scalec.testing.audit import Bench
+from scalec.testing.audit.mutants import row_mutants
+from scalec.testing.audit.mutants.rows import EVALUATED, FAMILIES, FREED
 
 TIED = "tied embedding"
 AUTO = ("auto", "auto(memory = 1)", "auto(memory = 2)", "auto(memory = 3, chunks = 2)")

@@ -9,12 +9,12 @@ import pytest
 
 from helpers.proof_pipelines import compiled, of_model
 from scalec.compiler.analysis.stage_buckets import chunks
-from scalec.compiler.proof.audit import Bench, Fate
-from scalec.compiler.proof.mutants import chunk_mutants
-from scalec.compiler.proof.mutants.chunks import AWAITED, BEGUN, CHUNKS, FREED
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import case_of
 from scalec.compiler.proof.small_sizes import meshes
+from scalec.testing.audit import Bench, Fate
+from scalec.testing.audit.mutants import chunk_mutants
+from scalec.testing.audit.mutants.chunks import AWAITED, BEGUN, CHUNKS, FREED
 
 SCHEDULES = ("1f1b", "interleaved_1f1b(chunks=2)", "zb_h1", "zbv")
 DIMS = "vocab = 32  hidden = 16  heads = 4  kv_heads = 2  head_dim = 4  ffn = 12  layers = 4"

@@ -15,8 +15,8 @@ from scalec.compiler.ir import INVARIANT, Kind, Op, placements, walk
 from scalec.compiler.ops import OPS, TypingError
 from scalec.compiler.ops.protocol import no_dims
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.proof.mutants.edits import instead, replaced
 from scalec.compiler.syntax.source import Source
+from scalec.testing.audit.mutants.edits import instead, replaced
 
 NORMS = "g_dp_tp.1: f64[flat_dp_tp] = coerce(g_dp_tp) <axes=[dp, tp], from=P, to=I>"
 REDUCED = 'all_reduce_(gradients["dp_tp"], dp_tp)'

@@ -204,9 +204,9 @@ def test_a_layer_more_costs_a_layer() -> None:
 def test_126_layers_take_no_longer_than_2() -> None:
     def seconds(count: int) -> float:
         compiled = program(PLAN.replace("layers = 5", f"layers = {count}"))
-        before = time.perf_counter()
+        before = time.process_time()
         account(compiled)
-        return time.perf_counter() - before
+        return time.process_time() - before
 
     assert min(seconds(126) for _ in range(5)) < 3 * min(seconds(2) for _ in range(5)) + 0.01
 

@@ -4,7 +4,7 @@ A plan's program runs a step on the meta device, where everything has its shape,
 starts is listed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -34,10 +34,10 @@ def launches(path: Path, gpu: str) -> Iterator[Launch]:
         yield from started
 
 
-def distinct(gpu: str) -> list[Launch]:
-    """Of all plans, one launch for each configuration of a kernel: that of the largest operands."""
+def distinct(gpu: str, plans: Iterable[Path] = PLANS) -> list[Launch]:
+    """Of some plans, one launch for each configuration of a kernel: that of the largest operands."""
     found: dict[str, Launch] = {}
-    for launch in chain.from_iterable(launches(path, gpu) for path in PLANS):
+    for launch in chain.from_iterable(launches(path, gpu) for path in plans):
         found[str(launch)] = max(found.get(str(launch), launch), launch, key=lambda it: it.bytes)
     return [*found.values()]
 

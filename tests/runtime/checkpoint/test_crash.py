@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from helpers.forked_ranks import HANGS
 from helpers.small_state import made
 from scalec.runtime import TrainState
 from scalec.runtime.checkpoint import saver
@@ -81,7 +82,7 @@ def _ended(folder: Path, axes: Axes, victim: int, last: int) -> int | None:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(30)
+        rank.join(HANGS)
         rank.kill()
         rank.join()
     return ranks[victim].exitcode

@@ -13,7 +13,7 @@ import torch.distributed.tensor  # seconds: once, before ranks are forked
 from safetensors.torch import load_file
 from torch import Tensor
 
-from helpers.forked_ranks import run_ranks
+from helpers.forked_ranks import HANGS, run_ranks
 from helpers.small_state import SPLITS, made, modelled, update, whole
 from scalec.runtime import RunError, TrainState
 from scalec.runtime.checkpoint import saver
@@ -157,5 +157,5 @@ slow = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tens
 print([name for name in slow if name in sys.modules])
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd="tests", capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd="tests", capture_output=True, text=True, timeout=HANGS, check=True)
     assert done.stdout == "[]\n"

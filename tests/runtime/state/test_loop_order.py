@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.forked_ranks import run_ranks
+from helpers.forked_ranks import HANGS, run_ranks
 from helpers.late_process_group import Link
 from helpers.layered_model import F64, LAYERS, WAYS, WIDTH, ZERO, Dtypes, Model, Way, data, shared
 from scalec.runtime import AdamW, Bucket, Mesh, ParamGroup, TrainState, unshard_ahead
@@ -146,7 +146,7 @@ def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
 
 def _settled(expected: int) -> int:
     """The bytes of all memory, once gloo's threads let go of what they communicated last: soon after it is there."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANGS
     while (held := sum(_storages())) > expected and time.monotonic() < deadline:
         time.sleep(0.01)
     return held
@@ -216,4 +216,4 @@ def _told(way: Way) -> str:
 def test_gathered_weights_are_compared_and_the_line_of_the_program_is_named(way: Way) -> None:
     for message in run_ranks(2, _told, way):
         assert "not the same over dp" in message
-        assert "turned.py:" in message
+        assert "layered_model.py:" in message

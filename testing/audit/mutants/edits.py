@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 from attrs import evolve, frozen
 
-from ...ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
-from ...schedules.actions import Schedule
-from ...schedules.dependencies import Cell
-from ...syntax.source import Span
-from ..pipeline.chunk_comms import Move
+from ....compiler.ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
+from ....compiler.proof.pipeline.chunk_comms import Move
+from ....compiler.schedules.actions import Schedule
+from ....compiler.schedules.dependencies import Cell
+from ....compiler.syntax.source import Span
 
 
 @frozen

@@ -8,7 +8,7 @@ Non-goals: whether a mutant is found (`audit`), and by which means; mutants of t
 
 from collections.abc import Iterator
 
-from ...ir import Program
+from ....compiler.ir import Program
 from . import buckets, coercions, documents, dropout, regions, stages, step
 from .chunks import chunk_mutants
 from .edits import Edit, Mutant

@@ -5,9 +5,9 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import Kind, Op, Program, types, walk
-from ...ops.attention import documents_and_draws
-from ...syntax.source import Span
+from ....compiler.ir import Kind, Op, Program, types, walk
+from ....compiler.ops.attention import documents_and_draws
+from ....compiler.syntax.source import Span
 from .edits import Edit, before, replaced, wide
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]

@@ -5,6 +5,8 @@ Non-goals: single errors and what the user is told of them (`test_proof`, `test_
 """
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,15 +18,15 @@ from helpers.plan_table import PLANS
 from helpers.proof_pipelines import piped
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.proof import audit as audited
-from scalec.compiler.proof.audit import Audit, Bench, Fate, Verdict, audit
-from scalec.compiler.proof.mutants import FAMILIES, Mutant, mutants
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import case_of
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.testing.audit import Audit, Bench, Fate, Verdict, audit
+from scalec.testing.audit import evaluate as audited
+from scalec.testing.audit.mutants import FAMILIES, Mutant, mutants
 
 TINY = Path(__file__).parents[2] / "plans" / "tiny_llama.scale"
 
@@ -233,3 +235,21 @@ def test_an_order_in_which_zero_is_the_least_misses_a_maximum_of_shards(monkeypa
     monkeypatch.setattr(audited, "mutants", only("coercion of another kind"))
     monkeypatch.setattr(Field, "rank", zero_least)
     assert "missed: all_reduce of t over tp as a maximum" in survivors(audit(*compiled("")))
+
+
+# ---- where it is
+
+
+def test_it_is_imported_when_asked_for_and_needs_no_hypothesis() -> None:
+    script = f"""
+import sys
+from scalec.compiler.cli import main
+assert main(["verify", {str(TINY)!r}]) == 0
+assert "scalec.testing" not in sys.modules, "a proof alone imports the audit"
+sys.modules["hypothesis"] = None
+import scalec.testing.audit
+import scalec.testing
+assert "torch" not in sys.modules
+"""
+    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

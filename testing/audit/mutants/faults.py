@@ -10,12 +10,12 @@ from math import prod
 import numpy as np
 from attrs import evolve, frozen
 
-from ...ir import PARTIAL, Type
-from ...ir.placements import ends
-from ..semantics import MEANINGS, Call, Semantics
-from ..sharded_state import stale
-from ..simulated_mesh import SimulatedMesh
-from ..tensors import Array, Tensor
+from ....compiler.ir import PARTIAL, Type
+from ....compiler.ir.placements import ends
+from ....compiler.proof.semantics import MEANINGS, Call, Semantics
+from ....compiler.proof.sharded_state import stale
+from ....compiler.proof.simulated_mesh import SimulatedMesh
+from ....compiler.proof.tensors import Array, Tensor
 
 
 def _kept(c: Call) -> list[Tensor]:

@@ -13,25 +13,25 @@ from itertools import chain
 
 from attrs import evolve, frozen
 
-from ..ir import Program
-from ..schedules.check import problems
-from ..schedules.p2p_matching import rendezvous
-from .arithmetic import Numbers
-from .float64 import Reals
-from .forward import forward
-from .interpreter import Outcome, Rows, ShapeError, Watch, Where, differing, nothing
-from .memo import Memory, Replay
+from ...compiler.ir import Program
+from ...compiler.proof.arithmetic import Numbers
+from ...compiler.proof.float64 import Reals
+from ...compiler.proof.forward import forward
+from ...compiler.proof.interpreter import Outcome, Rows, ShapeError, Watch, Where, differing, nothing
+from ...compiler.proof.memo import Memory, Replay
+from ...compiler.proof.pipeline.rows import LossError, RowsError, run_rows
+from ...compiler.proof.pipeline.shrink import renumbered
+from ...compiler.proof.prime_field import Field
+from ...compiler.proof.proof import TRIALS, Case, case_of, on_ranks
+from ...compiler.proof.reference import Reference
+from ...compiler.proof.semantics import MEANINGS
+from ...compiler.proof.simulated_mesh import SimulatedMesh
+from ...compiler.proof.small_sizes import Sizes, meshes
+from ...compiler.proof.tensors import Tensor
+from ...compiler.schedules.check import problems
+from ...compiler.schedules.p2p_matching import rendezvous
 from .mutants import Mutant, chunk_mutants, mutants, row_mutants
 from .mutants.faults import FAULTS
-from .pipeline.rows import LossError, RowsError, run_rows
-from .pipeline.shrink import renumbered
-from .prime_field import Field
-from .proof import TRIALS, Case, case_of, on_ranks
-from .reference import Reference
-from .semantics import MEANINGS
-from .simulated_mesh import SimulatedMesh
-from .small_sizes import Sizes, meshes
-from .tensors import Tensor
 
 
 class Fate(Enum):

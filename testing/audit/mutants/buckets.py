@@ -9,10 +9,25 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...analysis.bucket_layout import shard_axes
-from ...ir import INVARIANT, PARTIAL, Arg, Attr, Bucket, Enter, Kind, Op, Program, Region, Type, Value, types, walk
-from ...ir.placements import ends
-from ...syntax.source import Span
+from ....compiler.analysis.bucket_layout import shard_axes
+from ....compiler.ir import (
+    INVARIANT,
+    PARTIAL,
+    Arg,
+    Attr,
+    Bucket,
+    Enter,
+    Kind,
+    Op,
+    Program,
+    Region,
+    Type,
+    Value,
+    types,
+    walk,
+)
+from ....compiler.ir.placements import ends
+from ....compiler.syntax.source import Span
 from .coercions import acting, label, silent
 from .edits import Edit, aside, ops, regions, replaced, then, with_stack
 

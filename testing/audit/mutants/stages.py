@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import Op, Program
-from ...syntax.source import Span
+from ....compiler.ir import Op, Program
+from ....compiler.syntax.source import Span
 from .edits import Edit, ops, replaced
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]

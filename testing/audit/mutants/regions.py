@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, uses, walk
-from ...syntax.source import Span
+from ....compiler.ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, uses, walk
+from ....compiler.syntax.source import Span
 from .edits import Edit, aside, regions, renamed, replaced, with_input, with_stack
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]

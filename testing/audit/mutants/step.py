@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, sharded, types, walk
-from ...ops.attention import head_dims
-from ...syntax.source import Span
+from ....compiler.ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, sharded, types, walk
+from ....compiler.ops.attention import head_dims
+from ....compiler.syntax.source import Span
 from .edits import Edit, aside, before, instead, ops, replaced, then, wide, with_input
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ...ir import Program
-from ...schedules.actions import Action, Row, Schedule, Work
-from ...schedules.dependencies import Cell
-from ...schedules.p2p_matching import SENDS
+from ....compiler.ir import Program
+from ....compiler.schedules.actions import Action, Row, Schedule, Work
+from ....compiler.schedules.dependencies import Cell
+from ....compiler.schedules.p2p_matching import SENDS
 from .edits import Mutant
 
 Found: TypeAlias = Iterator[tuple[str, Schedule]]

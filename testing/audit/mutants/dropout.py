@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from ...ir import MICROBATCHES, Op, Program, types, walk
-from ...ops.dropout import SITE, are_draws
-from ...syntax.source import Span
+from ....compiler.ir import MICROBATCHES, Op, Program, types, walk
+from ....compiler.ops.dropout import SITE, are_draws
+from ....compiler.syntax.source import Span
 from .edits import Edit, before, regions, replaced, wide, with_attrs, with_stack
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]

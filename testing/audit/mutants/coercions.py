@@ -4,9 +4,22 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from ...ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Op, Program, Region, base, sharded, types, walk
-from ...ir.placements import coercion_of, conjugate, ends
-from ...syntax.source import Span
+from ....compiler.ir import (
+    INVARIANT,
+    MAXIMUM,
+    PARTIAL,
+    REPLICATED,
+    Kind,
+    Op,
+    Program,
+    Region,
+    base,
+    sharded,
+    types,
+    walk,
+)
+from ....compiler.ir.placements import coercion_of, conjugate, ends
+from ....compiler.syntax.source import Span
 from .edits import Edit, before, instead, regions, replaced, then, wide, with_attrs
 
 I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kind.MAXIMUM  # noqa: E741

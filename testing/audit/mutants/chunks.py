@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 from attrs import evolve
 
-from ...ir import Pipeline, Program, Region, types, uses
-from ...schedules.actions import Action, Row, Work
-from ..pipeline.chunk_comms import Move, moves, names
-from ..pipeline.split import Part, shares
-from ..pipeline.split_backward import halves
+from ....compiler.ir import Pipeline, Program, Region, types, uses
+from ....compiler.proof.pipeline.chunk_comms import Move, moves, names
+from ....compiler.proof.pipeline.split import Part, shares
+from ....compiler.proof.pipeline.split_backward import halves
+from ....compiler.schedules.actions import Action, Row, Work
 from .edits import Mutant
 
 AWAITED, BEGUN, FREED = "weights used before they are there", "reduced before it is complete", "weights freed too early"

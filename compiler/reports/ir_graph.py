@@ -1,0 +1,108 @@
+"""A program at any level as a graph: `scalec ir --graph`.
+
+Purpose: ops and regions as nodes, values with their types as edges, for networkx and whatever reads its formats.
+Non-goals: text that compiles, which IR text does.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from networkx import MultiDiGraph, generate_graphml, node_link_data  # pyright: ignore[reportUnknownVariableType]
+
+from ..ir import Op, Program, Region, types
+from ..ir.printer import print_op, print_type
+from ..syntax.source import Span
+
+
+class _Builder:
+    """Adds a program's nodes in the order of the IR, in which each value is made before it is used."""
+
+    def __init__(self, program: Program) -> None:
+        self.graph: Any = MultiDiGraph(name=f"{program.name} after {program.stage}")
+        self._types = {name: print_type(type) for name, type in types(program).items()}
+        self._made: dict[str, int] = {}
+        for param in program.params:
+            self._made[param.name] = self._node(None, f"param {param.name}", "param", param.span)
+        self._region(program.region, None)
+
+    def _node(self, parent: int | None, label: str, kind: str, span: Span, **more: str) -> int:
+        number = self.graph.number_of_nodes()
+        inside = {} if parent is None else {"parent": parent}
+        self.graph.add_node(number, kind=kind, label=label, line=str(span), **more, **inside)
+        return number
+
+    def _uses(self, name: str, node: int, role: str) -> None:
+        self.graph.add_edge(self._made[name], node, value=name, type=self._types[name], role=role)
+
+    def _op(self, op: Op, parent: int) -> None:
+        node = self._node(parent, op.kind, op.kind, op.span, text=print_op(op))
+        for name in op.inputs:
+            self._uses(name, node, "operand")
+        for value in op.outputs:
+            self._made[value.name] = node
+
+    def _region(self, region: Region, parent: int | None) -> None:
+        """A region is one node: what enters it goes through that to its body, what leaves it back and on."""
+        words = (region.kind, region.dim, "reversed" if region.reverse else "")
+        node = self._node(parent, " ".join(filter(None, words)), region.kind, region.span)
+        for arg in region.args:
+            if parent is not None:
+                self._uses(arg.source, node, arg.enter.value)
+            self._made[arg.value.name] = node
+        for stmt in region.body:
+            self._region(stmt, node) if isinstance(stmt, Region) else self._op(stmt, node)
+        for end in region.yields:
+            self._uses(end.name, node, end.leave.value)
+        for value in region.results:
+            self._made[value.name] = node
+
+
+def ir_graph(program: Program) -> Any:
+    """The graph, a `networkx.MultiDiGraph`.
+
+    A node has a `kind`, a `label`, its `line` in the plan and the region that is its `parent`, an op its IR `text` too;
+    an edge has the name and `type` of a `value`, and its `role`: an operand, or how it enters or leaves a region.
+    """
+    return _Builder(program).graph
+
+
+def print_graph(program: Program, form: str) -> str:
+    """The graph as text in one of FORMATS."""
+    graph = ir_graph(program)
+    if form == "dot":
+        return "\n".join(_dot(graph)) + "\n"
+    if form == "json":
+        return json.dumps(node_link_data(graph, edges="edges"), indent=1) + "\n"
+    return "\n".join(generate_graphml(graph)) + "\n"
+
+
+def _dot(graph: Any) -> Iterator[str]:
+    """Each region is a cluster that has its own node in it."""
+    inside: dict[int | None, list[int]] = {}
+    for node, parent in graph.nodes(data="parent"):
+        inside.setdefault(parent, []).append(node)
+    yield f"digraph {_quoted(graph.name)} {{"
+    yield "  node [shape=box]"
+    yield from _dot_nodes(graph, inside, None, "  ")
+    for source, target, edge in graph.edges(data=True):
+        label = _quoted(f"{edge['value']}: {edge['type']}")
+        yield f"  {source} -> {target} [label={label}, class={edge['role']}]"
+    yield "}"
+
+
+def _dot_nodes(graph: Any, inside: dict[int | None, list[int]], parent: int | None, indent: str) -> Iterator[str]:
+    for node in inside.get(parent, ()):
+        own = graph.nodes[node]
+        text = f"{node} [label={_quoted(own['label'])}, tooltip={_quoted(own.get('text', own['line']))}]"
+        if node not in inside:
+            yield f"{indent}{text}"
+            continue
+        yield f"{indent}subgraph cluster_{node} {{"
+        yield f"{indent}  {text}"
+        yield from _dot_nodes(graph, inside, node, f"{indent}  ")
+        yield f"{indent}}}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
