@@ -1,4 +1,4 @@
-"""What the command line takes, and what it says of itself."""
+"""The arguments and help texts of the command line."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What would make a plan fit its GPU: changes of it, each compiled and counted.
+"""Changes that would make a plan fit its GPU, each compiled and counted.
 
 Purpose: of each kind of change (what backward does again, microbatches, shared state, stages) the mildest that is
 enough, or else the one that leaves least; where none is, the best with others on top of it.

@@ -1,4 +1,4 @@
-"""What a person is shown of a step's collectives: what each is for, how often, how much it sends, over which links.
+"""The report of a step's collectives: purpose, place, count, bytes sent, links.
 
 Non-goals: the list itself (`account`), its figures (`traffic`), and JSON (`emit.plan_json`).
 """

@@ -1,4 +1,4 @@
-"""What a person is shown of the memory account: what there is at the fullest moment, and what forward keeps.
+"""The report of the memory account: peak memory and saved activations.
 
 Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 """

@@ -1,4 +1,4 @@
-"""What the user is told about mistakes in a plan: one class for all of them, shown the way rustc does.
+"""Diagnostics: errors and warnings about a plan, shown the way rustc does.
 
 Purpose: code, smallest span, caret, secondary places, notes, help; all errors of a step at once.
 Non-goals: finding mistakes.  Messages are lower case, without full stop, with code in backticks; how to repair it

@@ -1,4 +1,4 @@
-"""Calls that backward does again, so that forward need not keep what they compute (arXiv:1604.06174).
+"""Activation checkpointing: recomputes calls in backward instead of saving their results (arXiv:1604.06174).
 
 Purpose: saved-tensor hooks that keep a call's operands and parameters alone, and make the rest when backward first asks
 for any of it.  Nothing is drawn from a generator, so that a call done again gives the same to the last bit; what it

@@ -1,4 +1,4 @@
-"""The ops of emitted programs, on local tensors, where plain torch does not already say them.
+"""The ops of emitted programs, on local tensors, that plain torch does not have.
 
 Non-goals: no communication; what must be reduced over an axis is returned as a partial value and reduced in sight.
 """
