@@ -84,7 +84,7 @@ STDLIB = "python_stdlib"
 
 @frozen
 class Cluster(Settings):
-    """`cluster { … }`: the machines."""
+    """`cluster { … }`: nodes and their GPUs."""
 
     SECTION: ClassVar[str] = "cluster"
     gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm, for `explain memory`"))
@@ -92,7 +92,7 @@ class Cluster(Settings):
     gpus_per_node: int | None = field(
         default=None, metadata=count("GPUs per node; unset, the mesh's ranks divided by `nodes`", at_least=1)
     )
-    nodes: int = field(default=1, metadata=count("machines", at_least=1))
+    nodes: int = field(default=1, metadata=count("nodes of the cluster", at_least=1))
     reserve: int | None = field(
         default=None, metadata=size("of a GPU, what is left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate")
     )

@@ -18,7 +18,7 @@ def texts() -> dict[str, Any]:
 
 def explain_code(code: str) -> str:
     """All that is known of one of CODES, for people."""
-    entry = texts().get(code, {})
-    parts = [f"{code}: {CODES[code]}", entry.get("text", "")]
+    entry = texts()[code]
+    parts = [f"{code}: {CODES[code]}", entry["text"]]
     parts += [f"{kind}:\n\n{indent(entry[kind].rstrip(), '  ')}" for kind in ("wrong", "right") if kind in entry]
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
