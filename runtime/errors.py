@@ -1,4 +1,4 @@
-"""What a user can put right: a single clear line instead of a traceback, by one exception or the system's own."""
+"""Errors that a user can fix: one clear line instead of a traceback."""
 
 from collections.abc import Sequence
 

@@ -104,7 +104,7 @@ NOT_EVALUATED = "not evaluated: compiled with --no-verify"
 
 RUN_TIME = (
     "not run by the compiler; scalec's tests run such programs on gloo against plain torch, and"
-    " `SCALEC_RECORD=1` with `scalec verify --recorded` holds a run's collectives to this account"
+    " `SCALEC_RECORD=1` with `scalec verify --recorded` checks a run's collectives against this account"
 )
 
 

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline has of a program, and what one stage does of it, as programs of their own.
+"""The sub-program that one rank, or one stage, of a pipeline runs.
 
 Purpose: types and dims of a program say what all stages have together; accounts are of ranks, whose sizes differ.
 These programs have a rank's sizes, and need not be legal: what a stage receives is made by no statement of it.

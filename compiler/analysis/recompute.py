@@ -34,10 +34,12 @@ def check(program: Program) -> None:
 
 
 def _unknown(name: str, able: list[str], by_turns: bool, span: Span) -> Diagnostic:
-    message = f"backward cannot do {'turns of ' if by_turns else ''}`{name}` again{'' if by_turns else ' by itself'}"
-    label = "no repeat over it is an innermost one" if by_turns else ""
-    label = label or "the model has no such op, or it is divided over ranks"
-    return Diagnostic("E0410", message, span, label, help=did_you_mean(name, able) or f"it can do {listing(able)}")
+    message = f"{'layers of ' if by_turns else ''}`{name}` cannot be recomputed{'' if by_turns else ' on its own'}"
+    label = "it is not the dim of an innermost repeat" if by_turns else ""
+    label = label or "the model has no such op, or it is split over ranks"
+    return Diagnostic(
+        "E0410", message, span, label, help=did_you_mean(name, able) or f"it can recompute {listing(able)}"
+    )
 
 
 def _innermost(body: tuple[Stmt, ...]) -> Iterator[str]:

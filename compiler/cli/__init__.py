@@ -68,9 +68,7 @@ def _no_program(source: "Source", error: Exception) -> "Diagnostic":
     from ..syntax.diagnostics import Diagnostic, Note
 
     notes = (Note(None, f"{_culprit(error)}: {_said(error)}"),)
-    help = (
-        "look at what was edited; text that `scalec ir` printed and nobody edited compiles, else it is a bug in scalec"
-    )
+    help = "check the edited lines; if unedited output of `scalec ir` gives this error, it is a bug in scalec"
     return Diagnostic("E0706", "this IR text makes no program", source.whole(), notes=notes, help=help)
 
 

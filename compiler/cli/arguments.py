@@ -1,4 +1,4 @@
-"""What the command line takes, and what it says of itself."""
+"""The arguments and help texts of the command line."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
@@ -25,17 +25,17 @@ COMMANDS = (
         "compile",
         compile.compile_,
         "compile a plan to a training program",
-        "Compiles a plan to DIR/train.py, a PyTorch program to read and run, and DIR/plan.json, its account.\n"
-        "Says what a step communicates, and the command that starts the training.  Files that scalec did not\n"
-        "write are never overwritten.",
+        "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its collectives and memory.\n"
+        "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
+        "scalec did not write.",
         "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
     ),
     Command(
         "run",
         compile.run,
         "compile a plan and train it on this machine",
-        "Compiles a plan as `scalec compile` does, then starts it with torchrun on as many ranks as its mesh has.\n"
-        "What stands behind `--` goes to train.py; `-- --help` says what it takes.",
+        "Compiles a plan as `scalec compile` does, then starts it with torchrun, one process per rank of its mesh.\n"
+        "Arguments after `--` go to train.py; `-- --help` lists them.",
         "scalec run plans/tiny_llama.scale -- --steps 100 --lr 1e-3",
     ),
     Command(
@@ -43,78 +43,79 @@ COMMANDS = (
         compile.ir,
         "show the program between two passes",
         "Prints the intermediate representation of a plan after a pass, by default the last.  The text can be\n"
-        "stored, edited and compiled in place of the plan; as a graph it is for Graphviz or networkx.",
+        "saved, edited and compiled instead of the plan; as a graph it is for Graphviz or networkx.",
         "scalec ir plans/tiny_llama.scale --after insert_collectives",
     ),
     Command(
         "check",
         compile.check,
-        "say whether a plan is right",
-        "Compiles a plan without writing anything: says `ok` with the model's size and the tokens of a step, or what\n"
-        "is wrong with it; warns where it does not fit its GPU, with what would make it fit.",
+        "check a plan for errors",
+        "Compiles a plan without writing anything.  Prints `ok`, the model's size and the tokens per step, or the\n"
+        "plan's errors.  If the plan does not fit its GPU, warns and lists changes that would make it fit.",
         "scalec check plans/llama3_405b.scale",
     ),
     Command(
         "explain",
         compile.explain,
-        "show what memory a plan takes, or what its ranks send each other",
-        "memory: what one rank holds at the fullest moment of a step, which moment that is, and what forward keeps\n"
-        "for backward by op and line of the plan; whether it fits the GPU that the plan's cluster names.\n"
-        "collectives: what a step gathers, reduces and exchanges, where and how often; what a rank sends in it,\n"
-        "within a node and across nodes.",
+        "show the memory or the collectives of a plan, or the meaning of a code",
+        "memory: peak memory of one rank, where in the step it occurs, and saved activations by op and plan line;\n"
+        "whether it fits the GPU named in the plan's cluster.\n"
+        "collectives: the collectives of a step, where and how often they run, and the bytes a rank sends,\n"
+        "within a node and across nodes.\n"
+        "A code such as E0510: its meaning, with a wrong and a right plan.",
         "scalec explain memory plans/llama3_405b.scale",
     ),
     Command(
         "schedule",
         schedule.schedule,
-        "draw what each rank of a plan's pipeline does when",
-        "Draws the schedule of a plan's pipeline as a row for each rank, with how long each computes, waits, and how\n"
-        "much it holds; or writes it to files.  Times are for a stage and a microbatch: `f` of forward, `b` and `w`\n"
-        "of the input and weight parts of backward, `comm` of a message between ranks.  By default they are what\n"
-        "stages cost, in parts of the dearest forward, and messages take none.",
+        "draw the pipeline schedule of a plan",
+        "Draws the pipeline schedule of a plan, one row per rank, with each rank's busy time, idle time and memory;\n"
+        "or writes it to files.  Times are per stage and microbatch: `f` for forward, `b` and `w` for the input and\n"
+        "weight gradients of backward, `comm` for a message between ranks.  By default they are estimated costs,\n"
+        "relative to the most expensive forward, and messages take no time.",
         "scalec schedule plans/tiny_pipeline.scale --times f=1,b=1,w=1,comm=0.1",
     ),
     Command(
         "verify",
         verify.verify,
         "prove that a plan's sharded step is the single-device step",
-        "Evaluates the step that a plan compiles to, on small sizes and for all ranks, in a prime field, and holds\n"
-        "loss, every gradient and every updated parameter to the step of a single device: equal, or the first value\n"
-        "that is not.  Of two plans, says whether they make the same update.",
+        "Evaluates the compiled step for all ranks, at small sizes and in a prime field, and checks the loss, every\n"
+        "gradient and every updated parameter against the single-device step.  Prints `equal` or the first value\n"
+        "that differs.  With two plans, checks that both make the same update.",
         "scalec verify plans/llama3_405b.scale",
     ),
     Command(
         "fmt",
         fmt,
-        "lay out plans in one style",
-        "Rewrites plans with the indentation, spaces and alignment of those in plans/; names each that changed.\n"
-        "Every word and every comment stays, in its order.  A plan with syntax errors is left alone.",
+        "format plans",
+        "Formats plans with the indentation, spacing and alignment used in plans/, and names each file it changed.\n"
+        "Words and comments stay as they are, in the same order.  A plan with syntax errors is left alone.",
         "scalec fmt plans/tiny_llama.scale",
     ),
     Command(
         "import",
         import_hf.import_,
         "write a plan for a Hugging Face model",
-        "Writes the plan of a model from its config.json, or says which of its fields no plan expresses.  With its\n"
-        "weights the program begins by `train.py --init FOLDER`.",
+        "Writes a plan for the model of a config.json, or names the fields that no plan can express.  To start\n"
+        "training from the model's weights, run `train.py --init FOLDER`.",
         "scalec import config.json -o plan.scale",
     ),
 )
 
 MODES = {
-    "audit": "break the step in every way that it can break, and count which the proof catches",
-    "recheck": "PLAN is a folder that scalec compiled to: show once more all that its certificate says",
-    "recorded": "PLAN is a folder where a run lies with SCALEC_RECORD=1: hold what it communicated to the plan",
+    "audit": "break the step in hundreds of ways and count how many the proof catches",
+    "recheck": "PLAN is a compiled output folder: re-check every claim of its certificate",
+    "recorded": "PLAN is a run folder recorded with SCALEC_RECORD=1: check its communication against the plan",
 }
 """What else `verify` does, as options of it."""
 
 EPILOG = """exit status:
   0  done
-  1  the plan is wrong; what is wrong with it is on standard error
-  2  the command line is wrong, or the output would overwrite what scalec did not write
+  1  the plan has errors, which are printed on standard error
+  2  the command line is wrong, or the output would overwrite files that scalec did not write
 
-SCALEC_DUMP=<pass>|all prints the program after that pass, or each, on standard error.
-`scalec COMMAND --help` says more of a command."""
+SCALEC_DUMP=<pass>|all prints the program after that pass, or after each, on standard error.
+For details of a command: `scalec COMMAND --help`."""
 
 
 def _parser() -> ArgumentParser:
@@ -151,38 +152,40 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=help)
         return
     if command == "fmt":
-        help = "a plan (.scale), or `-` for standard input, which goes to standard output"
+        help = "a plan (.scale), or `-` to read standard input and write standard output"
         parser.add_argument("files", type=_path, nargs="+", metavar="FILE", help=help)
-        help = "write nothing; name the plans that would change, with exit status 1"
+        help = "write nothing; name the plans that would change and exit with status 1"
         parser.add_argument("--check", action="store_true", help=help)
         return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
     if command == "verify":
-        parser.add_argument("plans", type=_path, nargs="+", metavar="PLAN", help=f"{text}; two to hold them together")
+        parser.add_argument("plans", type=_path, nargs="+", metavar="PLAN", help=f"{text}; two plans are compared")
         for name, help in MODES.items():
             parser.add_argument(f"--{name}", action="store_true", help=help)
         return
     if command == "explain":
-        parser.add_argument("topic", choices=("memory", "collectives"), help="what to show")
+        parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, or a code such as E0510")
+        parser.add_argument("plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; not for a code")
+        return
     parser.add_argument("plan", type=_path, metavar="PLAN", help=text)
     if command == "schedule":
-        help = "some of f=1,b=1,w=1,comm=0.1: the same for all stages"
+        help = "any of f=1,b=1,w=1,comm=0.1, for all stages"
         parser.add_argument("--times", default="", metavar="TIMES", help=help)
-        parser.add_argument("--unit", action="store_true", help="draw all stages as if they took f=1,b=1,w=1")
+        parser.add_argument("--unit", action="store_true", help="draw every stage with f=1,b=1,w=1")
         for form, help in schedule.FORMS.items():
             parser.add_argument(f"--{form}", type=_path, metavar="FILE", help=f"write {help}")
     if command == "check":
-        help = "end with exit status 1 unless it fits the GPU that the plan's cluster names"
+        help = "exit with status 1 unless the plan fits the GPU named in its cluster"
         parser.add_argument("--must-fit", action="store_true", help=help)
     if command in ("compile", "run"):
-        help = "the folder to write to (default out/ and the plan's name)"
+        help = "the folder to write to (default: out/ and the plan's name)"
         parser.add_argument("-o", "--output", type=_path, metavar="DIR", help=help)
-        help = "write without evaluating the step, and say so in what is written"
+        help = "skip the proof, and say so in the written files"
         parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
     if command == "run":
         parser.usage = "scalec run [-h] [-o DIR] [--no-verify] PLAN [-- ARGUMENT ...]"
     if command == "ir":
-        parser.add_argument("--after", metavar="PASS", help="the pass; an unknown one lists them all")
+        parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
         help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
         parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
 
@@ -200,7 +203,7 @@ def options(words: list[str]) -> Namespace:
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
     if meant := _command_meant(words[0] if words else ""):
-        parser.error(f"there is no command `{words[0]}`: {meant}")
+        parser.error(f"unknown command `{words[0]}`: {meant}")
     given, unknown = parser.parse_known_args(words[:cut])
     given.rest = words[cut + 1 :]
     if unknown and unknown[0].startswith("-") and given.command is compile.run:
@@ -208,5 +211,5 @@ def options(words: list[str]) -> Namespace:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.rest and given.command is not compile.run:
-        parser.error("arguments behind `--` are for `scalec run` alone")
+        parser.error("only `scalec run` takes arguments after `--`")
     return given

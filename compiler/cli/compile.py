@@ -34,8 +34,8 @@ def compile_(options: Namespace) -> None:
     plan = load(options.plan)
     script = _write(plan, options)
     how = launch(plan.program)
-    where = "" if how.nodes == 1 else f" this on each of {how.nodes:,} machines, $HEAD one of them"
-    print(f"train with{where}:\n\n  {how.command(script)}")
+    several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
+    print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
 
 
 def run(options: Namespace) -> NoReturn:
@@ -47,7 +47,7 @@ def run(options: Namespace) -> NoReturn:
     plan = load(options.plan)
     how = launch(plan.program)
     if how.nodes > 1:
-        raise UsageError(f"this plan runs on {how.nodes} machines: `scalec compile` prints what to start on each")
+        raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
     if find_spec("torch") is None:
         raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
     script = _write(plan, options)
@@ -65,7 +65,7 @@ def ir(options: Namespace) -> None:
 
     stage = options.after or STAGES[-1]
     if stage not in STAGES:
-        raise UsageError(f"there is no pass `{stage}`; in order they are {listing(STAGES)}")
+        raise UsageError(f"unknown pass `{stage}`; passes, in order: {listing(STAGES)}")
     program = load(options.plan, stage).program
     if program.stage != stage:
         raise UsageError(f"`{options.plan}` is IR from after `{program.stage}`, which comes after `{stage}`")
@@ -91,12 +91,23 @@ def check(options: Namespace) -> int:
 
 
 def explain(options: Namespace) -> None:
-    """`scalec explain memory | collectives`."""
+    """`scalec explain memory | collectives PLAN`, `scalec explain CODE`."""
+    from ..reports.codes import explain_code
     from ..reports.communication import explain_collectives
     from ..reports.memory import memory
+    from ..syntax.diagnostics import CODES, did_you_mean
 
-    tell = {"memory": memory, "collectives": explain_collectives}[options.topic]
-    print(tell(load(options.plan).program))
+    topics, topic, plan = {"memory": memory, "collectives": explain_collectives}, options.topic, options.plan
+    code = topic.upper()
+    if topic in topics and plan:
+        print(topics[topic](load(plan).program))
+    elif code in CODES and not plan:
+        print(explain_code(code))
+    elif topic in topics or code in CODES:
+        raise UsageError(f"`scalec explain {topic}` {'takes no plan' if plan else 'needs a plan'}")
+    else:
+        help = did_you_mean(topic, (*topics, *CODES)) or "it takes `memory`, `collectives` or a code such as `E0510`"
+        raise UsageError(f"cannot explain `{topic}`: {help}")
 
 
 def load(path: Path, stage: str | None = None) -> Plan:
@@ -117,7 +128,7 @@ def ir_text(options: Namespace) -> "Source | None":
     from ..syntax.source import is_ir
 
     given = vars(options)
-    paths: list[Path] = [*given.get("plans", ()), *([given["plan"]] if "plan" in given else [])]
+    paths: list[Path] = [*given.get("plans", ()), *([given["plan"]] if given.get("plan") else [])]
     files = [path / "plan.json" if path.is_dir() else path for path in paths]
     sources = (load(path, most=MAX_WRITTEN_BYTES) for path in files if path.is_file())
     return next((source for source in sources if source.path.endswith(".json") or is_ir(source.text)), None)
@@ -130,7 +141,7 @@ def _dump() -> "Callable[[Program], None]":
 
     wanted = os.environ.get("SCALEC_DUMP", "")
     if wanted not in ("", "all", *STAGES):
-        sys.stderr.write(f"SCALEC_DUMP: there is no pass `{wanted}`; say all, {', '.join(STAGES)}\n")
+        sys.stderr.write(f"SCALEC_DUMP: unknown pass `{wanted}`; use all, {', '.join(STAGES)}\n")
 
     def show(program: "Program") -> None:
         if wanted in ("all", program.stage):

@@ -73,7 +73,7 @@ def _standard_input(options: Namespace) -> int:
     from ..syntax.formatter import format_plan
 
     if len(options.files) > 1:
-        raise UsageError("`-` is standard input, and stands alone")
+        raise UsageError("`-` is standard input and cannot be combined with files")
     content = sys.stdin.buffer.read()
     text = format_plan(_decoded(content))
     if options.check:

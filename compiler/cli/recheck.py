@@ -1,4 +1,4 @@
-"""`scalec verify --recheck`: what the certificate of an output folder says, shown once more from what lies there.
+"""`scalec verify --recheck`: re-checks the certificate of an output folder.
 
 Non-goals: how anything is shown (`verify`, `emit.readback`).
 """

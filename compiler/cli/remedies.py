@@ -1,4 +1,4 @@
-"""What would make a plan fit its GPU: changes of it, each compiled and counted.
+"""Changes that would make a plan fit its GPU, each compiled and counted.
 
 Purpose: of each kind of change (what backward does again, microbatches, shared state, stages) the mildest that is
 enough, or else the one that leaves least; where none is, the best with others on top of it.
@@ -27,7 +27,7 @@ from ..syntax.source import Source, is_ir
 CHEAP = {*ROPES, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
 """The ops that backward does again in little time."""
 
-ELSE = "put dims of parameters over more ranks, as `vocab, heads, ffn over tp` does, or shorten `seq`"
+ELSE = "shard parameters over more ranks, as `vocab, heads, ffn over tp` does, or shorten `seq`"
 
 Change = tuple[str, str]
 """A section of a plan, and what is to stand in it."""

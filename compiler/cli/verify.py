@@ -21,9 +21,9 @@ def verify(options: Namespace) -> int:
     modes = {"audit": _audit, "recheck": _recheck, "recorded": _recorded}
     chosen = [mode for mode in modes if getattr(options, mode)]
     if len(chosen) > 1:
-        raise UsageError(f"--{chosen[0]} and --{chosen[1]} are asked for; choose one")
+        raise UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other: choose one")
     if len(options.plans) > (1 if chosen else 2):
-        raise UsageError("verify takes one plan, or two to hold against each other")
+        raise UsageError("verify takes one plan, or two to compare")
     if chosen:
         return modes[chosen[0]](options.plans[0])
     return _plan(options.plans[0]) if len(options.plans) == 1 else _two(*options.plans)

@@ -70,9 +70,7 @@ GPUS = {
     "v100_32gb": Gpu(32, 70, linked=True),
 }
 
-ANOTHER = (
-    "of another GPU say how much it holds, as in `gpu = mine  memory = 64GiB`; it gets no Triton kernels by itself"
-)
+ANOTHER = "for another GPU give its memory, as in `gpu = mine  memory = 64GiB`; it gets no Triton kernels by default"
 
 LEAST = 80
 """The first capability with bf16 and asynchronous copies, for which the kernels are written."""
@@ -82,7 +80,7 @@ def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
     """A plan names a GPU of the table, or says what one holds."""
     name, span = cluster.gpu, cluster.spans["gpu"]
     if cluster.memory and not name:
-        help = "say of which GPU: its name may be any"
+        help = "name the GPU; any name will do"
         found.error("E0402", "`cluster` has `memory`, and needs `gpu`", cluster.spans["memory"], help=help)
     elif name and name not in GPUS and cluster.memory is None:
         alike = [known for known in GPUS if known.startswith(name.casefold())]

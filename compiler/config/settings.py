@@ -84,17 +84,15 @@ STDLIB = "python_stdlib"
 
 @frozen
 class Cluster(Settings):
-    """`cluster { … }`: the machines."""
+    """`cluster { … }`: nodes and their GPUs."""
 
     SECTION: ClassVar[str] = "cluster"
     gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm, for `explain memory`"))
-    memory: int | None = field(
-        default=None, metadata=size("what a GPU holds; unset, as scalec knows of the one that is named")
-    )
+    memory: int | None = field(default=None, metadata=size("memory of a GPU; unset, that of the named GPU"))
     gpus_per_node: int | None = field(
-        default=None, metadata=count("GPUs in one machine; unset, an equal part of the mesh's ranks", at_least=1)
+        default=None, metadata=count("GPUs per node; unset, the mesh's ranks divided by `nodes`", at_least=1)
     )
-    nodes: int = field(default=1, metadata=count("machines", at_least=1))
+    nodes: int = field(default=1, metadata=count("nodes of the cluster", at_least=1))
     reserve: int | None = field(
         default=None, metadata=size("of a GPU, what is left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate")
     )
@@ -137,7 +135,7 @@ class Optimizer(Settings):
     weight_decay: float = field(
         default=0.0, metadata=real("weight decay: decoupled in adamw, added to the gradient in sgd", NOT_NEGATIVE)
     )
-    clip: float = field(default=0.0, metadata=real("largest norm of all gradients together, 0 for any", NOT_NEGATIVE))
+    clip: float = field(default=0.0, metadata=real("largest norm of all gradients, 0 for no clipping", NOT_NEGATIVE))
     schedule: Schedule = field(default=Schedule(), metadata=call(Schedule))
     groups: tuple[ParamGroup, ...] = field(default=(), metadata=sections(ParamGroup))
 
@@ -163,9 +161,11 @@ class Data(Settings):
     files: tuple[str, ...] = field(metadata=texts("paths, `*` for any part of a name", named=(STDLIB,)))
     tokenizer: str = field(default="bytes", metadata=only("text", choice("what makes text into tokens", "bytes")))
     dtype: str = field(default="uint16", metadata=only("tokens", choice("type of a stored token", "uint16", "uint32")))
-    holdout: float = field(default=0.0, metadata=share("part of the files kept for validation"))
+    holdout: float = field(default=0.0, metadata=share("fraction of the files reserved for validation"))
     separator: int | str | None = field(default=None, metadata=token("the token that ends each document"))
-    masked: float | None = field(default=None, metadata=share("part of the tokens that is hidden and predicted", SOME))
+    masked: float | None = field(
+        default=None, metadata=share("fraction of the tokens that are hidden and predicted", SOME)
+    )
     mask_token: int | str | None = field(default=None, metadata=token("the token that hides others"))
 
     @property
@@ -189,9 +189,9 @@ class Flow(Settings):
 
     SECTION: ClassVar[str] = "state"
     bucket: int | None = field(
-        default=None, metadata=size("the most that is reduced at once; unset, what a turn of a repeat has")
+        default=None, metadata=size("largest bucket to reduce at once; unset, the parameters of one layer")
     )
-    prefetch: int = field(default=1, metadata=count("turns of a repeat whose parameters are gathered ahead of it"))
+    prefetch: int = field(default=1, metadata=count("how many layers ahead parameters are gathered"))
 
 
 @frozen
@@ -202,12 +202,12 @@ class Order(Settings):
     kind: str = field(default="1f1b", metadata=heading(*SCHEDULES, AUTO, FILE))
     path: str | None = field(default=None, metadata=first(only(FILE, text("path of the rows, from the plan's folder"))))
     chunks: int | None = field(
-        default=None, metadata=count("stages of each rank; unset, what the schedule is known for", at_least=1)
+        default=None, metadata=count("stages per rank; unset, the schedule's usual number", at_least=1)
     )
     memory: int | Size | None = field(
         default=None,
         metadata=only(
-            AUTO, count_or_size("the most that a rank holds: forwards that wait for backward, or all bytes; unset, any")
+            AUTO, count_or_size("memory budget of a rank, in microbatches in flight or in bytes; unset, unlimited")
         ),
     )
 
@@ -219,7 +219,7 @@ class Pipelining(Settings):
     SECTION: ClassVar[str] = "pipeline"
     schedule: Order = field(default=Order(), metadata=call(Order))
     stages: tuple[int, ...] | None = field(
-        default=None, metadata=counts("turns of the repeats in each stage; unset, what makes them equally dear")
+        default=None, metadata=counts("layers in each stage; unset, stages of equal cost")
     )
 
 
@@ -238,7 +238,7 @@ class Train(Settings):
 
     SECTION: ClassVar[str] = "train"
     seq: int = field(metadata=count("tokens in a sequence", at_least=1))
-    global_batch: int = field(metadata=count("sequences in a step, on all ranks together", at_least=1))
+    global_batch: int = field(metadata=count("sequences in a step, over all ranks", at_least=1))
     microbatch: int = field(metadata=count("sequences in a microbatch, on one data-parallel rank", at_least=1))
     steps: int = field(metadata=count("optimizer steps", at_least=1))
     optimizer: Optimizer = field(metadata=section(Optimizer))
@@ -271,20 +271,22 @@ class Train(Settings):
     )
     logits: str = field(
         default=AUTO,
-        metadata=choice("of losses: kept for backward, made a chunk at a time, or what suits them", AUTO, SAVE, CHUNK),
+        metadata=choice(
+            "of losses: saved for backward, computed a chunk at a time, or whichever suits", AUTO, SAVE, CHUNK
+        ),
     )
     compile: str = field(
         default=OFF,
-        metadata=choice("whether torch.compile makes one graph of each turn of an innermost repeat", OFF, ON),
+        metadata=choice("whether torch.compile compiles each layer of an innermost repeat to a graph", OFF, ON),
     )
     gathered: str = field(
         default="save",
-        metadata=choice("gathered activations: kept for backward, or gathered again", "save", "regather"),
+        metadata=choice("gathered activations: saved for backward, or gathered again in backward", "save", "regather"),
     )
     recompute: Selection = field(
         default=Selection("none"),
         metadata=selection(
-            "what backward computes again: nothing, each turn of a repeat, every n-th of one, or the ops named",
+            "what backward recomputes: nothing, every layer, every n-th layer, or the named ops",
             "none",
             "full",
             of="selective",

@@ -138,7 +138,7 @@ def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scop
     match section.kind.name, entry:
         case "dims", tree.Setting(tree.Name("batch" | "seq" | "microbatches") as key):
             help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
-            found.error("E0309", f"dim `{key}` is not the model's to set", key.span, help=help)
+            found.error("E0309", f"dim `{key}` cannot be set in the model", key.span, help=help)
         case (("dims" | "const"), tree.Setting(key)) if key.name in scope:
             found.error("E0403", f"`{key}` is set twice", key.span, "again")
         case "dims", tree.Setting(key, value):

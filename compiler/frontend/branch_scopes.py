@@ -48,7 +48,7 @@ class _Walk:
                 notes = (Note(self._partly[name.name].span, "bound here"),)
                 help = "bind it on both sides, or before the branch"
                 message = f"only one side of a branch binds `{name}`"
-                raise PlanError([Diagnostic("E0201", message, name.span, "used behind it", notes, help)])
+                raise PlanError([Diagnostic("E0201", message, name.span, "used after the branch", notes, help)])
         for name in item.names:
             self._check_index(name)
         self._add({name.name: name for name in item.names})
@@ -86,11 +86,13 @@ class _Walk:
 def _no_index(index: tree.Name, indices: Mapping[str, tree.Name]) -> PlanError:
     if not indices:
         help = "write `repeat layers as i { if i < 2 { … } }`"
-        return wrong("E0219", "`if` stands in a repeat whose index has a name", index.span, "not an index", help)
+        return wrong(
+            "E0219", "`if` is allowed only in a repeat whose index has a name", index.span, "not an index", help
+        )
     help = did_you_mean(index.name, indices) or f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
     return wrong("E0219", f"`{index}` is the index of no repeat around this", index.span, "not an index", help)
 
 
 def _misplaced(index: tree.Name, span: Span) -> PlanError:
-    help = f"the index of a repeat stands in `if {index} < … {{ … }}` only"
+    help = f"the index of a repeat can only be used in `if {index} < … {{ … }}`"
     return wrong("E0219", f"`{index}` is an index", span, "not a value", help)

@@ -119,7 +119,7 @@ class Calls:
         value = float(evaluate(expr, self._scope.numbers))
         if attribute.share and not 0 <= value < 1:
             label = f"`{attribute.name}` is {value:g}"
-            raise wrong("E0610", "a share is at least 0 and less than 1", expr.span, label)
+            raise wrong("E0610", "a fraction is at least 0 and less than 1", expr.span, label)
         return value
 
     def _dim(self, expr: tree.Expr, known: Sequence[str]) -> str:
@@ -132,7 +132,7 @@ class Calls:
             label, help = f"its dims are [{', '.join(known)}]", did_you_mean(expr.name, known)
             raise wrong("E0307", f"`{expr}` is not a dim of this operand", expr.span, label, help)
         if expr.name == "batch":
-            raise wrong("E0307", "no op works along `batch`", expr.span, "samples do not know of each other")
+            raise wrong("E0307", "no op works along `batch`", expr.span, "samples are independent of each other")
         return expr.name
 
 

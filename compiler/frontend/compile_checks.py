@@ -16,7 +16,7 @@ def check_compiled(train: Train) -> None:
         if train.recompute.word == "selective":
             found.error(
                 "E0412",
-                "torch.compile chooses by itself what of a layer backward makes again",
+                "torch.compile itself chooses what to recompute in a layer",
                 train.spans["recompute"],
                 notes=[asked],
                 help="write `recompute = full` or `every(2, layers)` for whole layers, or leave `compile` out",
@@ -24,9 +24,9 @@ def check_compiled(train: Train) -> None:
         if train.gathered == "regather":
             found.error(
                 "E0412",
-                "a compiled layer keeps what it has gathered",
+                "a compiled layer saves its gathered activations",
                 train.spans["gathered"],
                 notes=[asked],
-                help="write `recompute = full`, by which backward gathers again too, or leave `compile` out",
+                help="write `recompute = full`, which also regathers in backward, or leave `compile` out",
             )
     found.check()

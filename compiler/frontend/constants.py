@@ -54,11 +54,11 @@ def _number(op: Op, name: str) -> float:
 def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
     dims, size, scaling = _number(op, "dims"), program.size(last), OPS["rope"].get(op, "scaling")
     if size % 2 and not dims:
-        help = f"make it even, or turn fewer of its dims with `dims={size - 1}`"
-        found.error("E0312", f"rope turns pairs, but `{last}` = {size} is odd", op.span, help=help)
+        help = f"make it even, or rotate fewer dims with `dims={size - 1}`"
+        found.error("E0312", f"rope rotates pairs, but `{last}` = {size} is odd", op.span, help=help)
     if dims and not (dims % 2 == 0 and 0 < dims < size):
-        help = f"an even number below {size}, or leave `dims` out, which turns all of `{last}`"
-        found.error("E0312", f"rope cannot turn {dims:g} of `{last}` = {size}", op.span, help=help)
+        help = f"an even number below {size}, or leave `dims` out, which rotates all of `{last}`"
+        found.error("E0312", f"rope cannot rotate {dims:g} of `{last}` = {size}", op.span, help=help)
     if scaling == "none" and _number(op, "factor") != 1:
         help = "add `scaling=linear` or `scaling=llama3`"
         found.error("E0313", "rope has a factor and no scaling", op.span, help=help)

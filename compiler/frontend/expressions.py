@@ -177,5 +177,5 @@ def _activations(link: tree.Binary, x: Type, w: Type) -> PlanError:
     shared = [dim for dim in x.dims if dim in w.dims]
     notes = (Note(None, f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}"),)
     inner = f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`" if x.dims == w.dims else ""
-    help = f"queries and keys meet in `attention(q, k, v, mask=causal)`{inner}"
+    help = f"queries and keys are multiplied in `attention(q, k, v, mask=causal)`{inner}"
     return PlanError([Diagnostic("E0613", "a product of two activations", link.span, _dims(x, w), notes, help)])

@@ -50,7 +50,7 @@ _ARGUMENTS = {
 }
 
 _VALUES = {
-    "None": "there is no `None`: what has a default may be left out",
+    "None": "there is no `None`: arguments with a default may be left out",
     **dict.fromkeys(("True", "False", "true", "false"), "no setting or argument is true or false: choices have names"),
     **dict.fromkeys(("input_ids", "inputs", "input", "ids"), "the model's inputs are called `tokens` and `labels`"),
     **dict.fromkeys(("targets", "target"), "the model's inputs are called `tokens` and `labels`"),

@@ -52,7 +52,7 @@ def _fits(each: HFWeight, param: Param, found: Diagnostics) -> None:
         found.error("E0405", message, each.span, notes=[note])
     if each.transposed and len(param.type.dims) - param.stacked < 2:
         found.error(
-            "E0405", f"`{param.name}` is no matrix", each.span, "transposed", notes=[Note(param.span, "declared")]
+            "E0405", f"`{param.name}` is not a matrix", each.span, "transposed", notes=[Note(param.span, "declared")]
         )
 
 

@@ -43,7 +43,7 @@ def _distribution(dist: tree.Name | tree.Call, scope: Mapping[str, Scalar]) -> I
         case tree.Call(tree.Name("normal"), (std,), ()):
             deviation = float(evaluate(std, scope))
             if deviation < 0:
-                raise wrong("E0313", "a standard deviation is not negative", std.span, f"is {deviation:g}")
+                raise wrong("E0313", "a standard deviation cannot be negative", std.span, f"is {deviation:g}")
             return Init("normal", (deviation,))
         case tree.Name("normal") | tree.Call(tree.Name("normal")):
             help = "write `normal(0.02)`: its mean is 0"

@@ -19,8 +19,8 @@ def check_inputs(model: tree.Model) -> None:
     known = [(name, ("batch", "seq")) for name in INPUTS]
     if written not in (known, known[:-1]):
         span = model.inputs[0].span.to(model.inputs[-1].span)
-        help = "write `(tokens[batch, seq], labels[batch, seq])`, or `documents[batch, seq]` behind these two"
-        raise wrong("E0213", "a model is given tokens and labels, and may be given documents", span, "others", help)
+        help = "write `(tokens[batch, seq], labels[batch, seq])`, or add `documents[batch, seq]` after these two"
+        raise wrong("E0213", "a model's inputs are tokens, labels and, optionally, documents", span, "others", help)
 
 
 def check_data(model: tree.Model, program: Program, found: Diagnostics) -> None:
@@ -35,16 +35,16 @@ def _check_documents(model: tree.Model, program: Program, data: Data, found: Dia
     given = next((each for each in model.inputs if each.name.name == INPUTS[-1]), None)
     span = data.spans["separator"]
     if given and not any(given.name.name in op.inputs for op in walk(program.region.body)):
-        help = "give them to attention, `documents=documents`, or leave them out"
+        help = "pass them to attention, `documents=documents`, or leave them out"
         found.error("E0212", "the loss does not depend on `documents`", given.span, help=help)
     elif given and data.separator is None:
-        help = 'say which token ends a document, for instance `separator = "\\n"`, or by its id'
+        help = 'name the token that ends a document, for instance `separator = "\\n"`, or by its id'
         notes = [Note(given.span, "the model is given documents")]
         found.error("E0402", f"`data {data.kind}` needs `separator`", span, notes=notes, help=help)
     elif data.separator is not None and not given:
         help = "add `documents[batch, seq]` to the model's inputs, and `documents=documents` to its attention"
         notes = [Note(model.name.span, "of this model")]
-        message = "a separator ends documents, of which the model is given none"
+        message = "a separator ends documents, but the model has no input `documents`"
         found.error("E0409", message, span, notes=notes, help=help)
 
 
@@ -55,8 +55,8 @@ def _check_masks(data: Data, found: Diagnostics) -> None:
     if len(lacking) == 1:
         (given,) = pair.keys() - {*lacking}
         help = {
-            "masked": "say which share of tokens is hidden, for instance `masked = 15%`",
-            "mask_token": "say which token stands for those that are hidden, for instance by its id",
+            "masked": "set the fraction of tokens that are hidden, for instance `masked = 15%`",
+            "mask_token": "name the token that replaces hidden ones, for instance by its id",
         }
         message = f"`data {data.kind}` has `{given}`, and needs `{lacking[0]}`"
         found.error("E0402", message, data.spans[given], help=help[lacking[0]])
@@ -72,6 +72,6 @@ def _check_ids(program: Program, data: Data, found: Diagnostics) -> None:
         ("mask_token", data.mask_token, data.mask_id),
     ):
         if isinstance(token, str) and data.kind != "text":
-            found.error("E0404", f"`{name}` is a token's id where tokens are no bytes", data.spans[name])
+            found.error("E0404", f"`{name}` must be a token id unless tokens are bytes", data.spans[name])
         elif id is not None and id >= known:
             found.error("E0405", f"`{name}` is {id}, and the vocabulary {known}", data.spans[name], "no token")

@@ -71,7 +71,7 @@ def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
     for section in plan.sections():
         if first := own.get(section.kind.name):
             notes = [Note(first.head, "the first one")]
-            found.error("E0204", f"section `{section.kind}` stands twice", section.head, "again", notes=notes)
+            found.error("E0204", f"section `{section.kind}` is given twice", section.head, "again", notes=notes)
         own[section.kind.name] = section
         with found.catch():
             sections[section.kind.name] = _over(sections.get(section.kind.name), section)
@@ -98,7 +98,7 @@ def _open(use: tree.Use, source: Source, users: tuple[str, ...]) -> Source:
     written = use.path.value
     path = _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
     if len(users) > DEEPEST or str(path) in users:
-        help = f"files do not use one another in a circle, nor more than {DEEPEST} in a row"
+        help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
         raise PlanError([Diagnostic("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)])
     return load(path, use.path.span)
 
@@ -109,7 +109,7 @@ def _shipped(written: tree.String) -> Path:
     files = {f"{SHIPPED}{path.relative_to(plans).as_posix()}": path for path in sorted(plans.rglob("*.scale"))}
     if written.value not in files:
         help = did_you_mean(written.value, files) or f"there are {listing(files)}"
-        message = f"`{written.value}` does not come with scalec"
+        message = f"`{written.value}` is not part of scalec"
         raise PlanError([Diagnostic("E0205", message, written.span, "not there", help=help)])
     return files[written.value]
 

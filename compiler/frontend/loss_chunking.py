@@ -24,7 +24,7 @@ def logits_for(program: Program) -> str:
         if train.logits == CHUNK:
             help = "write `kernels = triton`, or leave `logits` out"
             span = train.spans["logits"]
-            raise PlanError([Diagnostic("E0414", "torch's own ops make all logits at once", span, help=help)])
+            raise PlanError([Diagnostic("E0414", "torch's own ops compute all logits at once", span, help=help)])
         return train.logits
     if train.logits != AUTO:
         return train.logits

@@ -134,7 +134,7 @@ class _Statements:
         if self._writer.types[source].dtype not in FLOATS:
             bound = next(each for each in _assigned(item) if each.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
-            raise wrong("E0607", f"`{name}` is an input, which no turn changes", bound.span, "bound anew", help)
+            raise wrong("E0607", f"`{name}` is an input, which no iteration can change", bound.span, "bound anew", help)
         value = self._writer.value(name, self._writer.types[source])
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)

@@ -25,8 +25,8 @@ def pipelined(program: Program, given: Pipelining | None, head: Span, laid: Sequ
     cuts = [claim for claim in laid if claim.dim in {*repeats.outermost, *repeats.inner}]
     if not cuts:
         if given:
-            help = "lay a repeat over an axis in `shard`, as in `layers over pp`"
-            found.error("E0517", "there is nothing to cut into stages", head, help=help)
+            help = "put a repeat over an axis in `shard`, as in `layers over pp`"
+            found.error("E0517", "there is nothing to split into stages", head, help=help)
         found.check()
         return program
     cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
@@ -85,7 +85,7 @@ def _check_file(order: Order, found: Diagnostics) -> None:
         )
     if order.chunks is not None:
         message = f"`chunks` is not a setting of `{FILE}`"
-        found.error("E0401", message, order.spans["chunks"], "which stages a rank has is for the rows to say")
+        found.error("E0401", message, order.spans["chunks"], "the rows of the file say which stages a rank has")
 
 
 def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Diagnostics) -> None:
@@ -98,8 +98,8 @@ def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Di
             continue
         told.add(place)
         if claim.dim in repeats.inner:
-            help = "cut the repeat around it"
-            found.error("E0513", f"`{claim.dim}` stands in another repeat", claim.span, "cannot be cut", help=help)
+            help = "split the repeat around it"
+            found.error("E0513", f"`{claim.dim}` is the dim of another repeat", claim.span, "cannot be cut", help=help)
         elif times[claim.dim] > 1:
             heads = [stmt.span for stmt in program.region.body if isinstance(stmt, Region) and stmt.dim == claim.dim]
             notes = [Note(heads[0], "the first one"), Note(heads[1], "the second one")]
@@ -108,11 +108,11 @@ def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Di
                 "E0513", f"`{claim.dim}` is repeated {times[claim.dim]} times", claim.span, notes=notes, help=help
             )
         elif claim.axis != axis:
-            message = f"repeats are cut over one axis, not over `{axis}` and `{claim.axis}`"
-            notes = [Note(cuts[0].span, "cut here")] if cuts[0].span != claim.span else []
-            found.error("E0513", message, claim.span, notes=notes, help=f"lay them over `{axis}` alone")
+            message = f"repeats are split over one axis, not over `{axis}` and `{claim.axis}`"
+            notes = [Note(cuts[0].span, "split here")] if cuts[0].span != claim.span else []
+            found.error("E0513", message, claim.span, notes=notes, help=f"put them over `{axis}` alone")
     for claim in program.claims:
         if claim.axis == axis and claim not in cuts:
-            note = Note(cuts[0].span, "cut into stages here")
+            note = Note(cuts[0].span, "split into stages here")
             help = "give the stages an axis of their own in `mesh`"
-            found.error("E0513", f"`{claim.dim}` lies over the stages' axis", claim.span, notes=[note], help=help)
+            found.error("E0513", f"`{claim.dim}` is sharded over the stages' axis", claim.span, notes=[note], help=help)

@@ -15,14 +15,14 @@ def element_types(train: Train) -> tuple[str, str]:
     if master != train.precision and _bytes(master) <= _bytes(train.precision):
         found.error(
             "E0411",
-            f"masters of {master} hold less than the {train.precision} in which the model computes",
+            f"masters of {master} are less precise than the {train.precision} in which the model computes",
             train.spans["master"],
             help=f"leave `master` out, or compute in `precision = {master}`",
         )
     if train.reduce and train.reduce != master and _bytes(train.reduce) >= _bytes(master):
         found.error(
             "E0411",
-            f"sums in {train.reduce} hold no more than the {master} in which gradients are added up",
+            f"sums in {train.reduce} are no more precise than the {master} in which gradients are added up",
             train.spans["reduce"],
             help="leave `reduce` out",
         )

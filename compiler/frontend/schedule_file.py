@@ -65,7 +65,7 @@ def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> Non
             f"`{order.path}` is for {has} {what}, the plan has {needed}",
             order.spans["path"],
             notes=(note,),
-            help="write a row for each rank" if what == "ranks" else "each stage does its work for each microbatch",
+            help="write a row for each rank" if what == "ranks" else "each stage runs once per microbatch",
         )
         for what, has, needed, note in pairs
         if has != needed

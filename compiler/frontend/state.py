@@ -98,7 +98,7 @@ def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> No
         found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
     elif kind.name in said:
         note = Note(said[kind.name].span, "first here")
-        found.error("E0403", f"`{kind}` is shared out twice", kind.span, "again", notes=[note])
+        found.error("E0403", f"`{kind}` is sharded twice", kind.span, "again", notes=[note])
 
 
 def _axis(axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> None:
@@ -106,8 +106,10 @@ def _axis(axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], fou
         help = did_you_mean(axis.name, sizes) or f"axes of `mesh` are {listing(sizes)}"
         found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
     elif sizes[axis.name] > 1 and not any(claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims):
-        help = f"state is shared out where gradients are summed: write `batch over {axis}` in `shard`, or another axis"
-        found.error("E0515", f"no data lies over `{axis}`", axis.span, "gradients are not summed over it", help=help)
+        help = f"gradients are summed over axes with data: write `batch over {axis}` in `shard`, or another axis"
+        found.error(
+            "E0515", f"no data is sharded over `{axis}`", axis.span, "gradients are not summed over it", help=help
+        )
 
 
 def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnostics) -> None:
@@ -115,7 +117,7 @@ def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnost
     for axis in axes:
         if axis is not first.setdefault(axis.name, axis):
             notes = [Note(first[axis.name].span, "first here")]
-            help = f"leave it out: its {sizes.get(axis.name, 1)} ranks share out state once"
+            help = f"leave it out: its {sizes.get(axis.name, 1)} ranks shard state only once"
             found.error("E0403", f"`{axis}` is named twice", axis.span, "again", notes=notes, help=help)
 
 
@@ -127,5 +129,5 @@ def _nested(state: StateAxes, said: dict[str, tree.Rule], found: Diagnostics) ->
             span = said[kind].span
             help = f"write `optimizer over {', '.join(axes)}` too" if not state.optimizer else "give them the same axes"
             notes = [Note(said["optimizer"].span, "the other axes")] if state.optimizer else []
-            message = f"`{kind}` and `optimizer` are shared out over different axes"
+            message = f"`{kind}` and `optimizer` are sharded over different axes"
             found.error("E0516", message, span, help=help, notes=notes)

@@ -105,10 +105,10 @@ def _check_operands(op: syntax.UserOp) -> None:
     """Tensors first, one at least; numbers behind them."""
     numbers = [operand for operand in op.operands if not operand.dims]
     if not op.operands[0].dims or any(o.dims for o in op.operands[len(op.operands) - len(numbers) :]):
-        help = "write `x[.., ffn]` for a tensor, and numbers behind all tensors"
+        help = "write `x[.., ffn]` for a tensor, and put numbers after all tensors"
         raise wrong("E0217", "a user op takes tensors, then numbers", numbers[0].span, "a number", help)
     if odd := next((operand for operand in numbers if operand.is_linear), None):
-        help = "write `linear` before tensors alone"
+        help = "write `linear` only before tensors"
         raise wrong("E0217", f"`{odd.name}` is a number", odd.span, "linear in no dims", help)
 
 
@@ -116,7 +116,7 @@ def _once(names: Iterable[syntax.Name]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.name in seen:
-            raise wrong("E0217", f"`{name}` stands twice in one list", name.span, "again", "give it another name")
+            raise wrong("E0217", f"`{name}` is listed twice", name.span, "again", "give it another name")
         seen.add(name.name)
 
 

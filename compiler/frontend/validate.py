@@ -124,7 +124,7 @@ def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) ->
     param, first, second = clashes[0]
     if len(clashes) == 1:
         message = f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{claim.axis}`"
-        label = "claimed again" if first.span != second.span else "both claimed here"
+        label = "sharded twice" if first.span != second.span else "both claimed here"
         notes = [Note(param.span, "of this parameter")]
     else:
         message = f"`{claim.dim}` and another dim of {len(clashes)} parameters are both over `{claim.axis}`"
@@ -178,7 +178,7 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
     for name, dim in padded.items():
         axes = tuple(claim.axis for claim in program.claims if claim.dim == name and claim.split)
         if dim.size - dim.valid >= dim.size // program.degree(axes):
-            message = f"a rank would hold nothing but padding of `{name}`"
+            message = f"a rank would have only padding of `{name}`"
             found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {program.degree(axes)} ranks")
 
 
@@ -198,7 +198,7 @@ def _machines(program: Program, found: Diagnostics) -> None:
     if cluster.nodes * gpus == ranks:
         _within_node(program, found)
         return
-    machines, each = counted(cluster.nodes, "machine"), cluster.gpus_per_node
+    machines, each = counted(cluster.nodes, "node"), cluster.gpus_per_node
     of = f" of {counted(gpus, 'GPU')}" if each else ""
     found.error(
         "E0512",
@@ -220,9 +220,9 @@ def _within_node(program: Program, found: Diagnostics) -> None:
             others = [other for other in inner if other not in weights]
             found.error(
                 "E0511",
-                f"axis `{axis}` reaches over machines: {counted(span, 'rank')}, {counted(gpus, 'GPU')} in each",
+                f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, {counted(gpus, 'GPU')} in each",
                 claim.span,
-                "communicates within every layer",
+                "communicates in every layer",
                 help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),
             )
 
@@ -231,8 +231,8 @@ def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, g
     """How axes of weights, and the other axes inside of the first of them, get into one machine."""
     listed = listing(weights)
     if program.degree(weights) > gpus:
-        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a machine has {counted(gpus, 'GPU')}"
-    return f"write {listed} behind {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
+        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a node has {counted(gpus, 'GPU')}"
+    return f"write {listed} after {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
 
 
 def _weight_axes(program: Program) -> dict[str, Claim]:

@@ -52,7 +52,7 @@ def read_ir(source: Source) -> Program:
     head, _, rest = source.text.partition("\nprogram ")
     sections = {section.kind.name: section for section in parse_plan(Source(source.path, head)).sections()}
     if not {"cluster", "train"} <= set(sections):
-        help = "sections `cluster` and `train` stand before `program`"
+        help = "sections `cluster` and `train` must come before `program`"
         raise PlanError([Diagnostic("E0190", "this IR has no settings", source.whole(), help=help)])
     found = Diagnostics()
     cluster = settings.read(settings.Cluster, sections["cluster"], found)

@@ -74,9 +74,9 @@ class Param:
 class Bucket:
     """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record.
 
-    Its last dim is the flat one.  Before it stand the dims of repeats of which each turn has a buffer of its own, that
-    is gathered and reduced by itself.  A rank keeps masters and optimizer state of what it holds of the gradient; of
-    its parameters, whatever their types say, the rest is stale between steps.
+    Its last dim is the flat one, after the dims of repeats whose iterations have a buffer each, gathered and reduced
+    separately.  Each rank keeps master weights and optimizer state only for its shard of the gradient.  Between steps
+    the rest of its copy of the parameters is stale, even if their type says R.
     """
 
     name: str

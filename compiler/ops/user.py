@@ -53,7 +53,7 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
         if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
             raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
     if "batch" in known - along:
-        raise TypingError(f"{op.get('function')} does not work along batch: samples do not know of each other")
+        raise TypingError(f"{op.get('function')} does not work along batch: samples are independent of each other")
     return [(types[0].dtype, dims) for dims in results]
 
 

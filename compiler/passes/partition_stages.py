@@ -44,8 +44,8 @@ def _homes(program: Program, pipeline: Pipeline, total: int) -> tuple[int, ...]:
     """The rank of each stage."""
     order, axis = pipeline.settings.schedule, program.axis(pipeline.axis)
     if total > MOST_TURNS:
-        help = f"at most {MOST_TURNS:,} are divided into stages; cut a repeat around it"
-        raise _error(f"{total:,} turns are too many", pipeline.settings.spans["schedule"], help=help)
+        help = f"at most {MOST_TURNS:,} are divided into stages; split a repeat around it"
+        raise _error(f"{total:,} iterations are too many", pipeline.settings.spans["schedule"], help=help)
     _demand_turns(axis.size * (order.chunks or 1), program, pipeline, total)
     try:
         placed = homes(pipeline, axis.size)
@@ -63,8 +63,8 @@ def _demand_turns(count: int, program: Program, pipeline: Pipeline, total: int) 
     axis, order = program.axis(pipeline.axis), pipeline.settings.schedule
     span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
     label = f"{count // axis.size} on each of {axis.size} ranks" if count % axis.size == 0 else ""
-    help = f"between the first and the last one each stage has a turn: at most {total + 2} stages"
-    why = f"{counted(total, 'turn')} cannot fill {counted(count, 'stage')}"
+    help = f"every stage but the first and the last needs an iteration of a repeat: at most {total + 2} stages"
+    why = f"{counted(total, 'iteration')} cannot fill {counted(count, 'stage')}"
     raise _error(why, span, label, (Note(axis.span, "the ranks"),), help)
 
 
@@ -89,11 +89,13 @@ def _given(program: Program, pipeline: Pipeline, turns: tuple[int, ...], count: 
         raise _error(f"the schedule has {counted(count, 'stage')}, not {len(turns)}", span, "", (note,), help)
     if sum(turns) != total:
         sums = f"{' + '.join(map(str, turns))} = {sum(turns)}"
-        notes = tuple(Note(dim.span, counted(dim.size, "turn")) for dim in program.dims if dim.name in pipeline.dims)
+        notes = tuple(
+            Note(dim.span, counted(dim.size, "iteration")) for dim in program.dims if dim.name in pipeline.dims
+        )
         help = f"{'add' if sum(turns) < total else 'take away'} {abs(total - sum(turns))}"
-        raise _error(f"stages have {counted(sum(turns), 'turn')}, the repeats {total}", span, sums, notes, help)
+        raise _error(f"stages have {counted(sum(turns), 'iteration')}, the repeats {total}", span, sums, notes, help)
     if empty := [stage for stage in range(1, count - 1) if not turns[stage]]:
-        help = "only the first stage and the last have something to do without a turn"
+        help = "only the first and the last stage may have no iteration"
         raise _error(f"stage {empty[0]} has nothing to do", span, "counted from 0", help=help)
     return turns
 

@@ -36,9 +36,9 @@ def summed(program: Program, pipeline: Pipeline) -> Program:
 def _demand_whole(program: Program, pipeline: Pipeline) -> None:
     """What torch.compile has made a graph of has one backward."""
     if program.train.compile == ON and pipeline.splits:
-        message = "backward of a compiled layer has no part that can be put off"
+        message = "backward of a compiled layer cannot delay its weight gradients"
         notes = (Note(program.train.spans["compile"], "layers are compiled"),)
-        help = "choose a schedule without weight parts, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
+        help = "choose a schedule that does not split backward, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
         span = pipeline.settings.spans["schedule"]
         raise PlanError([Diagnostic("E0412", message, span, "", notes, help)])
 

@@ -12,7 +12,7 @@ from ..ir import Program
 from ..syntax.diagnostics import PlanError
 from .proof import FIRST, UnequalError, prove
 
-DEFECT = "the plan is not at fault: this is a defect of scalec; please report it with the plan"
+DEFECT = "the plan is not at fault: this is a bug in scalec; please report it with the plan"
 
 
 def verify(program: Program, model: Program) -> Proof:

@@ -75,7 +75,9 @@ def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
     if first.train.global_batch != second.train.global_batch:
         spans = [program.train.spans.get("global_batch", program.region.span) for program in (first, second)]
         counts = [counted(program.train.global_batch, "sequence") for program in (first, second)]
-        yield _error("a step has not as many sequences in both plans", spans[0], counts[0], [Note(spans[1], counts[1])])
+        yield _error(
+            "the plans have different numbers of sequences per step", spans[0], counts[0], [Note(spans[1], counts[1])]
+        )
 
 
 def _without(program: Program) -> set[str]:
@@ -92,7 +94,9 @@ def _parameters(first: Program, second: Program) -> Iterator[Diagnostic]:
             yield _error(f"parameter `{name}` is in the {'first' if a else 'second'} plan alone", there.span)
         elif {*a.type.dims} != {*b.type.dims}:
             notes = [Note(b.span, ", ".join(b.type.dims))]
-            yield _error(f"parameter `{name}` has not the same dims", a.span, ", ".join(a.type.dims), notes)
+            yield _error(
+                f"parameter `{name}` does not have the same dims in both plans", a.span, ", ".join(a.type.dims), notes
+            )
 
 
 def _apart(ours: Outcome, theirs: Outcome) -> list[str]:
@@ -107,11 +111,11 @@ def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong
     if forward:
         name, where = forward
         spans = [_span_of(program, name) for program in (a, b)]
-        message = f"the plans part at `{name}`{iterations(where)}"
+        message = f"the plans first differ at `{name}`{iterations(where)}"
         return Diagnostic("E0702", message, spans[0], "here", (Note(spans[1], "and here in the second"), count))
     spans = [_optimizer_span(program) for program in (a, b)]
     notes = (Note(spans[1], "and of the second"), Note(None, "forward and loss are the same"), count)
-    return Diagnostic("E0702", "the plans part at the update", spans[0], "the optimizer of the first", notes)
+    return Diagnostic("E0702", "the plans first differ at the update", spans[0], "the optimizer of the first", notes)
 
 
 def _span_of(program: Program, name: str) -> Span:

@@ -70,7 +70,7 @@ def _tokens(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -
 
 
 def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
-    """None in the first of several sequences nor in the first half of any: ranks have counts of their own, some none.
+    """No labels in the first of several sequences, nor in the first half of any: ranks differ in counts, some have 0.
 
     The first microbatch has more than the others, so that a mean of means is not the mean; a count is never 1 in all.
     Each differs from that in its place of the microbatch before: what is made of one is not the loss of the other.

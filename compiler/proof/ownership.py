@@ -1,7 +1,7 @@
-"""Which ranks of a pipeline hold what of the parameters, and what stands where a rank holds nothing.
+"""The parameters of each pipeline rank; those that a rank does not own are filled with noise.
 
-Purpose: a rank knows the turns and the parameters of its stages; the rest is noise, and whoever reads it is wrong.
-Non-goals: what ranks share out within a stage (`flat`).
+Purpose: a rank has the layers and the parameters of its stages; reading any other makes the proof fail.
+Non-goals: state sharded within a stage (`flat`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ from .tensors import RANDOM, Array, Tensor
 
 
 def noise(x: Tensor, name: str, n: Numbers) -> Array:
-    """What stands where a rank holds nothing of `x`."""
+    """The noise in place of elements of `x` that a rank does not own."""
     shape = x.array.shape[x.lead :]
     drawn = n.random(shape, f"nothing of {name}")
     return drawn.reshape(len(drawn), *(1,) * (x.lead - 1), *shape)
 
 
 def held(program: Program, world: SimulatedMesh, name: str) -> Tensor:
-    """One where a rank holds an element of a parameter, else zero."""
+    """One where a rank owns an element of a parameter, else zero."""
     param = next(param for param in program.params if param.name == name)
     pipeline = program.pipeline
     assert pipeline, "verify: every rank holds everything"

@@ -1,4 +1,4 @@
-"""What a person is shown of a step's collectives: what each is for, how often, how much it sends, over which links.
+"""The report of a step's collectives: purpose, place, count, bytes sent, links.
 
 Non-goals: the list itself (`account`), its figures (`traffic`), and JSON (`emit.plan_json`).
 """
@@ -84,7 +84,7 @@ def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[R
         )
     if len(largest) > 1:
         every = [each for _, same in largest for each in same]
-        yield "together", "", f"{_calls(every):,}", "", amount(_sent(every)), ""
+        yield "total", "", f"{_calls(every):,}", "", amount(_sent(every)), ""
 
 
 def _alike(program: Program, each: Collective) -> tuple[str, str, str, str]:
@@ -98,10 +98,10 @@ def _alike(program: Program, each: Collective) -> tuple[str, str, str, str]:
 
 
 def _where(program: Program, each: Collective) -> str:
-    """For instance `backward, last microbatch x 80 layers`, or `behind stage 2`."""
+    """For instance `backward, last microbatch x 80 layers`, or `after stage 2`."""
     if each.chunk:
         stages = f"stage{'s' * (len(each.chunk) > 1)} {', '.join(map(str, each.chunk))}"
-        return f"{'before' if each.use == 'parameters' else 'behind'} {stages}"
+        return f"{'before' if each.use == 'parameters' else 'after'} {stages}"
     turns = (_turns(program, loop, each.last) for loop in each.loops)
     return ", ".join(filter(None, (each.where, " x ".join(turns))))
 
@@ -130,9 +130,9 @@ def _sent(listed: Sequence[Collective]) -> int:
 
 
 def _volumes(program: Program, listed: Sequence[Collective]) -> Iterator[Row]:
-    yield "parameters on a rank", "in", "Ψ", "gathered", "reduced", "together"
+    yield "parameters on a rank", "in", "Ψ", "gathered", "reduced", "total"
     for it in volumes(program, listed):
-        what = f"turns of {', '.join(it.turns)}" if it.turns else "others"
+        what = f"per layer of {', '.join(it.turns)}" if it.turns else "others"
         gathered, reduced = it.gathered / it.parameters, it.reduced / it.parameters
         moved = (f"{gathered:,.2f}Ψ", f"{reduced:,.2f}Ψ", f"{gathered + reduced:,.2f}Ψ")
         yield what, f"{it.buckets} bucket{'s' * (it.buckets > 1)}", f"{it.parameters:,}", *moved

@@ -1,4 +1,4 @@
-"""What a person is shown of the memory account: what there is at the fullest moment, and what forward keeps.
+"""The report of the memory account: peak memory and saved activations.
 
 Non-goals: the account itself (`memory`), and JSON (`emit.plan_json`).
 """
@@ -26,15 +26,15 @@ def _verdict(program: Program, it: Account) -> str:
     needs = f"needs {amount(it.needs)} on {place(program, it)}"
     gpu, room = program.cluster.gpu, capacity(program)
     if room is None:
-        return f"{needs}, as on the CPU: the plan names no GPU"
-    return f"{'fits' if fits(program, it) else 'does not fit'}: {needs}, of {amount(room)} of {gpu}"
+        return f"{needs}, counted for the CPU: the plan names no GPU"
+    return f"{'fits' if fits(program, it) else 'does not fit'}: {needs}; {gpu} has {amount(room)}"
 
 
 def _always(it: Account) -> Iterator[tuple[str, str, str]]:
     """What is in memory at the fullest moment: these add up."""
     buckets = it.buckets
     slots = ", ".join(dict.fromkeys(name for bucket in buckets for name, _ in bucket.slots))
-    parts = "turns" if it.rank is None else "stages"
+    parts = "layers" if it.rank is None else "stages"
     held = [
         ("parameters", "", sum(bucket.parameters for bucket in buckets)),
         ("masters", "", sum(bucket.masters for bucket in buckets)),
@@ -42,12 +42,12 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
         ("optimizer", slots, it.state - sum(b.parameters + b.masters + b.gradients for b in buckets)),
         ("inputs", "of all microbatches", it.inputs),
         ("tables", "rotary positions", it.tables),
-        ("kept for backward", "of one microbatch" if it.rank is None else "of microbatches under way", it.peak.kept),
-        ("gathered", f"weights of {parts}, for a while", it.peak.weights),
-        ("summed", f"gradients of {parts}, for a while", it.peak.gradients),
-        ("on its way", moment(it.peak), it.peak.other),
+        ("saved activations", "of one microbatch" if it.rank is None else "of microbatches in flight", it.peak.kept),
+        ("unsharded weights", f"of {parts}, temporarily", it.peak.weights),
+        ("unsharded gradients", f"of {parts}, temporarily", it.peak.gradients),
+        ("temporaries", moment(it.peak), it.peak.other),
         ("reserve", "driver, CUDA, cuBLAS, NCCL", it.reserve),
-        ("together", "at the fullest moment", it.needs),
+        ("total", "at peak memory", it.needs),
     ]
     yield "per rank", "", "bytes"
     yield from ((what, detail, amount(size)) for what, detail, size in held if size)
@@ -74,8 +74,8 @@ def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
     for kept in it.kept:
         rows.setdefault((kept.op.kind, str(kept.op.span)), []).append(kept)
     sizes = sorted(((sum(k.total for k in all_), *row) for row, all_ in rows.items()), key=lambda row: -row[0])
-    yield "kept for backward by" if it.rank is None else "of one microbatch is kept by", "line", "bytes"
+    yield "saved activations" if it.rank is None else "saved activations of a microbatch", "line", "bytes"
     yield from ((kind, line, amount(size)) for size, kind, line in sizes[:SHOWN])
     if rest := sizes[SHOWN:]:
         yield f"{len(rest)} others", "", amount(sum(size for size, _, _ in rest))
-    yield "together", "", amount(it.activations)
+    yield "total", "", amount(it.activations)

@@ -1,4 +1,4 @@
-"""What the user is told of a compiled plan: its size, what it communicates, and the command that starts it.
+"""The summary of a compiled plan: its size, its communication, and the command that starts it.
 
 Non-goals: reading the IR (`account`), writing files (`emit.output`).
 """

@@ -44,7 +44,7 @@ def _cells(schedule: Schedule) -> list[Problem]:
     missing = (
         (home, action) for stage, home in enumerate(schedule.homes) for action in _missing(stage, done, schedule)
     )
-    return [*found, *lacking(missing, "each stage does forward and backward once for each microbatch")]
+    return [*found, *lacking(missing, "each stage runs forward and backward once per microbatch")]
 
 
 def _again(cell: Cell, action: Action, done: Done, schedule: Schedule) -> Problem | None:

@@ -66,7 +66,7 @@ def _actions(content: str, cell: Cell) -> Iterator[Action]:
         if action := _ACTION.fullmatch(part):
             yield Action(int(action[1]), Work(action[2]), int(action[3]))
         elif part and not _STATE.fullmatch(part):
-            raise BadRows(*cell, f"`{_short(part)}` is no action such as `3F12`")
+            raise BadRows(*cell, f"`{_short(part)}` is not an action such as `3F12`")
 
 
 def _count(what: str, seen: Mapping[int, Cell]) -> int:

@@ -74,7 +74,7 @@ def _demand_room(task: Task) -> None:
     for rank, most in enumerate(task.room.most):
         if (needs := least(task.homes, rank, task.room.keeps)) > most:
             raise ScheduleError(
-                f"rank {rank} holds {needs:g} for one microbatch before any backward, and may hold {most:g}",
+                f"rank {rank} holds {needs:g} for one microbatch before any backward, its memory budget is {most:g}",
                 "give it more memory, or fewer layers to its stages",
             )
 

@@ -62,7 +62,7 @@ def _turn(seat: RankContext) -> int:
     if seat.microbatches % turns:
         below = seat.microbatches - seat.microbatches % seat.ranks
         raise ScheduleError(
-            f"{seat.microbatches} microbatches do not make {turns} turns of at least {seat.ranks}: "
+            f"{seat.microbatches} microbatches cannot be divided into {turns} rounds of at least {seat.ranks}: "
             f"{seat.microbatches} / {turns} is not whole",
             f"take a multiple of the ranks, such as {below} or {below + seat.ranks} microbatches",
         )

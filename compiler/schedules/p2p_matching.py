@@ -89,11 +89,11 @@ def _misordered(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
     """Sends before their value is made, and receives behind the cell that needs it."""
     for value, cell in ways.sent.items():
         if cell.at < (made := ways.made[value]).at:
-            why = f"{_said(cell, schedule)} stands before {_said(made, schedule)}, which makes what it sends"
-            yield Problem(*cell, why, f"put it behind cell {made.at}")
+            why = f"{_said(cell, schedule)} comes before {_said(made, schedule)}, which computes what it sends"
+            yield Problem(*cell, why, f"put it after cell {made.at}")
     for value, cell in ways.received.items():
         if cell.at > (used := ways.used[value]).at:
-            why = f"{_said(cell, schedule)} stands behind {_said(used, schedule)}, which needs what it receives"
+            why = f"{_said(cell, schedule)} comes after {_said(used, schedule)}, which needs what it receives"
             yield Problem(*cell, why, f"put it before cell {used.at}")
 
 

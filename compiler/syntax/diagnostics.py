@@ -1,4 +1,4 @@
-"""What the user is told about mistakes in a plan: one class for all of them, shown the way rustc does.
+"""Diagnostics: errors and warnings about a plan, shown the way rustc does.
 
 Purpose: code, smallest span, caret, secondary places, notes, help; all errors of a step at once.
 Non-goals: finding mistakes.  Messages are lower case, without full stop, with code in backticks; how to repair it
@@ -55,8 +55,8 @@ CODES = {
     "E0308": "a dim twice in one parameter",
     "E0309": "a dim that the model does not set",
     "E0310": "a batch that is not whole",
-    "E0311": "heads that do not share evenly",
-    "E0312": "dims that rope cannot turn",
+    "E0311": "query heads that key/value heads do not divide",
+    "E0312": "dims that rope cannot rotate",
     "E0313": "a constant out of range",
     "E0314": "padding that would count",
     "E0315": "a branch that never or always runs",
@@ -67,16 +67,16 @@ CODES = {
     "E0404": "a value of the wrong type",
     "E0405": "a value out of range",
     "E0406": "a section of the wrong form",
-    "E0407": "a group of no parameter",
+    "E0407": "a group without parameters",
     "E0408": "a parameter in two groups",
-    "E0409": "data that the model is not given",
-    "E0410": "an op that cannot be done again",
+    "E0409": "data for which the model has no input",
+    "E0410": "an op or layers that cannot be recomputed",
     "E0411": "element types that contradict",
-    "E0412": "a setting that a compiled layer does not have",
+    "E0412": "a setting that does not work in a compiled layer",
     "E0413": "kernels that a GPU does not run",
-    "E0414": "chunks of logits without kernels",
+    "E0414": "chunked logits without Triton kernels",
     "E0415": "an unknown GPU",
-    "E0416": "a learning rate that rises where it is to fall",
+    "E0416": "a learning rate that rises where it should fall",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",
@@ -88,17 +88,17 @@ CODES = {
     "E0508": "a rule that matches nothing",
     "E0509": "an axis that nothing uses",
     "E0510": "a dim that its axis does not divide",
-    "E0511": "an axis that reaches over machines",
-    "E0512": "a mesh that is not the cluster's",
-    "E0513": "a repeat that cannot be cut",
+    "E0511": "an axis that spans several nodes",
+    "E0512": "a mesh of another size than the cluster",
+    "E0513": "a repeat that cannot be split into stages",
     "E0514": "an unknown kind of state",
     "E0515": "state over an axis without data",
     "E0516": "kinds of state over different axes",
-    "E0517": "stages or a schedule that cannot be",
-    "E0519": "axes whose order an override leaves open",
+    "E0517": "impossible stages or schedule",
+    "E0519": "an override that does not say the order of axes",
     # ops
-    "E0601": "a dim that an op needs whole",
-    "E0609": "query and key/value heads sharded apart",
+    "E0601": "a dim that an op needs unsharded",
+    "E0609": "query and key/value heads sharded differently",
     "E0602": "several results",
     "E0603": "not a tensor",
     "E0604": "an operator between tensors",
@@ -106,11 +106,11 @@ CODES = {
     "E0606": "wrong arguments",
     "E0607": "token ids and numbers confused",
     "E0608": "not one of the choices",
-    "E0610": "not a share",
+    "E0610": "not a fraction",
     "E0613": "a product of two activations",
     # what the step computes
     "E0701": "a step that is not the single device's",
-    "E0702": "plans that part",
+    "E0702": "plans that differ",
     "E0703": "output that is not the plan's",
     "E0704": "a recorded run that is not the plan's",
     "E0705": "a step that cannot be proved",
@@ -120,17 +120,18 @@ CODES = {
     "E0802": "not a configuration",
     "E0803": "a field that is missing or of the wrong type",
     "E0804": "fields that do not fit together",
-    # what a machine can do; a warning, the plan is compiled
-    "W0901": "a step that does not fit",
-    "W0902": "attention to what is to be predicted; gradients that stages are to reduce in each microbatch",
-    "W0903": "more turns to a part than there are",
+    # warnings: the plan is compiled
+    "W0901": "a step that does not fit its GPU",
+    "W0902": "attention can see the tokens it must predict",
+    "W0903": "a recompute interval longer than the repeat",
+    "W0906": "per-microbatch gradient reduction has no effect with pipeline stages",
     "W0910": "a warm-up as long as the run",
     "W0911": "token ids that files cannot hold",
     "W0912": "a setting without effect",
-    "W0915": "a plan of which it is not known whether it fits",
-    "W0916": "a reserve of no GPU",
+    "W0915": "unknown whether the plan fits a GPU",
+    "W0916": "a memory reserve without a GPU",
 }
-"""Every code and what it stands for; those with W are warnings."""
+"""The meaning of every code; codes with W are warnings."""
 
 
 @frozen

@@ -71,7 +71,7 @@ HABITS = (
     Habit(
         r"(?P<at>\b(?:elif|else[ \t]+if)\b)",
         "a branch has one `else`",
-        "a branch in the other one stands in its braces: `else {{ if … {{ … }} }}`",
+        "put a branch inside the other one into its braces: `else {{ if … {{ … }} }}`",
     ),
     Habit(
         r"\b(?P<at>model[ \t]+(?P<name>\w+)\s*(?:(?=\{)|\([^\[\]{}\n]*))",

@@ -68,7 +68,7 @@ class _Brackets:
             elif word[0] in _CLOSING.values():
                 self._closes(word.start(), word[0])
             elif word[0].startswith('"') and not _STRING.fullmatch(word[0]):
-                help = 'a string stands on one line, between `"` and `"`'
+                help = 'a string is on one line, between `"` and `"`'
                 raise _error("E0105", "this string does not end", self._source.span(*word.span()), help=help)
         if self._open:
             opened = self._open[-1]

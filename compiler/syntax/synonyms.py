@@ -54,7 +54,7 @@ _ELSEWHERE = {
     "data_parallel pipeline_parallel tensor_parallel_size data_parallel_size pipeline_parallel_size tp_size dp_size "
     "pp_size tensor_model_parallel_size pipeline_model_parallel_size tensor_parallel_degree pipeline_parallel_degree "
     "data_parallel_replicate_degree data_parallel_shard_degree",
-    "state is shared out in a section of its own, as in `state { zero 1 over dp }`": "zero zero_stage "
+    "state is sharded in a section of its own, as in `state { zero 1 over dp }`": "zero zero_stage "
     "zero_optimization fsdp fsdp_config sharding_strategy state distributed_optimizer use_distributed_optimizer",
     "dims of the model are given in `dims { … }`": "vocab vocab_size hidden hidden_size n_embd d_model dim layers "
     "num_layers num_hidden_layers n_layer heads num_heads num_attention_heads n_head ffn intermediate_size "

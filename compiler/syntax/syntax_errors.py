@@ -139,9 +139,9 @@ def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnos
 def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
     match before, token.type:
         case [*_, Name() | Token(type="NAME") as name], "LBRACE" if str(name) == "else":
-            return "`else` stands behind the `}` of its `if`, and has one of its own inside: `else { if … { … } }`"
+            return "`else` comes after the `}` of its `if`; write `else if` as `else { if … { … } }`"
         case [*_, Token(type="ELSE")], "IF":
-            return "a branch in the other one stands in its braces: `else { if … { … } }`"
+            return "put a branch inside the other one into its braces: `else { if … { … } }`"
         case _ if head := _head(before):
             return head
         case _ if _is_stage(before):
@@ -157,7 +157,7 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
         case _, "COMMA" if "RBRACE" in accepts:
             return "entries are separated by spaces or line ends"
         case _, "OVER":
-            return "rules stand in a section: `shard { batch over dp }`"
+            return "rules belong in a section: `shard { batch over dp }`"
         case [*_, Name() | Token(type="NAME") as name], "EQUAL" if accepts == {"NAME", "LBRACE"}:
             return f"this is the place of a section: `{name} {{ … }}`"
         case _ if accepts == {"STRING"}:

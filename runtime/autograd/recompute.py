@@ -1,9 +1,9 @@
-"""Calls that backward does again, so that forward need not keep what they compute (arXiv:1604.06174).
+"""Activation checkpointing: recomputes calls in backward instead of saving their results (arXiv:1604.06174).
 
-Purpose: saved-tensor hooks that keep a call's operands and parameters alone, and make the rest when backward first asks
-for any of it.  Nothing is drawn from a generator, so that a call done again gives the same to the last bit; what it
-communicates, all ranks communicate again.
-Non-goals: which calls, which the compiler chooses; gathers that are done again (`collectives.regather`).
+Purpose: saved-tensor hooks that save only a call's operands and parameters, and recompute the rest when backward first
+needs any of it.  No op uses a random generator, so a recomputed call is equal to the last bit; its collectives run a
+second time on all ranks.
+Non-goals: the choice of calls, which is the compiler's; regathering (`collectives.regather`).
 """
 
 from collections.abc import Callable, Generator, Iterable

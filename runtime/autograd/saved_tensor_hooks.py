@@ -1,4 +1,4 @@
-"""The saved-tensor hooks around a block that has its own: torch asks the innermost alone, so a block asks them itself.
+"""Saved-tensor hooks that chain to the enclosing ones: torch itself calls only the innermost.
 
 Non-goals: hooks of our own (`again`, `collectives`).
 """

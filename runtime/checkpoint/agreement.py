@@ -1,4 +1,4 @@
-"""What all ranks do alike has been done by all, or is an error on all: with the line of the first rank that failed.
+"""Collective steps that succeed on all ranks or fail on all, with the error of the first rank that failed.
 
 Non-goals: bugs (an exception of another kind ends its rank at once, and the others with it).
 """

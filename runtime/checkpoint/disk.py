@@ -1,4 +1,4 @@
-"""What a save asks of a disk: each method is one system call that a crash may come before, in the midst of, or behind.
+"""The disk operations of a save: each method is one system call, before, during or after which a crash may come.
 
 Passed in, so that a test can end the process at every one of them.
 

@@ -1,4 +1,4 @@
-"""A checkpoint's parameters as safetensors, under the names that Hugging Face gives them.
+"""Exports a checkpoint's parameters as safetensors, under their Hugging Face names.
 
 One process does it, on any machine: no mesh, no GPU, and no more memory than a file of the result takes.
 

@@ -1,4 +1,4 @@
-"""Weights from safetensors, under the names that Hugging Face gives them.
+"""Loads weights from safetensors, by their Hugging Face names.
 
 Purpose: each rank reads its own part of each tensor and nothing else; what only one of plan and files has is an error.
 Non-goals: writing them (`export`); the configuration and the tokenizer, which lie beside such files.

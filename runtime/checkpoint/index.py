@@ -1,4 +1,4 @@
-"""What a checkpoint's files hold: of every tensor its shape, element type and parts; of every file its size and hash.
+"""The index of a checkpoint: shape, element type and shards of every tensor; size and hash of every file.
 
 While ranks write, each has an index of its own part; the checkpoint's is all of them as one.
 

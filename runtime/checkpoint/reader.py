@@ -1,4 +1,4 @@
-"""A checkpoint as it is read: any box of any tensor, once the files that hold it have passed their hash.
+"""Reads any box of any tensor of a checkpoint, after checking the hashes of its files.
 
 Non-goals: writing one, and which of several to read (`checkpoint`).
 """

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a step in a folder of its own, whole or not there at all.
+"""Saves the state of a step atomically, into a folder of its own.
 
     step-000300/index.json              what is where; size and hash of every file
     step-000300/rank-00002.safetensors  the boxes that rank 2 wrote

@@ -1,4 +1,4 @@
-"""Tensors in a file: the safetensors format, written as a stream with a hash of it, and read as mapped memory.
+"""The safetensors format: written as a stream with a hash, read as mapped memory.
 
 The format is eight bytes of a length, that much JSON, and the tensors' bytes (its README, huggingface/safetensors).
 Written here because the package wants all tensors in host memory at once, and another turn through the file to hash

@@ -1,4 +1,4 @@
-"""Files that others may have written or damaged: whatever they hold is read, or an error of one line.
+"""Reads files that others may have written or damaged; anything invalid is a one-line error.
 
 Non-goals: what is in them (`index`, `payload`, `weights`).
 """

@@ -1,4 +1,4 @@
-"""Messages of a sanitized run: behind its values each carries their hashes, and who takes them compares.
+"""Messages of a sanitized run: each carries the hashes of its values, which the receiver compares.
 
 Non-goals: what is said of a difference (`sanitize`), messages as such (`messages`).
 """

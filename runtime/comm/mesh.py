@@ -1,4 +1,4 @@
-"""The mesh of ranks: named axes, their process groups, this rank's place on them.
+"""The mesh of ranks: named axes, their process groups, and this rank's coordinates.
 
 Non-goals: no placements of values (the compiler knows them), no launching.
 """

@@ -1,4 +1,4 @@
-"""Values that cross from stage to stage: begun without waiting, waited for where they are taken.
+"""Point-to-point messages between stages: started without waiting, awaited where they are used.
 
 What is received is waited for by the action that takes it; what is sent, before the next of its kind is, and all at
 the end: so of each kind one is in memory at most.  On CUDA the current stream does the waiting, on which values are

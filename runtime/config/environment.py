@@ -1,4 +1,4 @@
-"""What the environment asks of a run: the variables SCALEC_….
+"""The environment variables of a run: SCALEC_….
 
 Non-goals: what they ask for (`record`, `sanitize`, `profile`); SCALEC_DUMP is the compiler's.
 """

@@ -1,4 +1,4 @@
-"""Learning rate schedules: functions of the step alone, so that a resumed run goes on as if never stopped."""
+"""Learning rate schedules: pure functions of the step, so that a resumed run continues exactly."""
 
 from dataclasses import dataclass
 from math import cos, pi

@@ -1,4 +1,4 @@
-"""What an emitted program says of its run, and what its step reports back.
+"""The configuration of an emitted program, and the metrics that its step returns.
 
 Non-goals: nothing about the model; that is the program itself.
 """

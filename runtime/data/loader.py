@@ -1,4 +1,4 @@
-"""Training data: files as one stream of tokens, cut into windows, dealt out in an order that only the seed decides.
+"""Training data: files as one stream of tokens, cut into sequences and shuffled by the seed alone.
 
 Each rank reads only the rows that are its own, straight from the mapped files.
 

@@ -1,4 +1,4 @@
-"""What a model is given of windows of tokens: inputs, their labels, and which document each token is of.
+"""The model's inputs from sequences of tokens: tokens, labels and document numbers.
 
 All of it is a function of the window, and masks also of seed and sample: the same on any mesh and after a restart.
 

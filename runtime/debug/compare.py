@@ -1,4 +1,4 @@
-"""Whether tensors are the same on all ranks of an axis, to the last bit; if not, where they first differ, and on whom.
+"""Checks that tensors are bitwise equal on all ranks of an axis; if not, names the first difference and its ranks.
 
 One all-gather of hashes, 24 bytes a tensor and rank; only where these differ, two more to find the element.
 

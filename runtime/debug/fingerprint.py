@@ -1,4 +1,4 @@
-"""Hashes of tensors: equal for equal bits, different for any others but with probability 2^-63.
+"""Hashes of tensors: equal for equal bits; different bits collide with probability 2^-63.
 
 A tensor's bits are read as words w of at most 32 bits, in blocks of 2^18.  The hash of a block is Σ k_i·w_i mod 2^64
 with odd random keys k_i of 64 bits, once each with two sets of keys; the hash of the tensor is that of its blocks'

@@ -1,4 +1,4 @@
-"""Profiles some steps of a run on this rank, with the plan's lines: what SCALEC_PROFILE=FOLDER asks for.
+"""Profiles some steps of a run on this rank, with plan lines (SCALEC_PROFILE=FOLDER).
 
 `rank00000.json` is a Chrome trace, for Perfetto (ui.perfetto.dev): torch's ops, kernels and memory, as its profiler
 sees them; a span for each line of the program, by the plan's line (`lines`); what backward and kernels do for which

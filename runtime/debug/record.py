@@ -1,4 +1,4 @@
-"""Records every collective of a run on this rank, for `scalec verify --recorded` to hold against the plan.
+"""Records every collective of a run on this rank, for `scalec verify --recorded`.
 
 What is recorded is what torch's dispatcher is asked to do: the mode sees every `c10d` op, whoever calls it.  autograd
 hands its modes to the threads on which it runs backward, so that calls in backward are seen on CUDA too.

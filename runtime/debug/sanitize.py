@@ -1,4 +1,4 @@
-"""SCALEC_SANITIZE=1: values that the plan's placements call the same on several ranks are compared by their hashes.
+"""SCALEC_SANITIZE=1: compares, by hash, values that the plan says are equal on several ranks.
 
 Compared are: of each coercion, forward and backward, the operand and the result where they are I or R; inputs and
 metrics of each step; and parameters, their working copies and optimizer state before the first step, and before and

@@ -1,4 +1,4 @@
-"""Which line of the program a coercion stands in, and what the program calls its values.
+"""The program line of a coercion, and the names of its values.
 
 The source is read when a value has to be named, which is once: on failure.
 

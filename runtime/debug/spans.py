@@ -1,4 +1,4 @@
-"""Spans of torch's profiler for the lines of a program, without a word in the program.
+"""Profiler spans for the lines of a program, without changing the program.
 
 Python's own tracing tells which line a thread has come to; it is on while a step is profiled, and only then.
 

@@ -1,4 +1,4 @@
-"""A profiler's trace, with the plan's lines where torch does not know them: in backward, and on the GPU.
+"""Adds plan lines to a profiler's trace where torch does not know them: in backward and on the GPU.
 
 torch draws an arrow from each op of forward to the node of backward that it made (category `fwdbwd`), and gives kernels
 the id of the op that started them.

@@ -1,4 +1,4 @@
-"""Gradients of one element type added to sums of a wider one, in one pass.
+"""Adds gradients of one element type to sums of a wider one, in one pass.
 
 torch adds tensors of two element types one element at a time, without loads of 16 bytes; what it only casts, it does
 with them, so that no kernel is needed there.

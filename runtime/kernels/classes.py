@@ -1,4 +1,4 @@
-"""Which classes some logits are of, and what a label counts among them.
+"""The classes of a rank's logits, and the weight of a label among them.
 
 Non-goals: no logits; the formulas stand in `logits`.
 """

@@ -1,4 +1,4 @@
-"""Cross entropy of logits that are there: one pass forward, one backward.
+"""Cross entropy of logits in memory: one pass in forward, one in backward.
 
 Over a sharded vocabulary each rank has the parts of its own logits, `LogitSoftmaxStats`; the largest m, one small
 collective, brings them to one base, `rescale_to_global_max`, in which their sums over ranks, two more, are what

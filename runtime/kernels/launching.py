@@ -1,4 +1,4 @@
-"""How the kernels of this package start, and which calls they serve.
+"""Launches the kernels of this package, and says which calls they support.
 
 Where they do not, the torch twin of the same op does: on the CPU always, and on a GPU for what the table of tiles or
 the dtypes leave out, which the log says once.

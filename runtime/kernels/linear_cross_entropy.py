@@ -1,4 +1,4 @@
-"""A product and the cross entropy of its logits, which never stand in memory as a whole.
+"""A linear layer and the cross entropy of its logits, which are never all in memory.
 
 Of 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their gradient; a product with
 the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at a time, and there are two ways:

@@ -1,4 +1,4 @@
-"""The parts of cross entropy, of the logits of a product, which never stand in memory as a whole.
+"""A linear layer and the softmax statistics of its logits, which are never all in memory.
 
 Purpose: `LinearSoftmaxStats`, for any part of a vocabulary and any gradient of the loss; `linear_cross_entropy` says
 what it costs, and what does for a whole vocabulary. Source: Wijmans et al. 2024 (arXiv:2411.09009), of whose gradients

@@ -1,4 +1,4 @@
-"""The kernels of `logits`: the parts of rows of logits, and the logits' gradient.
+"""The kernels of `logits`: softmax statistics of rows, and the logits' gradient.
 
 Inside they are in float32.  `stride` is that of the rows of logits; `size` of the columns are classes, `first` the
 first of them; smoothing, each and CAP are those of `Classes`.

@@ -1,4 +1,4 @@
-"""What cross entropy needs of logits, in one pass over them, and their gradient, in another.
+"""Softmax statistics of logits in one pass, and their gradient in another.
 
 Of each row of logits [rows, columns], with l = cap · tanh(logit / cap) where there is a cap:
     m = max l,   z = Σ exp(l − m),   t = (1 − smoothing) · l[label] + each · Σ l,

@@ -1,4 +1,4 @@
-"""Tensors that are slices of one: of its last dim, one behind the other.
+"""Adjacent tensors: consecutive slices of the last dim of one tensor.
 
 Non-goals: who makes them so.
 """

@@ -1,4 +1,4 @@
-"""Random numbers as functions of a key and a counter: no state, the same on every device and in any order.
+"""Counter-based random numbers: no state, the same on every device and in any order.
 
 Non-goals: no distributions but the uniform one.
 """

@@ -1,4 +1,4 @@
-"""Weight gradients set apart: an input part of backward leaves them for its weight part (arXiv:2401.10241).
+"""Delayed weight gradients: the input part of backward leaves them for its weight part (arXiv:2401.10241).
 
 Purpose: `split_linear` and `split_embedding`, whose backward, within `set_apart`, makes the gradient of the input alone
 and leaves a call that makes that of the weight.  Elsewhere they are torch's own functions, backward too.  `put_off` is

@@ -1,4 +1,4 @@
-"""Dropout without state: what is dropped follows from a sample's draw and an element's global index in the sample.
+"""Stateless dropout: the mask is a hash of the sample's seed and the element's global index in the sample.
 
 A draw is a key made of the seed and the sample's number in the run.  So the same elements are dropped on every mesh,
 in every placement, in backward, when something is computed again, and after a restart.

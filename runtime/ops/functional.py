@@ -1,4 +1,4 @@
-"""The ops of emitted programs, on local tensors, where plain torch does not already say them.
+"""The ops of emitted programs, on local tensors, that plain torch does not have.
 
 Non-goals: no communication; what must be reduced over an axis is returned as a partial value and reduced in sight.
 """
@@ -210,7 +210,7 @@ def cross_entropy(
 def max_logit(logits: Tensor, axis: Axis | None = None, classes: int | None = None) -> Tensor:
     """The largest logit [...] of [..., v], float32 at least, without gradient; max-partial over a sharded v.
 
-    Of the v of all ranks of the axis, the first `classes` are one, by default all.
+    Only the first `classes` columns of the full vocabulary are real, by default all; the rest is padding.
     """
     return _real(logits, axis, classes).detach().amax(-1).to(_wide(logits.dtype))
 

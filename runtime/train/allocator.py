@@ -1,4 +1,4 @@
-"""torch's allocator of GPU memory: how it is set up, and what of it a step took beside what the compiler counted.
+"""Sets up torch's GPU allocator, and compares its peak memory with the compiler's account.
 
 Non-goals: the CPU, of whose memory torch keeps no count.
 """

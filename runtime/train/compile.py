@@ -1,4 +1,4 @@
-"""torch.compile, a module at a time: what is compiled for one layer serves all that are alike.
+"""Applies torch.compile per layer class: equal layers share one graph.
 
 Non-goals: what is compiled into what (torch's), and collectives in a graph (`traced`).
 """

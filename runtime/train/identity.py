@@ -1,4 +1,4 @@
-"""What a run's samples and model are known by, kept in its checkpoints: a run that goes on must have the same.
+"""The identity of a run's samples and model, stored in checkpoints: a resumed run must have the same.
 
 Mesh, microbatch, learning rate, steps, precision and kernels may change: each sample is still seen once.
 

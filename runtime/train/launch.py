@@ -1,4 +1,4 @@
-"""From a started process to a mesh: options, the checks that must come before ranks wait for each other, the group.
+"""Sets up a started process: options, checks before ranks wait for each other, the process group and the mesh.
 
 Non-goals: starting the processes (torchrun's task).
 """

@@ -1,4 +1,4 @@
-"""The record of a run: lines on the terminal, and the same as JSON lines in the run folder, from rank 0.
+"""The log of a run: lines on the terminal and JSON lines in the run folder, from rank 0.
 
 Reading a metric waits for the device.  So a logged step's are copied beside, and read when the next step has been
 handed to the device, which never runs dry; on the CPU, where they are there, at once.

@@ -1,4 +1,4 @@
-"""The training loop: batches in, lines out, checkpoints now and then.
+"""The training loop: batches, steps, log lines, checkpoints.
 
 Non-goals: the step itself (the emitted program's), and what it communicates.
 """

@@ -1,4 +1,4 @@
-"""How a rank ends: quietly, or at once and with the one message that tells what went wrong.
+"""Ends a rank: quietly, or at once with the one message that explains the failure.
 
 Non-goals: ending the other ranks (the launcher's task; they fail by themselves when a peer is gone).
 """

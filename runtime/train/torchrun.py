@@ -1,4 +1,4 @@
-"""torchrun, ending with the line that says why the program failed: `python -m scalec.runtime.train.torchrun`.
+"""Runs torchrun and ends with the line that explains a failure: `python -m scalec.runtime.train.torchrun`.
 
 Non-goals: anything else that torchrun does.
 """

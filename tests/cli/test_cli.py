@@ -128,7 +128,7 @@ def test_compile(scalec: Run) -> None:
         "verified: the step is that of a single device: loss, 2 gradients and 2 updates equal"
         " on dp 2 × tp 3 and dp 3 × tp 2, error below 2^-…\n"
         "wrote out/tiny/train.py and out/tiny/plan.json\n"
-        "train with:\n"
+        "to train:\n"
         "\n"
         "  torchrun --standalone --nproc-per-node=4 out/tiny/train.py\n"
     )
@@ -159,7 +159,7 @@ def test_several_machines(scalec: Run) -> None:
     Path("tiny.scale").write_text(MACHINES + PLAN)
     _, out, _ = scalec("compile", "tiny.scale")
     line = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 out/tiny/train.py"
-    assert f"train with this on each of 2 machines, $HEAD one of them:\n\n  {line}\n" in out
+    assert f"to train, run this on each of the 2 nodes ($HEAD is the address of one of them):\n\n  {line}\n" in out
 
 
 def test_output_that_scalec_did_not_write_is_refused(scalec: Run) -> None:
@@ -193,7 +193,7 @@ def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> 
     Path("tiny.scale").write_text(MACHINES + PLAN)
     status, _, err = scalec("run", "tiny.scale")
     assert (status, executed) == (2, [])
-    assert err == "error: this plan runs on 2 machines: `scalec compile` prints what to start on each\n"
+    assert err == "error: this plan runs on 2 nodes: `scalec compile` prints the command for each\n"
 
 
 def test_run_without_torch(scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_ir_does_not_go_back(scalec: Run) -> None:
 def test_an_unknown_pass_lists_the_passes(scalec: Run) -> None:
     status, _, err = scalec("ir", "tiny.scale", "--after", "magic")
     assert status == 2
-    assert err.startswith("error: there is no pass `magic`; in order they are `resolve`, `validate`, ")
+    assert err.startswith("error: unknown pass `magic`; passes, in order: `resolve`, `validate`, ")
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         (["schedule", "tiny.scale", "--svg", ""], "--svg: it is empty"),
         (["import", "config.json", "-o", ""], "-o/--output: it is empty"),
         (["build", "tiny.scale"], "invalid choice: 'build'"),
-        (["chek", "tiny.scale"], "error: there is no command `chek`: did you mean `check`?\n"),
+        (["chek", "tiny.scale"], "error: unknown command `chek`: did you mean `check`?\n"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
-        (["compile", "tiny.scale", "--", "--steps"], "behind `--` are for `scalec run` alone"),
+        (["compile", "tiny.scale", "--", "--steps"], "only `scalec run` takes arguments after `--`"),
         (
             ["run", "tiny.scale", "--steps", "3", "--", "--lr", "1e-3"],
             "error: `--steps` goes to train.py, after `--`: scalec run PLAN -- --steps …\n",

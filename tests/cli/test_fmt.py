@@ -103,4 +103,4 @@ def test_standard_input_that_is_no_plan(fmt: Run, monkeypatch: pytest.MonkeyPatc
 
 
 def test_standard_input_stands_alone(fmt: Run) -> None:
-    assert fmt("-", "fine.scale") == (2, "", "error: `-` is standard input, and stands alone\n")
+    assert fmt("-", "fine.scale") == (2, "", "error: `-` is standard input and cannot be combined with files\n")

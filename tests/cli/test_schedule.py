@@ -268,9 +268,9 @@ def test_formulas_are_what_the_simulation_says(times: tuple[float, float, float]
 
 def test_figures_of_one_chunk_by_hand() -> None:
     assert figures(drawn("1f1b", ranks=2, microbatches=3, times="whole")) == (
-        "rank  stages  busy  idle  bubble  microbatches held\n"
-        "0     0          9     3   25.0%                  2\n"
-        "1     1          9     3   25.0%                  1\n"
+        "rank  stages  busy  idle  bubble  microbatches in flight\n"
+        "0     0          9     3   25.0%                       2\n"
+        "1     1          9     3   25.0%                       1\n"
         "\n"
         "bubble: 25.0% of all ranks' time\n"
         "formula: (p - 1)(f + b + w) = 3 on each rank, 25.0%"

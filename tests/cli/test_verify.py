@@ -199,16 +199,16 @@ def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> N
     for pair in (("kind.scale", "kind.ir"), ("kind.ir", "kind.scale"), ("tiny.scale", "kind.ir")):
         assert scalec("verify", *pair)[0] == 0
     Path("other.ir").write_text(Path("kind.ir").read_text().replace("  lr = 0.1", "  lr = 0.2"))
-    assert "the plans part at the update" in scalec("verify", "kind.scale", "other.ir")[2]
+    assert "the plans first differ at the update" in scalec("verify", "kind.scale", "other.ir")[2]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("ffn = 12", "ffn = 16", ["dim `ffn` is 12 in the first plan, 16 in the second"]),
-        ("lr = 0.1", "lr = 0.2", ["the plans part at the update", "forward and loss are the same"]),
-        ("clip = 1.0", "", ["the plans part at the update"]),
-        ("global_batch = 8", "global_batch = 16", ["a step has not as many sequences in both plans"]),
+        ("lr = 0.1", "lr = 0.2", ["the plans first differ at the update", "forward and loss are the same"]),
+        ("clip = 1.0", "", ["the plans first differ at the update"]),
+        ("global_batch = 8", "global_batch = 16", ["the plans have different numbers of sequences per step"]),
     ],
 )
 def test_two_plans_part(scalec: Run, old: str, new: str, said: list[str]) -> None:
@@ -226,7 +226,7 @@ def test_two_models_part_at_a_value(scalec: Run) -> None:
     Path("other.scale").write_text(PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale"))
     status, _, err = scalec("verify", "tiny.scale", "other.scale")
     assert status == 1
-    assert err.startswith("error[E0702]: the plans part at `")
+    assert err.startswith("error[E0702]: the plans first differ at `")
     assert "layers 0" in err
     assert "llama.scale:28" in err
     assert "mine.scale:28" in err
@@ -331,8 +331,8 @@ def test_recheck_of_what_is_no_account(scalec: Run, text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["a", "b", "c"], "verify takes one plan, or two to hold against each other"),
-        (["--audit", "--recheck", "a"], "--audit and --recheck are asked for; choose one"),
+        (["a", "b", "c"], "verify takes one plan, or two to compare"),
+        (["--audit", "--recheck", "a"], "--audit and --recheck exclude each other: choose one"),
         (["--audit", "a", "b"], "verify takes one plan"),
     ],
 )

@@ -106,7 +106,7 @@ def test_all_mistakes_of_a_section_at_once() -> None:
     with pytest.raises(PlanError) as error:
         read(Train, text)
     assert [(d.code, d.message, d.help) for d in error.value.diagnostics] == [
-        ("E0402", "`train` needs `global_batch`", "it is: sequences in a step, on all ranks together"),
+        ("E0402", "`train` needs `global_batch`", "it is: sequences in a step, over all ranks"),
         ("E0402", "`train` needs `microbatch`", "it is: sequences in a microbatch, on one data-parallel rank"),
         ("E0401", "`train` has no setting `sed`", "did you mean `seed`?"),
         ("E0405", "`seq` must be at least 1", ""),
@@ -163,7 +163,7 @@ def test_a_setting_given_twice_shows_both_places() -> None:
         (Train, f"train run {{ {SIZES} {OPTIMIZER} {DATA} }}", "`train` takes no name", ""),
         (Cluster, "cluster { batch over dp }", "`cluster` has settings, not rules", "a setting is `key = value`"),
         (Data, 'data text { files = "x" }', "`files` takes a list", ""),
-        (Data, 'data text { files = ["python_stdlib"] }', "`python_stdlib` stands without quotes", "write `py"),
+        (Data, 'data text { files = ["python_stdlib"] }', "write `python_stdlib` without quotes", "write `py"),
         (Data, f'{DATA[:-1]} separator = "é" }}', "`separator` is one byte, not 2", ""),
         (Data, f"{DATA[:-1]} separator = newline }}", "`separator` takes a token", ""),
         (Data, f"{DATA[:-1]} separator = 1.5 }}", "`separator` must be an id from 0", ""),

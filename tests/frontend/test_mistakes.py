@@ -211,7 +211,7 @@ def test_rope_turns_an_even_part_of_an_odd_number_of_dims() -> None:
 HELPS = {
     "give it as an input": ("mask=causal", "mask=causal, documents=documents", "add `documents[batch, seq]` to"),
     "a share": ("theta = 10000", "theta = 10000  p = 10%", "10% is 0.1 here"),
-    "a token for what is hidden": ("[python_stdlib]", "[python_stdlib]  masked = 15%", "say which token stands"),
+    "a token for what is hidden": ("[python_stdlib]", "[python_stdlib]  masked = 15%", "name the token that"),
     "a share that is hidden": ("[python_stdlib]", "[python_stdlib]  mask_token = 3", "`masked = 15%`"),
     "a parameter": ("init ~", "init w_outt ~ zeros  init ~", "did you mean `w_out`?"),
     "all parts of a parameter": (

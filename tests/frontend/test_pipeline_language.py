@@ -61,28 +61,28 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         {"1f1b": "interleaved_1f1b(chunks=3)"},
         "E0517",
         "chunks=3",
-        "6 turns cannot fill 12 stages",
+        "6 iterations cannot fill 12 stages",
         "at most 8 stages",
     ),
     "very many chunks": (
         {"1f1b": "interleaved_1f1b(chunks=99999999999)"},
         "E0517",
         "chunks=99999999999",
-        "6 turns cannot fill 399,999,999,996 stages",
+        "6 iterations cannot fill 399,999,999,996 stages",
         "at most 8 stages",
     ),
     "too many ranks": (
         {"layers = 6": "layers = 1"},
         "E0517",
         "schedule = 1f1b",
-        "1 turn cannot fill 4 stages",
+        "1 iteration cannot fill 4 stages",
         "3 stages",
     ),
     "too many turns": (
         {"layers = 6": "layers = 2000"},
         "E0517",
         "schedule = 1f1b",
-        "2,000 turns are too many",
+        "2,000 iterations are too many",
         "1,024",
     ),
     "too few stages": (
@@ -96,14 +96,14 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         {"1f1b }": "1f1b  stages = [1, 2, 2, 2] }"},
         "E0517",
         "stages = [1, 2, 2, 2]",
-        "stages have 7 turns, the repeats 6",
+        "stages have 7 iterations, the repeats 6",
         "take away 1",
     ),
     "too few turns in stages": (
         {"1f1b }": "1f1b  stages = [1, 1, 1, 1] }"},
         "E0517",
         "stages = [1, 1, 1, 1]",
-        "stages have 4 turns, the repeats 6",
+        "stages have 4 iterations, the repeats 6",
         "add 2",
     ),
     "a stage without a turn": (
@@ -111,7 +111,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "E0517",
         "stages = [3, 0, 2, 1]",
         "stage 1 has nothing to do",
-        "the first stage and the last",
+        "the first and the last stage",
     ),
     "microbatches that it cannot take": (
         {"1f1b": "dualpipev"},
@@ -146,7 +146,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "E0517",
         "memory=8KiB",
         "rank 0 needs ",
-        "more memory",
+        "raise the memory budget",
     ),
     "bytes that are not whole": ({"1f1b": "auto(memory=1.5GiB)"}, "E0404", "1.5GiB", "an integer or a size, as in", ""),
     "no memory": ({"1f1b": "auto(memory=0)"}, "E0405", "0", "must be at least 1", ""),
@@ -160,14 +160,14 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         {"repeat layers {": "repeat rest { x = tanh(x)  repeat layers {", "  }\n  loss": "  } }\n  loss"},
         "E0513",
         "layers",
-        "`layers` stands in another repeat",
-        "cut the repeat around it",
+        "`layers` is the dim of another repeat",
+        "split the repeat around it",
     ),
     "an axis that carries data": (
         {"batch over dp": "batch over pp, dp", "global_batch = 24": "global_batch = 32"},
         "E0513",
         "batch",
-        "`batch` lies over the stages' axis",
+        "`batch` is sharded over the stages' axis",
         "an axis of their own",
     ),
     "an axis that carries weights": (
@@ -198,7 +198,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         {"  layers over pp": ""},
         "E0517",
         "pipeline",
-        "there is nothing to cut",
+        "there is nothing to split",
         "`layers over pp`",
     ),
     "a dim that is repeated twice": (
@@ -287,7 +287,7 @@ ILLEGAL = {  # what is written instead of what, and the note
     "fewer ranks": (r'row "3.*"\n', "", "rows of 3 ranks, the axis has 4"),
     "other homes": (r"homes \[0, 1", "homes [1, 0", "rows have stages on other ranks than their homes"),
     "a rank that there is not": (r"homes \[0", "homes [4", "stages lie on ranks [1, 2, 3, 4] of 4"),
-    "too many turns": (r"turns \[1", "turns [2", "stages have 7 turns, the repeats 6"),
+    "too many turns": (r"turns \[1", "turns [2", "stages have 7 iterations, the repeats 6"),
     "a stage that there is not": (r"held wte by \[0\]", "held wte by [4]", "wte: held by a stage that there is not"),
 }
 
@@ -350,7 +350,7 @@ def test_the_arithmetic_of_too_few_bytes() -> None:
     (found,) = told({"1f1b": "auto(memory=8KiB)"})
     parts = re.fullmatch(
         r"rank 0 needs (.*) KiB of state and inputs \+ (.*) KiB of one microbatch \+ (.*) KiB while it is done "
-        r"= (.*) KiB, and may hold 8.0 KiB",
+        r"= (.*) KiB, but its memory budget is 8.0 KiB",
         found.message,
     )
     assert parts, found.message
@@ -477,7 +477,7 @@ def test_the_path_is_that_from_the_file_that_says_it(tmp_path: Path) -> None:
 
 ROWS = csv(SCHEDULES["1f1b"](4, 6))
 WRONG_ROWS = {  # what is written instead of what, where, and what is said
-    "no action": ("2F1", "2G1", "rank 2, cell 1", "`2G1` is no action"),
+    "no action": ("2F1", "2G1", "rank 2, cell 1", "`2G1` is not an action"),
     "twice": ("3B1", "3B0", "rank 3, cell 3", "`3B0`: `3B0` in cell 1 has done it"),
     "left out": ("1B5", "", "rank 1", "the row lacks `1B5`"),
     "another rank's": ("1F0,", "1F0,2F0,", "rank 2, cell 0", "`2F0` is for stage 2, which rank 1 has"),

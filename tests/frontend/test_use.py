@@ -44,7 +44,7 @@ def test_every_plan_that_ships_can_be_used(tmp_path: Path) -> None:
 
 def test_what_does_not_ship(tmp_path: Path) -> None:
     said = wrong(tmp_path / "mine.scale", 'use "scalec:models/lama.scale"')
-    assert "`scalec:models/lama.scale` does not come with scalec" in said
+    assert "`scalec:models/lama.scale` is not part of scalec" in said
     assert "did you mean `scalec:models/llama.scale`?" in said
     assert "`scalec:models/gpt2.scale`" in wrong(tmp_path / "mine.scale", 'use "scalec:?"')
     assert "E0205" in wrong(tmp_path / "mine.scale", 'use "scalec:../pyproject.toml"')
@@ -56,4 +56,4 @@ def test_a_plan_without_a_model_is_told_of_one_that_ships(tmp_path: Path) -> Non
 
 def test_files_do_not_use_one_another_in_a_circle(tmp_path: Path) -> None:
     said = wrong(tmp_path / "mine.scale", f'use "{tmp_path}/mine.scale"')
-    assert "files do not use one another in a circle" in said
+    assert "files cannot use one another in a cycle" in said

@@ -128,7 +128,7 @@ MISTAKES = [  # what is written instead of what, the code, the words that are ma
     ("y[.., f], cap", "y[.., f, f], cap", "E0217", "f", "help: give it another name"),
     ("y[.., f], cap", "x[.., f], cap", "E0217", "x", "help: give it another name"),
     ("(x[.., f], linear y[.., f], cap)", "(cap, x[.., f], y[.., f])", "E0217", "cap", "tensors, then numbers"),
-    ("y[.., f], cap", "y[.., f], linear cap", "E0217", "linear cap", "help: write `linear` before tensors alone"),
+    ("y[.., f], cap", "y[.., f], linear cap", "E0217", "linear cap", "help: write `linear` only before tensors"),
     ("-> [.., d] over ..", "-> [.., e] over ..", "E0217", "e", "a dim of no operand"),
     ("over .. from", "over .., e from", "E0217", "e", "a dim that the result lacks"),
     ('"own:centred"', '"own.centred"', "E0217", '"own.centred"', "module:function"),
@@ -141,7 +141,7 @@ MISTAKES = [  # what is written instead of what, the code, the words that are ma
     ("centred(x, w[hidden])", "centred(x)", "E0606", "", "it is written `centred(x, w)`"),
     ("centred(x, w[hidden])", "centre(x, w[hidden])", "E0605", "centre", "`centred`"),
     ("centred(x, w[hidden])", "centred(tokens, w[hidden])", "E0607", "tokens", "numbers"),
-    ("-> [.., d] over ..", "-> [.., d] over d", "E0307", "", "samples do not know of each other"),
+    ("-> [.., d] over ..", "-> [.., d] over d", "E0307", "", "samples are independent of each other"),
     ("vocab, ffn over tp", "hidden over tp", "E0601", "", "`centred` needs `hidden` whole on each rank"),
 ]
 

@@ -92,8 +92,8 @@ def test_repeats_that_turn_as_often_are_read_back_whatever_their_names() -> None
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("x = dropout(x, 1)", "error[E0610]: a share is at least 0 and less than 1"),
-        ("x = dropout(x, -0.1)", "error[E0610]: a share is at least 0 and less than 1"),
+        ("x = dropout(x, 1)", "error[E0610]: a fraction is at least 0 and less than 1"),
+        ("x = dropout(x, -0.1)", "error[E0610]: a fraction is at least 0 and less than 1"),
         ("x = dropout(x)", "error[E0606]: `dropout` needs an argument `p`"),
         ("x = dropout(x, tokens, 0.1)", "error[E0606]: `dropout` has fewer arguments"),
         ("x = dropout(x, 0.1, site=3)", "error[E0606]: `dropout` has no argument `site`"),
@@ -115,7 +115,7 @@ def test_what_cannot_be_dropped_is_said(body: str, message: str) -> None:
 
 def test_attention_that_drops_takes_a_share() -> None:
     body = LLAMA.replace("mask=causal", "mask=causal, dropout=1")
-    assert refused(Plan(body).text()) == "error[E0610]: a share is at least 0 and less than 1"
+    assert refused(Plan(body).text()) == "error[E0610]: a fraction is at least 0 and less than 1"
 
 
 def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
@@ -126,7 +126,7 @@ def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
     assert program.pipeline
     assert not [dim for type in types(program).values() for dim in type.dims if type.axes_of(dim) == ("pp",)]
     text = plan.text().replace("blocks over pp", "layers over pp")
-    assert refused(text) == "error[E0513]: `layers` stands in another repeat"
+    assert refused(text) == "error[E0513]: `layers` is the dim of another repeat"
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ REFUSED = {  # what a layer does → the code, and a part of what is said
     "softmax(x, over=hiden)": ("E0201", "did you mean `hidden`"),
     "softmax(x, over=heads)": ("E0307", "its dims are [batch, seq, hidden]"),
     "softmax(x, over=[seq, hidden])": ("E0307", "softmax goes over one dim"),
-    "softmax(x, over=batch)": ("E0307", "samples do not know of each other"),
+    "softmax(x, over=batch)": ("E0307", "samples are independent of each other"),
     "softmax(sum(x, over=[seq, hidden]))": ("E0307", "which is not batch"),
     "softmax(x, over=2)": ("E0307", "a dim is needed here"),
     "mean(x)": ("E0606", "`over` is missing"),

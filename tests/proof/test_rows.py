@@ -371,7 +371,7 @@ def test_a_row_that_stops_is_told_with_its_rank_and_cell() -> None:
 def test_what_all_stages_would_do_at_once_is_refused() -> None:
     wrong = edited(small(piped("data, tensor, sequence")), "coerce", axes=("pp", "tp"))
     (said,) = unequal(wrong, Field(2, 3))
-    assert said.endswith("is made by all stages at once, which work on other microbatches")
+    assert said.endswith("is computed by all stages at once, which work on different microbatches")
 
 
 def test_what_only_stages_show_is_said_of_them() -> None:

@@ -26,7 +26,7 @@ train {
 @pytest.mark.parametrize(
     ("recompute", "said"),
     [
-        ("every(5, layers)", "warning[W0903]: of every 5 turns of `layers` one is done again, and there are 2"),
+        ("every(5, layers)", "warning[W0903]: `every(5, layers)`: `layers` has only 2 iterations"),
         ("every(2, layers)", ""),
         ("full", ""),
     ],
@@ -57,7 +57,7 @@ def test_answers_in_sight(
     (tmp_path / "m.scale").write_text(PLAN.replace(before, after, 1) if before else PLAN)
     assert main(["check", str(tmp_path / "m.scale")]) == 0
     said = capsys.readouterr().err
-    assert said.startswith("warning[W0902]: each token is to predict the next one, which it sees") == warned
+    assert said.startswith("warning[W0902]: attention can see the tokens it must predict") == warned
     assert bool(said) == warned
 
 
@@ -96,8 +96,8 @@ def test_what_stages_do_once_a_step(
     (tmp_path / "m.scale").write_text(STAGED.replace("STATE", state))
     assert main(["check", str(tmp_path / "m.scale")]) == 0
     said = capsys.readouterr().err
-    assert ("warning[W0902]: stages of a pipeline keep whole gradients, and reduce them once a step" in said) == bool(
+    assert ("warning[W0906]: pipeline stages keep unsharded gradients and reduce them once per step" in said) == bool(
         kinds
     )
-    assert (f"help: write `{kinds} over dp`, which is what is done" in said) == bool(kinds)
-    assert ("and freed when a stage ends" in said) == freed
+    assert (f"help: write `{kinds} over dp`, which is what the program does" in said) == bool(kinds)
+    assert ("and resharded after a stage" in said) == freed

@@ -156,8 +156,8 @@ def test_receives_in_another_order_than_sends_get_the_wrong_values() -> None:
 def test_messages_on_the_wrong_side_of_computing_are_found() -> None:
     late = parsed((0, 1), 1, "0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1RECV_F0 1SEND_B0 1B0")
     assert [(problem.rank, problem.cell, problem.why) for problem in rendezvous(late)] == [
-        (1, 2, "`1SEND_B0` stands before `1B0`, which makes what it sends"),
-        (1, 1, "`1RECV_F0` stands behind `1F0`, which needs what it receives"),
+        (1, 2, "`1SEND_B0` comes before `1B0`, which computes what it sends"),
+        (1, 1, "`1RECV_F0` comes after `1F0`, which needs what it receives"),
     ]
 
 

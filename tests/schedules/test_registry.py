@@ -172,7 +172,7 @@ def test_whole_or_impossible(name: str, ranks: int, microbatches: int, chunks: i
 REFUSALS = [
     (
         ("interleaved_1f1b", 4, 9, 2),
-        "9 microbatches do not make 2 turns of at least 4: 9 / 2 is not whole",
+        "9 microbatches cannot be divided into 2 rounds of at least 4: 9 / 2 is not whole",
         "take a multiple of the ranks, such as 8 or 12 microbatches",
     ),
     (

@@ -156,7 +156,7 @@ MISTAKES = {
         1 | batch over dp
           |       ^^^^
           |
-          = help: rules stand in a section: `shard { batch over dp }`
+          = help: rules belong in a section: `shard { batch over dp }`
         """,
     ),
     "colon": (
@@ -250,7 +250,7 @@ MISTAKES = {
         1 | data { files = ["abc ] }
           |                 ^^^^^^^^
           |
-          = help: a string stands on one line, between `"` and `"`
+          = help: a string is on one line, between `"` and `"`
         """,
     ),
     "slashes": (
@@ -310,7 +310,7 @@ MISTAKES = {
         2 |   repeat layers as i { if i < 2 { x = a } else if i < 3 { x = b } }
           |                                           ^^^^^^^
           |
-          = help: a branch in the other one stands in its braces: `else { if … { … } }`
+          = help: put a branch inside the other one into its braces: `else { if … { … } }`
         """,
     ),
     "else_alone": (
@@ -322,7 +322,7 @@ MISTAKES = {
         2 |   repeat layers { else { x = a } }
           |                        ^
           |
-          = help: `else` stands behind the `}` of its `if`, and has one of its own inside: `else { if … { … } }`
+          = help: `else` comes after the `}` of its `if`; write `else if` as `else { if … { … } }`
         """,
     ),
     "index_without_as": (

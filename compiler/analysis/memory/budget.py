@@ -55,6 +55,6 @@ def _demand(it: Account, passing: int, least: int, most: int) -> None:
         sizes |= {"of the update": it.peak.bytes}
     said = " + ".join(f"{amount(size)} {what}" for what, size in sizes.items() if size)
     raise ScheduleError(
-        f"rank {it.rank} needs {said} = {amount(needs)}, and may hold {amount(most)}",
-        "give it more memory, or smaller microbatches, or share out its state",
+        f"rank {it.rank} needs {said} = {amount(needs)}, but its memory budget is {amount(most)}",
+        "raise the memory budget, use smaller microbatches, or shard its state",
     )

@@ -32,7 +32,7 @@ def fits(program: Program, account: Account) -> bool | None:
 def unknown(program: Program) -> Diagnostic:
     """The warning that it is not known whether a plan fits."""
     gpu = program.cluster.gpu
-    message = f"how much `{gpu}` has is not known" if gpu else "the plan names no GPU that it would have to fit"
+    message = f"the memory of `{gpu}` is not known" if gpu else "the plan names no GPU, so whether it fits is not known"
     help = f"name one in `cluster`: {listing(GPUS)}"
     return Diagnostic("W0915", message, program.cluster.spans.get("gpu", program.region.span), help=help)
 
@@ -42,12 +42,13 @@ def too_large(program: Program, account: Account, help: str) -> Diagnostic:
     room, peak = capacity(program), account.peak
     assert room is not None, "memory: a GPU that is not known"
     parts = {"state": account.state, "inputs and tables": account.always - account.state}
-    parts |= {"kept for backward": peak.kept, "of turns": peak.weights + peak.gradients, "on its way": peak.other}
+    parts |= {"saved activations": peak.kept, "unsharded": peak.weights + peak.gradients, "temporaries": peak.other}
     parts |= {"reserve": account.reserve}
     sizes = " + ".join(f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20)
     return Diagnostic(
         "W0901",
-        f"does not fit: needs {account.needs / GIB:,.1f} GiB of {room / GIB:,.1f} GiB on {place(program, account)}",
+        f"does not fit: needs {account.needs / GIB:,.1f} GiB on {place(program, account)}; "
+        f"{program.cluster.gpu} has {room / GIB:,.1f} GiB",
         program.cluster.spans.get("gpu", program.region.span),
         f"has {room / GIB:,.0f} GiB",
         (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"),),

@@ -1,4 +1,4 @@
-"""The step op by op: what is in memory at each, and when most is.
+"""Walks the step op by op and finds the peak of live memory.
 
 Of each repeat one turn is walked, so that 126 layers cost what 2 do: in forward the last, when it has kept most, and in
 backward the first that it does; with those close to it that have more of buckets in memory (`passing`).  Gradients of

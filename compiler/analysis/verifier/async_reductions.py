@@ -1,4 +1,4 @@
-"""Whether what begins in a turn is what the step reduces: the turn's part of the gradients that its bucket packs.
+"""Checks that the gradient reductions started per layer add up to the reduction of the step.
 
 Non-goals: everything else that makes a program legal (`wellformed`).
 """

@@ -58,7 +58,7 @@ def selection(doc: str, *words: str, of: str, each: str) -> Metadata:
             ) if name == each and number > 0:
                 return Selection(each, (dim,), number)
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) as other if name == each:
-                help = f"write `{each}(2, layers)`: of every second turn of the repeat over `layers`"
+                help = f"write `{each}(2, layers)`: every second iteration of the repeat over `layers`"
                 raise wrong("E0404", f"`{each}` takes a number and the dim of a repeat", other.span, help)
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) as other if name == of:
                 raise wrong("E0404", f"`{of}` names nothing", other.span, f"write `{of}(…)` with names in it")
@@ -116,7 +116,7 @@ def texts(doc: str, named: tuple[str, ...] = ()) -> Metadata:
                 return text
             case tree.String(value=text) if text in named:
                 help = f'write `{text}`, or `"./{text}"` for a file of this name'
-                raise wrong("E0404", f"`{text}` stands without quotes", expr.span, help)
+                raise wrong("E0404", f"write `{text}` without quotes", expr.span, help)
             case tree.String(value=text):
                 return text
             case other:

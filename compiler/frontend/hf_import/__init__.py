@@ -33,5 +33,5 @@ def _is_language_model(config: Config, wanted: str) -> None:
     """A configuration may leave out the class, but not name another: its outputs would not be those of a plan."""
     given: object = config.take("architectures")
     if given not in (None, [], [wanted]):
-        message = f"`architectures` is `{as_json(given)}`: this is no language model"
+        message = f"`architectures` is `{as_json(given)}`: this is not a language model"
         config.wrong("E0801", message, "architectures", help=f"a plan is written for `{wanted}`")

@@ -127,7 +127,7 @@ class Fields:
         value = self._left.pop(name, values[0])
         if as_json(value) not in map(as_json, values):  # in Python true is 1
             help = f"a plan is written for {' or '.join(f'`{as_json(each)}`' for each in values)}"
-            self.wrong("E0801", f"`{name}` is `{as_json(value)}`, which this model has not", name, help=help)
+            self.wrong("E0801", f"`{name}` is `{as_json(value)}`, which this model does not have", name, help=help)
         return value
 
     def quotient(self, whole: str, part: str) -> int:
@@ -199,7 +199,7 @@ def _fields(source: Source) -> dict[str, Any]:
 
 
 def _unreadable(span: Span, why: str) -> PlanError:
-    return PlanError([Diagnostic("E0802", f"this is no configuration: {why.lower()}", span)])
+    return PlanError([Diagnostic("E0802", f"this is not a configuration: {why.lower()}", span)])
 
 
 def _places(source: Source) -> Places:

@@ -92,14 +92,14 @@ def positions(config: Config, dim: int, theta: str = "rope_theta", part: str = "
     dims = int(dim * share)
     if dim and (dims == 0 or dims % 2):
         label = f"{dim} × {share:g} = {dim * share:g}"
-        table.misfit(f"{dims} of the {dim} dims of a head cannot turn in pairs", name, label=label)
+        table.misfit(f"{dims} of the {dim} dims of a head cannot be rotated in pairs", name, label=label)
     return evolve(rope, dims=dims if dims < dim else 0)
 
 
 def check_pairs(config: Config, dim: int) -> None:
     """Heads of `dim` dims turn whole, in pairs."""
     if dim % 2:
-        message = f"heads of {dim} dims cannot turn in pairs"
+        message = f"heads of {dim} dims cannot be rotated in pairs"
         config.misfit(message, "head_dim", "num_attention_heads", "hidden_size", label=f"{dim} is odd")
 
 
@@ -141,4 +141,4 @@ def check_layers(config: Config, count: float, *pattern: str) -> None:
     layers = cast("list[object]", given) if isinstance(given, list) else []
     if len(layers) != count or any(kind != pattern[i % len(pattern)] for i, kind in enumerate(layers)):
         help = f"a plan is written for {', '.join(pattern)}, in turn"
-        config.wrong("E0801", "layers take turns otherwise", "layer_types", help=help)
+        config.wrong("E0801", "the layers alternate differently", "layer_types", help=help)

@@ -26,7 +26,7 @@ def gptj(config: Config) -> Model:
     sizes = _sizes(config, vocab=50400, hidden=4096, heads=16, layers=28, dropout=0)
     rotary, dim = config.size("rotary_dim", 64), config.quotient("n_embd", "n_head")
     if dim and (rotary % 2 or rotary > dim):
-        message, label = f"{rotary} dims of a head cannot turn in pairs", f"{rotary} of {dim}"
+        message, label = f"{rotary} dims of a head cannot be rotated in pairs", f"{rotary} of {dim}"
         config.misfit(message, "rotary_dim", "n_head", "n_embd", label=label)
     return Model(
         "gptj.scale",

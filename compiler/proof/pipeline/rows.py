@@ -57,7 +57,9 @@ def run_rows(
     assert pipeline.schedule, "verify: no rows"
     for op in walk(region.body):
         if op.kind == "coerce" and pipeline.axis in op.names("axes"):
-            raise RowsError(f"`{op.outputs[0].name}` is made by all stages at once, which work on other microbatches")
+            raise RowsError(
+                f"`{op.outputs[0].name}` is computed by all stages at once, which work on different microbatches"
+            )
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
     stages = [
         Staged(machine, region, outer, share, rank, worlds)

@@ -21,7 +21,7 @@ def figures(picture: Picture, accounts: Sequence[Account] = ()) -> str:
     return "\n".join((*table([heads, *rows]), "", *_bubble(picture, accounts)))
 
 
-_HEAD = ("rank", "stages", "busy", "idle", "bubble", "microbatches held")
+_HEAD = ("rank", "stages", "busy", "idle", "bubble", "microbatches in flight")
 _BYTES = ("activations", "with state")
 
 
@@ -40,11 +40,11 @@ def _bytes(account: Account | None) -> tuple[str, ...]:
 def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:
     timeline, schedule = picture.timeline, picture.schedule
     if picture.depth > 1:
-        yield "held: the most at once, of any stage, from forward to the end of backward"
+        yield "in flight: the most at once, in any stage, from forward to the end of backward"
     if accounts:
-        yield "activations: what microbatches take at the fullest moment; with state: all that the rank holds then"
+        yield "activations: of microbatches, at peak memory; with state: the total of the rank then"
     if not picture.times.are_alike:
-        yield "f, b, w: what stages cost, from the least to the most, in parts of the dearest forward; --unit: alike"
+        yield "f, b, w: cost of a stage, lowest to highest, relative to the most expensive forward; --unit: all equal"
     yield f"bubble: {share(timeline.bubble)} of all ranks' time"
     formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
     if not formula:

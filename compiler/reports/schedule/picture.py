@@ -22,8 +22,8 @@ _UNLIKE = 50
 WORDS = {
     Work.FORWARD: "forward",
     Work.BACKWARD: "backward",
-    Work.INPUT: "input part of backward",
-    Work.WEIGHT: "weight part of backward",
+    Work.INPUT: "input gradients",
+    Work.WEIGHT: "weight gradients",
 }
 """What the letters stand for."""
 

@@ -1,4 +1,4 @@
-"""Whose attention a call takes."""
+"""Chooses the attention implementation of a call."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Attention's backward by kernels: both make the weights again, from q, k and the log-sum-exp; none adds atomically."""
+"""Attention's backward kernels: both recompute the weights from q, k and the log-sum-exp, without atomics."""
 # pyright: basic
 
 from torch import Tensor

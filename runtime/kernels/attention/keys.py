@@ -1,4 +1,4 @@
-"""The kernel of the gradients of keys and values: FlashAttention-2 (arXiv:2307.08691, algorithm 2)."""
+"""The kernel for the gradients of keys and values: FlashAttention-2 (arXiv:2307.08691, algorithm 2)."""
 # pyright: basic, reportGeneralTypeIssues=false
 
 import triton

@@ -1,4 +1,4 @@
-"""How tensors of attention lie: [s, b, n, d] with seq 0, [b, s, n, d] with seq 1, and rows [b, n, s] of numbers."""
+"""Layouts of attention tensors: [s, b, n, d] with seq 0, [b, s, n, d] with seq 1, and rows [b, n, s] of numbers."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Which keys a query sees, for whole blocks and for single pairs; scores with a soft cap.
+"""Attention masks, for whole blocks and for single pairs; soft-capped scores.
 
 The query of row r stands at r + shift among the keys, and sees from BACK behind that to FORTH ahead of it; a negative
 BACK or FORTH is no limit.

@@ -1,4 +1,4 @@
-"""Attention in plain torch, some queries at a time: the twin of the kernels, which keeps what they keep.
+"""Attention in plain torch, in chunks of queries: the kernels' twin, which saves the same tensors.
 
 In float64 for float64, else in float32, whatever q, k and v are in.  Letters of dims: b samples, h heads of keys, g
 heads of queries for each, q queries, k keys, d.

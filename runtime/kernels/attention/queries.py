@@ -1,4 +1,4 @@
-"""The kernel of the gradient of queries; without atomics, it makes the weights once more (arXiv:2307.08691)."""
+"""The kernel for the gradient of queries: recomputes the weights, without atomics (arXiv:2307.08691)."""
 # pyright: basic, reportGeneralTypeIssues=false
 
 import triton

@@ -1,4 +1,4 @@
-"""What a call of attention asks for."""
+"""The settings of an attention call."""
 
 from dataclasses import dataclass
 from itertools import chain

@@ -70,7 +70,7 @@ def test_on_the_cpu_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "tiny.scale"
     path.write_text(PLAN.replace("gpu = h100_sxm", "reserve = 5GiB"))
     assert main(("check", str(path))) == 0
-    assert "warning[W0916]: the cluster has no GPU with such a reserve" in capsys.readouterr().err
+    assert "warning[W0916]: `reserve` has no effect: the cluster names no GPU" in capsys.readouterr().err
 
 
 def filled(room: int) -> str:
@@ -146,7 +146,7 @@ def test_a_plan_that_does_not_fit() -> None:
     assert (found.severity, found.code) == ("warning", "W0901")
     line = found.span.text.split("\n")[found.span.line - 1]
     assert line[found.span.column - 1 : found.span.end_column - 1] == "gpu = h100_sxm"
-    assert found.message == "does not fit: needs 972.2 GiB of 80.0 GiB on each rank"
+    assert found.message == "does not fit: needs 972.2 GiB on each rank; h100_sxm has 80.0 GiB"
     assert "2.7 reserve" in found.notes[0].text
 
 
@@ -245,7 +245,7 @@ def test_rows_that_the_compiler_makes_keep_to_what_the_gpu_has() -> None:
     assert found[0][2]
     never = warned(plan(rows.replace("layers = 100", "layers = 1000").replace("hidden = 1024", "hidden = 65536")))
     assert never
-    assert never.help.startswith("put dims of parameters over more ranks")
+    assert never.help.startswith("shard parameters over more ranks")
 
 
 def test_changes_together_where_none_is_enough() -> None:
@@ -258,14 +258,14 @@ def test_where_nothing_is_left_to_change() -> None:
     text = STATE.replace("1300", "9000").replace("microbatch = 2", "microbatch = 1  recompute = full")
     found = warned(plan(text.replace("mesh {", "state { zero 3 over dp }\nmesh {")))
     assert found
-    assert found.help.startswith("put dims of parameters over more ranks")
+    assert found.help.startswith("shard parameters over more ranks")
 
 
 def test_of_ir_text_no_changes_are_tried() -> None:
     text = print_ir(program(STATE))
     found = too_large(read_ir(plan(text)), read_ir(plan(text)), plan(text))
     assert found
-    assert found.help.startswith("put dims of parameters over more ranks")
+    assert found.help.startswith("shard parameters over more ranks")
 
 
 def test_a_plan_is_compiled_with_each_change_in_little_time() -> None:

@@ -1,0 +1,61 @@
+"""`scalec explain CODE`: every text belongs to a code; wrong plans have it, right plans compile."""
+
+from typing import Any
+
+import pytest
+
+from scalec.compiler.analysis.memory import account, fits, too_large
+from scalec.compiler.cli import main
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.reports.codes import texts
+from scalec.compiler.reports.lints import advice
+from scalec.compiler.syntax.diagnostics import CODES, PlanError
+from scalec.compiler.syntax.source import Source
+
+TEXTS: dict[str, Any] = texts()
+PLAN: str = TEXTS.pop("plan")
+SHOWN = [code for code, entry in TEXTS.items() if "wrong" in entry]
+
+
+def codes(text: str) -> set[str]:
+    """The codes of a plan's errors, or else of its warnings."""
+    try:
+        program = compile_plan(Source("plan.scale", text))
+    except PlanError as error:
+        return {each.code for each in error.diagnostics}
+    needs = account(program)
+    large = [too_large(program, needs, "")] if fits(program, needs) is False else []
+    return {each.code for each in (*advice(program), *large)}
+
+
+def test_every_code_has_a_text() -> None:
+    assert TEXTS.keys() == CODES.keys()
+
+
+@pytest.mark.parametrize("code", SHOWN)
+def test_the_wrong_plan_has_the_code_and_the_right_one_compiles(code: str) -> None:
+    entry = TEXTS[code]
+    at = entry.get("at", entry["right"])
+    assert PLAN.count(at) == 1
+    assert code in codes(PLAN.replace(at, entry["wrong"]))
+    assert not codes(PLAN.replace(at, entry["right"]))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_is_explained(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("explain", code.lower())) == 0
+    assert capsys.readouterr().out.startswith(f"{code}: {CODES[code]}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("explain", "E05l0"), "cannot explain `E05l0`: did you mean `E0510`?"),
+        (("explain", "memry", "plan.scale"), "cannot explain `memry`: did you mean `memory`?"),
+        (("explain", "memory"), "`scalec explain memory` needs a plan"),
+        (("explain", "E0510", "plan.scale"), "`scalec explain E0510` takes no plan"),
+    ],
+)
+def test_other_words(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
