@@ -9,6 +9,7 @@ import json
 import keyword
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import PurePath
 
 from ..analysis.kernel_tiles import KERNELS, OTHERS
@@ -55,7 +56,7 @@ KERNEL_NAMES = sorted({*OTHERS, *(kernel.name for kernel in KERNELS.values())})
 
 PROGRAM = set(
     """
-    PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh missing model nn os self state torch train_step
+    PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh model nn self state torch train_step
     """.split()
 )
 """Names that emitted programs give meaning to."""
@@ -123,7 +124,16 @@ def literal(value: object) -> str:
     if isinstance(value, tuple):
         inner = ", ".join(map(literal, value))  # type: ignore[arg-type]
         return f"({inner},)" if len(value) == 1 else f"({inner})"  # type: ignore[arg-type]
-    return repr(value).replace("e+", "e")
+    return _number(value) if isinstance(value, float) else repr(value)
+
+
+def _number(value: float) -> str:
+    """A float as people write it: `1e-5`, `3e-4`, `0.02`, `10_000.0`."""
+    digits = repr(value).replace("e+", "e")
+    if abs(value) >= 1:
+        return digits if "e" in digits else f"{value:_}"
+    short = f"{Decimal(digits):e}"
+    return short if len(short) < len(digits) else digits
 
 
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:

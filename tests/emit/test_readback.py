@@ -78,7 +78,7 @@ BY_HAND = {
     "a sum for the maximum": ("tiny_llama", ", op='max'", ""),
     "another eps": ("tiny_llama", "rms_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-06)"),
     "another norm": ("tiny_llama", "rms_norm(x, self.norm2,", "rms_norm(x, self.norm1,"),
-    "another theta": ("tiny_llama", "theta=500000.0", "theta=10000.0"),
+    "another theta": ("tiny_llama", "theta=500000", "theta=10000"),
     "positions for fewer dims": ("tiny_llama", "between=2", "between=1"),
     "a shorter table": ("tiny_llama", "rope_frequencies(128, 16", "rope_frequencies(64, 16"),
     "the sequence elsewhere": ("tiny_llama", "attention(q, k, v, seq=0)", "attention(q, k, v, seq=1)"),
@@ -290,10 +290,9 @@ def _with_a_statement_twice(tree: ast.Module) -> Iterator[str]:
 
 def _with_another_constant(tree: ast.Module) -> Iterator[str]:
     docstrings = {id(stmt.value) for body in _bodies(tree) for stmt in body if isinstance(stmt, ast.Expr)}
-    messages = {id(node) for part in ast.walk(tree) if isinstance(part, ast.ExceptHandler) for node in ast.walk(part)}
     run = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "name"}
     for node in ast.walk(tree):  # a run is called as the plan's file, which is no part of the program
-        if not isinstance(node, ast.Constant) or id(node) in docstrings | messages | run:
+        if not isinstance(node, ast.Constant) or id(node) in docstrings | run:
             continue
         match node.value:
             case bool(value):
@@ -327,7 +326,7 @@ def _with_another_name(tree: ast.Module) -> Iterator[str]:
 
 def _with_arguments_swapped(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        alike = isinstance(node, ast.Call) and ast.unparse(node.func) in ("ParamGroup", "os.environ.get")
+        alike = isinstance(node, ast.Call) and ast.unparse(node.func) == "ParamGroup"
         if isinstance(node, ast.Call) and len(node.args) > 1 and not alike:
             node.args[:2] = reversed(node.args[:2])
             if ast.dump(node.args[0]) != ast.dump(node.args[1]):

@@ -18,52 +18,46 @@ rounding, kernels, the network; run time is tested by scalec's own suite on gloo
 SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-try:
-    from scalec.runtime import (
-        Account,
-        AdamW,
-        Batch,
-        Bucket,
-        Cosine,
-        HFNames,
-        HFWeight,
-        Input,
-        Mesh,
-        Metrics,
-        ParamGroup,
-        Plan,
-        Text,
-        TrainState,
-        all_gather,
-        all_reduce,
-        all_reduce_,
-        attention,
-        clip_scale,
-        count_valid,
-        embedding,
-        local_softmax_stats,
-        max_logit,
-        normal,
-        ones,
-        recomputed,
-        reduce_scatter,
-        rms_norm,
-        rope,
-        rope_frequencies,
-        sum_squares,
-        token_loss,
-        train,
-        weight,
-    )
-except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
-    message = f"error: there is no package `{missing.name}` here: pip install scalec"
-    raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
+from scalec.runtime import (
+    Account,
+    AdamW,
+    Batch,
+    Bucket,
+    Cosine,
+    HFNames,
+    HFWeight,
+    Input,
+    Mesh,
+    Metrics,
+    ParamGroup,
+    Plan,
+    Text,
+    TrainState,
+    all_gather,
+    all_reduce,
+    all_reduce_,
+    attention,
+    clip_scale,
+    count_valid,
+    embedding,
+    local_softmax_stats,
+    max_logit,
+    normal,
+    ones,
+    recomputed,
+    reduce_scatter,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    sum_squares,
+    token_loss,
+    train,
+    weight,
+)
 
 
 class Layer(nn.Module):
@@ -83,14 +77,14 @@ class Layer(nn.Module):
         self.w_down = weight(mesh, 64, 192, split={1: ("tp",)}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        a = rms_norm(x, self.norm1, eps=1e-05)  # [s/tp, b, h]  llama.scale:21
+        a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
         a = all_gather(a, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:22
         q = rope(linear(a, self.wq).unflatten(-1, (2, 16)), rotary)  # [s, b, n/tp, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (1, 16)), rotary)  # [s, b, k/tp, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (1, 16))  # [s, b, k/tp, d]  llama.scale:24
         y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
-        m = rms_norm(x, self.norm2, eps=1e-05)  # [s/tp, b, h]  llama.scale:27
+        m = rms_norm(x, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
         m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28
         # [s, b, h] partial over tp  llama.scale:28
         y = linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)
@@ -108,7 +102,7 @@ class Llama(nn.Module):
         self.norm = weight(mesh, 64, init=ones())  # [h]
         self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_frequencies(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.float32)
+        rotary = rope_frequencies(128, 16, theta=500_000, between=2, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -116,7 +110,7 @@ class Llama(nn.Module):
         x = reduce_scatter(x, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:20
         for layer in self.layers:
             x = recomputed(layer, x, self.rotary)  # bwd: forward again  llama.scale:20
-        n = rms_norm(x, self.norm, eps=1e-05)  # [s/tp, b, h]  llama.scale:30
+        n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
         peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
@@ -148,7 +142,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
         ),
         "dp_tp": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)
 
 
@@ -204,8 +198,8 @@ PLAN = Plan(
     microbatches=2,
     steps=240,
     seed=0,
-    lr=0.003,
-    schedule=Cosine(warmup=20, floor=0.0003),
+    lr=3e-3,
+    schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (5187588,)),
     model="d68821ee93ce",  # what is computed, on any mesh
     names=HFNames(

@@ -19,55 +19,49 @@ deadlock, not run), and this file matches the IR, op for op.  Not shown: roundin
 tested by scalec's own suite on gloo, and for this program by SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-try:
-    from scalec.runtime import (
-        Account,
-        AdamW,
-        Batch,
-        Bucket,
-        Cosine,
-        HFNames,
-        HFWeight,
-        Input,
-        Mesh,
-        Metrics,
-        ParamGroup,
-        Pipeline,
-        Plan,
-        StageInput,
-        Text,
-        TrainState,
-        all_gather,
-        all_reduce,
-        all_reduce_,
-        attention,
-        clip_scale,
-        count_valid,
-        embedding,
-        local_softmax_stats,
-        max_logit,
-        normal,
-        ones,
-        reduce_scatter,
-        rms_norm,
-        rope,
-        rope_frequencies,
-        stage_grad_reduction,
-        sum_squares,
-        token_loss,
-        train,
-        unshard_ahead,
-        weight,
-    )
-except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
-    message = f"error: there is no package `{missing.name}` here: pip install scalec"
-    raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
+from scalec.runtime import (
+    Account,
+    AdamW,
+    Batch,
+    Bucket,
+    Cosine,
+    HFNames,
+    HFWeight,
+    Input,
+    Mesh,
+    Metrics,
+    ParamGroup,
+    Pipeline,
+    Plan,
+    StageInput,
+    Text,
+    TrainState,
+    all_gather,
+    all_reduce,
+    all_reduce_,
+    attention,
+    clip_scale,
+    count_valid,
+    embedding,
+    local_softmax_stats,
+    max_logit,
+    normal,
+    ones,
+    reduce_scatter,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    stage_grad_reduction,
+    sum_squares,
+    token_loss,
+    train,
+    unshard_ahead,
+    weight,
+)
 
 LAYERS_OF_STAGE = {  # of each repeat, those of each stage
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
@@ -91,14 +85,14 @@ class Layer(nn.Module):
         self.w_down = weight(mesh, 64, 192, split={1: ("tp",)}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        a = rms_norm(x, self.norm1, eps=1e-05)  # [s/tp, b, h]  llama.scale:21
+        a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
         a = all_gather(a, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:22
         q = rope(linear(a, self.wq).unflatten(-1, (2, 16)), rotary)  # [s, b, n/tp, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (1, 16)), rotary)  # [s, b, k/tp, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (1, 16))  # [s, b, k/tp, d]  llama.scale:24
         y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
-        m = rms_norm(x, self.norm2, eps=1e-05)  # [s/tp, b, h]  llama.scale:27
+        m = rms_norm(x, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
         m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28
         # [s, b, h] partial over tp  llama.scale:28
         y = linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)
@@ -121,7 +115,7 @@ class Llama(nn.Module):
             self.norm = weight(mesh, 64, init=ones())  # [h]
             self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
-        rotary = rope_frequencies(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.float32)
+        rotary = rope_frequencies(128, 16, theta=500_000, between=2, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -132,7 +126,7 @@ class Llama(nn.Module):
             x = self.layers[str(i)](x, self.rotary)  # llama.scale:20
         if stage < 3:
             return x
-        n = rms_norm(x, self.norm, eps=1e-05)  # [s/tp, b, h]  llama.scale:30
+        n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
         peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
@@ -185,9 +179,15 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
             stages="pp",
         ),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(
-        model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32, holders=holders
+        model,
+        mesh,
+        buckets,
+        optimizer,
+        dtype=torch.float32,
+        master=torch.float32,
+        holders=holders,
     )
 
 
@@ -201,9 +201,8 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    unshard_ahead(
-        dp, flat_params["dp_tp"], flat_params["dp_split_tp"]
-    )  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
     reductions = [
         stage_grad_reduction(flat_params["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
         stage_grad_reduction(flat_params["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
@@ -227,9 +226,8 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
     share = count.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    unshard_ahead(
-        dp, flat_params["dp_tp"], flat_params["dp_split_tp"]
-    )  # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
     return Metrics(loss=loss, tokens=count)
@@ -249,8 +247,8 @@ PLAN = Plan(
     microbatches=4,
     steps=240,
     seed=0,
-    lr=0.003,
-    schedule=Cosine(warmup=20, floor=0.0003),
+    lr=3e-3,
+    schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (8984580, 6347524), axis="pp"),
     model="b42bf95fa1c9",  # what is computed, on any mesh
     names=HFNames(
