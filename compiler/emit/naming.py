@@ -10,6 +10,7 @@ import keyword
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import PurePath
 
 from ..analysis.kernel_tiles import KERNELS, OTHERS
@@ -148,6 +149,21 @@ def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
     """A call with an argument a line."""
     pad = " " * (indent + 4)
     return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
+
+
+def fitted(code: str, indent: int) -> str:
+    """A line that is one call, with its arguments on a line of their own where they do not fit behind its name."""
+    function, _, arguments = code.partition("(")
+    if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
+        return code
+    pad = " " * indent
+    return f"{function}(\n{pad}    {arguments[:-1]}\n{pad})"
+
+
+def _closes_last(arguments: str) -> bool:
+    """Whether nothing but the last parenthesis closes the one before these arguments."""
+    depths = accumulate({"(": 1, ")": -1}.get(character, 0) for character in arguments)
+    return -1 not in [*depths][:-1] and arguments.endswith(")")
 
 
 def letter(dim: str) -> str:

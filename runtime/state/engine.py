@@ -115,7 +115,7 @@ class TrainState:
     def weights(self) -> dict[str, Tensor]:
         """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
         whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
-        return {name: memory.flat_params[0].working.whole for name, memory in whole.items() if memory.bucket.shards}
+        return {name: memory.flat_params[0].working.whole for name, memory in whole.items() if memory.bucket.shard_axes}
 
     def zero(self) -> None:
         """Zeroes every gradient."""
@@ -181,7 +181,7 @@ class TrainState:
         Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
         seconds that the first call takes to import DTensor.
         """
-        shared = [name for name, (memory, *_) in self._of.items() if memory.bucket.shards or memory.bucket.stages]
+        shared = [name for name, (memory, *_) in self._of.items() if memory.bucket.shard_axes or memory.bucket.stages]
         assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
         records = (each for flat in self._flats() for each in flat.record())
         own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}

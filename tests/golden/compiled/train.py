@@ -114,12 +114,13 @@ class Llama(nn.Module):
         n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
+        logits_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
+        # [s, b] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
@@ -154,22 +155,20 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     dp = mesh.axis("dp")
     dp_tp = mesh.axis("dp", "tp")
     tp = mesh.axis("tp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
     all_reduce_(gradients["dp_split_tp"], dp)  # P→I  65,536 × f32
     all_reduce_(gradients["dp_tp"], dp_tp)  # P→I  320 × f32
-    squares = all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)
-    squares_2 = sum_squares(gradients["dp_tp"])
-    norm = (squares + squares_2).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = (all_reduce_(sum_squares(gradients["dp_split_tp"]), tp) + sum_squares(gradients["dp_tp"])).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -177,13 +176,13 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

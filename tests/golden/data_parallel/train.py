@@ -130,20 +130,19 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
     all_reduce_(gradients["dp"], dp)  # P→I  131,392 × f32
-    squares = sum_squares(gradients["dp"])
-    norm = squares.sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = sum_squares(gradients["dp"]).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -151,13 +150,13 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

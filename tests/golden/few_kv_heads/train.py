@@ -115,12 +115,13 @@ class Llama(nn.Module):
         # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:30
         with regather(n, self.tp, dim=0) as n:
             logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
+        logits_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
+        # [s, b] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
@@ -155,24 +156,24 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     dp_tp_1 = mesh.axis("dp", "tp_1")
     tp = mesh.axis("tp_0", "tp_1")
     tp_0 = mesh.axis("tp_0")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
     all_reduce_(gradients["dp_split_tp_0_tp_1"], dp)  # P→I  30,720 × f32
     all_reduce_(gradients["dp_tp_0_tp_1"], dp_tp)  # P→I  320 × f32
     all_reduce_(gradients["dp_tp_1_split_tp_0"], dp_tp_1)  # P→I  4,096 × f32
-    squares = all_reduce_(sum_squares(gradients["dp_split_tp_0_tp_1"]), tp)
-    squares_2 = sum_squares(gradients["dp_tp_0_tp_1"])
-    squares_3 = all_reduce_(sum_squares(gradients["dp_tp_1_split_tp_0"]), tp_0)
-    norm = (squares + squares_2 + squares_3).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm_sq = all_reduce_(sum_squares(gradients["dp_split_tp_0_tp_1"]), tp)
+    grad_norm_sq_2 = sum_squares(gradients["dp_tp_0_tp_1"])
+    grad_norm_sq_3 = all_reduce_(sum_squares(gradients["dp_tp_1_split_tp_0"]), tp_0)
+    grad_norm = (grad_norm_sq + grad_norm_sq_2 + grad_norm_sq_3).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -180,13 +181,13 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

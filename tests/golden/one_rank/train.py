@@ -126,31 +126,30 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
 
 def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = loss * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = loss * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
-    squares = sum_squares(gradients["local"])
-    norm = squares.sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = sum_squares(gradients["local"]).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
 def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = loss * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = loss * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

@@ -122,7 +122,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
                 "head",
                 weight_decay=0.1,
             ),
-            shards=("dp",),
+            shard_axes=("dp",),
         ),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
@@ -133,22 +133,21 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
     gradients["dp"] = reduce_scatter_(gradients["dp"], dp)  # P→S  65,856 × f32
-    squares = all_reduce_(sum_squares(gradients["dp"]), dp)
-    norm = squares.sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = all_reduce_(sum_squares(gradients["dp"]), dp).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -156,15 +155,15 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

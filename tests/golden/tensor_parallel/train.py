@@ -111,12 +111,13 @@ class Llama(nn.Module):
         n = rms_norm(x, self.norm, eps=1e-5)  # [b, s, h]  llama.scale:30
         n = replicate(n, self.tp)  # [b, s, h]  I→R  bwd: all_reduce  llama.scale:30
         logits = linear(n, self.head)  # [b, s, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [b, s] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [b, s]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [b, s] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # []  llama.scale:30
+        logits_max = max_logit(logits)  # [b, s] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [b, s]  M→R  no gradient  llama.scale:30
+        # [b, s] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # []  llama.scale:30
         return loss
 
 
@@ -148,32 +149,30 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     tp = mesh.axis("tp")
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = loss * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = loss * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
-    squares = all_reduce_(sum_squares(gradients["local_split_tp"]), tp)
-    squares_2 = sum_squares(gradients["local"])
-    norm = (squares + squares_2).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = (all_reduce_(sum_squares(gradients["local_split_tp"]), tp) + sum_squares(gradients["local"])).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
 def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = loss * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = loss * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

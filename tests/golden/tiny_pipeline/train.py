@@ -129,12 +129,13 @@ class Llama(nn.Module):
         n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
+        logits_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
+        # [s, b] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
@@ -170,12 +171,12 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
                 "head",
                 weight_decay=0.1,
             ),
-            shards=("dp",),
+            shard_axes=("dp",),
             stages="pp",
         ),
         "dp_tp": Bucket(
             ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1),
-            shards=("dp",),
+            shard_axes=("dp",),
             stages="pp",
         ),
     }
@@ -198,8 +199,8 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     tp = mesh.axis("tp")
     pp_dp = mesh.axis("pp", "dp")
     pp_dp_tp = mesh.axis("pp", "dp", "tp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
     # S→R  up to (192 + 33,024) × f32, awaited by each stage
     unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
@@ -207,14 +208,15 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         stage_grad_reduction(flat_params["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
         stage_grad_reduction(flat_params["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
     ]
-    loss = PIPELINE.run(model, batch, share, mesh, flat_params, reductions)  # forward, backward  tiny_pipeline.scale:5
-    loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
+    # forward, backward  tiny_pipeline.scale:5
+    loss = PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params, reductions)
+    loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()  # complete: what stages began
-    squares = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
-    squares_2 = all_reduce_(sum_squares(*gradients["dp_tp"]), pp_dp)
-    norm = (squares + squares_2).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm_sq = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
+    grad_norm_sq_2 = all_reduce_(sum_squares(*gradients["dp_tp"]), pp_dp)
+    grad_norm = (grad_norm_sq + grad_norm_sq_2).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -223,14 +225,14 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     mesh = state.mesh
     dp = mesh.axis("dp")
     pp_dp = mesh.axis("pp", "dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
     # S→R  up to (192 + 33,024) × f32, awaited by each stage
     unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_pipeline.scale:5
-    loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

@@ -126,10 +126,10 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
                 "layers.*.w_down",
                 weight_decay=0.1,
             ),
-            turns=True,
-            shards=("dp",),
+            per_layer=True,
+            shard_axes=("dp",),
         ),
-        "dp": Bucket(ParamGroup("wte", "norm", "head", weight_decay=0.1), shards=("dp",)),
+        "dp": Bucket(ParamGroup("wte", "norm", "head", weight_decay=0.1), shard_axes=("dp",)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
@@ -139,24 +139,23 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  32,896 × bf16
     flat_params = state.flat_params(len(batch))
     unshard_ahead(dp, flat_params["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels, flat_params)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels, flat_params)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()  # complete: what backward began
     gradients["dp"] = reduce_scatter_(gradients["dp"], dp)  # P→S  16,448 × f32
-    squares = all_reduce_(sum_squares(gradients["layers_dp"], gradients["dp"]), dp)
-    norm = squares.sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = all_reduce_(sum_squares(gradients["layers_dp"], gradients["dp"]), dp).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -164,17 +163,17 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  32,896 × bf16
     flat_params = state.flat_params()
     unshard_ahead(dp, flat_params["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels, flat_params)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(

@@ -132,12 +132,13 @@ class Llama(nn.Module):
         n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
+        logits_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
+        # [s, b] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
@@ -147,10 +148,10 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     buckets = {
         "layers_dp_tp": Bucket(
             ParamGroup("layers.*.norm1", "layers.*.norm2", weight_decay=0.1),
-            turns=True,
-            shards=("dp",),
-            keeps_gradients=False,
-            keeps_weights=False,
+            per_layer=True,
+            shard_axes=("dp",),
+            shard_gradients=True,
+            reshard_after_forward=True,
         ),
         "layers_dp_split_tp": Bucket(
             ParamGroup(
@@ -163,13 +164,13 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
                 "layers.*.w_down",
                 weight_decay=0.1,
             ),
-            turns=True,
-            shards=("dp",),
-            keeps_gradients=False,
-            keeps_weights=False,
+            per_layer=True,
+            shard_axes=("dp",),
+            shard_gradients=True,
+            reshard_after_forward=True,
         ),
-        "dp_split_tp": Bucket(ParamGroup("wte", "head", weight_decay=0.1), shards=("dp",)),
-        "dp_tp": Bucket(ParamGroup("norm", weight_decay=0.1), shards=("dp",)),
+        "dp_split_tp": Bucket(ParamGroup("wte", "head", weight_decay=0.1), shard_axes=("dp",)),
+        "dp_tp": Bucket(ParamGroup("norm", weight_decay=0.1), shard_axes=("dp",)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
@@ -181,27 +182,27 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     dp = mesh.axis("dp")
     tp = mesh.axis("tp")
     dp_tp = mesh.axis("dp", "tp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp_tp"], dp)  # S→R  64 × bf16
     all_gather_(weights["dp_split_tp"], dp)  # S→R  16,384 × bf16
     flat_params = state.flat_params(len(batch))
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels, flat_params)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels, flat_params)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()  # complete: what backward began
     gradients["dp_split_tp"] = reduce_scatter_(gradients["dp_split_tp"], dp)  # P→S  8,192 × f32
     gradients["dp_tp"] = reduce_scatter_(gradients["dp_tp"], dp)  # P→S  32 × f32
     all_reduce_(gradients["dp_tp"], tp)  # P→I  32 × f32
-    squares = all_reduce_(sum_squares(gradients["layers_dp_tp"], gradients["dp_tp"]), dp)
-    squares_2 = all_reduce_(sum_squares(gradients["layers_dp_split_tp"], gradients["dp_split_tp"]), dp_tp)
-    norm = (squares + squares_2).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm_sq = all_reduce_(sum_squares(gradients["layers_dp_tp"], gradients["dp_tp"]), dp)
+    grad_norm_sq_2 = all_reduce_(sum_squares(gradients["layers_dp_split_tp"], gradients["dp_split_tp"]), dp_tp)
+    grad_norm = (grad_norm_sq + grad_norm_sq_2).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -209,17 +210,17 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp_tp"], dp)  # S→R  64 × bf16
     all_gather_(weights["dp_split_tp"], dp)  # S→R  16,384 × bf16
     flat_params = state.flat_params()
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels, flat_params)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(
