@@ -84,5 +84,5 @@ def state(program: Program) -> str:
     arguments = ["model", "mesh", "buckets", "optimizer"]
     arguments += [f"dtype={DTYPES[compute(program)]}", f"master={DTYPES[stored]}"]
     arguments += ["accumulate=Accumulate()"] if accumulates(program) else []
-    arguments += ["holders=holders"] if program.pipeline else []
+    arguments += ["stages_of_param=stages_of_param"] if program.pipeline else []
     return call("TrainState", arguments, indent=4, after=len("return model, ") + 1)

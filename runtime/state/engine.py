@@ -31,8 +31,8 @@ class TrainState:
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
     two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  Of buckets
-    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.  `holders`
-    are the stages of a pipeline that have each parameter.
+    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.
+    `stages_of_param` are the stages of a pipeline that have each parameter.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class TrainState:
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
         accumulate: Accumulate = Tensor.add_,
-        holders: Holders | None = None,
+        stages_of_param: Holders | None = None,
     ) -> None:
         self.mesh = mesh
         elements = Elements(dtype, master, optimizer.slots, accumulate)
-        self._of = memories(_specs(model), buckets, holders or {}, mesh, elements)
+        self._of = memories(_specs(model), buckets, stages_of_param or {}, mesh, elements)
         self._memories = [memory for each in self._of.values() for memory in each]
         _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})
         self._optimizer = optimizer

@@ -86,12 +86,12 @@ BY_HAND = {
     "no view": ("tiny_llama", "seq=0).flatten(-2)", "seq=0)"),
     "a weight's split": (
         "tiny_llama",
-        "self.wo = weight(mesh, 64, 64, split={1:",
-        "self.wo = weight(mesh, 64, 64, split={0:",
+        "self.wo = weight(mesh, 64, 64, shard={1:",
+        "self.wo = weight(mesh, 64, 64, shard={0:",
     ),
     "a weight whole": (
         "tiny_llama",
-        "self.wo = weight(mesh, 64, 64, split={1: ('tp',)}",
+        "self.wo = weight(mesh, 64, 64, shard={1: 'tp'}",
         "self.wo = weight(mesh, 64, 64",
     ),
     "a weight's shape": ("tiny_llama", "weight(mesh, 32, 64,", "weight(mesh, 64, 32,"),

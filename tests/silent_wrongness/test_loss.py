@@ -107,7 +107,8 @@ OWN_MEAN = {
     " !tiny.scale:12 minus: f64[seq, batch@dp]{tp: P} = scale(hard) <by=-1.0> !tiny.scale:12 z.9: f64[seq, batch@dp]"
     f"{{tp: P}}, soft: f64[seq, batch@dp]{{tp: P}} = {PARTS} <smoothing=0.1>",
     "label_logit.1: f64[seq, batch@dp] = coerce(label_logit) <axes=[tp], from=P, to=I>": "hard.1: f64[seq, batch@dp] = "
-    "coerce(hard) <axes=[tp], from=P, to=I> !tiny.scale:12 label_logit.1: f64[seq, batch@dp] = add(hard.1, soft, minus)",
+    "coerce(hard) <axes=[tp], from=P, to=I> !tiny.scale:12 "
+    "label_logit.1: f64[seq, batch@dp] = add(hard.1, soft, minus)",
 }
 
 

@@ -62,7 +62,7 @@ def check_build(
     (master,) = {p.type.dtype for p in program.params}
     given = [f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"]
     given += ["accumulate=Accumulate()"] if accumulates(program) else []
-    kept = ", ".join([*given, *(f"holders={name}" for name in holders)])
+    kept = ", ".join([*given, *(f"stages_of_param={name}" for name in holders)])
     demand_same(body[-1], f"return {model}, TrainState({model}, mesh, {buckets}, {optimizer}, {kept})")
 
 

@@ -66,14 +66,14 @@ class Layer(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp_0", "tp_1")
         self.norm1 = weight(mesh, 64, init=ones())  # [h]
-        self.wq = weight(mesh, 64, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [n/tp*d, h]
-        self.wk = weight(mesh, 32, 64, split={0: ("tp_0",)}, init=normal(0.02))  # [k/tp_0*d, h]
-        self.wv = weight(mesh, 32, 64, split={0: ("tp_0",)}, init=normal(0.02))  # [k/tp_0*d, h]
-        self.wo = weight(mesh, 64, 64, split={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, n/tp*d]
+        self.wq = weight(mesh, 64, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [n/tp*d, h]
+        self.wk = weight(mesh, 32, 64, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
+        self.wv = weight(mesh, 32, 64, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
+        self.wo = weight(mesh, 64, 64, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, n/tp*d]
         self.norm2 = weight(mesh, 64, init=ones())  # [h]
-        self.w_gate = weight(mesh, 192, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
-        self.w_up = weight(mesh, 192, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
-        self.w_down = weight(mesh, 64, 192, split={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, f/tp]
+        self.w_gate = weight(mesh, 192, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
+        self.w_up = weight(mesh, 192, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
+        self.w_down = weight(mesh, 64, 192, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
@@ -99,9 +99,9 @@ class Llama(nn.Module):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.tp = mesh.axis("tp_0", "tp_1")
-        self.wte = weight(mesh, 256, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
+        self.wte = weight(mesh, 256, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
         self.norm = weight(mesh, 64, init=ones())  # [h]
-        self.head = weight(mesh, 256, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
+        self.head = weight(mesh, 256, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
         rotary = rope_frequencies(128, 16, theta=500_000, between=2, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)

@@ -75,14 +75,14 @@ class Layer(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp")
         self.norm1 = weight(mesh, 64, init=ones())  # [h]
-        self.wq = weight(mesh, 64, 64, split={0: ("tp",)}, init=normal(0.02))  # [n/tp*d, h]
-        self.wk = weight(mesh, 32, 64, split={0: ("tp",)}, init=normal(0.02))  # [k/tp*d, h]
-        self.wv = weight(mesh, 32, 64, split={0: ("tp",)}, init=normal(0.02))  # [k/tp*d, h]
-        self.wo = weight(mesh, 64, 64, split={1: ("tp",)}, init=normal(0.02))  # [h, n/tp*d]
+        self.wq = weight(mesh, 64, 64, shard={0: "tp"}, init=normal(0.02))  # [n/tp*d, h]
+        self.wk = weight(mesh, 32, 64, shard={0: "tp"}, init=normal(0.02))  # [k/tp*d, h]
+        self.wv = weight(mesh, 32, 64, shard={0: "tp"}, init=normal(0.02))  # [k/tp*d, h]
+        self.wo = weight(mesh, 64, 64, shard={1: "tp"}, init=normal(0.02))  # [h, n/tp*d]
         self.norm2 = weight(mesh, 64, init=ones())  # [h]
-        self.w_gate = weight(mesh, 192, 64, split={0: ("tp",)}, init=normal(0.02))  # [f/tp, h]
-        self.w_up = weight(mesh, 192, 64, split={0: ("tp",)}, init=normal(0.02))  # [f/tp, h]
-        self.w_down = weight(mesh, 64, 192, split={1: ("tp",)}, init=normal(0.02))  # [h, f/tp]
+        self.w_gate = weight(mesh, 192, 64, shard={0: "tp"}, init=normal(0.02))  # [f/tp, h]
+        self.w_up = weight(mesh, 192, 64, shard={0: "tp"}, init=normal(0.02))  # [f/tp, h]
+        self.w_down = weight(mesh, 64, 192, shard={1: "tp"}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
@@ -110,10 +110,10 @@ class Llama(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp")
         if 0 in stages:
-            self.wte = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
+            self.wte = weight(mesh, 256, 64, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
         if 3 in stages:
             self.norm = weight(mesh, 64, init=ones())  # [h]
-            self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
+            self.head = weight(mesh, 256, 64, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
         rotary = rope_frequencies(128, 16, theta=500_000, between=2, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
@@ -141,8 +141,8 @@ class Llama(nn.Module):
 
 PIPELINE = Pipeline(
     "pp",
-    homes=(0, 1, 0, 1),
-    carried=(StageInput("x", (64, 4, 64), torch.float32),),
+    stage_to_rank=(0, 1, 0, 1),
+    stage_inputs=(StageInput("x", (64, 4, 64), torch.float32),),
     rows=(
         "0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 0F2 0SEND_F2 2RECV_B0 2B0 2SEND_B0 "
         "2RECV_B1 0F3 0SEND_F3 2B1 2SEND_B1 2RECV_F2 0RECV_B0 2F2 2SEND_F2 0B0 2RECV_F3 0RECV_B1 2F3 2SEND_F3 0B1 "
@@ -156,7 +156,7 @@ PIPELINE = Pipeline(
 
 def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
-    model, holders = PIPELINE.build(Llama, mesh)
+    model, stages_of_param = PIPELINE.build(Llama, mesh)
     buckets = {
         "dp_split_tp": Bucket(
             ParamGroup(
@@ -188,7 +188,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
         optimizer,
         dtype=torch.float32,
         master=torch.float32,
-        holders=holders,
+        stages_of_param=stages_of_param,
     )
 
 
