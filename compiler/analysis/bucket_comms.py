@@ -22,8 +22,8 @@ class Route:
     scatter  the axes over which its gradient is reduced and scattered at once
     add      the axes over which what is left is reduced
     sent     the element type of what is sent then
-    keeps_weights    whether parameters stay gathered for the step, rather than for one turn, or to the end of a stage
-    keeps_gradients  whether gradients add up over microbatches before they are reduced, once in a step
+    reshard_after_forward  whether parameters are gathered for one layer, or to the end of a stage, not for the step
+    shard_gradients        whether each microbatch reduces gradients, which otherwise add up and are reduced once a step
     """
 
     bucket: Bucket
@@ -31,8 +31,8 @@ class Route:
     scatter: Axes
     add: Axes
     sent: str
-    keeps_weights: bool
-    keeps_gradients: bool
+    reshard_after_forward: bool
+    shard_gradients: bool
 
 
 def routes(program: Program) -> dict[str, Route]:
@@ -69,8 +69,8 @@ def _route(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> Rout
         scatter=scatters[0].names("axes") if scatters else (),
         add=adds[0].names("axes") if adds else (),
         sent=next((op.outputs[0].type.dtype for op in (*scatters, *adds)), bucket.type.dtype),
-        keeps_weights=all(is_step for _, is_step in gathers) and not (gathers and _frees(program, bucket)),
-        keeps_gradients=all(is_step for op, is_step in ops if op in scatters or op in adds),
+        reshard_after_forward=any(not is_step or _frees(program, bucket) for _, is_step in gathers),
+        shard_gradients=any(not is_step for op, is_step in ops if op in scatters or op in adds),
     )
 
 

@@ -31,13 +31,13 @@ def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
     stages = program.pipeline.axis if program.pipeline else ""
     among = program.pipeline.ranks_of(bucket.params[0]) if program.pipeline else ()
     options = {
-        "turns=True": bool(bucket.turns),
-        f"shards={literal(shards)}": bool(shards),
-        "keeps_gradients=False": not route.keeps_gradients,
-        "keeps_weights=False": not route.keeps_weights,
+        "per_layer=True": bool(bucket.turns),
+        f"shard_axes={literal(shards)}": bool(shards),
+        "shard_gradients=True": route.shard_gradients,
+        "reshard_after_forward=True": route.reshard_after_forward,
         f"stages={literal(stages)}": bool(stages),
         f"among={literal(among)}": len(among) > 1,
-        f"prefetch={prefetch}": bool(bucket.turns) and not route.keeps_weights and prefetch != Flow().prefetch,
+        f"prefetch={prefetch}": bool(bucket.turns) and route.reshard_after_forward and prefetch != Flow().prefetch,
     }
     return [option for option, said in options.items() if said]
 
@@ -84,5 +84,5 @@ def state(program: Program) -> str:
     arguments = ["model", "mesh", "buckets", "optimizer"]
     arguments += [f"dtype={DTYPES[compute(program)]}", f"master={DTYPES[stored]}"]
     arguments += ["accumulate=Accumulate()"] if accumulates(program) else []
-    arguments += ["holders=holders"] if program.pipeline else []
+    arguments += ["stages_of_param=stages_of_param"] if program.pipeline else []
     return call("TrainState", arguments, indent=4, after=len("return model, ") + 1)

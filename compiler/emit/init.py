@@ -57,7 +57,8 @@ def _of_all(child: Child) -> str:
 
 
 def _table(name: str, table: Table, program: Program) -> Iterator[str]:
-    sizes = f"{table.seq}, {table.dim}, theta={literal(table.theta)}, between={table.between}"
+    theta = literal(table.theta).removesuffix(".0")
+    sizes = f"{table.seq}, {table.dim}, theta={theta}, between={table.between}"
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
     arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
     fits = len(f"        {name} = rope_frequencies({arguments})") <= WIDTH

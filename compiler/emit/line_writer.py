@@ -12,7 +12,7 @@ from ..ir import Kind, Op
 from ..ir.placements import coercion, conjugate, ends
 from .expressions import ATOM, Context, Expr
 from .module import Frame, Module, Table, table_of
-from .naming import WIDTH, axes_word, identifier, place, shape
+from .naming import WIDTH, axes_word, fitted, identifier, place, shape
 
 
 class Lines:
@@ -41,6 +41,7 @@ class Lines:
     def append(self, code: str, comment: str = "", deeper: int = 0) -> None:
         """A line in the innermost open block, or `deeper` in the loop that the lines before it open."""
         indent = " " * self.indent(deeper)
+        code = fitted(code, len(indent))
         line = f"{indent}{code}  # {comment}" if comment else indent + code
         if comment and ("\n" in code or len(line) > WIDTH):
             self._module.lines += [f"{indent}# {comment}", indent + code]

@@ -49,25 +49,25 @@ def around(program: Program, own: Mapping[Bucket, str], x: str, lines: Lines) ->
     of = routes(program)
     reductions = (_reduction(program, of[b.name], own[b], x, lines) for b in last)
     gathers = (_gather(program, of[b.name], own[b], x, lines) for b in last if of[b.name].gather)
-    freed = (_freed(of[b.name], own[b], x, lines) for b in own if not of[b.name].keeps_weights)
+    freed = (_freed(of[b.name], own[b], x, lines) for b in own if of[b.name].reshard_after_forward)
     return Around((*reductions, *gathers), tuple(freed))
 
 
 def _reduction(program: Program, route: Route, own: str, x: str, lines: Lines) -> Line:
     over = {"scatter": route.scatter, "add": route.add}
     arguments = [x, own, *(f"{word}={lines.axis(axes)}" for word, axes in over.items() if axes)]
-    if not route.keeps_gradients:
+    if route.shard_gradients:
         arguments.append("each=True")
     if route.sent != route.bucket.type.dtype:
         arguments.append(f"dtype={DTYPES[route.sent]}")
     change = ", ".join([*(["P→S"] if route.scatter else []), *(["P→I"] if route.add else [])])
     size = f"{_elements(program, route.bucket):,} × {route.sent}"
-    when = ", in the last microbatch" if route.keeps_gradients else ""
+    when = "" if route.shard_gradients else ", in the last microbatch"
     return _line(x, "reduce_grads_in_backward", arguments, lines), f"bwd: {change}  {size}{when}"
 
 
 def _gather(program: Program, route: Route, own: str, x: str, lines: Lines) -> Line:
-    if route.keeps_weights:
+    if not route.reshard_after_forward:
         return _line(x, "wait_for_unshard", [x, own], lines), "S→R is complete"
     arguments = [x, own, lines.axis(route.gather)]
     return _line(x, "unshard", arguments, lines), f"S→R  {gathered(program, route)}  bwd: freed"

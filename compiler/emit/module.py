@@ -114,7 +114,8 @@ def weight_line(attribute: str, param: Param, program: Program) -> str:
     split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
     arguments = ["mesh", *map(str, sizes)]
     if split:
-        arguments.append("split={" + ", ".join(f"{i}: {literal(axes)}" for i, axes in split.items()) + "}")
+        over = (f"{i}: {literal(axes[0] if len(axes) == 1 else axes)}" for i, axes in split.items())
+        arguments.append(f"shard={{{', '.join(over)}}}")
     arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")
     joined = param.inner if stored_as_matrix(param) else 0
     return f"self.{attribute} = weight({', '.join(arguments)})  # {matrix_shape(type, joined, program)}"

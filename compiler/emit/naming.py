@@ -9,7 +9,8 @@ import json
 import keyword
 import re
 from collections.abc import Sequence
-from itertools import chain
+from decimal import Decimal
+from itertools import accumulate, chain
 from pathlib import PurePath
 
 from ..ir import Kind, Program, Type
@@ -35,7 +36,7 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 
 PROGRAM = set(
     """
-    PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh missing model nn os self state torch train_step
+    PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh model nn self state torch train_step
     """.split()
 )
 """Names that emitted programs give meaning to."""
@@ -101,7 +102,16 @@ def literal(value: object) -> str:
     if isinstance(value, tuple):
         inner = ", ".join(map(literal, value))  # type: ignore[arg-type]
         return f"({inner},)" if len(value) == 1 else f"({inner})"  # type: ignore[arg-type]
-    return repr(value).replace("e+", "e")
+    return _number(value) if isinstance(value, float) else repr(value)
+
+
+def _number(value: float) -> str:
+    """A float as people write it: `1e-5`, `3e-4`, `0.02`, `10_000.0`."""
+    digits = repr(value).replace("e+", "e")
+    if abs(value) >= 1:
+        return digits if "e" in digits else f"{value:_}"
+    short = f"{Decimal(digits):e}"
+    return short if len(short) < len(digits) else digits
 
 
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
@@ -116,6 +126,21 @@ def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
     """A call with an argument a line."""
     pad = " " * (indent + 4)
     return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
+
+
+def fitted(code: str, indent: int) -> str:
+    """A line that is one call, with its arguments on a line of their own where they do not fit behind its name."""
+    function, _, arguments = code.partition("(")
+    if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
+        return code
+    pad = " " * indent
+    return f"{function}(\n{pad}    {arguments[:-1]}\n{pad})"
+
+
+def _closes_last(arguments: str) -> bool:
+    """Whether nothing but the last parenthesis closes the one before these arguments."""
+    depths = accumulate({"(": 1, ")": -1}.get(character, 0) for character in arguments)
+    return -1 not in [*depths][:-1] and arguments.endswith(")")
 
 
 def letter(dim: str) -> str:

@@ -38,7 +38,7 @@ def pipeline_lines(program: Program) -> PipelineLines:
     ]
     arguments = [
         literal(pipeline.axis),
-        f"homes={literal(pipeline.homes)}",
+        f"stage_to_rank={literal(pipeline.homes)}",
         _carried(program, pipeline),
     ]
     rows = [line for row in pipeline.schedule.rows for line in _row(" ".join(map(str, row)))]
@@ -61,7 +61,7 @@ def _carried(program: Program, pipeline: Pipeline) -> str:
         some = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
         entries += [f"StageInput({value}{some})" for value in values]
         begin = end
-    return call("carried=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
+    return call("stage_inputs=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
 
 
 def _value(value: Value, program: Program) -> str:

@@ -15,12 +15,12 @@ from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
 from .bucket_lines import runs, stage_grad_reduction, unshard_ahead
-from .naming import DTYPES, axes_word, identifier, literal, place
+from .naming import DTYPES, WIDTH, axes_word, identifier, literal, place
 from .step_parts import Function, Ranks, Squares
 
 LOCALS = {
-    *("count", "share", "loss", "part", "tokens", "labels", "documents", "draws", "gradients", "norm", "squares"),
-    *("weights", "flat_params", "reductions", "scale"),
+    *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
+    *("grad_norm", "grad_norm_sq", "weights", "flat_params", "reductions", "scale"),
 }
 """What the lines below call their values."""
 
@@ -53,7 +53,7 @@ class _Step:
         self._program = program
         self.text: dict[str, str] = {}  # a value of the step → the expression that stands for it
         self._squares: dict[str, Squares] = {}
-        self._seed = "share"  # the gradient from which backward begins
+        self._seed = "inv_num_tokens"  # the gradient from which backward begins
         self.train, self.evaluate = Function(), Function()
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
         self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
@@ -118,7 +118,7 @@ class _Step:
         """The name of the joint group of a reduction; evaluation asks for those of counts and losses only."""
         ranks = self._ranks(op.names("axes"), op.names("among"))
         name = self._named(ranks)
-        if base(op.inputs[0]) in ("count", "loss") or ends(op)[0].kind is Kind.SHARDED:
+        if base(op.inputs[0]) in ("num_tokens", "loss") or ends(op)[0].kind is Kind.SHARDED:
             self.evaluate.groups[ranks] = name
         return name
 
@@ -136,11 +136,11 @@ class _Step:
         self.text[op.outputs[0].name] = f"count_valid(batch.{base(op.inputs[0])})"
 
     def reciprocal(self, op: Op) -> None:
-        self._both(f"count = {self.text[op.inputs[0]]}", "labels of the step that count")
-        self._both(f"share = count.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()")
+        self._both(f"num_tokens = {self.text[op.inputs[0]]}", "labels of the step that count")
+        self._both(f"inv_num_tokens = num_tokens.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()")
         if not self._program.pipeline:
-            self._both("loss = torch.zeros_like(share)")
-        self.text |= {op.inputs[0]: "count", op.outputs[0].name: "share"}
+            self._both("loss = torch.zeros_like(inv_num_tokens)")
+        self.text |= {op.inputs[0]: "num_tokens", op.outputs[0].name: "inv_num_tokens"}
 
     def loss_scale(self, op: Op) -> None:
         self.train.lines.append("scale = state.loss_scale()  # of gradients, so that float16 holds them")
@@ -174,9 +174,9 @@ class _Step:
         kept = ["_" if are_draws(arg.value.type) else name for arg, name in zip(region.args, names, strict=True)]
         self.train.lines += [
             f"for {', '.join(names)} in batch.microbatches():",
-            f"    part = model({', '.join([*names, *self._given])})  # forward",
-            f"    (part * {self._seed}).backward()  # backward",
-            "    loss += part.detach()",
+            f"    loss_sum = model({', '.join([*names, *self._given])})",
+            f"    (loss_sum * {self._seed}).backward()",
+            "    loss += loss_sum.detach()",
         ]
         given = ", ".join(["None" if name == "_" else name for name in kept] + self._given)
         self.evaluate.lines += [
@@ -187,9 +187,9 @@ class _Step:
     def mul(self, op: Op) -> None:
         """The gradient from which backward begins, with its loss scale; or the step's loss."""
         if self.text[op.inputs[1]] == "scale":
-            self._seed = self.text[op.outputs[0].name] = "share * scale"
+            self._seed = self.text[op.outputs[0].name] = "inv_num_tokens * scale"
             return
-        self._both(f"loss = {self.text[op.inputs[0]]} * share", "mean over the step's labels")
+        self._both(f"loss = {self.text[op.inputs[0]]} * inv_num_tokens", "mean over the step's labels")
         self.text[op.outputs[0].name] = "loss"
         began = "stages" if self._chunked else "backward" if self._given else ""
         self.train.lines.append(f"gradients = state.gradients(){f'  # complete: what {began} began' if began else ''}")
@@ -216,30 +216,31 @@ class _Step:
         self._norm(op, op.inputs[1:], " / scale")
 
     def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
-        taken = {*self.train.groups.values()}
-        names: list[str] = []
-        for part in squares:
-            names.append(identifier("squares", taken | set(names)))
-            self.train.lines.append(self._squares[part].line(names[-1]))
-        total = names[0] if len(names) == 1 else f"({' + '.join(names)})"
-        self.train.lines.append(f"norm = {total}.sqrt(){unscaled}")
-        self.text[op.outputs[0].name] = "norm"
+        terms = [self._squares[each].text() for each in squares]
+        if len(line := _root(terms, unscaled)) > WIDTH - 4:
+            names: list[str] = []
+            for each in squares:
+                names.append(identifier("grad_norm_sq", {*self.train.groups.values(), *names}))
+                self.train.lines.append(self._squares[each].line(names[-1]))
+            line = _root(names, unscaled)
+        self.train.lines.append(line)
+        self.text[op.outputs[0].name] = "grad_norm"
 
     def clip_scale(self, op: Op) -> None:
         limit = op.get("max")
-        self.text[op.outputs[0].name] = f"clip_scale(norm, {literal(limit)})" if limit else ""
+        self.text[op.outputs[0].name] = f"clip_scale(grad_norm, {literal(limit)})" if limit else ""
 
     def unscaled(self, op: Op) -> None:
         self.text[op.outputs[0].name] = f"{self.text[op.inputs[0]] or 1} / scale"
 
     def if_finite(self, op: Op) -> None:
-        self.text[op.outputs[0].name] = "count == 0, overflow=~norm.isfinite()"
+        self.text[op.outputs[0].name] = "num_tokens == 0, overflow=~grad_norm.isfinite()"
 
     def update(self, op: Op) -> None:
         """All buckets' updates are one call, which scales too."""
         scale, count = (self.text[name] for name in op.inputs[1:3])
         scale = f"scale={scale}, " if scale else ""
-        skip = "count == 0" if count == "count" else count
+        skip = "num_tokens == 0" if count == "num_tokens" else count
         line = f"state.update(lr, {scale}skip={skip})"
         if self.train.lines[-1] != line:
             self.train.lines.append(line)
@@ -252,6 +253,11 @@ class _Step:
     def _both(self, code: str, comment: str = "") -> None:
         for function in (self.train, self.evaluate):
             function.add(code, comment)
+
+
+def _root(terms: Sequence[str], unscaled: str) -> str:
+    total = terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
+    return f"grad_norm = {total}.sqrt(){unscaled}"
 
 
 WRITERS: dict[str, Callable[[_Step, Op], None]] = {

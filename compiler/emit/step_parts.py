@@ -54,12 +54,19 @@ class Squares:
     group: str = ""
     once: str = ""
 
+    def text(self) -> str:
+        """The expression, on one line."""
+        total = f"sum_squares({', '.join(self._arguments())})"
+        return f"all_reduce_({total}, {self.group})" if self.group else total
+
+    def _arguments(self) -> list[str]:
+        return [*self.operands, *([f"once={self.once}"] if self.once else [])]
+
     def line(self, name: str) -> str:
         """The assignment of the sum to `name`."""
-        arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
+        arguments = self._arguments()
         if not self.group:
             return call(f"{name} = sum_squares", arguments, 4, after=0)
-        short = f"{name} = all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
-        if len(short) <= WIDTH - 4:
+        if len(short := f"{name} = {self.text()}") <= WIDTH - 4:
             return short
         return call(f"{name} = all_reduce_", [call("sum_squares", arguments, 8), self.group], 4, after=0)

@@ -192,13 +192,13 @@ def _with_imports(body: str, made: Sequence[Used]) -> str:
     rest = used - {*own} - {each.function for each in made}
     functional = [name for name in IMPORTS[FUNCTIONAL] if name in used]
     line = f"from torch.nn.functional import {', '.join(functional)}\n" if functional else ""
-    kernels = f"    from scalec.runtime.kernels import (\n{_listed(own)}    )\n" if own else ""
+    kernels = f"from scalec.runtime.kernels import (\n{_listed(own)})\n" if own else ""
     body = body.replace("@FUNCTIONAL@\n", line).replace("@KERNELS@\n", kernels)
     return body.replace("@IMPORTS@\n", _listed([name for name in IMPORTS[RUNTIME] if name in rest]))
 
 
 def _listed(names: Sequence[str]) -> str:
-    return "".join(f"        {name},\n" for name in names)
+    return "".join(f"    {name},\n" for name in names)
 
 
 def _names(code: str) -> set[str]:

@@ -40,32 +40,34 @@ _Call = Callable[[Pass], None]
 class Pipeline:
     """A model in stages, over the ranks of an axis.
 
-    homes    the rank of each stage
-    carried  what a stage makes for the next, in this order at every cut that it crosses
-    rows     of each rank
+    stage_to_rank  the rank of each stage
+    stage_inputs   what a stage makes for the next, in this order at every cut that it crosses
+    rows           of each rank
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
     a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
     """
 
-    def __init__(self, axis: str, homes: Sequence[int], carried: Sequence[StageInput], rows: Sequence[str]) -> None:
-        self._axis, self._homes, self._carried, self._rows = axis, homes, carried, rows
+    def __init__(
+        self, axis: str, stage_to_rank: Sequence[int], stage_inputs: Sequence[StageInput], rows: Sequence[str]
+    ) -> None:
+        self._axis, self._stage_to_rank, self._stage_inputs, self._rows = axis, stage_to_rank, stage_inputs, rows
         # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
-        self._wide = reduce(torch.promote_types, (each.dtype for each in carried), torch.float32)
+        self._wide = reduce(torch.promote_types, (each.dtype for each in stage_inputs), torch.float32)
         self._bound: tuple[Mesh, _Row] | None = None
 
     def stages(self, mesh: Mesh) -> tuple[int, ...]:
         """Those of this rank."""
         rank = mesh.rank(self._axis)
-        return tuple(stage for stage, home in enumerate(self._homes) if home == rank)
+        return tuple(stage for stage, home in enumerate(self._stage_to_rank) if home == rank)
 
     def build(self, kind: Callable[[Mesh, tuple[int, ...]], nn.Module], mesh: Mesh) -> tuple[nn.Module, Holders]:
         """The model with this rank's stages, and of each of its parameters the stages that have it."""
-        holders: dict[str, tuple[int, ...]] = {}
+        stages_of_param: dict[str, tuple[int, ...]] = {}
         for stage in self.stages(mesh):
             for name, _ in kind(mesh, (stage,)).named_parameters():
-                holders[name] = (*holders.get(name, ()), stage)
-        return kind(mesh, self.stages(mesh)), holders
+                stages_of_param[name] = (*stages_of_param.get(name, ()), stage)
+        return kind(mesh, self.stages(mesh)), stages_of_param
 
     def run(
         self,
@@ -96,7 +98,7 @@ class Pipeline:
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
             axis = mesh.messages(self._axis)
-            self._bound = mesh, _Row(self._rows[axis.rank], self._homes, self._carried, axis, mesh.device)
+            self._bound = mesh, _Row(self._rows[axis.rank], self._stage_to_rank, self._stage_inputs, axis, mesh.device)
         return self._bound[1]
 
 
@@ -156,10 +158,15 @@ class _Row:
     """
 
     def __init__(
-        self, row: str, homes: Sequence[int], carried: Sequence[StageInput], axis: Axis, device: torch.device
+        self,
+        row: str,
+        stage_to_rank: Sequence[int],
+        stage_inputs: Sequence[StageInput],
+        axis: Axis,
+        device: torch.device,
     ) -> None:
-        self._homes, self._axis, self._device = homes, axis, device
-        cuts = [[each for each in carried if each.at(cut)] for cut in range(len(homes) - 1)]
+        self._stage_to_rank, self._axis, self._device = stage_to_rank, axis, device
+        cuts = [[each for each in stage_inputs if each.at(cut)] for cut in range(len(stage_to_rank) - 1)]
         self._crossing = [[], *cuts, []]  # by the stage that it enters; nothing enters the first, or leaves the last
         # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of this rank too, it
         # has the same slots, and values are handed over.
@@ -183,7 +190,7 @@ class _Row:
 
     def _cell(self, action: _Action) -> Cell:
         here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
-        kind = LastCell if after[0] == len(self._homes) else Cell
+        kind = LastCell if after[0] == len(self._stage_to_rank) else Cell
         entering, returning = self._entering, self._returning
         slots = {"x": entering[here], "y": entering[after], "dy": returning[after], "dx": returning[here]}
         crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
@@ -209,7 +216,7 @@ class _Row:
         sends, values = action.work.startswith("SEND"), action.work.endswith("F")
         ahead = sends == values  # the other end is the stage after
         slot = (self._entering if values else self._returning)[action.stage + ahead, action.microbatch]
-        peer = self._homes[action.stage + (1 if ahead else -1)]
+        peer = self._stage_to_rank[action.stage + (1 if ahead else -1)]
         watch = self._axis.watch
         if sends:
             message = sent(slot, self._axis, peer, self._under_way[action.stage, action.work])

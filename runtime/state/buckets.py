@@ -27,11 +27,11 @@ from .unsharded import Working
 
 
 class Bucket:
-    """Groups of parameters of one placement, of which the ranks along the axes `shards` keep a part each.
+    """Groups of parameters of one placement, of which the ranks along `shard_axes` keep a part each.
 
-    With `turns`, each turn of the repeats that the patterns' `*` run over is moved by itself.  A rank that does not
-    keep gradients, or weights, keeps only its part of them, and the whole of a turn while it is at work on it; weights
-    are gathered `prefetch` turns ahead.
+    With `per_layer`, each iteration of the repeats that the patterns' `*` run over is moved by itself.  With
+    `shard_gradients` a rank keeps only its part of gradients, with `reshard_after_forward` of weights, and the whole of
+    a layer while it is at work on it; weights are gathered `prefetch` layers ahead.
 
     Each rank along the axis `stages` has the parameters of its own stages alone, which may be none: a chunk of those of
     each stage, moved by itself.  Those that several ranks use are held alike by the ranks `among` all, as one chunk.
@@ -40,25 +40,26 @@ class Bucket:
     def __init__(
         self,
         *groups: ParamGroup,
-        turns: bool = False,
-        shards: tuple[str, ...] = (),
-        keeps_gradients: bool = True,
-        keeps_weights: bool = True,
+        per_layer: bool = False,
+        shard_axes: tuple[str, ...] = (),
+        shard_gradients: bool = False,
+        reshard_after_forward: bool = False,
         prefetch: int = 1,
         stages: str = "",
         among: tuple[int, ...] = (),
     ) -> None:
-        assert turns or stages or (keeps_gradients and keeps_weights), (
+        assert per_layer or stages or not (shard_gradients or reshard_after_forward), (
             "bucket: as a whole it is not shared out while it is used"
         )
-        self.groups, self.turns, self.shards = groups, turns, shards
-        self.keeps_gradients, self.keeps_weights, self.prefetch = keeps_gradients, keeps_weights, prefetch
+        self.groups, self.per_layer, self.shard_axes = groups, per_layer, shard_axes
+        self.shard_gradients, self.reshard_after_forward = shard_gradients, reshard_after_forward
+        self.prefetch = prefetch
         self.stages, self.among = stages, among
 
     @property
     def moves(self) -> bool:
         """Whether what it has is moved in parts, of turns or of chunks."""
-        return self.turns or bool(self.stages)
+        return self.per_layer or bool(self.stages)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Memory:
     ) -> None:
         self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*turns]), stages
         self._products, self.reductions = products, reductions
-        axis = mesh.axis(*bucket.shards)
+        axis = mesh.axis(*bucket.shard_axes)
         layouts = [Layout(members, mesh, axis) for members in turns.values()]
         assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, "bucket: odd turns"
         self._layout = layout = layouts[0]
@@ -101,10 +102,10 @@ class Memory:
             return torch.zeros(*self._shape, length, dtype=dtype, device=mesh.device)
 
         dtype, master = elements.dtype, elements.master
-        self._whole = zeros(layout.size, dtype) if bucket.keeps_weights or axis.size == 1 else None
+        self._whole = None if bucket.reshard_after_forward and axis.size > 1 else zeros(layout.size, dtype)
         self._part = zeros(layout.part, dtype) if self._whole is None else self._whole[..., layout.own]
         self._master = zeros(layout.part, master) if dtype != master else self._part
-        self._gradient = zeros(layout.size if bucket.keeps_gradients else layout.part, master)
+        self._gradient = zeros(layout.part if bucket.shard_gradients else layout.size, master)
         self._slots = {slot: zeros(layout.part, master) for slot in elements.slots}
         self._accumulate = elements.accumulate
         indices = product(*map(range, self._shape))
@@ -116,10 +117,10 @@ class Memory:
         """One turn's memory."""
         whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
         working = Working(whole, self._part[index], self._whole is None, self.bucket.prefetch)
-        by_parts = not self.bucket.keeps_gradients
+        by_parts = self.bucket.shard_gradients
         gradient = Gradient(self._gradient[index], layout, by_parts, self.reductions, self._accumulate)
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
-        apart = {*self.bucket.shards, *filter(None, [self.bucket.stages])}
+        apart = {*self.bucket.shard_axes, *filter(None, [self.bucket.stages])}
         memory = working, gradient, self._master[index], slots
         return FlatParam(index or self._stages, layout, self._mesh, apart, *memory, self._products)
 
@@ -140,7 +141,7 @@ class Memory:
         return self._own_gradient() if self.bucket.moves else self._gradient
 
     def _own_gradient(self) -> Tensor:
-        return self._gradient[..., self._layout.own] if self.bucket.keeps_gradients else self._gradient
+        return self._gradient if self.bucket.shard_gradients else self._gradient[..., self._layout.own]
 
     def copies(self) -> Iterator[Copies]:
         """What ranks hold alike: those of a stage, and those of stages that share parameters."""
@@ -191,7 +192,7 @@ def memories(
         claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
         for stages, own in _chunks(bucket, claims, holders).items():
-            turns = by_turns(own) if bucket.turns else {(): whole(own)}
+            turns = by_turns(own) if bucket.per_layer else {(): whole(own)}
             memory = Memory(bucket, turns, products(own), mesh, elements, stages, reductions)
             found.setdefault(name, []).append(memory)
     assert not left, f"state: in no bucket: {', '.join(left)}"

@@ -31,8 +31,8 @@ class TrainState:
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
     two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  Of buckets
-    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.  `holders`
-    are the stages of a pipeline that have each parameter.
+    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.
+    `stages_of_param` are the stages of a pipeline that have each parameter.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class TrainState:
         dtype: torch.dtype = torch.float32,
         master: torch.dtype = torch.float32,
         accumulate: Accumulate = Tensor.add_,
-        holders: Holders | None = None,
+        stages_of_param: Holders | None = None,
     ) -> None:
         self.mesh = mesh
         elements = Elements(dtype, master, optimizer.slots, accumulate)
-        self._of = memories(_specs(model), buckets, holders or {}, mesh, elements)
+        self._of = memories(_specs(model), buckets, stages_of_param or {}, mesh, elements)
         self._memories = [memory for each in self._of.values() for memory in each]
         _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})
         self._optimizer = optimizer
@@ -115,7 +115,7 @@ class TrainState:
     def weights(self) -> dict[str, Tensor]:
         """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
         whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
-        return {name: memory.flat_params[0].working.whole for name, memory in whole.items() if memory.bucket.shards}
+        return {name: memory.flat_params[0].working.whole for name, memory in whole.items() if memory.bucket.shard_axes}
 
     def zero(self) -> None:
         """Zeroes every gradient."""
@@ -181,7 +181,7 @@ class TrainState:
         Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
         seconds that the first call takes to import DTensor.
         """
-        shared = [name for name, (memory, *_) in self._of.items() if memory.bucket.shards or memory.bucket.stages]
+        shared = [name for name, (memory, *_) in self._of.items() if memory.bucket.shard_axes or memory.bucket.stages]
         assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
         records = (each for flat in self._flats() for each in flat.record())
         own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}

@@ -65,9 +65,10 @@ class Weight(nn.Parameter):
     spec: Spec
 
 
-def weight(mesh: Mesh, *shape: int, init: Init, split: Mapping[int, tuple[str, ...]] | None = None) -> Weight:
-    """Declares a parameter of this global shape; `split` maps a dim to the axes that divide it, outer first."""
-    spec = Spec(shape, split or {}, init)
+def weight(mesh: Mesh, *shape: int, init: Init, shard: Mapping[int, str | tuple[str, ...]] | None = None) -> Weight:
+    """Declares a parameter of this global shape; `shard` maps a dim to the axis, or axes, outer first, over it."""
+    split = {dim: (axes,) if isinstance(axes, str) else axes for dim, axes in (shard or {}).items()}
+    spec = Spec(shape, split, init)
     for dim, axes in spec.split.items():
         assert shape[dim] % mesh.size(*axes) == 0, f"weight {shape}: dim {dim} is not divisible over {axes}"
     parameter = Weight(torch.empty(spec.local_shape(mesh), device="meta"))

@@ -3,6 +3,7 @@
 `pytest tests/emit/test_golden.py --update-golden` rewrites the files; read the difference as a reviewer would.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,6 +64,19 @@ def files(plan: Source) -> dict[str, str]:
 def test_the_program_reads_as_it_did(variant: str, golden: Callable[[str, str], None]) -> None:
     plan = source(variant)
     golden(f"{variant}/train.py", files(plan)["train.py"])
+
+
+NOT_BY_HAND = r"""
+    ^import\ os$ | ^try: | \de-0\d | \b(peak|squares|squares_2|share|part)\s=[^=] | \b(z,\ t|y,\ y_\d)\ = | \bholders\b
+    | \b(turns|shards|homes|carried|keeps_weights|keeps_gradients)= | split=\{\d:\ \("
+"""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_that_no_person_writes_comes_back(variant: str) -> None:
+    """But `y_2` of a fused product."""
+    found = re.finditer(NOT_BY_HAND, files(source(variant))["train.py"], re.VERBOSE | re.MULTILINE)
+    assert {match[0] for match in found} <= ({"y, y_2 ="} if variant == "fused" else set())
 
 
 @pytest.mark.parametrize(

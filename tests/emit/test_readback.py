@@ -70,15 +70,15 @@ BY_HAND = {
     "a reader outside its block": ("regather", "            v = linear(a", "        v = linear(a"),
     "a sum before another": (
         "tiny_llama",
-        "        z = all_reduce(z, self.tp)\n        t = all_reduce(t, self.tp)",
-        "        t = all_reduce(t, self.tp)\n        z = all_reduce(z, self.tp)",
+        "        sum_exp = all_reduce(sum_exp, self.tp)\n        label_logit = all_reduce(label_logit, self.tp)",
+        "        label_logit = all_reduce(label_logit, self.tp)\n        sum_exp = all_reduce(sum_exp, self.tp)",
     ),
     "a run without a name": ("tiny_llama", "name='tiny_llama'", "name=None"),
     "another group of ranks": ("tiny_llama", "self.tp = mesh.axis('tp')", "self.tp = mesh.axis('dp')"),
     "a sum for the maximum": ("tiny_llama", ", op='max'", ""),
     "another eps": ("tiny_llama", "rms_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-06)"),
     "another norm": ("tiny_llama", "rms_norm(x, self.norm2,", "rms_norm(x, self.norm1,"),
-    "another theta": ("tiny_llama", "theta=500000.0", "theta=10000.0"),
+    "another theta": ("tiny_llama", "theta=500000", "theta=10000"),
     "positions for fewer dims": ("tiny_llama", "between=2", "between=1"),
     "a shorter table": ("tiny_llama", "rope_frequencies(128, 16", "rope_frequencies(64, 16"),
     "the sequence elsewhere": ("tiny_llama", "attention(q, k, v, seq=0)", "attention(q, k, v, seq=1)"),
@@ -86,12 +86,12 @@ BY_HAND = {
     "no view": ("tiny_llama", "seq=0).flatten(-2)", "seq=0)"),
     "a weight's split": (
         "tiny_llama",
-        "self.wo = weight(mesh, 64, 64, split={1:",
-        "self.wo = weight(mesh, 64, 64, split={0:",
+        "self.wo = weight(mesh, 64, 64, shard={1:",
+        "self.wo = weight(mesh, 64, 64, shard={0:",
     ),
     "a weight whole": (
         "tiny_llama",
-        "self.wo = weight(mesh, 64, 64, split={1: ('tp',)}",
+        "self.wo = weight(mesh, 64, 64, shard={1: 'tp'}",
         "self.wo = weight(mesh, 64, 64",
     ),
     "a weight's shape": ("tiny_llama", "weight(mesh, 32, 64,", "weight(mesh, 64, 32,"),
@@ -109,12 +109,20 @@ BY_HAND = {
         "all_reduce_(gradients['dp_tp'], dp)",
     ),
     "the other bucket": ("tiny_llama", "sum_squares(gradients['dp_tp'])", "sum_squares(gradients['dp_split_tp'])"),
-    "a bucket twice": ("tiny_llama", "    norm = (", "    all_reduce_(gradients['dp_tp'], dp_tp)\n    norm = ("),
-    "the count again": ("tiny_llama", "    share = ", "    all_reduce_(count, dp)\n    share = "),
+    "a bucket twice": (
+        "tiny_llama",
+        "    grad_norm = (",
+        "    all_reduce_(gradients['dp_tp'], dp_tp)\n    grad_norm = (",
+    ),
+    "the count again": (
+        "tiny_llama",
+        "    inv_num_tokens = ",
+        "    all_reduce_(num_tokens, dp)\n    inv_num_tokens = ",
+    ),
     "the model twice": (
         "tiny_llama",
-        "part = model(tokens, labels)",
-        "part = model(tokens, labels) + model(tokens, labels)",
+        "loss_sum = model(tokens, labels)",
+        "loss_sum = model(tokens, labels) + model(tokens, labels)",
     ),
     "across documents": ("documents", "seq=0, documents=documents)", "seq=0)"),
     "tokens for documents": ("documents", "layer(x, documents,", "layer(x, tokens,"),
@@ -125,16 +133,16 @@ BY_HAND = {
     "another mask": ("masked", "mask_token=3", "mask_token=4"),
     "no masks": ("masked", ", masked=0.15, mask_token=3", ""),
     "attention back only": ("masked", "causal=False", "causal=True"),
-    "inputs swapped": ("tiny_llama", "part = model(tokens, labels)", "part = model(labels, tokens)"),
-    "no backward": ("tiny_llama", "        (part * share).backward()\n", ""),
-    "a mean over ranks": ("tiny_llama", "(part * share)", "(part / 2 * share)"),
-    "another share": ("tiny_llama", "(part * share)", "(part * count)"),
+    "inputs swapped": ("tiny_llama", "loss_sum = model(tokens, labels)", "loss_sum = model(labels, tokens)"),
+    "no backward": ("tiny_llama", "        (loss_sum * inv_num_tokens).backward()\n", ""),
+    "a mean over ranks": ("tiny_llama", "(loss_sum * inv_num_tokens)", "(loss_sum / 2 * inv_num_tokens)"),
+    "another share": ("tiny_llama", "(loss_sum * inv_num_tokens)", "(loss_sum * num_tokens)"),
     "no clamp": ("tiny_llama", ".clamp(min=1)", ""),
     "the share in another dtype": ("tiny_llama", ".to(torch.float32)", ".to(torch.float64)"),
-    "the loss not averaged": ("tiny_llama", "all_reduce_(loss, dp) * share", "all_reduce_(loss, dp)"),
-    "no clipping": ("tiny_llama", "clip_scale(norm, 1.0)", "torch.ones_like(norm)"),
-    "another limit": ("tiny_llama", "clip_scale(norm, 1.0)", "clip_scale(norm, 2.0)"),
-    "never skipped": ("tiny_llama", "skip=count == 0", "skip=count == -1"),
+    "the loss not averaged": ("tiny_llama", "all_reduce_(loss, dp) * inv_num_tokens", "all_reduce_(loss, dp)"),
+    "no clipping": ("tiny_llama", "clip_scale(grad_norm, 1.0)", "torch.ones_like(grad_norm)"),
+    "another limit": ("tiny_llama", "clip_scale(grad_norm, 1.0)", "clip_scale(grad_norm, 2.0)"),
+    "never skipped": ("tiny_llama", "skip=num_tokens == 0", "skip=num_tokens == -1"),
     "no root": ("tiny_llama", ").sqrt()", ")"),
     "a bucket without a weight": ("tiny_llama", "'layers.*.wk', ", ""),
     "a weight in another bucket": (
@@ -148,15 +156,19 @@ BY_HAND = {
     "a group's own settings": ("groups", "lr_scale=2.0", "lr_scale=1.0"),
     "another optimizer": ("tiny_llama", "betas=(0.9, 0.95)", "betas=(0.9, 0.999)"),
     "masters in another dtype": ("kv heads fewer", "master=torch.float32", "master=torch.bfloat16"),
-    "no loss scale": ("fp16", "(part * share * scale)", "(part * share)"),
-    "the loss scale twice": ("fp16", "(part * share * scale)", "(part * share * scale * scale)"),
-    "an update by scaled gradients": ("fp16", "clip_scale(norm, 1.0) / scale", "clip_scale(norm, 1.0)"),
+    "no loss scale": ("fp16", "(loss_sum * inv_num_tokens * scale)", "(loss_sum * inv_num_tokens)"),
+    "the loss scale twice": (
+        "fp16",
+        "(loss_sum * inv_num_tokens * scale)",
+        "(loss_sum * inv_num_tokens * scale * scale)",
+    ),
+    "an update by scaled gradients": ("fp16", "clip_scale(grad_norm, 1.0) / scale", "clip_scale(grad_norm, 1.0)"),
     "an update by scaled gradients, unclipped": ("fp16, unclipped", "scale=1 / scale, ", ""),
     "a norm of scaled gradients": ("fp16", ".sqrt() / scale", ".sqrt()"),
-    "an overflow that is not seen": ("fp16", ", overflow=~norm.isfinite()", ""),
-    "an overflow that is another's": ("fp16", "~norm.isfinite()", "~loss.isfinite()"),
-    "an overflow that is no infinity": ("fp16", "~norm.isfinite()", "~norm.isnan()"),
-    "all but overflows": ("fp16", "~norm.isfinite()", "norm.isfinite()"),
+    "an overflow that is not seen": ("fp16", ", overflow=~grad_norm.isfinite()", ""),
+    "an overflow that is another's": ("fp16", "~grad_norm.isfinite()", "~loss.isfinite()"),
+    "an overflow that is no infinity": ("fp16", "~grad_norm.isfinite()", "~grad_norm.isnan()"),
+    "all but overflows": ("fp16", "~grad_norm.isfinite()", "grad_norm.isfinite()"),
     "sums in the state's dtype": ("fp16", ", dtype=torch.bfloat16)", ")"),
     "sums in another dtype": ("fp16", ", dtype=torch.bfloat16)", ", dtype=torch.float16)"),
     "more microbatches": ("tiny_llama", "microbatches=2", "microbatches=4"),
@@ -209,8 +221,8 @@ BY_HAND = {
     ),
     "parts that are not rescale_to_global_max": (
         "fused",
-        "rescale_to_global_max(peak, z, t, peak_2,",
-        "rescale_to_global_max(peak_2, z, t, peak,",
+        "rescale_to_global_max(logits_max, sum_exp, label_logit, logits_max_2,",
+        "rescale_to_global_max(logits_max_2, sum_exp, label_logit, logits_max,",
     ),
     "as many classes elsewhere": ("fused", "columns=32", "columns=64"),
     "another cap": ("fused, vocabulary whole", "cap=30.0", "cap=31.0"),
@@ -300,10 +312,9 @@ def _with_a_statement_twice(tree: ast.Module) -> Iterator[str]:
 
 def _with_another_constant(tree: ast.Module) -> Iterator[str]:
     docstrings = {id(stmt.value) for body in _bodies(tree) for stmt in body if isinstance(stmt, ast.Expr)}
-    messages = {id(node) for part in ast.walk(tree) if isinstance(part, ast.ExceptHandler) for node in ast.walk(part)}
     run = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "name"}
     for node in ast.walk(tree):  # a run is called as the plan's file, which is no part of the program
-        if not isinstance(node, ast.Constant) or id(node) in docstrings | messages | run:
+        if not isinstance(node, ast.Constant) or id(node) in docstrings | run:
             continue
         match node.value:
             case bool(value):
@@ -337,7 +348,7 @@ def _with_another_name(tree: ast.Module) -> Iterator[str]:
 
 def _with_arguments_swapped(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        alike = isinstance(node, ast.Call) and ast.unparse(node.func) in ("ParamGroup", "os.environ.get")
+        alike = isinstance(node, ast.Call) and ast.unparse(node.func) == "ParamGroup"
         if isinstance(node, ast.Call) and len(node.args) > 1 and not alike:
             node.args[:2] = reversed(node.args[:2])
             if ast.dump(node.args[0]) != ast.dump(node.args[1]):

@@ -42,7 +42,7 @@ LEAVES = "        if stage < 3:\n            return (x, s)\n"
 LEAVES_ONE = "        if stage < 3:\n            return x\n"
 LEAVES_WHOLE = "        if stage < 1:\n            return x\n"
 NORMED = "        n = rms_norm(x, self.norm, eps=1e-05)\n"
-RAN = "PIPELINE.run(model, batch, share, mesh, flat_params, reductions)"
+RAN = "PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params, reductions)"
 RUN = f"    loss = {RAN}\n"
 EVALUATE = "    loss = PIPELINE.evaluate(model, batch, mesh, flat_params)\n"
 GATHERS = "    unshard_ahead(dp, flat_params['dp_split_tp_2'], flat_params['dp_tp'], flat_params['dp_split_tp'])\n"
@@ -142,7 +142,7 @@ DEFECTS = {
     "values of more cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(1, 3)"),
     "values of other cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(0, 1)"),
     "values of all cuts": (OTHER, ", cuts=range(1, 2)", ""),
-    "one value of a cut left out": (OTHER, "StageInput('x', (8, 2, 32), torch.float32, cuts=range(2, 3)), C", "C"),
+    "one value of a cut left out": (OTHER, "StageInput('x', (8, 2, 32), torch.float32, cuts=range(2, 3)), S", "S"),
     "what enters is two always": (OTHER, "carried: tuple[Tensor, Tensor] | Tensor", "carried: tuple[Tensor, Tensor]"),
     "what leaves is two always": (OTHER, "-> tuple[Tensor, Tensor] | Tensor", "-> tuple[Tensor, Tensor]"),
     # ---- turns
@@ -246,13 +246,13 @@ DEFECTS = {
     "turns of a stage": (ONE, "(range(0, 1), range(1, 2)", "(range(0, 2), range(2, 2)"),
     "stages swapped": (ONE, "(range(0, 1), range(1, 2)", "(range(1, 2), range(0, 1)"),
     "turns under another name": (TWO, "'blocks': (range(0, 0)", "'layers': (range(0, 0)"),
-    "another home": (ONE, "homes=(0, 1, 0, 1)", "homes=(0, 1, 1, 0)"),
+    "another home": (ONE, "stage_to_rank=(0, 1, 0, 1)", "stage_to_rank=(0, 1, 1, 0)"),
     "another axis": (ONE, "Pipeline('pp'", "Pipeline('dp'"),
     "another shape": (ONE, "StageInput('x', (8, 2, 32)", "StageInput('x', (16, 2, 32)"),
     "another element type": (ONE, "(8, 2, 32), torch.float32)", "(8, 2, 32), torch.bfloat16)"),
     "no gradient of what crosses": (ONE, "torch.float32),), rows", "torch.float32, gradient=False),), rows"),
     "another name for what crosses": (ONE, "StageInput('x'", "StageInput('y'"),
-    "less that crosses": (TWO, "StageInput('x', (8, 2, 32), torch.float32), C", "C"),
+    "less that crosses": (TWO, "StageInput('x', (8, 2, 32), torch.float32), S", "S"),
     "actions swapped": (ONE, "2F0 2SEND_F0", "2SEND_F0 2F0"),
     "an action left out": (ONE, " 0B7'", "'"),
     "an action twice": (ONE, " 0B7'", " 0B7 0B7'"),
@@ -262,12 +262,12 @@ DEFECTS = {
     "the pipeline twice": (ONE, "\nPLAN = ", "\nPIPELINE = None\nPLAN = "),
     "no turns at all": (ONE, "LAYERS_OF_STAGE = ", "TURNS_ = "),
     # ---- steps
-    "another seed": (ONE, RAN, RAN.replace("share", "count")),
-    "a seed of its own": (ONE, RAN, RAN.replace("share", "share / 2")),
-    "no seed": (ONE, RAN, RAN.replace("share, ", "")),
+    "another seed": (ONE, RAN, RAN.replace("inv_num_tokens", "num_tokens")),
+    "a seed of its own": (ONE, RAN, RAN.replace("inv_num_tokens", "inv_num_tokens / 2")),
+    "no seed": (ONE, RAN, RAN.replace("inv_num_tokens, ", "")),
     "another batch": (ONE, "PIPELINE.run(model, batch,", "PIPELINE.run(model, batch.labels,"),
     "another mesh": (ONE, RAN, RAN.replace("mesh", "dp")),
-    "more that is given": (ONE, RAN, RAN.replace("reductions", "reductions, share")),
+    "more that is given": (ONE, RAN, RAN.replace("reductions", "reductions, inv_num_tokens")),
     "run twice": (ONE, RUN, RUN * 2),
     "never run": (ONE, RUN, ""),
     "evaluated in training": (ONE, RUN, EVALUATE),
@@ -275,10 +275,10 @@ DEFECTS = {
     "another method": (ONE, "PIPELINE.evaluate(", "PIPELINE.run("),
     "a loop over microbatches": (
         *(ONE, EVALUATE),
-        "    loss = torch.zeros_like(share)\n"
+        "    loss = torch.zeros_like(inv_num_tokens)\n"
         "    for tokens, labels in batch.microbatches():\n        loss += model(tokens, labels)\n",
     ),
-    "another pipeline": (ONE, RUN, "    PIPELINE = count\n" + RUN),
+    "another pipeline": (ONE, RUN, "    PIPELINE = num_tokens\n" + RUN),
     "rows before the weights are gathered": (
         ONE,
         RUN,
@@ -314,8 +314,8 @@ DEFECTS = {
         ONE,
         "    mesh = state.mesh\n",
         "",
-        "    count = all",
-        "    mesh = state.mesh\n    count = all",
+        "    num_tokens = all",
+        "    mesh = state.mesh\n    num_tokens = all",
     ),
     "the loss of one stage": (ONE, "all_reduce_(loss, pp_dp)", "all_reduce_(loss, dp)"),
     "a tied gradient not summed": (ONE, "    all_reduce_(gradients['dp_split_tp'], pp)\n", ""),
@@ -329,10 +329,14 @@ DEFECTS = {
     "squares counted once": (ONE, "sum_squares(*gradients['dp_tp'])", "sum_squares(*gradients['dp_tp'], once=pp)"),
     "squares counted once over another axis": (ONE, ", once=pp)", ", once=tp)"),
     "squares of one stage": (ONE, "gradients['dp_tp']), pp_dp)", "gradients['dp_tp']), dp)"),
-    "the model whole": (ONE, "model, holders = PIPELINE.build(Small, mesh)", "model = Small(mesh, (0, 1, 2, 3))"),
-    "nobody's holders": (ONE, ", holders=holders", ""),
+    "the model whole": (
+        ONE,
+        "model, stages_of_param = PIPELINE.build(Small, mesh)",
+        "model = Small(mesh, (0, 1, 2, 3))",
+    ),
+    "nobody's holders": (ONE, ", stages_of_param=stages_of_param", ""),
     "another model's holders": (ONE, "PIPELINE.build(Small, mesh)", "PIPELINE.build(Layer, mesh)"),
-    "a bucket without stages": (ONE, "shards=('dp',), stages='pp', among=(0, 1))", "shards=('dp',))"),
+    "a bucket without stages": (ONE, "shard_axes=('dp',), stages='pp', among=(0, 1))", "shard_axes=('dp',))"),
     "a bucket of another axis": (ONE, "stages='pp', among", "stages='tp', among"),
     "a bucket among fewer": (ONE, ", among=(0, 1))", ")"),
     "a bucket among others": (ONE, "among=(0, 1)", "among=(1, 0)"),

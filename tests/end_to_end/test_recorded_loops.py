@@ -114,7 +114,7 @@ DEFECTS: dict[str, tuple[Case, dict[str, str], str]] = {
     "in_each_microbatch": (
         CASES["freed_and_reduced_once"],
         {
-            "keeps_weights=False": "keeps_weights=False, keeps_gradients=False",
+            "reshard_after_forward=True": "reshard_after_forward=True, shard_gradients=True",
             "scatter=self.dp)": "scatter=self.dp, each=True)",
             "add=self.tp)": "add=self.tp, each=True)",
         },

@@ -68,8 +68,8 @@ DEFECTS = {
     recorded  reduce_scatter (sum) of f64[8, 2, 16] over ranks 0, 1""",
     ),
     "not summed": (
-        "loss = all_reduce_(loss, pp) * share",
-        "loss = loss * share",
+        "loss = all_reduce_(loss, pp) * inv_num_tokens",
+        "loss = loss * inv_num_tokens",
         "a call is missing\n    plan      all_reduce (sum) of f64[] over ranks 0, 2: `loss.3`",
     ),
 }

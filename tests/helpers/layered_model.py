@@ -43,15 +43,15 @@ class Way:
     """How state is shared out; `nested` has repeats in repeats, `again` does the innermost turns again in backward."""
 
     scatters: bool = True
-    keeps_gradients: bool = True
-    keeps_weights: bool = True
+    shard_gradients: bool = False
+    reshard_after_forward: bool = False
     nested: bool = False
     again: bool = False
     prefetch: int = 1
 
 
-ZERO = [Way(scatters=False), Way(), Way(keeps_gradients=False), Way(keeps_gradients=False, keeps_weights=False)]
-WAYS = [*ZERO, Way(keeps_weights=False)]
+ZERO = [Way(scatters=False), Way(), Way(shard_gradients=True), Way(shard_gradients=True, reshard_after_forward=True)]
+WAYS = [*ZERO, Way(reshard_after_forward=True)]
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ class Model(nn.Module):
         if not self.way.scatters:
             return reduce_grads_in_backward(x, own, add=self.axes.all)
         add = self.axes.replica if self.axes.replica.size > 1 else None
-        x = reduce_grads_in_backward(x, own, scatter=self.axes.dp, add=add, each=not self.way.keeps_gradients)
-        return wait_for_unshard(x, own) if self.way.keeps_weights else unshard(x, own, self.axes.dp)
+        x = reduce_grads_in_backward(x, own, scatter=self.axes.dp, add=add, each=self.way.shard_gradients)
+        return unshard(x, own, self.axes.dp) if self.way.reshard_after_forward else wait_for_unshard(x, own)
 
     def _leave(self, x: Tensor, owns: Sequence[Any]) -> Tensor:
-        if self.axes is None or self.way.keeps_weights:
+        if self.axes is None or not self.way.reshard_after_forward:
             return x
         return reshard(x, owns[0], self.axes.dp)
 
@@ -208,18 +208,18 @@ def shared(
     model = Model(mesh, way, axes, computes, ends)
     inner = "layers.*.blocks.*" if way.nested else "layers.*"
     options: dict[str, Any] = {
-        "turns": True,
-        "shards": ("dp",) if way.scatters else (),
-        "keeps_gradients": way.keeps_gradients,
-        "keeps_weights": way.keeps_weights,
+        "per_layer": True,
+        "shard_axes": ("dp",) if way.scatters else (),
+        "shard_gradients": way.shard_gradients,
+        "reshard_after_forward": way.reshard_after_forward,
         "prefetch": way.prefetch,
     }
-    rest = Bucket(ParamGroup("wte", **_GROUPS["wte"]), ParamGroup("head"), shards=("dp",) if way.scatters else ())
+    rest = Bucket(ParamGroup("wte", **_GROUPS["wte"]), ParamGroup("head"), shard_axes=("dp",) if way.scatters else ())
     weights, biases = ParamGroup(f"{inner}.w", **_GROUPS["w"]), ParamGroup(f"{inner}.bias", **_GROUPS["bias"])
     buckets = {
         "rest": rest,
         "layers_dp": Bucket(weights, biases, **options),
-        "layers_all": Bucket(ParamGroup(f"{inner}.norm"), turns=True),
+        "layers_all": Bucket(ParamGroup(f"{inner}.norm"), per_layer=True),
     }
     if way.nested:
         buckets["outer"] = Bucket(ParamGroup("layers.*.factor"), **options)
@@ -254,7 +254,7 @@ class Run:
             all_gather_(flat, self.state.mesh.axis("dp"))
         flat_params = self.state.flat_params(microbatches)
         way, axes = self.model.way, self.model.axes
-        if axes and way.scatters and way.keeps_weights:
+        if axes and way.scatters and not way.reshard_after_forward:
             unshard_ahead(axes.dp, flat_params["layers_dp"])
             if way.nested:
                 unshard_ahead(axes.dp, flat_params["outer"])

@@ -21,7 +21,7 @@ class Model(nn.Module):
         super().__init__()
         for name, shape in SHAPES.items():
             split = {d: tuple(a for a in axes if a in mesh.axes) for d, axes in SPLITS[name].items()}
-            self.register_parameter(name, weight(mesh, *shape, split=split, init=ones() if not split else normal(1)))
+            self.register_parameter(name, weight(mesh, *shape, shard=split, init=ones() if not split else normal(1)))
 
 
 def modelled(

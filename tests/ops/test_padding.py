@@ -49,7 +49,7 @@ def test_the_program_is_told_how_many_classes_there_are() -> None:
     program = lower(model)
     text = emit(program, Source("p.scale", ""), model, verify(program, model))["train.py"]
     assert "max_logit(logits, self.tp, classes=9)" in text
-    assert "local_softmax_stats(logits, peak, labels, self.tp, classes=9)" in text
+    assert "local_softmax_stats(logits, logits_max, labels, self.tp, classes=9)" in text
     assert "vocab=9," in text
     for wrong in ("classes=10", "classes=12"):
         with pytest.raises(AssertionError, match="padding is another"):

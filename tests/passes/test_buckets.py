@@ -32,9 +32,9 @@ def plan(state: str, body: str = LLAMA) -> Program:
 def where(program: Program, bucket: str) -> str:
     """The route of a bucket, in short."""
     it: Route = routes(program)[bucket]
-    gather = f"gather {'*'.join(it.gather)} {'step' if it.keeps_weights else 'turn'}, " if it.gather else ""
+    gather = f"gather {'*'.join(it.gather)} {'turn' if it.reshard_after_forward else 'step'}, " if it.gather else ""
     reduce = " then ".join(filter(None, ("*".join(it.scatter) and f"scatter {'*'.join(it.scatter)}", "*".join(it.add))))
-    return f"{gather}{reduce} {'step' if it.keeps_gradients else 'turn'}"
+    return f"{gather}{reduce} {'turn' if it.shard_gradients else 'step'}"
 
 
 @pytest.mark.parametrize(

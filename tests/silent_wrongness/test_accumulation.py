@@ -9,9 +9,9 @@ import pytest
 from helpers.planted_defects import Defect, parameters, results_of
 
 GRADIENT = "f64[vocab@tp, hidden]{dp: P}"
-SEED = "share.1: f64[]{dp: R} = coerce(share) <axes=[dp], from=I, to=R>"
+SEED = "inv_num_tokens.1: f64[]{dp: R} = coerce(inv_num_tokens) <axes=[dp], from=I, to=R>"
 MICROBATCH = "a microbatch is other than forward, backward and sum"  # what the read-back of the emitted program says
-BACKWARD = "(part * share).backward()"
+BACKWARD = "(loss_sum * inv_num_tokens).backward()"
 
 CARRIED = {
     "  loss.1: f64[]{dp: P},": f"""  acc: {GRADIENT} = zeros() !tiny.scale:1
@@ -24,7 +24,7 @@ CARRIED = {
 OWN_COUNT = f"""own: i64[]{{dp: P}} = count_valid(labels) !tiny.scale:1
       own.1: i64[] = coerce(own) <axes=[dp], from=P, to=I> !tiny.scale:1
       own.2: f64[] = reciprocal(own.1) <dtype="f64"> !tiny.scale:1
-      {SEED.replace("share)", "own.2)")}"""
+      {SEED.replace("inv_num_tokens)", "own.2)")}"""
 
 
 def every_gradient() -> set[str]:
@@ -52,7 +52,7 @@ def test_row_01_accumulated_gradients_are_scaled_again_at_each_microbatch() -> N
 
 def test_row_02_gradients_are_not_divided_by_the_count() -> None:
     """The loss was divided by the valid tokens of the step, its gradients were not (torchtitan#2972)."""
-    undivided = {SEED: f"one: f64[] = one(share) !tiny.scale:1 {SEED.replace('share)', 'one)')}"}
+    undivided = {SEED: f"one: f64[] = one(inv_num_tokens) !tiny.scale:1 {SEED.replace('inv_num_tokens)', 'one)')}"}
     defect = Defect("llama", ir=undivided, text={BACKWARD: "part.backward()"})
     assert defect.values() == every_gradient()
     assert MICROBATCH in defect.emission()
@@ -61,7 +61,7 @@ def test_row_02_gradients_are_not_divided_by_the_count() -> None:
 def test_row_03_microbatches_are_summed_as_if_they_were_averaged() -> None:
     """Each microbatch divided by its own count and the sums were added: a norm too large by their number
     (DeepSpeed#7773).  Every type fits."""
-    defect = Defect("llama", ir={SEED: OWN_COUNT}, text={BACKWARD: "(part / count_valid(labels)).backward()"})
+    defect = Defect("llama", ir={SEED: OWN_COUNT}, text={BACKWARD: "(loss_sum / count_valid(labels)).backward()"})
     assert defect.types() == ""
     assert defect.values() == every_gradient()
     assert defect.values(labels="all") == every_gradient()
@@ -83,9 +83,10 @@ def test_row_04_only_the_last_microbatch_is_kept() -> None:
 def test_row_05_gradients_are_divided_by_the_number_of_microbatches_too() -> None:
     """The loss was a mean already, and the schedule divided once more (AReaL PR #1273)."""
     again = {
-        SEED: f"less: f64[] = divided(share) <dims=[microbatches]> !tiny.scale:1 {SEED.replace('share)', 'less)')}"
+        SEED: "less: f64[] = divided(inv_num_tokens) <dims=[microbatches]> !tiny.scale:1 "
+        + SEED.replace("inv_num_tokens)", "less)")
     }
-    defect = Defect("llama", ir=again, text={BACKWARD: "(part * share / 2).backward()"})
+    defect = Defect("llama", ir=again, text={BACKWARD: "(loss_sum * inv_num_tokens / 2).backward()"})
     assert defect.values() == every_gradient()
     assert MICROBATCH in defect.emission()
 
@@ -105,11 +106,13 @@ def test_row_11_one_parameters_gradient_is_twice_as_large(plan: str) -> None:
 def test_row_15_a_mean_of_microbatches_means() -> None:
     """Each microbatch was divided by its own tokens and the mean was taken over microbatches: right only where all
     have as many (transformers PR #34191, #35203, PR #40610; trl#2175; NeMo Speech#8343).  Equal counts hide it."""
-    mean = f"own.3: f64[] = divided(own.2) <dims=[microbatches]> !tiny.scale:1 {SEED.replace('share)', 'own.3)')}"
+    mean = (
+        f"own.3: f64[] = divided(own.2) <dims=[microbatches]> !tiny.scale:1 {SEED.replace('inv_num_tokens)', 'own.3)')}"
+    )
     defect = Defect(
         "llama",
-        ir={SEED: OWN_COUNT.replace(SEED.replace("share)", "own.2)"), mean)},
-        text={BACKWARD: "(part / count_valid(labels) / 2).backward()"},
+        ir={SEED: OWN_COUNT.replace(SEED.replace("inv_num_tokens)", "own.2)"), mean)},
+        text={BACKWARD: "(loss_sum / count_valid(labels) / 2).backward()"},
     )
     assert defect.values(labels="all") == set()
     assert defect.values() == every_gradient()
@@ -119,32 +122,32 @@ def test_row_15_a_mean_of_microbatches_means() -> None:
 def test_row_15_a_mean_of_ranks_means() -> None:
     """Each data-parallel rank divided by its own tokens, and gradients were averaged (prime-rl PR #1957).  Equal
     counts hide it."""
-    own = """own: f64[]{dp: P} = reciprocal(count) <dtype="f64"> !tiny.scale:1"""
-    mean = "share.1: f64[]{dp: R} = divided(own) <axes=[dp]>"
+    own = """own: f64[]{dp: P} = reciprocal(num_tokens) <dtype="f64"> !tiny.scale:1"""
+    mean = "inv_num_tokens.1: f64[]{dp: R} = divided(own) <axes=[dp]>"
     defect = Defect(
         "llama",
         ir={"  loss.1: f64[]{dp: P},": f"  {own} loss.1: f64[]{{dp: P}},", SEED: mean},
-        text={"count = all_reduce_(count_valid(batch.labels), dp)": "count = count_valid(batch.labels)"},
+        text={"num_tokens = all_reduce_(count_valid(batch.labels), dp)": "num_tokens = count_valid(batch.labels)"},
     )
     assert defect.values(labels="all") == set()
     assert defect.values() == every_gradient()
-    assert "the IR has no reciprocal(count)" in defect.emission()
+    assert "the IR has no reciprocal(num_tokens)" in defect.emission()
 
 
 def test_row_15_no_plan_can_average_by_ranks() -> None:
     """A count that is not added up is partial, so is what is made of it, and nothing takes that for whole."""
-    own = {"reciprocal(count.1)": "reciprocal(count)"}
+    own = {"reciprocal(num_tokens.1)": "reciprocal(num_tokens)"}
     assert "reciprocal takes a count that is reduced" in Defect("llama", ir=own).types()
-    own |= {"share: f64[] =": "share: f64[]{dp: P} ="}
+    own |= {"inv_num_tokens: f64[] =": "inv_num_tokens: f64[]{dp: P} ="}
     assert "reciprocal takes a count that is reduced" in Defect("llama", ir=own).types()
     assert Defect("llama", ir=own).values() == every_gradient() | {"loss"}
 
 
 def test_row_15_reciprocals_of_the_ranks_counts_are_added() -> None:
     """Of a pending count a pending reciprocal was made, as if that were linear."""
-    added = """own: f64[]{dp: P} = reciprocal(count) <dtype="f64"> !tiny.scale:1
-  share: f64[] = coerce(own) <axes=[dp], from=P, to=I>"""
-    defect = Defect("llama", ir={'share: f64[] = reciprocal(count.1) <dtype="f64">': added})
+    added = """own: f64[]{dp: P} = reciprocal(num_tokens) <dtype="f64"> !tiny.scale:1
+  inv_num_tokens: f64[] = coerce(own) <axes=[dp], from=P, to=I>"""
+    defect = Defect("llama", ir={'inv_num_tokens: f64[] = reciprocal(num_tokens.1) <dtype="f64">': added})
     assert "reciprocal takes a count that is reduced" in defect.types()
     assert defect.values() == every_gradient() | {"loss"}
 
@@ -154,13 +157,17 @@ def test_row_15_reciprocals_of_the_ranks_counts_are_added() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["share / len(batch)", "torch.ones_like(share)", "share / all_reduce_(torch.ones_like(share), pp)"],
+    [
+        "inv_num_tokens / len(batch)",
+        "torch.ones_like(inv_num_tokens)",
+        "inv_num_tokens / all_reduce_(torch.ones_like(inv_num_tokens), pp)",
+    ],
     ids=["row 1 and 5", "row 2", "by the ranks"],
 )
 def test_stages_are_given_the_share_and_nothing_else(given: str) -> None:
     """Schedules that divide by the number of microbatches, or leave it to the loss (torchtitan#1733, #2972)."""
-    run = "PIPELINE.run(model, batch, share, mesh, flat_params, reductions)"
-    assert Defect("stages", text={run: run.replace("share", given)}).emission()
+    run = "PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params, reductions)"
+    assert Defect("stages", text={run: run.replace("inv_num_tokens", given)}).emission()
 
 
 def test_stages_whose_microbatches_are_summed_as_if_they_were_averaged() -> None:

@@ -10,7 +10,7 @@ from helpers.plan_table import PLANS
 from helpers.planted_defects import LABELS, TEXTS, Defect, parameters, refusal, results_of
 
 SEQUENCE = "batch and sequence"  # dp 2 × cp 2
-SHARE = 'share: f64[] = reciprocal(count.1) <dtype="f64">'
+SHARE = 'inv_num_tokens: f64[] = reciprocal(num_tokens.1) <dtype="f64">'
 AXES = 'dp_cp = mesh.axis("dp", "cp")'
 COUNTED = "all_reduce_(count_valid(batch.labels), dp_cp)"
 
@@ -22,10 +22,11 @@ def everything() -> set[str]:
 
 def test_row_13_the_loss_is_divided_by_the_ranks_of_the_sequence_too() -> None:
     """Scaled by the size of context parallelism once more (Megatron#673)."""
+    mean = SHARE.replace("inv_num_tokens", "mean")
     defect = Defect(
         SEQUENCE,
-        ir={SHARE: f"{SHARE.replace('share', 'mean')} !tiny.scale:1 share: f64[] = divided(mean) <axes=[cp]>"},
-        text={"count.clamp(min=1)": "(2 * count).clamp(min=1)"},
+        ir={SHARE: f"{mean} !tiny.scale:1 inv_num_tokens: f64[] = divided(mean) <axes=[cp]>"},
+        text={"num_tokens.clamp(min=1)": "(2 * num_tokens).clamp(min=1)"},
     )
     assert defect.values() == everything()
     assert "nothing in the IR does" in defect.emission()
@@ -33,7 +34,7 @@ def test_row_13_the_loss_is_divided_by_the_ranks_of_the_sequence_too() -> None:
 
 def test_row_13_the_count_is_added_in_the_wrong_group() -> None:
     """Divided by the tokens of data parallelism, without context parallelism (Megatron#906)."""
-    made = "count.1: i64[] = coerce(count) <axes=[dp, cp]"
+    made = "num_tokens.1: i64[] = coerce(num_tokens) <axes=[dp, cp]"
     defect = Defect(
         SEQUENCE,
         ir={made: made.replace("i64[]", "i64[]{cp: P}").replace("dp, cp", "dp")},
@@ -41,7 +42,7 @@ def test_row_13_the_count_is_added_in_the_wrong_group() -> None:
     )
     assert "reciprocal takes a count that is reduced" in defect.types()
     assert defect.values() == {"count", *everything()}
-    assert "the IR has no coerce(count) <axes=('dp',)" in defect.emission()
+    assert "the IR has no coerce(num_tokens) <axes=('dp',)" in defect.emission()
 
 
 def test_row_14_the_loss_that_is_shown_lacks_the_other_parts_of_the_sequence() -> None:
@@ -57,13 +58,13 @@ def test_row_14_the_loss_that_is_shown_lacks_the_other_parts_of_the_sequence() -
     assert "the IR has no coerce(loss.1) <axes=('dp',)" in defect.emission()
 
 
-SECOND = "d_z.2: f64[seq, batch@dp], d_t.2: f64[seq, batch@dp] = token_loss_dx(share.1,"
+SECOND = "d_sum_exp.2: f64[seq, batch@dp], d_label_logit.2: f64[seq, batch@dp] = token_loss_dx(inv_num_tokens.1,"
 
 
 def test_row_16_a_second_loss_is_shown_and_not_learned_from() -> None:
     """An auxiliary loss was added to what is shown, and its gradient was discarded (Automodel#1408, PR #1412).  Every
     type fits."""
-    dropped = f"none: f64[]{{dp: R}} = zeros() !tiny.scale:5 {SECOND.replace('share.1', 'none')}"
+    dropped = f"none: f64[]{{dp: R}} = zeros() !tiny.scale:5 {SECOND.replace('inv_num_tokens.1', 'none')}"
     defect = Defect("two losses", ir={SECOND: dropped}, text={"loss = first +": "loss = first.detach() +"})
     assert defect.types() == ""
     assert defect.values() == results_of("a", "wte")
@@ -73,18 +74,18 @@ def test_row_16_a_second_loss_is_shown_and_not_learned_from() -> None:
 @pytest.mark.parametrize("axis", ["dp", "tp"])
 def test_row_16_a_second_loss_is_scaled_by_the_ranks(axis: str) -> None:
     """An auxiliary loss depended on how many ranks shared the work (Megatron PR #5047, #3768)."""
-    scaled = (
-        f"less: f64[]{{dp: R}} = divided(share.1) <axes=[{axis}]> !tiny.scale:5 {SECOND.replace('share.1', 'less')}"
-    )
+    less = f"less: f64[]{{dp: R}} = divided(inv_num_tokens.1) <axes=[{axis}]>"
+    scaled = f"{less} !tiny.scale:5 {SECOND.replace('inv_num_tokens.1', 'less')}"
     defect = Defect("two losses", ir={SECOND: scaled}, text={"loss = first +": "loss = first / 2 +"})
     assert defect.values() == results_of("a", "wte")
     assert "nothing in the IR does" in defect.emission()
 
 
 GATHERED = {
-    "peak: f64[seq, batch@dp]{tp: M} = max_logit(_logits)": "full: f64[seq, batch@dp, vocab]{tp: R} = coerce(_logits)"
-    " <axes=[tp], from=S(vocab), to=R> !tiny.scale:12 peak: f64[seq, batch@dp]{tp: M} = max_logit(full)",
-    "local_softmax_stats(_logits, peak.1, labels)": "local_softmax_stats(full, peak.1, labels)",
+    "logits_max: f64[seq, batch@dp]{tp: M} = max_logit(_logits)": "full: f64[seq, batch@dp, vocab]{tp: R} = "
+    "coerce(_logits) <axes=[tp], from=S(vocab), to=R> !tiny.scale:12 "
+    "logits_max: f64[seq, batch@dp]{tp: M} = max_logit(full)",
+    "local_softmax_stats(_logits, logits_max.1, labels)": "local_softmax_stats(full, logits_max.1, labels)",
 }
 
 
@@ -99,20 +100,22 @@ def test_row_24_gathered_logits_in_a_vocabulary_parallel_loss() -> None:
 
 
 SMOOTHED = "smoothing and z-loss"
-PARTS = "local_softmax_stats(_logits, peak.1, labels)"
+PARTS = "local_softmax_stats(_logits, logits_max.1, labels)"
 OWN_MEAN = {
-    f"t: f64[seq, batch@dp]{{tp: P}} = {PARTS} <smoothing=0.1>": f"hard: f64[seq, batch@dp]{{tp: P}} = {PARTS}"
+    f"label_logit: f64[seq, batch@dp]{{tp: P}} = {PARTS} <smoothing=0.1>": "hard: f64[seq, batch@dp]{tp: P} = "
+    f"{PARTS}"
     " !tiny.scale:12 minus: f64[seq, batch@dp]{tp: P} = scale(hard) <by=-1.0> !tiny.scale:12 z.9: f64[seq, batch@dp]"
     f"{{tp: P}}, soft: f64[seq, batch@dp]{{tp: P}} = {PARTS} <smoothing=0.1>",
-    "t.1: f64[seq, batch@dp] = coerce(t) <axes=[tp], from=P, to=I>": "hard.1: f64[seq, batch@dp] = coerce(hard)"
-    " <axes=[tp], from=P, to=I> !tiny.scale:12 t.1: f64[seq, batch@dp] = add(hard.1, soft, minus)",
+    "label_logit.1: f64[seq, batch@dp] = coerce(label_logit) <axes=[tp], from=P, to=I>": "hard.1: f64[seq, batch@dp] = "
+    "coerce(hard) <axes=[tp], from=P, to=I> !tiny.scale:12 "
+    "label_logit.1: f64[seq, batch@dp] = add(hard.1, soft, minus)",
 }
 
 
 def test_row_24_smoothed_labels_take_the_mean_of_a_ranks_own_classes() -> None:
     """What smoothing adds to the label's logit was not summed over ranks, so that their losses differed (Megatron#737,
     #7452, row 1)."""
-    parts = "local_softmax_stats(logits, peak, labels, self.tp, classes=9, smoothing=0.1)"
+    parts = "local_softmax_stats(logits, logits_max, labels, self.tp, classes=9, smoothing=0.1)"
     defect = Defect(SMOOTHED, ir=OWN_MEAN, text={parts: parts.replace("self.tp, ", "")})
     assert "add is not linear in what is partial on tp" in defect.types()
     assert defect.values() == {"loss"}
@@ -121,7 +124,7 @@ def test_row_24_smoothed_labels_take_the_mean_of_a_ranks_own_classes() -> None:
 
 def test_row_24_the_gradient_of_smoothed_labels_is_that_of_others() -> None:
     """Backward gave each class another share than forward: one of this rank's classes (Megatron#7464)."""
-    shares = "local_softmax_stats_dx(d_z.1, d_t.1, _logits, peak.1, labels) <smoothing="
+    shares = "local_softmax_stats_dx(d_sum_exp.1, d_label_logit.1, _logits, logits_max.1, labels) <smoothing="
     defect = Defect(SMOOTHED, ir={f"{shares}0.1": f"{shares}0.2"}, text={"smoothing=0.1": "smoothing=0.2"})
     assert defect.types() == ""
     assert defect.values() == results_of(*parameters(SMOOTHED))

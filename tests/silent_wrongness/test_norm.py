@@ -2,11 +2,11 @@
 
 from helpers.planted_defects import Defect, parameters
 
-REDUCED = 'squares = all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)'
-WHOLE = "squares.2: f64[] = sum_squares(g_dp_tp.1)"
-NORM = "norm.2: f64[] = grad_norm(squares.1, squares.2)"
-CLIP = "scale: f64[] = clip_scale(norm.2)"
-SKIP = "update(g_dp_tp.1, scale, count.1,"
+REDUCED = 'all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)'
+WHOLE = "grad_norm_sq.2: f64[] = sum_squares(g_dp_tp.1)"
+NORM = "grad_norm: f64[] = grad_norm(grad_norm_sq.1, grad_norm_sq.2)"
+CLIP = "scale: f64[] = clip_scale(grad_norm)"
+SKIP = "update(g_dp_tp.1, scale, num_tokens.1,"
 
 
 def updated(*names: str) -> set[str]:
@@ -17,63 +17,62 @@ def updated(*names: str) -> set[str]:
 def test_row_06_clipped_by_the_norm_of_a_part() -> None:
     """Each pipeline stage clipped by the norm of its own parameters (torchtitan#596, PR #649).  Here a bucket: the
     norm that is reported is right, and every type fits."""
-    own = (
-        f"own: f64[] = grad_norm(squares.2) !tiny.scale:1 part: f64[] = clip_scale(own) <max=0.1> !tiny.scale:1 {CLIP}"
-    )
+    own = "own: f64[] = grad_norm(grad_norm_sq.2) !tiny.scale:1"
+    own += f" part: f64[] = clip_scale(own) <max=0.1> !tiny.scale:1 {CLIP}"
     defect = Defect(
         "clipped",
         ir={CLIP: own, "update(g_dp_tp.1, scale,": "update(g_dp_tp.1, part,"},
-        text={"scale=clip_scale(norm, 0.1)": "scale=clip_scale(squares_2.sqrt(), 0.1)"},
+        text={"scale=clip_scale(grad_norm, 0.1)": 'scale=clip_scale(sum_squares(gradients["dp_tp"]).sqrt(), 0.1)'},
     )
     assert defect.types() == ""
     assert defect.values() == updated("norm1", "norm2", "norm")
-    assert "the IR has no grad_norm(squares.2)" in defect.emission()
+    assert "the IR has no sum_squares(g_dp_tp.1) <> here" in defect.emission()
 
 
 def test_row_06_each_stage_clips_by_the_norm_of_its_own() -> None:
     """As it was there, the sum over the stages left out for some of the parameters."""
     defect = Defect(
         "stages",
-        ir={"grad_norm(squares.1, squares.5,": "grad_norm(squares.1, squares.2,"},
+        ir={"grad_norm(grad_norm_sq.1, grad_norm_sq.5,": "grad_norm(grad_norm_sq.1, grad_norm_sq.2,"},
         text={'all_reduce_(sum_squares(*gradients["dp_tp"]), pp)': 'sum_squares(*gradients["dp_tp"])'},
     )
     assert "grad_norm is not linear in what is partial on pp" in defect.types()
     assert defect.values() == {"norm", *updated(*parameters("stages"))}
-    assert "the IR has no grad_norm(squares.1, squares.2" in defect.emission()
+    assert "the IR has no grad_norm(grad_norm_sq.1, grad_norm_sq.2" in defect.emission()
 
 
 def test_row_07_the_norm_of_shards_is_not_added_over_tensor_parallel_ranks() -> None:
     """Clipping under tensor parallelism took each rank's shards for the whole (torchtune#2420)."""
     defect = Defect(
         "clipped",
-        ir={NORM: NORM.replace("squares.1", "squares")},
-        text={REDUCED: 'squares = sum_squares(gradients["dp_split_tp"])'},
+        ir={NORM: NORM.replace("grad_norm_sq.1", "grad_norm_sq")},
+        text={REDUCED: 'sum_squares(gradients["dp_split_tp"])'},
     )
     assert "grad_norm is not linear in what is partial on tp" in defect.types()
     assert defect.values() == {"norm", *updated()}
-    assert "the IR has no grad_norm(squares, squares.2)" in defect.emission()
+    assert "the IR has no grad_norm(grad_norm_sq, grad_norm_sq.2)" in defect.emission()
 
 
 def test_row_08_weights_on_every_rank_are_counted_by_every_rank() -> None:
     """Squares of replicated weights were added over tensor parallelism too: a norm 1.36 to 1.52 times too large
     (ROCm/TransformerEngine#715)."""
-    counted = """squares.3: f64[]{tp: P} = sum_squares(g_dp_tp.1) !tiny.scale:1
-  squares.2: f64[] = coerce(squares.3) <axes=[tp], from=P, to=I>"""
+    counted = """grad_norm_sq.3: f64[]{tp: P} = sum_squares(g_dp_tp.1) !tiny.scale:1
+  grad_norm_sq.2: f64[] = coerce(grad_norm_sq.3) <axes=[tp], from=P, to=I>"""
     defect = Defect(
         "clipped",
         ir={WHOLE: counted},
         text={'sum_squares(gradients["dp_tp"])': 'all_reduce_(sum_squares(gradients["dp_tp"]), tp)'},
     )
-    assert "squares.3 is" in defect.types()
+    assert "grad_norm_sq.3 is" in defect.types()
     assert defect.values() == {"norm", *updated()}
-    assert "the IR has no coerce(squares.2)" in defect.emission()
+    assert "the IR has no coerce(grad_norm_sq.2)" in defect.emission()
 
 
 def test_row_08_no_norm_takes_whole_and_sharded_gradients_together() -> None:
     """The sum of squares of both, added over the axis that shards one of them."""
     both = {
         "sum_squares(g_dp_split_tp.1)": "sum_squares(g_dp_split_tp.1, g_dp_tp.1)",
-        NORM: NORM.replace(", squares.2", ""),
+        NORM: NORM.replace(", grad_norm_sq.2", ""),
     }
     assert "sum_squares needs its operands sharded alike on tp" in Defect("clipped", ir=both).types()
     assert Defect("clipped", ir=both).values() == {"norm", *updated()}
@@ -83,22 +82,24 @@ def test_row_09_a_group_of_parameters_is_left_out_of_the_norm() -> None:
     """The norm omitted the experts (Megatron PR #5916).  Here a bucket; every type fits."""
     defect = Defect(
         "clipped",
-        ir={NORM: NORM.replace("squares.1, ", "")},
-        text={"norm = (squares + squares_2).sqrt()": "norm = squares_2.sqrt()"},
+        ir={NORM: NORM.replace("grad_norm_sq.1, ", "")},
+        text={f'({REDUCED} + sum_squares(gradients["dp_tp"]))': 'sum_squares(gradients["dp_tp"])'},
     )
     assert defect.types() == ""
     assert defect.values() == {"norm", *updated()}
-    assert "the IR has no grad_norm(squares.2)" in defect.emission()
+    assert "the IR has no grad_norm(grad_norm_sq.2)" in defect.emission()
 
 
 def test_row_29_every_rank_clips_by_its_own_norm() -> None:
     """Without a group for the reduction each rank took the norm of its shards, and copies of one weight parted
     (RLinf PR #1542).  The norm that is reported is right."""
-    own = f"own: f64[]{{tp: P}} = grad_norm(squares, squares.2) !tiny.scale:1 {CLIP.replace('norm.2', 'own')}"
+    clip = CLIP.replace("clip_scale(grad_norm", "clip_scale(own")
+    own = f"own: f64[]{{tp: P}} = grad_norm(grad_norm_sq, grad_norm_sq.2) !tiny.scale:1 {clip}"
+    local = '(sum_squares(gradients["dp_split_tp"]) + sum_squares(gradients["dp_tp"]))'
     defect = Defect(
         "clipped",
         ir={CLIP: own},
-        text={"clip_scale(norm, 0.1)": 'clip_scale((sum_squares(gradients["dp_split_tp"]) + squares_2).sqrt(), 0.1)'},
+        text={"clip_scale(grad_norm, 0.1)": f"clip_scale({local}.sqrt(), 0.1)"},
     )
     assert "grad_norm is not linear in what is partial on tp" in defect.types()
     assert defect.values() == updated()
@@ -107,7 +108,7 @@ def test_row_29_every_rank_clips_by_its_own_norm() -> None:
 
 def test_row_29_the_norm_of_shared_gradients_leaves_out_an_axis() -> None:
     """As above, where each rank of a data axis has a part of the sums: it clips by the norm of its parts."""
-    reduced = "squares.1: f64[] = coerce(squares) <axes=[dp, tp], from=P, to=I>"
+    reduced = "grad_norm_sq.1: f64[] = coerce(grad_norm_sq) <axes=[dp, tp], from=P, to=I>"
     defect = Defect(
         "shared inside, copied outside",
         ir={reduced: reduced.replace("f64[]", "f64[]{dp: P}").replace("dp, tp", "tp")},
@@ -115,7 +116,7 @@ def test_row_29_the_norm_of_shared_gradients_leaves_out_an_axis() -> None:
     )
     assert "grad_norm" in defect.types()
     assert {"norm"} < defect.values()
-    assert "the IR has no coerce(squares)" in defect.emission()
+    assert "the IR has no coerce(grad_norm_sq)" in defect.emission()
 
 
 def test_row_33_each_rank_decides_by_itself_whether_to_update() -> None:
@@ -123,8 +124,8 @@ def test_row_33_each_rank_decides_by_itself_whether_to_update() -> None:
     without a label of their own."""
     defect = Defect(
         "clipped",
-        ir={SKIP: SKIP.replace("count.1", "count")},
-        text={"skip=count == 0": "skip=count_valid(batch.labels) == 0"},
+        ir={SKIP: SKIP.replace("num_tokens.1", "num_tokens")},
+        text={"skip=num_tokens == 0": "skip=count_valid(batch.labels) == 0"},
     )
     assert "update takes gradients that are reduced" in defect.types()
     assert defect.values(labels="silent rank") == updated("norm1", "norm2", "norm")

@@ -20,7 +20,7 @@ from helpers.planted_runs import first_step, planted, record, right_step, saniti
 from scalec.runtime.comm import collectives
 from scalec.runtime.state import flat_param, parameters
 
-SEED = "(part * share).backward()"
+SEED = "(loss_sum * inv_num_tokens).backward()"
 
 
 def test_row_04_only_the_last_microbatch_is_kept(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_row_04_only_the_last_microbatch_is_kept(tmp_path: Path) -> None:
 def test_row_08_weights_on_every_rank_are_counted_by_every_rank(tmp_path: Path) -> None:
     """Every gradient is right, and their norm too large (ROCm/TransformerEngine#715)."""
     case = Case(tp=2, clip=0.05)
-    own = 'squares_2 = sum_squares(gradients["local"])'
+    own = 'sum_squares(gradients["local"])'
     counted = own.replace("sum_squares", "all_reduce_(sum_squares").replace('"])', '"]), tp)')
     got, right = first_step(case, planted(case, tmp_path, {own: counted})), right_step(case)
     assert wrong_gradients(got, right) == set()
@@ -46,7 +46,7 @@ def test_row_11_adamw_hides_the_scale_of_gradients(optimizer: str, tmp_path: Pat
     """After a step with gradients twice as large AdamW's parameters are where they should be, to four digits of how
     far they moved; SGD's moved twice as far.  The proof compares gradients (`test_accumulation`)."""
     case = Case(optimizer=optimizer)
-    got = first_step(case, planted(case, tmp_path, {SEED: SEED.replace("share", "share * 2")}))
+    got = first_step(case, planted(case, tmp_path, {SEED: SEED.replace("inv_num_tokens", "inv_num_tokens * 2")}))
     right, start = right_step(case), reference.initial(case.config)
     apart, moved = (_apart(got.parameters, other) for other in (right.parameters, start))
     assert wrong_gradients(got, right) == {*right.gradients}
@@ -131,7 +131,7 @@ def _differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> set[str]:
 def test_row_33_each_rank_decides_by_itself_whether_to_update(tmp_path: Path) -> None:
     """The rank without labels keeps its weights, the other does not (ColossalAI PR #1175)."""
     case = Case(dp=2, valid="silent_rank")
-    module = planted(case, tmp_path, {"skip=count == 0": "skip=count_valid(batch.labels) == 0"})
+    module = planted(case, tmp_path, {"skip=num_tokens == 0": "skip=count_valid(batch.labels) == 0"})
     with pytest.raises(AssertionError, match="copies on two ranks differ"):
         first_step(case, module)
 

@@ -161,8 +161,8 @@ def _bucket(bucket: Shared, route: Route, storages: Storages) -> Bucket:
     whole = part * program.degree(shard_axes(program, bucket))
     return Bucket(
         bucket.name,
-        (whole if route.keeps_weights else part) * item,
-        (whole if route.keeps_gradients else part) * wide,
+        (part if route.reshard_after_forward else whole) * item,
+        (part if route.shard_gradients else whole) * wide,
         part * wide if item < wide else 0,
         tuple((slot, part * wide) for slot in program.train.optimizer.slots),
         1 - _elements(program, bucket) / whole,

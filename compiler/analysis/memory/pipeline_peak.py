@@ -192,7 +192,7 @@ class Chunks:
 
     def weights(self, at: int) -> int:
         """Bytes that are there in a cell, all gathered at the step's start."""
-        freed = [chunk for chunk, end in self._own if at < end and not self._routes[chunk.bucket].keeps_weights]
+        freed = [chunk for chunk, end in self._own if at < end and self._routes[chunk.bucket].reshard_after_forward]
         return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
 
     def gradients(self, at: int) -> int:

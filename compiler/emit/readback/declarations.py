@@ -134,7 +134,7 @@ class Init:
         theta, dtype = literal(given["theta"]), ast.unparse(given["dtype"])
         sizes = [literal(node) for node in (*call.args, given["between"])]
         match sizes:
-            case [int(seq), int(dim), int(between)] if isinstance(theta, float):
+            case [int(seq), int(dim), int(between)] if isinstance(theta, int | float):
                 more = "".join(f", {key}={value!r}" for key, value in scaling)
                 sizes = f"{seq}, {dim}, theta={theta!r}, between={between}"
                 demand_same(call, f"rope_frequencies({sizes}, mesh=mesh, dtype={dtype}{more})")

@@ -37,5 +37,6 @@ def _groups(call: ast.Call, param: Param, program: Program) -> Groups:
     demand(call, not inner_split, "joins dims of which not the first is split")
     sizes = ", ".join(str(prod(program.size(dim) for dim in group)) for group in groups)
     init = f"{param.init.kind}({', '.join(map(repr, param.init.args))})"
-    demand_same(call, f"weight(mesh, {sizes}, {f'split={split!r}, ' if split else ''}init={init})")
+    shard = {i: axes[0] if len(axes) == 1 else axes for i, axes in split.items()}
+    demand_same(call, f"weight(mesh, {sizes}, {f'shard={shard!r}, ' if shard else ''}init={init})")
     return groups

@@ -38,7 +38,8 @@ def _pipeline(program: Program, pipeline: Pipeline) -> str:
     assert pipeline.schedule, "emit: no schedule"
     carried = _carried(program, crossing(program, pipeline))
     rows = tuple(" ".join(map(str, row)) for row in pipeline.schedule.rows)
-    return f"Pipeline({pipeline.axis!r}, homes={pipeline.homes!r}, carried=({', '.join(carried)},), rows={rows!r})"
+    settings = f"stage_to_rank={pipeline.homes!r}, stage_inputs=({', '.join(carried)},), rows={rows!r}"
+    return f"Pipeline({pipeline.axis!r}, {settings})"
 
 
 def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:

@@ -62,7 +62,7 @@ def check_build(
     (master,) = {p.type.dtype for p in program.params}
     given = [f"dtype={DTYPES[dtype]}, master={DTYPES[master]}"]
     given += ["accumulate=Accumulate()"] if accumulates(program) else []
-    kept = ", ".join([*given, *(f"holders={name}" for name in holders)])
+    kept = ", ".join([*given, *(f"stages_of_param={name}" for name in holders)])
     demand_same(body[-1], f"return {model}, TrainState({model}, mesh, {buckets}, {optimizer}, {kept})")
 
 
@@ -109,19 +109,16 @@ def _together(bucket: Bucket, program: Program, paths: dict[str, str]) -> list[t
 def _kept(bucket: Bucket, program: Program) -> dict[str, object]:
     """What a bucket must say of how it is kept: whatever is not so by itself."""
     _, forward, backward = blocks(program)
-    keeps = {
-        "keeps_weights": not any(_is(op, "unpack", bucket) for op in walk(forward.body))
-        and not _frees(program, bucket),
-        "keeps_gradients": not any(_is(op, "pack", bucket) for op in walk(backward.body)),
-    }
-    kept: dict[str, object] = {name: False for name, holds in keeps.items() if not holds}
-    kept |= {"shards": axes} if (axes := shard_axes(program, bucket)) else {}
-    kept |= {"turns": True} if bucket.turns else {}
+    reshards = any(_is(op, "unpack", bucket) for op in walk(forward.body)) or _frees(program, bucket)
+    kept: dict[str, object] = {"reshard_after_forward": True} if reshards else {}
+    kept |= {"shard_gradients": True} if any(_is(op, "pack", bucket) for op in walk(backward.body)) else {}
+    kept |= {"shard_axes": axes} if (axes := shard_axes(program, bucket)) else {}
+    kept |= {"per_layer": True} if bucket.turns else {}
     if pipeline := program.pipeline:
         among = pipeline.ranks_of(bucket.params[0])
         kept |= {"stages": pipeline.axis} | ({"among": among} if len(among) > 1 else {})
     ahead = program.flow.prefetch
-    return kept | ({"prefetch": ahead} if ahead != 1 and bucket.turns and not keeps["keeps_weights"] else {})
+    return kept | ({"prefetch": ahead} if ahead != 1 and bucket.turns and reshards else {})
 
 
 def _frees(program: Program, bucket: Bucket) -> bool:

@@ -118,9 +118,9 @@ class _Fuser:
         for group in self._groups:
             for param in group.params:
                 gone |= {*self._leaf(param.name)[1:]} if group.shards else set()
-                if param.home and not group.keeps_weights:
+                if param.home and group.reshard_after_forward:
                     gone |= {*param.home.slices}
-                if param.home and not group.keeps_gradients:
+                if param.home and group.shard_gradients:
                     gone |= {param.summed, *param.home.sums}
         return gone
 
@@ -135,7 +135,7 @@ class _Fuser:
         """Writes what the step does to a shared bucket's parameters; what each rank keeps of them for the model."""
         leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
         part = held(group, leaves, lines)
-        if group.keeps_weights:
+        if not group.reshard_after_forward:
             gathered(group, part, leaves, lines)
         return part
 
@@ -147,7 +147,7 @@ class _Fuser:
         made: dict[str, tuple[Value, Value]] = {}
         for group in self._groups:
             if group.turns:
-                part = None if group.keeps_weights else parts[group.name]
+                part = parts[group.name] if group.reshard_after_forward else None
                 forward = loop_comms.forward(group, forward, part, self._lines) if part else forward
                 backward, total = loop_comms.backward(group, backward, part, self._lines)
                 made |= {group.name: (total, self._lines.value(total.name, total.type))} if total else {}
@@ -170,7 +170,7 @@ class _Fuser:
             groups.setdefault((value.type.axes_in(Kind.SHARDED), apart), []).append(value.name)
         parts: list[str] = []
         for (axes, _), names in groups.items():
-            squares = self._lines.write("sum_squares", names, "squares")
+            squares = self._lines.write("sum_squares", names, "grad_norm_sq")
             parts.append(self._lines.coerce(squares, Step(axes, PARTIAL, INVARIANT)).name)
         return tuple(parts)
 

@@ -48,8 +48,8 @@ class Used:
 class BucketGroup:
     """A bucket to be: its parameters in the order of the optimizer's groups, and the axes that share it out.
 
-    `turns` are the dims of repeats whose turns have a buffer each.  Each of these is gathered where it is used if not
-    `keeps_weights`, and reduced in each microbatch if not `keeps_gradients`.
+    `turns` are the dims of repeats whose turns have a buffer each.  Each of these is gathered where it is used if
+    `reshard_after_forward`, and reduced in each microbatch if `shard_gradients`.
     """
 
     name: str
@@ -57,8 +57,8 @@ class BucketGroup:
     params: tuple[Used, ...]
     turns: tuple[str, ...]
     shards: tuple[str, ...]
-    keeps_weights: bool
-    keeps_gradients: bool
+    reshard_after_forward: bool
+    shard_gradients: bool
 
     @property
     def dim(self) -> str:
@@ -176,8 +176,8 @@ def _group(program: Program, key: Key, params: list[Used], turns: int) -> Bucket
     shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
     dims = params[0].gradient.dims[:turns]
     ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))  # group by group
-    keeps = (not (turns and shards and axes) for axes in (state.parameters, state.gradients))
-    return BucketGroup("_".join([*dims, key.name]), key, ordered, dims, shards, *keeps)
+    sharded = (bool(turns and shards and axes) for axes in (state.parameters, state.gradients))
+    return BucketGroup("_".join([*dims, key.name]), key, ordered, dims, shards, *sharded)
 
 
 def _named(groups: list[BucketGroup]) -> list[BucketGroup]:

@@ -42,7 +42,7 @@ def backward(group: BucketGroup, block: Region, part: Value | None, lines: Lines
 
     def reduce(body: tuple[Stmt, ...], slices: Sequence[Value]) -> tuple[tuple[Stmt, ...], Sequence[Value]]:
         inner, gradients = lines.elsewhere(), [p.home.gradient for p in group.params if p.home]
-        if group.keeps_gradients:
+        if not group.shard_gradients:
             inner.give("begin", gradients, (), bucket=group.name)
             return (*again(slices), *body, *inner.ops), ()
         total = reduced(group, gradients, inner)

@@ -41,23 +41,23 @@ class TrainingStep(Writer):
         inputs = [self.book.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
         self.out += self._leaves
         labels = next(value.name for value in inputs if base(value.name) == "labels")
-        (counted,) = self.write("count_valid", [labels], ["count"], self._span)
+        (counted,) = self.write("count_valid", [labels], ["num_tokens"], self._span)
         count = self.reduced(counted, self._span)
         loss_type = self.book.types[self._model.yields[0].name]
-        (share,) = self.write("reciprocal", [count], ["share"], self._span, dtype=loss_type.dtype)
-        loss, grads = self._microbatches(inputs, self._scaled(share))
-        (mean,) = self.write("mul", [self.reduced(loss, self._span), share], [loss], self._span)
+        (inv_num_tokens,) = self.write("reciprocal", [count], ["inv_num_tokens"], self._span, dtype=loss_type.dtype)
+        loss, grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
+        (mean,) = self.write("mul", [self.reduced(loss, self._span), inv_num_tokens], [loss], self._span)
         norm, updated = self._update(grads, count)
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
         return Region("step", tuple(self.out), args, ends, span=self._span)
 
-    def _scaled(self, share: str) -> str:
+    def _scaled(self, inv_num_tokens: str) -> str:
         """The gradient of the step's loss, times the loss scale in fp16."""
         if self._program.train.precision != "fp16":
-            return share
+            return inv_num_tokens
         (self._loss_scale,) = self.write("loss_scale", [], ["loss_scale"], self._span)
-        return self.write("mul", [share, self._loss_scale], ["seed"], self._span)[0]
+        return self.write("mul", [inv_num_tokens, self._loss_scale], ["seed"], self._span)[0]
 
     def _microbatches(self, inputs: list[Value], seed: str) -> tuple[str, list[str]]:
         """Writes the region of all microbatches; returns the sums of loss and of the leaves' gradients."""
@@ -106,8 +106,8 @@ class TrainingStep(Writer):
             groups.setdefault(self.book.types[name].axes_in(Kind.SHARDED), []).append(name)
         squares = [self._squares(names) for names in groups.values()]
         if self._loss_scale:
-            return self.write("unscaled_norm", [self._loss_scale, *squares], ["norm"], self._span)[0]
-        return self.write("grad_norm", squares, ["norm"], self._span)[0]
+            return self.write("unscaled_norm", [self._loss_scale, *squares], ["grad_norm"], self._span)[0]
+        return self.write("grad_norm", squares, ["grad_norm"], self._span)[0]
 
     def _squares(self, grads: list[str]) -> str:
-        return self.reduced(self.write("sum_squares", grads, ["squares"], self._span)[0], self._span)
+        return self.reduced(self.write("sum_squares", grads, ["grad_norm_sq"], self._span)[0], self._span)

@@ -51,7 +51,7 @@ def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
                     chunk,
                     awaited=span.begin if route.gather else None,
                     begun=span.end if route.scatter or route.add else None,
-                    freed=None if route.keeps_weights else span.end,
+                    freed=span.end if route.reshard_after_forward else None,
                 )
             )
     return tuple(found)

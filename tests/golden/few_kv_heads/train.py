@@ -18,51 +18,45 @@ op.  Not shown: rounding, kernels, the network; run time is tested by scalec's o
 program by SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-try:
-    from scalec.runtime import (
-        Account,
-        AdamW,
-        Batch,
-        Bucket,
-        Cosine,
-        HFNames,
-        HFWeight,
-        Input,
-        Mesh,
-        Metrics,
-        ParamGroup,
-        Plan,
-        Text,
-        TrainState,
-        all_reduce,
-        all_reduce_,
-        attention,
-        clip_scale,
-        count_valid,
-        embedding,
-        local_softmax_stats,
-        max_logit,
-        normal,
-        ones,
-        reduce_scatter,
-        regather,
-        rms_norm,
-        rope,
-        rope_frequencies,
-        sum_squares,
-        token_loss,
-        train,
-        weight,
-    )
-except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
-    message = f"error: there is no package `{missing.name}` here: pip install scalec"
-    raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
+from scalec.runtime import (
+    Account,
+    AdamW,
+    Batch,
+    Bucket,
+    Cosine,
+    HFNames,
+    HFWeight,
+    Input,
+    Mesh,
+    Metrics,
+    ParamGroup,
+    Plan,
+    Text,
+    TrainState,
+    all_reduce,
+    all_reduce_,
+    attention,
+    clip_scale,
+    count_valid,
+    embedding,
+    local_softmax_stats,
+    max_logit,
+    normal,
+    ones,
+    reduce_scatter,
+    regather,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    sum_squares,
+    token_loss,
+    train,
+    weight,
+)
 
 
 class Layer(nn.Module):
@@ -72,17 +66,17 @@ class Layer(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp_0", "tp_1")
         self.norm1 = weight(mesh, 64, init=ones())  # [h]
-        self.wq = weight(mesh, 64, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [n/tp*d, h]
-        self.wk = weight(mesh, 32, 64, split={0: ("tp_0",)}, init=normal(0.02))  # [k/tp_0*d, h]
-        self.wv = weight(mesh, 32, 64, split={0: ("tp_0",)}, init=normal(0.02))  # [k/tp_0*d, h]
-        self.wo = weight(mesh, 64, 64, split={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, n/tp*d]
+        self.wq = weight(mesh, 64, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [n/tp*d, h]
+        self.wk = weight(mesh, 32, 64, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
+        self.wv = weight(mesh, 32, 64, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
+        self.wo = weight(mesh, 64, 64, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, n/tp*d]
         self.norm2 = weight(mesh, 64, init=ones())  # [h]
-        self.w_gate = weight(mesh, 192, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
-        self.w_up = weight(mesh, 192, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
-        self.w_down = weight(mesh, 64, 192, split={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, f/tp]
+        self.w_gate = weight(mesh, 192, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
+        self.w_up = weight(mesh, 192, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
+        self.w_down = weight(mesh, 64, 192, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        a = rms_norm(x, self.norm1, eps=1e-05)  # [s/tp, b, h]  llama.scale:21
+        a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
         # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:22
         with regather(a, self.tp, dim=0) as a:
             q = rope(linear(a, self.wq).unflatten(-1, (1, 16)), rotary)  # [s, b, n/tp, d]  llama.scale:22
@@ -90,7 +84,7 @@ class Layer(nn.Module):
             v = linear(a, self.wv).unflatten(-1, (1, 16))  # [s, b, k/tp_0, d]  llama.scale:24
         y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
-        m = rms_norm(x, self.norm2, eps=1e-05)  # [s/tp, b, h]  llama.scale:27
+        m = rms_norm(x, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
         # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:28
         with regather(m, self.tp, dim=0) as m:
             # [s, b, h] partial over tp  llama.scale:28
@@ -105,11 +99,11 @@ class Llama(nn.Module):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.tp = mesh.axis("tp_0", "tp_1")
-        self.wte = weight(mesh, 256, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
+        self.wte = weight(mesh, 256, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
         self.norm = weight(mesh, 64, init=ones())  # [h]
-        self.head = weight(mesh, 256, 64, split={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
+        self.head = weight(mesh, 256, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_frequencies(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.bfloat16)
+        rotary = rope_frequencies(128, 16, theta=500_000, between=2, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -117,16 +111,17 @@ class Llama(nn.Module):
         x = reduce_scatter(x, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:20
         for layer in self.layers:
             x = layer(x, self.rotary)  # llama.scale:20
-        n = rms_norm(x, self.norm, eps=1e-05)  # [s/tp, b, h]  llama.scale:30
+        n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:30
         with regather(n, self.tp, dim=0) as n:
             logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
+        logits_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
+        # [s, b] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
@@ -149,7 +144,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
         "dp_tp_0_tp_1": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
         "dp_tp_1_split_tp_0": Bucket(ParamGroup("layers.*.wk", "layers.*.wv", weight_decay=0.1)),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
 
 
@@ -161,24 +156,24 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     dp_tp_1 = mesh.axis("dp", "tp_1")
     tp = mesh.axis("tp_0", "tp_1")
     tp_0 = mesh.axis("tp_0")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
     all_reduce_(gradients["dp_split_tp_0_tp_1"], dp)  # P→I  30,720 × f32
     all_reduce_(gradients["dp_tp_0_tp_1"], dp_tp)  # P→I  320 × f32
     all_reduce_(gradients["dp_tp_1_split_tp_0"], dp_tp_1)  # P→I  4,096 × f32
-    squares = all_reduce_(sum_squares(gradients["dp_split_tp_0_tp_1"]), tp)
-    squares_2 = sum_squares(gradients["dp_tp_0_tp_1"])
-    squares_3 = all_reduce_(sum_squares(gradients["dp_tp_1_split_tp_0"]), tp_0)
-    norm = (squares + squares_2 + squares_3).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm_sq = all_reduce_(sum_squares(gradients["dp_split_tp_0_tp_1"]), tp)
+    grad_norm_sq_2 = sum_squares(gradients["dp_tp_0_tp_1"])
+    grad_norm_sq_3 = all_reduce_(sum_squares(gradients["dp_tp_1_split_tp_0"]), tp_0)
+    grad_norm = (grad_norm_sq + grad_norm_sq_2 + grad_norm_sq_3).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -186,13 +181,13 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(
@@ -209,8 +204,8 @@ PLAN = Plan(
     microbatches=2,
     steps=240,
     seed=0,
-    lr=0.003,
-    schedule=Cosine(warmup=20, floor=0.0003),
+    lr=3e-3,
+    schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (3245700,)),
     model="d68821ee93ce",  # what is computed, on any mesh
     names=HFNames(

@@ -17,45 +17,39 @@ the network; run time is tested by scalec's own suite on gloo, and for this prog
 SCALEC_SANITIZE=1.
 """
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-try:
-    from scalec.runtime import (
-        Account,
-        AdamW,
-        Batch,
-        Bucket,
-        Cosine,
-        HFNames,
-        HFWeight,
-        Input,
-        Mesh,
-        Metrics,
-        ParamGroup,
-        Plan,
-        Text,
-        TrainState,
-        attention,
-        clip_scale,
-        count_valid,
-        cross_entropy,
-        embedding,
-        normal,
-        ones,
-        rms_norm,
-        rope,
-        rope_frequencies,
-        sum_squares,
-        train,
-        weight,
-    )
-except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
-    message = f"error: there is no package `{missing.name}` here: pip install scalec"
-    raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
+from scalec.runtime import (
+    Account,
+    AdamW,
+    Batch,
+    Bucket,
+    Cosine,
+    HFNames,
+    HFWeight,
+    Input,
+    Mesh,
+    Metrics,
+    ParamGroup,
+    Plan,
+    Text,
+    TrainState,
+    attention,
+    clip_scale,
+    count_valid,
+    cross_entropy,
+    embedding,
+    normal,
+    ones,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    sum_squares,
+    train,
+    weight,
+)
 
 
 class Layer(nn.Module):
@@ -74,12 +68,12 @@ class Layer(nn.Module):
         self.w_down = weight(mesh, 64, 192, init=normal(0.02))  # [h, f]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        a = rms_norm(x, self.norm1, eps=1e-05)  # [b, s, h]  llama.scale:21
+        a = rms_norm(x, self.norm1, eps=1e-5)  # [b, s, h]  llama.scale:21
         q = rope(linear(a, self.wq).unflatten(-1, (4, 16)), rotary)  # [b, s, n, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (2, 16)), rotary)  # [b, s, k, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (2, 16))  # [b, s, k, d]  llama.scale:24
         x = x + linear(attention(q, k, v, seq=1).flatten(-2), self.wo)  # [b, s, h]  llama.scale:25
-        m = rms_norm(x, self.norm2, eps=1e-05)  # [b, s, h]  llama.scale:27
+        m = rms_norm(x, self.norm2, eps=1e-5)  # [b, s, h]  llama.scale:27
         x = x + linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)  # [b, s, h]  llama.scale:28
         return x
 
@@ -93,14 +87,14 @@ class Llama(nn.Module):
         self.norm = weight(mesh, 64, init=ones())  # [h]
         self.head = weight(mesh, 256, 64, init=normal(0.02))  # [v, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_frequencies(128, 16, theta=500000.0, between=1, mesh=mesh, dtype=torch.float32)
+        rotary = rope_frequencies(128, 16, theta=500_000, between=1, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         x = embedding(tokens, self.wte)  # [b, s, h]  llama.scale:19
         for layer in self.layers:
             x = layer(x, self.rotary)  # llama.scale:20
-        loss = cross_entropy(linear(rms_norm(x, self.norm, eps=1e-05), self.head), labels)  # []  llama.scale:30
+        loss = cross_entropy(linear(rms_norm(x, self.norm, eps=1e-5), self.head), labels)  # []  llama.scale:30
         return loss
 
 
@@ -126,37 +120,36 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
             ),
         ),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)
 
 
 def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = loss * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = loss * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
-    squares = sum_squares(gradients["local"])
-    norm = squares.sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = sum_squares(gradients["local"]).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
 def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = loss * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = loss * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(
@@ -173,8 +166,8 @@ PLAN = Plan(
     microbatches=4,
     steps=240,
     seed=0,
-    lr=0.003,
-    schedule=Cosine(warmup=20, floor=0.0003),
+    lr=3e-3,
+    schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (17187848,)),
     model="d68821ee93ce",  # what is computed, on any mesh
     names=HFNames(

@@ -18,50 +18,44 @@ rounding, kernels, the network; run time is tested by scalec's own suite on gloo
 SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-try:
-    from scalec.runtime import (
-        Account,
-        AdamW,
-        Batch,
-        Bucket,
-        Cosine,
-        HFNames,
-        HFWeight,
-        Input,
-        Mesh,
-        Metrics,
-        ParamGroup,
-        Plan,
-        Text,
-        TrainState,
-        all_reduce,
-        all_reduce_,
-        attention,
-        clip_scale,
-        count_valid,
-        embedding,
-        local_softmax_stats,
-        max_logit,
-        normal,
-        ones,
-        replicate,
-        rms_norm,
-        rope,
-        rope_frequencies,
-        sum_squares,
-        token_loss,
-        train,
-        weight,
-    )
-except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
-    message = f"error: there is no package `{missing.name}` here: pip install scalec"
-    raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
+from scalec.runtime import (
+    Account,
+    AdamW,
+    Batch,
+    Bucket,
+    Cosine,
+    HFNames,
+    HFWeight,
+    Input,
+    Mesh,
+    Metrics,
+    ParamGroup,
+    Plan,
+    Text,
+    TrainState,
+    all_reduce,
+    all_reduce_,
+    attention,
+    clip_scale,
+    count_valid,
+    embedding,
+    local_softmax_stats,
+    max_logit,
+    normal,
+    ones,
+    replicate,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    sum_squares,
+    token_loss,
+    train,
+    weight,
+)
 
 
 class Layer(nn.Module):
@@ -71,24 +65,24 @@ class Layer(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp")
         self.norm1 = weight(mesh, 64, init=ones())  # [h]
-        self.wq = weight(mesh, 64, 64, split={0: ("tp",)}, init=normal(0.02))  # [n/tp*d, h]
-        self.wk = weight(mesh, 32, 64, split={0: ("tp",)}, init=normal(0.02))  # [k/tp*d, h]
-        self.wv = weight(mesh, 32, 64, split={0: ("tp",)}, init=normal(0.02))  # [k/tp*d, h]
-        self.wo = weight(mesh, 64, 64, split={1: ("tp",)}, init=normal(0.02))  # [h, n/tp*d]
+        self.wq = weight(mesh, 64, 64, shard={0: "tp"}, init=normal(0.02))  # [n/tp*d, h]
+        self.wk = weight(mesh, 32, 64, shard={0: "tp"}, init=normal(0.02))  # [k/tp*d, h]
+        self.wv = weight(mesh, 32, 64, shard={0: "tp"}, init=normal(0.02))  # [k/tp*d, h]
+        self.wo = weight(mesh, 64, 64, shard={1: "tp"}, init=normal(0.02))  # [h, n/tp*d]
         self.norm2 = weight(mesh, 64, init=ones())  # [h]
-        self.w_gate = weight(mesh, 192, 64, split={0: ("tp",)}, init=normal(0.02))  # [f/tp, h]
-        self.w_up = weight(mesh, 192, 64, split={0: ("tp",)}, init=normal(0.02))  # [f/tp, h]
-        self.w_down = weight(mesh, 64, 192, split={1: ("tp",)}, init=normal(0.02))  # [h, f/tp]
+        self.w_gate = weight(mesh, 192, 64, shard={0: "tp"}, init=normal(0.02))  # [f/tp, h]
+        self.w_up = weight(mesh, 192, 64, shard={0: "tp"}, init=normal(0.02))  # [f/tp, h]
+        self.w_down = weight(mesh, 64, 192, shard={1: "tp"}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        a = rms_norm(x, self.norm1, eps=1e-05)  # [b, s, h]  llama.scale:21
+        a = rms_norm(x, self.norm1, eps=1e-5)  # [b, s, h]  llama.scale:21
         a = replicate(a, self.tp)  # [b, s, h]  I→R  bwd: all_reduce  llama.scale:22
         q = rope(linear(a, self.wq).unflatten(-1, (2, 16)), rotary)  # [b, s, n/tp, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (1, 16)), rotary)  # [b, s, k/tp, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (1, 16))  # [b, s, k/tp, d]  llama.scale:24
         y = linear(attention(q, k, v, seq=1).flatten(-2), self.wo)  # [b, s, h] partial over tp  llama.scale:25
         x = x + all_reduce(y, self.tp)  # [b, s, h]  P→I  bwd: none  llama.scale:25
-        m = rms_norm(x, self.norm2, eps=1e-05)  # [b, s, h]  llama.scale:27
+        m = rms_norm(x, self.norm2, eps=1e-5)  # [b, s, h]  llama.scale:27
         m = replicate(m, self.tp)  # [b, s, h]  I→R  bwd: all_reduce  llama.scale:28
         # [b, s, h] partial over tp  llama.scale:28
         y = linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)
@@ -102,11 +96,11 @@ class Llama(nn.Module):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.tp = mesh.axis("tp")
-        self.wte = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
+        self.wte = weight(mesh, 256, 64, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
         self.norm = weight(mesh, 64, init=ones())  # [h]
-        self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
+        self.head = weight(mesh, 256, 64, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_frequencies(128, 16, theta=500000.0, between=1, mesh=mesh, dtype=torch.float32)
+        rotary = rope_frequencies(128, 16, theta=500_000, between=1, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -114,15 +108,16 @@ class Llama(nn.Module):
         x = all_reduce(x, self.tp)  # [b, s, h]  P→I  bwd: none  llama.scale:20
         for layer in self.layers:
             x = layer(x, self.rotary)  # llama.scale:20
-        n = rms_norm(x, self.norm, eps=1e-05)  # [b, s, h]  llama.scale:30
+        n = rms_norm(x, self.norm, eps=1e-5)  # [b, s, h]  llama.scale:30
         n = replicate(n, self.tp)  # [b, s, h]  I→R  bwd: all_reduce  llama.scale:30
         logits = linear(n, self.head)  # [b, s, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [b, s] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [b, s]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [b, s] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # []  llama.scale:30
+        logits_max = max_logit(logits)  # [b, s] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [b, s]  M→R  no gradient  llama.scale:30
+        # [b, s] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [b, s]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # []  llama.scale:30
         return loss
 
 
@@ -146,7 +141,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
         ),
         "local": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.float32, master=torch.float32)
 
 
@@ -154,32 +149,30 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     tp = mesh.axis("tp")
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = loss * share  # mean over the step's labels
+        loss_sum = model(tokens, labels)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = loss * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
-    squares = all_reduce_(sum_squares(gradients["local_split_tp"]), tp)
-    squares_2 = sum_squares(gradients["local"])
-    norm = (squares + squares_2).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = (all_reduce_(sum_squares(gradients["local_split_tp"]), tp) + sum_squares(gradients["local"])).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
 def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
-    count = count_valid(batch.labels)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
-    loss = loss * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = loss * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(
@@ -196,8 +189,8 @@ PLAN = Plan(
     microbatches=4,
     steps=240,
     seed=0,
-    lr=0.003,
-    schedule=Cosine(warmup=20, floor=0.0003),
+    lr=3e-3,
+    schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (10121220,)),
     model="d68821ee93ce",  # what is computed, on any mesh
     names=HFNames(

@@ -19,55 +19,49 @@ deadlock, not run), and this file matches the IR, op for op.  Not shown: roundin
 tested by scalec's own suite on gloo, and for this program by SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-try:
-    from scalec.runtime import (
-        Account,
-        AdamW,
-        Batch,
-        Bucket,
-        Cosine,
-        HFNames,
-        HFWeight,
-        Input,
-        Mesh,
-        Metrics,
-        ParamGroup,
-        Pipeline,
-        Plan,
-        StageInput,
-        Text,
-        TrainState,
-        all_gather,
-        all_reduce,
-        all_reduce_,
-        attention,
-        clip_scale,
-        count_valid,
-        embedding,
-        local_softmax_stats,
-        max_logit,
-        normal,
-        ones,
-        reduce_scatter,
-        rms_norm,
-        rope,
-        rope_frequencies,
-        stage_grad_reduction,
-        sum_squares,
-        token_loss,
-        train,
-        unshard_ahead,
-        weight,
-    )
-except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
-    message = f"error: there is no package `{missing.name}` here: pip install scalec"
-    raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
+from scalec.runtime import (
+    Account,
+    AdamW,
+    Batch,
+    Bucket,
+    Cosine,
+    HFNames,
+    HFWeight,
+    Input,
+    Mesh,
+    Metrics,
+    ParamGroup,
+    Pipeline,
+    Plan,
+    StageInput,
+    Text,
+    TrainState,
+    all_gather,
+    all_reduce,
+    all_reduce_,
+    attention,
+    clip_scale,
+    count_valid,
+    embedding,
+    local_softmax_stats,
+    max_logit,
+    normal,
+    ones,
+    reduce_scatter,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    stage_grad_reduction,
+    sum_squares,
+    token_loss,
+    train,
+    unshard_ahead,
+    weight,
+)
 
 LAYERS_OF_STAGE = {  # of each repeat, those of each stage
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
@@ -81,24 +75,24 @@ class Layer(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp")
         self.norm1 = weight(mesh, 64, init=ones())  # [h]
-        self.wq = weight(mesh, 64, 64, split={0: ("tp",)}, init=normal(0.02))  # [n/tp*d, h]
-        self.wk = weight(mesh, 32, 64, split={0: ("tp",)}, init=normal(0.02))  # [k/tp*d, h]
-        self.wv = weight(mesh, 32, 64, split={0: ("tp",)}, init=normal(0.02))  # [k/tp*d, h]
-        self.wo = weight(mesh, 64, 64, split={1: ("tp",)}, init=normal(0.02))  # [h, n/tp*d]
+        self.wq = weight(mesh, 64, 64, shard={0: "tp"}, init=normal(0.02))  # [n/tp*d, h]
+        self.wk = weight(mesh, 32, 64, shard={0: "tp"}, init=normal(0.02))  # [k/tp*d, h]
+        self.wv = weight(mesh, 32, 64, shard={0: "tp"}, init=normal(0.02))  # [k/tp*d, h]
+        self.wo = weight(mesh, 64, 64, shard={1: "tp"}, init=normal(0.02))  # [h, n/tp*d]
         self.norm2 = weight(mesh, 64, init=ones())  # [h]
-        self.w_gate = weight(mesh, 192, 64, split={0: ("tp",)}, init=normal(0.02))  # [f/tp, h]
-        self.w_up = weight(mesh, 192, 64, split={0: ("tp",)}, init=normal(0.02))  # [f/tp, h]
-        self.w_down = weight(mesh, 64, 192, split={1: ("tp",)}, init=normal(0.02))  # [h, f/tp]
+        self.w_gate = weight(mesh, 192, 64, shard={0: "tp"}, init=normal(0.02))  # [f/tp, h]
+        self.w_up = weight(mesh, 192, 64, shard={0: "tp"}, init=normal(0.02))  # [f/tp, h]
+        self.w_down = weight(mesh, 64, 192, shard={1: "tp"}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        a = rms_norm(x, self.norm1, eps=1e-05)  # [s/tp, b, h]  llama.scale:21
+        a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
         a = all_gather(a, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:22
         q = rope(linear(a, self.wq).unflatten(-1, (2, 16)), rotary)  # [s, b, n/tp, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (1, 16)), rotary)  # [s, b, k/tp, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (1, 16))  # [s, b, k/tp, d]  llama.scale:24
         y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
-        m = rms_norm(x, self.norm2, eps=1e-05)  # [s/tp, b, h]  llama.scale:27
+        m = rms_norm(x, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
         m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28
         # [s, b, h] partial over tp  llama.scale:28
         y = linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)
@@ -116,12 +110,12 @@ class Llama(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp")
         if 0 in stages:
-            self.wte = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
+            self.wte = weight(mesh, 256, 64, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
         if 3 in stages:
             self.norm = weight(mesh, 64, init=ones())  # [h]
-            self.head = weight(mesh, 256, 64, split={0: ("tp",)}, init=normal(0.02))  # [v/tp, h]
+            self.head = weight(mesh, 256, 64, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
         self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
-        rotary = rope_frequencies(128, 16, theta=500000.0, between=2, mesh=mesh, dtype=torch.float32)
+        rotary = rope_frequencies(128, 16, theta=500_000, between=2, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -132,22 +126,23 @@ class Llama(nn.Module):
             x = self.layers[str(i)](x, self.rotary)  # llama.scale:20
         if stage < 3:
             return x
-        n = rms_norm(x, self.norm, eps=1e-05)  # [s/tp, b, h]  llama.scale:30
+        n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        peak = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
-        peak = all_reduce(peak, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
-        z, t = local_softmax_stats(logits, peak, labels, self.tp)  # [s, b] partial over tp  llama.scale:30
-        z = all_reduce(z, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        t = all_reduce(t, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(z, t, labels)  # [] partial over dp  llama.scale:30
+        logits_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
+        logits_max = all_reduce(logits_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
+        # [s, b] partial over tp  llama.scale:30
+        sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
+        sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
+        loss = token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
         return loss
 
 
 PIPELINE = Pipeline(
     "pp",
-    homes=(0, 1, 0, 1),
-    carried=(StageInput("x", (64, 4, 64), torch.float32),),
+    stage_to_rank=(0, 1, 0, 1),
+    stage_inputs=(StageInput("x", (64, 4, 64), torch.float32),),
     rows=(
         "0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 0F2 0SEND_F2 2RECV_B0 2B0 2SEND_B0 "
         "2RECV_B1 0F3 0SEND_F3 2B1 2SEND_B1 2RECV_F2 0RECV_B0 2F2 2SEND_F2 0B0 2RECV_F3 0RECV_B1 2F3 2SEND_F3 0B1 "
@@ -161,7 +156,7 @@ PIPELINE = Pipeline(
 
 def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
     """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
-    model, holders = PIPELINE.build(Llama, mesh)
+    model, stages_of_param = PIPELINE.build(Llama, mesh)
     buckets = {
         "dp_split_tp": Bucket(
             ParamGroup(
@@ -176,16 +171,16 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
                 "head",
                 weight_decay=0.1,
             ),
-            shards=("dp",),
+            shard_axes=("dp",),
             stages="pp",
         ),
         "dp_tp": Bucket(
             ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1),
-            shards=("dp",),
+            shard_axes=("dp",),
             stages="pp",
         ),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(
         model,
         mesh,
@@ -193,7 +188,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
         optimizer,
         dtype=torch.float32,
         master=torch.float32,
-        holders=holders,
+        stages_of_param=stages_of_param,
     )
 
 
@@ -204,8 +199,8 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     tp = mesh.axis("tp")
     pp_dp = mesh.axis("pp", "dp")
     pp_dp_tp = mesh.axis("pp", "dp", "tp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
     # S→R  up to (192 + 33,024) × f32, awaited by each stage
     unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
@@ -213,14 +208,15 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         stage_grad_reduction(flat_params["dp_split_tp"], scatter=dp),  # P→S  up to 33,024 × f32, behind each stage
         stage_grad_reduction(flat_params["dp_tp"], scatter=dp, add=tp),  # P→S, P→I  up to 192 × f32, behind each stage
     ]
-    loss = PIPELINE.run(model, batch, share, mesh, flat_params, reductions)  # forward, backward  tiny_pipeline.scale:5
-    loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
+    # forward, backward  tiny_pipeline.scale:5
+    loss = PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params, reductions)
+    loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()  # complete: what stages began
-    squares = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
-    squares_2 = all_reduce_(sum_squares(*gradients["dp_tp"]), pp_dp)
-    norm = (squares + squares_2).sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm_sq = all_reduce_(sum_squares(*gradients["dp_split_tp"]), pp_dp_tp)
+    grad_norm_sq_2 = all_reduce_(sum_squares(*gradients["dp_tp"]), pp_dp)
+    grad_norm = (grad_norm_sq + grad_norm_sq_2).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -229,14 +225,14 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     mesh = state.mesh
     dp = mesh.axis("dp")
     pp_dp = mesh.axis("pp", "dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
     # S→R  up to (192 + 33,024) × f32, awaited by each stage
     unshard_ahead(dp, flat_params["dp_tp"], flat_params["dp_split_tp"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_pipeline.scale:5
-    loss = all_reduce_(loss, pp_dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(
@@ -253,8 +249,8 @@ PLAN = Plan(
     microbatches=4,
     steps=240,
     seed=0,
-    lr=0.003,
-    schedule=Cosine(warmup=20, floor=0.0003),
+    lr=3e-3,
+    schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (8984580, 6347524), axis="pp"),
     model="b42bf95fa1c9",  # what is computed, on any mesh
     names=HFNames(

@@ -17,52 +17,46 @@ rounding, kernels, the network; run time is tested by scalec's own suite on gloo
 SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
 """
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-try:
-    from scalec.runtime import (
-        Account,
-        AdamW,
-        Batch,
-        Bucket,
-        Cosine,
-        FlatParams,
-        HFNames,
-        HFWeight,
-        Input,
-        Mesh,
-        Metrics,
-        ParamGroup,
-        Plan,
-        Text,
-        TrainState,
-        all_gather_,
-        all_reduce_,
-        attention,
-        clip_scale,
-        count_valid,
-        cross_entropy,
-        embedding,
-        normal,
-        ones,
-        reduce_grads_in_backward,
-        reduce_scatter_,
-        rms_norm,
-        rope,
-        rope_frequencies,
-        sum_squares,
-        train,
-        unshard_ahead,
-        wait_for_unshard,
-        weight,
-    )
-except ModuleNotFoundError as missing:  # one line on one rank, not a traceback on each
-    message = f"error: there is no package `{missing.name}` here: pip install scalec"
-    raise SystemExit(message if os.environ.get("RANK", "0") == "0" else 2) from None
+from scalec.runtime import (
+    Account,
+    AdamW,
+    Batch,
+    Bucket,
+    Cosine,
+    FlatParams,
+    HFNames,
+    HFWeight,
+    Input,
+    Mesh,
+    Metrics,
+    ParamGroup,
+    Plan,
+    Text,
+    TrainState,
+    all_gather_,
+    all_reduce_,
+    attention,
+    clip_scale,
+    count_valid,
+    cross_entropy,
+    embedding,
+    normal,
+    ones,
+    reduce_grads_in_backward,
+    reduce_scatter_,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    sum_squares,
+    train,
+    unshard_ahead,
+    wait_for_unshard,
+    weight,
+)
 
 
 class Layer(nn.Module):
@@ -81,12 +75,12 @@ class Layer(nn.Module):
         self.w_down = weight(mesh, 64, 192, init=normal(0.02))  # [h, f]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        a = rms_norm(x, self.norm1, eps=1e-05)  # [b, s, h]  llama.scale:21
+        a = rms_norm(x, self.norm1, eps=1e-5)  # [b, s, h]  llama.scale:21
         q = rope(linear(a, self.wq).unflatten(-1, (4, 16)), rotary)  # [b, s, n, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (2, 16)), rotary)  # [b, s, k, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (2, 16))  # [b, s, k, d]  llama.scale:24
         x = x + linear(attention(q, k, v, seq=1).flatten(-2), self.wo)  # [b, s, h]  llama.scale:25
-        m = rms_norm(x, self.norm2, eps=1e-05)  # [b, s, h]  llama.scale:27
+        m = rms_norm(x, self.norm2, eps=1e-5)  # [b, s, h]  llama.scale:27
         x = x + linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)  # [b, s, h]  llama.scale:28
         return x
 
@@ -101,7 +95,7 @@ class Llama(nn.Module):
         self.norm = weight(mesh, 64, init=ones())  # [h]
         self.head = weight(mesh, 256, 64, init=normal(0.02))  # [v, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_frequencies(128, 16, theta=500000.0, between=1, mesh=mesh, dtype=torch.bfloat16)
+        rotary = rope_frequencies(128, 16, theta=500_000, between=1, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor, flat_params: FlatParams) -> Tensor:
@@ -111,7 +105,7 @@ class Llama(nn.Module):
             x = wait_for_unshard(x, own)  # S→R is complete
             x = layer(x, self.rotary)  # llama.scale:20
         # [] partial over dp  llama.scale:30
-        loss = cross_entropy(linear(rms_norm(x, self.norm, eps=1e-05), self.head), labels)
+        loss = cross_entropy(linear(rms_norm(x, self.norm, eps=1e-5), self.head), labels)
         return loss
 
 
@@ -132,12 +126,12 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
                 "layers.*.w_down",
                 weight_decay=0.1,
             ),
-            turns=True,
-            shards=("dp",),
+            per_layer=True,
+            shard_axes=("dp",),
         ),
-        "dp": Bucket(ParamGroup("wte", "norm", "head", weight_decay=0.1), shards=("dp",)),
+        "dp": Bucket(ParamGroup("wte", "norm", "head", weight_decay=0.1), shard_axes=("dp",)),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-08)
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
 
 
@@ -145,24 +139,23 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  32,896 × bf16
     flat_params = state.flat_params(len(batch))
     unshard_ahead(dp, flat_params["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
     for tokens, labels in batch.microbatches():
-        part = model(tokens, labels, flat_params)  # forward
-        (part * share).backward()  # backward
-        loss += part.detach()
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
+        loss_sum = model(tokens, labels, flat_params)
+        (loss_sum * inv_num_tokens).backward()
+        loss += loss_sum.detach()
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()  # complete: what backward began
     gradients["dp"] = reduce_scatter_(gradients["dp"], dp)  # P→S  16,448 × f32
-    squares = all_reduce_(sum_squares(gradients["layers_dp"], gradients["dp"]), dp)
-    norm = squares.sqrt()
-    state.update(lr, scale=clip_scale(norm, 1.0), skip=count == 0)
-    return Metrics(loss=loss, norm=norm, tokens=count)
+    grad_norm = all_reduce_(sum_squares(gradients["layers_dp"], gradients["dp"]), dp).sqrt()
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -170,17 +163,17 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    count = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
-    share = count.clamp(min=1).to(torch.float32).reciprocal()
-    loss = torch.zeros_like(share)
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
+    loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["dp"], dp)  # S→R  32,896 × bf16
     flat_params = state.flat_params()
     unshard_ahead(dp, flat_params["layers_dp"])  # S→R  2 × 49,536 × bf16, awaited by each turn
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels, flat_params)
-    loss = all_reduce_(loss, dp) * share  # mean over the step's labels
-    return Metrics(loss=loss, tokens=count)
+    loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
+    return Metrics(loss=loss, tokens=num_tokens)
 
 
 PLAN = Plan(
@@ -197,8 +190,8 @@ PLAN = Plan(
     microbatches=2,
     steps=240,
     seed=0,
-    lr=0.003,
-    schedule=Cosine(warmup=20, floor=0.0003),
+    lr=3e-3,
+    schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (12040716,)),
     model="d68821ee93ce",  # what is computed, on any mesh
     names=HFNames(

@@ -145,7 +145,7 @@ def states(
     mesh = Mesh({}, device)
     model = _Model(mesh)
     decaying, plain = ParamGroup("layers.*.w", weight_decay=0.1), ParamGroup("layers.*.norm")
-    buckets = {"layers": Bucket(plain, decaying, turns=True), "rest": Bucket(ParamGroup("out", lr_scale=0.5))}
+    buckets = {"layers": Bucket(plain, decaying, per_layer=True), "rest": Bucket(ParamGroup("out", lr_scale=0.5))}
     state = TrainState(model, mesh, buckets, optimizer, dtype, master)
     state.initialise(seed=0)
     for step in range(3):

@@ -33,7 +33,7 @@ def _state(
         ParamGroup(*names[::2], weight_decay=0.1),
         *([ParamGroup(*names[1::2], lr_scale=0.5)] if names[1:] else []),
     )
-    bucket = Bucket(*groups, shards=("dp",) if shared else ())
+    bucket = Bucket(*groups, shard_axes=("dp",) if shared else ())
     state = TrainState(model, mesh, {"all": bucket}, AdamW(), dtype, torch.float64)
     state.initialise(seed=1)
     return state

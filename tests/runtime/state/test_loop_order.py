@@ -78,7 +78,9 @@ def _together() -> list[int]:
     """The sizes of what is gathered, in order, of two buckets of the same turns."""
     link, mesh = Link(), Mesh({"dp": 2})
     model = Model(mesh, ZERO[1], None)
-    buckets = {name: Bucket(ParamGroup(f"layers.*.{name}"), turns=True, shards=("dp",)) for name in ("w", "bias")}
+    buckets = {
+        name: Bucket(ParamGroup(f"layers.*.{name}"), per_layer=True, shard_axes=("dp",)) for name in ("w", "bias")
+    }
     buckets["rest"] = Bucket(ParamGroup("wte", "head", "layers.*.norm"))
     flat_params = TrainState(model, mesh, buckets, AdamW()).flat_params()
     unshard_ahead(link.late(mesh.axis("dp")), flat_params["w"], flat_params["bias"])
@@ -173,9 +175,11 @@ def _bytes(way: Way, dtype: torch.dtype, master: torch.dtype) -> int:
     rest, norms, layers = 7 * WIDTH + 3 * WIDTH, LAYERS * WIDTH, LAYERS * WHOLE
     shards, mixed = (2 if way.scatters else 1), dtype != master
     kept = norms + rest // shards + layers // shards
-    weights = norms + rest + (layers if way.keeps_weights else 0)
-    gradients = norms + rest + (layers if way.keeps_gradients else layers // 2)
-    part = 0 if way.keeps_weights else layers // 2  # in which gathers begin; masters too, where element types agree
+    weights = norms + rest + (0 if way.reshard_after_forward else layers)
+    gradients = norms + rest + (layers // 2 if way.shard_gradients else layers)
+    part = (
+        layers // 2 if way.reshard_after_forward else 0
+    )  # in which gathers begin; masters too, where element types agree
     return (weights + part) * dtype.itemsize + (gradients + (2 + mixed) * kept) * master.itemsize + 4  # of the step
 
 
@@ -184,8 +188,8 @@ def _bytes(way: Way, dtype: torch.dtype, master: torch.dtype) -> int:
 def test_what_a_rank_keeps_is_what_was_said(way: Way, dtypes: Dtypes) -> None:
     for state, after, weights, gradients in run_ranks(2, _held, way, dtypes):
         assert state == after == _bytes(way, *dtypes)
-        assert weights == (0 if way.keeps_weights else 1 + way.prefetch)
-        assert gradients == (0 if way.keeps_gradients else 1)  # under way, when a turn begins
+        assert weights == (1 + way.prefetch if way.reshard_after_forward else 0)
+        assert gradients == (1 if way.shard_gradients else 0)  # under way, when a turn begins
 
 
 # ---- sanitized runs

@@ -15,7 +15,7 @@ Split = Mapping[int, tuple[str, ...]]
 
 
 def _fill(mesh: Mesh, shape: tuple[int, ...], split: Split, init: Init, seed: int = 0, name: str = "w") -> Tensor:
-    declared = weight(mesh, *shape, split=split, init=init)
+    declared = weight(mesh, *shape, shard=split, init=init)
     local = torch.empty(declared.shape, dtype=torch.float64)
     initialise(local, declared.spec, mesh, seed, name)
     return local
@@ -28,7 +28,7 @@ def _whole(**changed: object) -> Tensor:
 
 def _part(split: Split) -> tuple[tuple[int, ...], Tensor]:
     mesh = Mesh({"dp": 2, "tp": 2})
-    declared = weight(mesh, 12, 8, split=split, init=normal(1.0))
+    declared = weight(mesh, 12, 8, shard=split, init=normal(1.0))
     return declared.spec.offsets(mesh), _fill(mesh, (12, 8), split, normal(1.0))
 
 
@@ -87,4 +87,4 @@ def test_a_dim_that_does_not_divide_is_refused() -> None:
     mesh = Mesh({})
     mesh.axes = {"tp": 3}
     with pytest.raises(AssertionError, match="not divisible"):
-        weight(mesh, 8, split={0: ("tp",)}, init=ones())
+        weight(mesh, 8, shard={0: ("tp",)}, init=ones())
