@@ -132,7 +132,7 @@ def _sent(listed: Sequence[Collective]) -> int:
 def _volumes(program: Program, listed: Sequence[Collective]) -> Iterator[Row]:
     yield "parameters on a rank", "in", "Ψ", "gathered", "reduced", "total"
     for it in volumes(program, listed):
-        what = f"per layer of {', '.join(it.turns)}" if it.turns else "others"
+        what = f"per iteration of {', '.join(it.turns)}" if it.turns else "others"
         gathered, reduced = it.gathered / it.parameters, it.reduced / it.parameters
         moved = (f"{gathered:,.2f}Ψ", f"{reduced:,.2f}Ψ", f"{gathered + reduced:,.2f}Ψ")
         yield what, f"{it.buckets} bucket{'s' * (it.buckets > 1)}", f"{it.parameters:,}", *moved

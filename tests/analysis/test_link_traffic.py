@@ -93,24 +93,24 @@ parameters gathered                    where and how often                  call
 all_gather over dp, 4 ranks            forward, 2 microbatches x 5 layers      10  128 x f32  3.8 KiB  within a node
 all_gather over dp, 4 ranks            backward, 2 microbatches x 5 layers     10  128 x f32  3.8 KiB  within a node
 all_gather over dp, 4 ranks            step                                     1  256 x f32    768 B  within a node
-together                                                                       21             8.2 KiB
+total                                                                          21             8.2 KiB
 
 gradients reduced                      where and how often                  calls  the whole     sent          links
 reduce_scatter over dp, 4 ranks        backward, 2 microbatches x 5 layers     10  128 x f32  3.8 KiB  within a node
 all_reduce over replica, 2 ranks       backward, 2 microbatches x 5 layers     10   32 x f32  1.2 KiB   across nodes
 reduce_scatter over dp, 4 ranks        step                                     1  256 x f32    768 B  within a node
 all_reduce over replica, 2 ranks       step                                     1   64 x f32    256 B   across nodes
-together                                                                       22             6.0 KiB
+total                                                                          22             6.0 KiB
 
 count, loss and norm                   where and how often                  calls  the whole     sent          links
 all_reduce over replica x dp, 8 ranks  step                                     1    1 x i64     14 B   across nodes
 all_reduce over replica x dp, 8 ranks  step                                     1    1 x f32      7 B   across nodes
 all_reduce over dp, 4 ranks            step                                     1    1 x f32      6 B  within a node
-together                                                                        3                27 B
+total                                                                           3                27 B
 
-parameters on a rank  in          Ψ  gathered  reduced  together
-turns of layers       1 bucket  640     4.00Ψ    3.00Ψ     7.00Ψ
-others                1 bucket  256     1.00Ψ    1.50Ψ     2.50Ψ
+parameters on a rank     in          Ψ  gathered  reduced  total
+per iteration of layers  1 bucket  640     4.00Ψ    3.00Ψ  7.00Ψ
+others                   1 bucket  256     1.00Ψ    1.50Ψ  2.50Ψ
 
 sent: of n ranks in a ring each sends (n - 1)/n of the whole, in an all_reduce twice that
 Ψ: a row's parameters, in elements; (n - 1)/n counts as 1 (Rajbhandari et al. 2020), padding of buckets counts too"""

@@ -162,4 +162,4 @@ def test_memory_is_that_of_the_rank_that_needs_most(tmp_path: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert shown == memory(of) + "\n"
     assert f" on rank {most.rank} of pp, which needs most, " in shown
-    assert "of microbatches under way" in shown
+    assert "of microbatches in flight" in shown

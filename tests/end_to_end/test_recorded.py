@@ -177,7 +177,7 @@ DEFECTS = {
         ALONE,
         f'{ALONE}\n    all_reduce_(torch.zeros(1), state.mesh.axis("tp"))',
         """, evaluation after step 1, call 1: a call too many
-    plan      all_reduce (sum) of i64[] over ranks 0, 2: `count.1`, tiny.scale:1
+    plan      all_reduce (sum) of i64[] over ranks 0, 2: `num_tokens.1`, tiny.scale:1
     recorded  all_reduce (sum) of f32[1] over ranks 0, 1""",
     ),
     "order": (

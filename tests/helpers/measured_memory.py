@@ -94,7 +94,7 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     kept: dict[int, int] = {}
     for stage in module.PIPELINE.stages(mesh):
         seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
-        enters = [each for each in module.PIPELINE._carried if each.at(stage - 1)] if stage else []
+        enters = [each for each in module.PIPELINE._stage_inputs if each.at(stage - 1)] if stage else []
         given = [torch.zeros(each.shape, dtype=each.dtype, requires_grad=True) for each in enters]
         x = tuple(given) if len(given) > 1 else given[0] if given else None
         with saved_tensors_hooks(seen.packed, lambda tensor: tensor):

@@ -83,11 +83,11 @@ def test_each_coercion_that_is_left_out_is_the_one_that_is_missed(name: str) -> 
             ],
         ),
         (
-            "count.1",
+            "num_tokens.1",
             "on dp 2 the step is not",
             "`reciprocal` cannot take `count` as P on dp",
             [
-                "the first wrong value is `share`, in step",
+                "the first wrong value is `inv_num_tokens`, in step",
                 "a coercion is missing or misplaced: P→I (all_reduce) of `count` over dp",
             ],
         ),
@@ -116,7 +116,7 @@ def test_the_smallest_mesh_is_shown() -> None:
     model, program = programs("three axes")
     op = next(op for op in coercions(program) if op.outputs[0].name == "z.1")
     assert said(without(program, op), model).message == "on tp 2 the step is not that of a single device"
-    op = next(op for op in coercions(program) if op.outputs[0].name == "count.1")
+    op = next(op for op in coercions(program) if op.outputs[0].name == "num_tokens.1")
     assert said(without(program, op), model).message == "on replica 2 the step is not that of a single device"
 
 

@@ -250,7 +250,7 @@ PLANTED: dict[str, Change] = {
     "rotated forward in backward": on("rope_dx", lambda op: evolve(op, kind="rope")),
     "a bucket left out of the norm": on("grad_norm", less_one),
     "loss not divided by the count": named("loss.3", identity),
-    "gradients not divided by the count": named("share.1", lambda op: evolve(op, kind="zeros")),
+    "gradients not divided by the count": named("inv_num_tokens.1", lambda op: evolve(op, kind="zeros")),
     "two gradients exchanged in their bucket": named("g_dp_split_tp", lambda op: swapped(op, 5, 6)),
     "two parameters exchanged in the update": named("norm1.4", lambda op: swapped(op, 3, 4)),
     "another eps in backward": on("rmsnorm_dx", lambda op: evolve(op, attrs=(("eps", 1e-6),))),

@@ -132,10 +132,10 @@ def test_what_forward_keeps() -> None:
         ("contract", "x.2", X, 4),
         ("contract", "x.3", X, 1),
         ("local_softmax_stats", "_logits", 20 * 3 * 2, 1),
-        ("local_softmax_stats", "peak.1", 20 * 4, 1),
+        ("local_softmax_stats", "logits_max.1", 20 * 4, 1),
         ("local_softmax_stats", "label", 20 * 8, 1),
         ("local_softmax_stats", "label elsewhere", 20, 1),
-        ("token_loss", "z.1", 20 * 4, 1),
+        ("token_loss", "sum_exp.1", 20 * 4, 1),
         ("token_loss", "no label", 20, 1),
     ]
 
@@ -145,9 +145,9 @@ def test_what_forward_keeps_of_a_head_in_parts() -> None:
     it = account(program(PLAN.replace("kernels = torch", "kernels = triton  logits = chunk")))
     assert kept(it)[-5:] == [
         ("linear_softmax_stats", "x.3", X, 1),
-        ("linear_softmax_stats", "peak", 20 * 4, 1),
+        ("linear_softmax_stats", "logits_max", 20 * 4, 1),
         ("rescale_to_global_max", "exp(m - peak)", 20 * 4, 1),
-        ("token_loss", "z.1", 20 * 4, 1),
+        ("token_loss", "sum_exp.1", 20 * 4, 1),
         ("token_loss", "no label", 20, 1),
     ]
 
