@@ -137,7 +137,9 @@ class _Model(nn.Module):
 def _ours(schedule: Schedule, mesh: Mesh, stage: Callable[[], nn.Module], batch: Batch) -> Step:
     ordered = with_messages(schedule, Times.uniform(schedule.stages))
     rows = [" ".join(map(str, row)) for row in ordered.rows]
-    pipeline = Pipeline("pp", homes=schedule.homes, carried=(StageInput("x", (1, WIDTH), torch.float32),), rows=rows)
+    pipeline = Pipeline(
+        "pp", stage_to_rank=schedule.homes, stage_inputs=(StageInput("x", (1, WIDTH), torch.float32),), rows=rows
+    )
     model = _Model(pipeline.stages(mesh), schedule.stages, stage)
     return partial(pipeline.run, model, batch, torch.tensor(1.0), mesh)
 

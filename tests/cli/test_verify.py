@@ -113,8 +113,18 @@ def test_without_any_one_coercion_earlier_ir_is_refused(scalec: Run, stage: str)
     [
         ("yield sum loss, sum ", "yield last loss, sum ", "E0190", "carries"),
         ("mul(_g, _y.4)", "mul(_g, _g)", "E0701", "wrong only after the forward"),
-        ("mul(loss.2, inv_num_tokens)", "mul(inv_num_tokens, inv_num_tokens)", "E0701", "results of the step differ: loss"),
-        ("local_softmax_stats_dx(d_sum_exp.1, d_label_logit.1,", "local_softmax_stats_dx(d_label_logit.1, d_sum_exp.1,", "E0701", "gradient of head"),
+        (
+            "mul(loss.2, inv_num_tokens)",
+            "mul(inv_num_tokens, inv_num_tokens)",
+            "E0701",
+            "results of the step differ: loss",
+        ),
+        (
+            "local_softmax_stats_dx(d_sum_exp.1, d_label_logit.1,",
+            "local_softmax_stats_dx(d_label_logit.1, d_sum_exp.1,",
+            "E0701",
+            "gradient of head",
+        ),
     ],
 )
 def test_ir_that_is_legal_and_wrong(scalec: Run, old: str, new: str, code: str, said: str) -> None:

@@ -90,7 +90,7 @@ MUTANTS = (
     ('all_reduce_(gradients["dp_split_tp"], dp)', ""),
     ("(loss_sum * inv_num_tokens)", "(loss_sum * inv_num_tokens * 2)"),
     ("num_tokens = all_reduce_(count_valid(batch.labels), dp)", "num_tokens = count_valid(batch.labels)"),
-    ("loss += part.detach()", "loss = part.detach()"),
+    ("loss += loss_sum.detach()", "loss = loss_sum.detach()"),
     ('all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)', 'sum_squares(gradients["dp_split_tp"])'),
     ("reduce_scatter(y, self.tp, dim=0)", "reduce_scatter(y * 1.000001, self.tp, dim=0)"),
 )
