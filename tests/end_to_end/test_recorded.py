@@ -131,10 +131,10 @@ DEFECTS = {
     recorded  all_reduce (sum) of f64[] over ranks 0, 1""",
     ),
     "missing_in_forward": (
-        "z = all_reduce(z, self.tp)",
+        "sum_exp = all_reduce(sum_exp, self.tp)",
         "pass",
         """, step 1, call 14: a call is missing
-    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `t.1`, tiny.scale:18
+    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `label_logit.1`, tiny.scale:18
     recorded  reduce_scatter (sum) of f64[8, 2, 16] over ranks 0, 1""",
     ),
     "too_many": (
@@ -146,7 +146,7 @@ DEFECTS = {
     ),
     "at_the_end": (
         "state.update(",
-        "all_reduce_(norm, dp); state.update(",
+        "all_reduce_(grad_norm, dp); state.update(",
         """, step 1, call 52: a call too many
     plan      no further call
     recorded  all_reduce (sum) of f64[] over ranks 0, 2""",
@@ -167,10 +167,10 @@ DEFECTS = {
     ),
     "shape": (SECOND, SECOND.replace("]", "][1:]"), ", step 1, call 50: another shape\n"),
     "maximum": (
-        "z = all_reduce(z, self.tp)",
-        'z = all_reduce(z, self.tp, op="max")',
+        "sum_exp = all_reduce(sum_exp, self.tp)",
+        'sum_exp = all_reduce(sum_exp, self.tp, op="max")',
         """, step 1, call 13: another reduction
-    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `z.1`, tiny.scale:18
+    plan      all_reduce (sum) of f64[8, 2] over ranks 0, 1 in forward: `sum_exp.1`, tiny.scale:18
     recorded  all_reduce (max) of f64[8, 2] over ranks 0, 1""",
     ),
     "in_evaluation": (
