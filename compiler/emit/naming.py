@@ -109,7 +109,7 @@ def _number(value: float) -> str:
     """A float as people write it: `1e-5`, `3e-4`, `0.02`, `10_000.0`."""
     digits = repr(value).replace("e+", "e")
     if abs(value) >= 1:
-        return digits if "e" in digits else f"{value:_}"
+        return digits if "e" in digits or abs(value) < 10_000 else f"{value:_}"
     short = f"{Decimal(digits):e}"
     return short if len(short) < len(digits) else digits
 

@@ -85,7 +85,7 @@ EMITTED = {
     "x / hidden": "x * 0.25",
     "x * sqrt(hidden)": "x * 2.0",
     "x / (layers * head_dim)": "x * 0.25",
-    "x + eps": "x + 1e-05",
+    "x + eps": "x + 1e-5",
     "theta / hidden * x - y": "x * 2500.0 - y",
     # with a parameter, which is broadcast
     "x - b": "x - self.b",

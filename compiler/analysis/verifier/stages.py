@@ -39,7 +39,7 @@ class Stages(Checker):
         turns, homes = pipeline.turns, pipeline.homes
         assert len(turns) == len(homes), self.at(f"turns of {len(turns)} stages, homes of {len(homes)}")
         total = sum(self.sizes[dim] for dim in pipeline.dims)
-        assert sum(turns) == total, self.at(f"stages have {sum(turns)} turns, the repeats {total}")
+        assert sum(turns) == total, self.at(f"stages have {sum(turns)} iterations, the repeats {total}")
         assert all(turns[1:-1]), self.at("a stage in the middle has no turns")
         ranks = {*range(self.program.axis(pipeline.axis).size)}
         assert {*homes} == ranks, self.at(f"stages lie on ranks {sorted({*homes})} of {len(ranks)}")
