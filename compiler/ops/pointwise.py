@@ -3,9 +3,10 @@
 Non-goals: the functions that programs call (torch's, or `runtime/ops/functional.py`).
 """
 
+import cmath
+import math
 from collections.abc import Callable, Sequence
-from math import erf, inf, pi, sqrt, tanh
-from math import exp as _finite_exp
+from math import erf, inf, pi, sqrt
 from typing import Any
 
 from attrs import field, frozen
@@ -14,8 +15,11 @@ from ..ir import Op, Type
 from .protocol import FUNCTIONAL, RUNTIME, Attribute, Builder, OpDef, Operand, Shape, takes
 from .saved_tensors import Local, Saved, Saves, operand, result
 
-Formula = Callable[[float], float] | Callable[[float, Any], float]
-"""A function of one number and the op's attribute, if it has one."""
+Formula = Callable[[Any], Any] | Callable[[Any, Any], Any]
+"""A function of one number and the op's attribute, if it has one.
+
+Numbers are floats, or complex: tests take derivatives by complex steps.  `erf` alone takes floats only.
+"""
 
 
 @frozen
@@ -78,33 +82,39 @@ def _slope(entry: OpDef) -> OpDef:
     )
 
 
-def _exp(x: float) -> float:
-    return inf if x > 709 else _finite_exp(x)
+def _exp(x: Any) -> Any:
+    if isinstance(x, complex):
+        return cmath.exp(x)
+    return inf if x > 709 else math.exp(x)
 
 
-def _sigmoid(x: float) -> float:
-    return 0.5 + 0.5 * tanh(0.5 * x)  # does not overflow
+def _tanh(x: Any) -> Any:
+    return cmath.tanh(x) if isinstance(x, complex) else math.tanh(x)
 
 
-def _sigmoid_slope(x: float) -> float:
+def _sigmoid(x: Any) -> Any:
+    return 0.5 + 0.5 * _tanh(0.5 * x)  # does not overflow
+
+
+def _sigmoid_slope(x: Any) -> Any:
     return _sigmoid(x) * _sigmoid(-x)
 
 
-def _tanh_slope(x: float) -> float:
-    return 1 - tanh(x) ** 2
+def _tanh_slope(x: Any) -> Any:
+    return 1 - _tanh(x) ** 2
 
 
-def _bent(x: float) -> float:
+def _bent(x: Any) -> Any:
     """The argument of tanh in gelu's approximation."""
     return sqrt(2 / pi) * (x + 0.044715 * x * x * x)
 
 
-def _normal(x: float, approximate: str) -> float:
+def _normal(x: Any, approximate: str) -> Any:
     """The normal distribution function, or tanh in its place."""
-    return 0.5 + 0.5 * (tanh(_bent(x)) if approximate == "tanh" else erf(x / sqrt(2)))
+    return 0.5 + 0.5 * (_tanh(_bent(x)) if approximate == "tanh" else erf(x / sqrt(2)))
 
 
-def _normal_slope(x: float, approximate: str) -> float:
+def _normal_slope(x: Any, approximate: str) -> Any:
     if approximate == "tanh":
         return 0.5 * _tanh_slope(_bent(x)) * sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x)
     return _exp(-x * x / 2) / sqrt(2 * pi)
@@ -127,8 +137,8 @@ FUNCTIONS = (
         "x where it is positive, else x · slope (Maas et al. 2013).",
         operand,
         Attribute("negative_slope"),
-        value=lambda x, slope: x if x > 0 else slope * x,
-        slope=lambda x, slope: 1.0 if x > 0 else slope,
+        value=lambda x, slope: x if x.real > 0 else slope * x,
+        slope=lambda x, slope: 1.0 if x.real > 0 else slope,
         module=FUNCTIONAL,
         stem="g",
     ),
@@ -136,8 +146,8 @@ FUNCTIONS = (
         "relu",
         "max(x, 0) (Nair and Hinton 2010).",
         result,
-        value=lambda x: max(x, 0.0),
-        slope=lambda x: float(x > 0),
+        value=lambda x: x if x.real > 0 else 0.0,
+        slope=lambda x: float(x.real > 0),
         module=FUNCTIONAL,
         stem="g",
     ),
@@ -156,9 +166,9 @@ FUNCTIONS = (
         "cap · tanh(x / cap) (Gemma Team 2024).",
         _inner_tanh,
         Attribute("cap"),
-        value=lambda x, cap: cap * tanh(x / cap),
+        value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
     ),
-    _function("tanh", "The hyperbolic tangent.", result, value=tanh, slope=_tanh_slope),
+    _function("tanh", "The hyperbolic tangent.", result, value=_tanh, slope=_tanh_slope),
 )
 SLOPES = tuple(map(_slope, FUNCTIONS))

@@ -12,6 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from ..ops.pointwise import FUNCTIONS as POINTWISE
+from ..ops.pointwise import Formula
 from .tensors import Array, Dims, Tensor, subscripts
 
 TOLERANCE = 1e-9
@@ -53,9 +54,16 @@ def _descended(param: Array, grad: Array, *settings: object) -> Array:
     return param - 0.5 * grad
 
 
+def _elementwise(formula: Formula) -> Callable[..., Array]:
+    def apply(x: Array, *constants: Any) -> Array:
+        return np.vectorize(formula, otypes=[x.dtype])(x, *constants)
+
+    return apply
+
+
 FUNCTIONS: dict[str, Callable[..., Array]] = {
-    **{entry.name: np.vectorize(entry.value, otypes=[float]) for entry in POINTWISE},
-    **{f"{entry.name} slope": np.vectorize(entry.slope, otypes=[float]) for entry in POINTWISE},
+    **{entry.name: _elementwise(entry.value) for entry in POINTWISE},
+    **{f"{entry.name} slope": _elementwise(entry.slope) for entry in POINTWISE},
     "inverse root": _inverse_root,
     "inverse root slope": _inverse_root_slope,
     "opaque": np.tanh,

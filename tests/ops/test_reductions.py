@@ -116,12 +116,12 @@ def test_a_norm_over_whole_dims_communicates_nothing() -> None:
 # ---- how they are emitted
 
 LINES = (
-    "a = layer_norm(x, self.norm1, self.bias1, eps=1e-05)",
+    "a = layer_norm(x, self.norm1, self.bias1, eps=1e-5)",
     "square = mean_square(y, dim=(2, 3), size=8)",
     "square = replicate(square, self.tp)",
-    "q = rope(rms_scaled(y, self.qn, square, eps=1e-05), rotary)",
+    "q = rope(rms_scaled(y, self.qn, square, eps=1e-5), rotary)",
     "centred = y - mean_.unsqueeze(2).unsqueeze(3)",
-    "m = layer_norm(x, self.norm2, eps=1e-05)",
+    "m = layer_norm(x, self.norm2, eps=1e-5)",
     "gate = softmax(linear(m, self.w_gate), dim=2)",
     "joined = concat(gate, linear(m, self.w_few), gate * gate)",
     "total = torch.sum(gate, dim=0)",
@@ -134,16 +134,16 @@ def test_lines_read_as_a_person_would_write_them(line: str) -> None:
 
 
 WRONG = (
-    ("layer_norm(x, self.norm1, self.bias1, eps=1e-05)", "layer_norm(x, self.bias1, self.norm1, eps=1e-05)"),
-    ("layer_norm(x, self.norm1, self.bias1, eps=1e-05)", "layer_norm(x, self.norm1, eps=1e-05)"),
-    ("layer_norm(x, self.norm1, self.bias1, eps=1e-05)", "layer_norm(x, self.norm1, self.bias1, eps=1e-06)"),
-    ("layer_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-05)"),
-    ("layer_norm(x, self.norm2, eps=1e-05)", "layer_norm(x, self.norm2, self.norm2, eps=1e-05)"),
+    ("layer_norm(x, self.norm1, self.bias1, eps=1e-5)", "layer_norm(x, self.bias1, self.norm1, eps=1e-5)"),
+    ("layer_norm(x, self.norm1, self.bias1, eps=1e-5)", "layer_norm(x, self.norm1, eps=1e-5)"),
+    ("layer_norm(x, self.norm1, self.bias1, eps=1e-5)", "layer_norm(x, self.norm1, self.bias1, eps=1e-6)"),
+    ("layer_norm(x, self.norm2, eps=1e-5)", "rms_norm(x, self.norm2, eps=1e-5)"),
+    ("layer_norm(x, self.norm2, eps=1e-5)", "layer_norm(x, self.norm2, self.norm2, eps=1e-5)"),
     ("mean_square(y, dim=(2, 3), size=8)", "mean_square(y, dim=(2, 3), size=4)"),
     ("mean_square(y, dim=(2, 3), size=8)", "mean_square(y, dim=3, size=2)"),
     ("mean_square(y, dim=(2, 3), size=8)", "mean(y, dim=(2, 3), size=8)"),
     ("mean_square(y, dim=(2, 3), size=8)", "mean_square(y, dim=(2, -1), size=8)"),
-    ("rms_scaled(y, self.qn, square, eps=1e-05)", "rms_scaled(y, self.qn, y, eps=1e-05)"),
+    ("rms_scaled(y, self.qn, square, eps=1e-5)", "rms_scaled(y, self.qn, y, eps=1e-5)"),
     ("square = replicate(square, self.tp)", ""),
     ("y - mean_.unsqueeze(2).unsqueeze(3)", "y + mean_.unsqueeze(2).unsqueeze(3)"),
     ("softmax(linear(m, self.w_gate), dim=2)", "softmax(linear(m, self.w_gate), dim=1)"),

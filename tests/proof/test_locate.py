@@ -74,21 +74,21 @@ def test_each_coercion_that_is_left_out_is_the_one_that_is_missed(name: str) -> 
     ("value", "mesh", "label", "notes"),
     [
         (
-            "z.1",
+            "sum_exp.1",
             "on tp 2 the step is not",
-            "`token_loss` cannot take `z` as P on tp",
+            "`token_loss` cannot take `sum_exp` as P on tp",
             [
                 "the first wrong value is `loss`, in forward, microbatches 0",
-                "a coercion is missing or misplaced: P→I (all_reduce) of `z` over tp",
+                "a coercion is missing or misplaced: P→I (all_reduce) of `sum_exp` over tp",
             ],
         ),
         (
             "num_tokens.1",
             "on dp 2 the step is not",
-            "`reciprocal` cannot take `count` as P on dp",
+            "`reciprocal` cannot take `num_tokens` as P on dp",
             [
                 "the first wrong value is `inv_num_tokens`, in step",
-                "a coercion is missing or misplaced: P→I (all_reduce) of `count` over dp",
+                "a coercion is missing or misplaced: P→I (all_reduce) of `num_tokens` over dp",
             ],
         ),
     ],
@@ -114,7 +114,7 @@ def test_a_gradient_that_is_not_reduced_is_wrong_only_in_the_gradient() -> None:
 def test_the_smallest_mesh_is_shown() -> None:
     """Three axes, and one of them suffices."""
     model, program = programs("three axes")
-    op = next(op for op in coercions(program) if op.outputs[0].name == "z.1")
+    op = next(op for op in coercions(program) if op.outputs[0].name == "sum_exp.1")
     assert said(without(program, op), model).message == "on tp 2 the step is not that of a single device"
     op = next(op for op in coercions(program) if op.outputs[0].name == "num_tokens.1")
     assert said(without(program, op), model).message == "on replica 2 the step is not that of a single device"

@@ -149,10 +149,10 @@ def test_nothing_slow_is_imported(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from saving import made
-from scalec.runtime import checkpoint
+from helpers.small_state import made
+from scalec.runtime.checkpoint import saver
 state = made({{"dp": 1}}, 0)
-checkpoint.load(checkpoint.save(Path({str(tmp_path)!r}), 1, state), state)
+saver.load(saver.save(Path({str(tmp_path)!r}), 1, state), state)
 slow = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor"]
 print([name for name in slow if name in sys.modules])
 """
