@@ -29,7 +29,7 @@ def _failing(*_: object) -> Any:
 def test_a_kernel_that_fails_is_a_row(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, subjects = measuring("gpu"), measuring("gpu_kernels")
     monkeypatch.setattr(subjects, "_SUBJECTS", {"RMSNorm": _failing})
-    machine = gpu.Interpreter(torch.device("cpu"), toy=True, repeats=1)
+    machine = gpu.Machine(torch.device("cpu"), toy=True, repeats=1)
     rows = [*subjects.kernel_rows(machine)]
     assert [row[0] for row in rows] == ["device copy", "RMSNorm", "AdamW", "Accumulate"]
     assert rows[1][2] == "failed: ValueError: no such kernel"
@@ -39,7 +39,7 @@ def test_a_kernel_that_fails_is_a_row(measuring: Any, monkeypatch: pytest.Monkey
 def test_a_program_that_fails_is_a_row(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, steps = measuring("gpu"), measuring("gpu_steps")
     monkeypatch.setattr(steps, "_made", _failing)
-    machine = gpu.Interpreter(torch.device("cpu"), toy=True, repeats=1)
+    machine = gpu.Machine(torch.device("cpu"), toy=True, repeats=1)
     rows = [*steps.step_rows(machine, "1B")]
     assert [row[2] for row in rows] == [each.name for each in (*steps.PROGRAMS[1:], steps.PROGRAMS[0])]
     assert {row[3] for row in rows} == {"failed: ValueError: no such kernel"}
@@ -48,7 +48,7 @@ def test_a_program_that_fails_is_a_row(measuring: Any, monkeypatch: pytest.Monke
 
 
 def test_memory_that_is_not_there_is_no_failure(measuring: Any) -> None:
-    machine = measuring("gpu").Interpreter(torch.device("cpu"), toy=True, repeats=1)
+    machine = measuring("gpu").Machine(torch.device("cpu"), toy=True, repeats=1)
     assert machine.failure(torch.OutOfMemoryError("CUDA")) == "out of memory"
 
 

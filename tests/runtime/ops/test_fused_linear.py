@@ -73,10 +73,10 @@ def _separate(x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return q, k, v
 
 
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_results_and_gradients_are_those_of_products_by_themselves(width: int, turns: bool) -> None:
-    _, layers = _layers(width, turns=turns)
+def test_results_and_gradients_are_those_of_products_by_themselves(width: int, per_layer: bool) -> None:
+    _, layers = _layers(width, per_layer=per_layer)
     for layer in layers:
         x, weights = _x(width), _weights(layer)
         q, k, v = fused_linear(x, *weights, into=((3, 2), (1, 2), (2,)), apart=(2,))
