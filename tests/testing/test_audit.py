@@ -69,7 +69,7 @@ EXPECTED = {
     "coercion left out": ("all_reduce of g_dp_tp over dp x tp left out", Fate.VALUES),
     "left out with its conjugate": ("all_gather of a over tp and its conjugate", Fate.VALUES),
     "coercion done twice": ("all_reduce of loss.1 over dp done twice", Fate.VALUES),
-    "coercion of another kind": ("all_reduce of t over tp as a maximum", Fate.VALUES),
+    "coercion of another kind": ("all_reduce of label_logit over tp as a maximum", Fate.VALUES),
     "coercion over other axes": ("all_reduce of g_dp_tp over dp x tp done over dp instead", Fate.VALUES),
     "coercion along another dim": ("all_gather of a over tp along hidden instead of seq", Fate.SHAPES),
     "shards shifted by a rank": ("reduce_scatter of x over tp into shards shifted along tp", Fate.VALUES),
@@ -84,7 +84,7 @@ EXPECTED = {
     "wrong value kept for backward": ("d_q made of q.2 instead of _o.2", Fate.VALUES),
     "part of a gradient lost or doubled": ("d_x.1 lost from d_x.3", Fate.VALUES),
     "count of labels": ("update of wte by the rank's own count", Fate.VALUES),
-    "divided by the ranks": ("share divided by the ranks of dp", Fate.VALUES),
+    "divided by the ranks": ("inv_num_tokens divided by the ranks of dp", Fate.VALUES),
     "before the reduction": ("update takes g_dp_tp before its reduction", Fate.VALUES),
     "gradient norm": ("grad_norm_sq.2 added over tp in the norm", Fate.VALUES),
     "clipping": ("clipped by the norm of grad_norm_sq.1 alone", Fate.VALUES),
@@ -234,7 +234,7 @@ def test_an_order_in_which_zero_is_the_least_misses_a_maximum_of_shards(monkeypa
 
     monkeypatch.setattr(audited, "mutants", only("coercion of another kind"))
     monkeypatch.setattr(Field, "rank", zero_least)
-    assert "missed: all_reduce of t over tp as a maximum" in survivors(audit(*compiled("")))
+    assert "missed: all_reduce of label_logit over tp as a maximum" in survivors(audit(*compiled("")))
 
 
 # ---- where it is
