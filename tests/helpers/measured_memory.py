@@ -227,12 +227,14 @@ class _Seen:
         while frame.f_code.co_filename != self._file:
             assert frame.f_back, "no line of the program keeps this"
             frame = frame.f_back
-        line, _, first, last = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+        line, end, first, last = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
         assert line
-        code = self._lines[line - 1].encode()[first:]
-        if code.startswith(b"with "):
-            code, last = code.removeprefix(b"with ").rpartition(b" as ")[0], None
-        node = ast.parse(code[: last and last - (first or 0)].decode(), mode="eval").body
+        assert end
+        *before, final = (text.encode() for text in self._lines[line - 1 : end])
+        code = b"\n".join([*before, final[:last]])[first:]
+        if code.startswith(b"with "):  # its position is all of its block
+            code = self._lines[line - 1].encode()[first:].removeprefix(b"with ").rpartition(b" as ")[0]
+        node = ast.parse(code.decode(), mode="eval").body
         if isinstance(node, ast.BinOp):
             return OPERATORS[type(node.op)]
         assert isinstance(node, ast.Call), ast.unparse(node)

@@ -177,7 +177,8 @@ def test_backward_in_one_is_what_memory_leaves_where_the_parts_hold_more() -> No
 
 
 def test_what_one_microbatch_needs_is_demanded() -> None:
-    with pytest.raises(ScheduleError, match="rank 1 holds 5 for one microbatch before any backward, its memory budget is 4"):
+    needs = "rank 1 holds 5 for one microbatch before any backward, its memory budget is 4"
+    with pytest.raises(ScheduleError, match=needs):
         listed((0, 1, 1), 2, Times.uniform(3), MemoryBudget((9, 4), Keeps(input=(1, 2, 3), weight=(0, 0, 0))))
 
 
