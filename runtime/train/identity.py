@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 from ..checkpoint.index import Identity
 from ..config.plan import Plan
+from ..errors import counted
 
 _ENDS = 1 << 16  # bytes at a file's beginning and at its end that it is known by
 _SKIPPED = "so some are skipped and others seen twice"
@@ -69,4 +70,4 @@ def _known_by(files: Sequence[str]) -> str:
             file.seek(max(0, size - _ENDS))
             digest.update(file.read(_ENDS))
         whole += size
-    return f"{len(files):,} files of {whole:,} bytes, {digest.hexdigest()}"
+    return f"{counted(len(files), 'file')} of {counted(whole, 'byte')}, {digest.hexdigest()}"

@@ -330,7 +330,7 @@ def test_other_data_is_another_run_wherever_it_lies(folder: Path) -> None:
         path.write_text(path.read_text()[:-1] + "x")
     (ended,) = _run(folder, ALONE, "--resume --data elsewhere/*.txt")
     assert ended.status == 2
-    assert "  data was 1 files of 360 bytes, " in ended.err
+    assert "  data was 1 file of 360 bytes, " in ended.err
     assert f": the same numbers are other samples, {SKIPPED}\n" in ended.err
 
 
