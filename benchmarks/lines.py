@@ -42,12 +42,11 @@ APART = {
         "compiler/schedules/feasibility.py",
         "compiler/schedules/list_scheduling.py",
         "compiler/schedules/partial_schedule.py",
-        "compiler/schedules/priorities.py",
     ),
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 25_700, "all": 44_800}
+LIMITS = {"core": 25_100, "all": 42_900}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

@@ -28,11 +28,9 @@ from torch.multiprocessing.spawn import start_processes
 
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.p2p import with_messages
-from scalec.compiler.schedules.p2p_matching import rendezvous
+from scalec.compiler.schedules.p2p import rendezvous, with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
-from scalec.compiler.schedules.simulate import simulate
-from scalec.compiler.schedules.timeline import Timeline, Times
+from scalec.compiler.schedules.timeline import Timeline, Times, simulate
 from scalec.runtime import Batch, Mesh, Pipeline, StageInput, split_linear
 
 RANKS, MICROBATCHES, WIDTH = 2, 16, 8
@@ -136,9 +134,9 @@ class _Model(nn.Module):
 
 def _ours(schedule: Schedule, mesh: Mesh, stage: Callable[[], nn.Module], batch: Batch) -> Step:
     ordered = with_messages(schedule, Times.uniform(schedule.stages))
-    rows = [" ".join(map(str, row)) for row in ordered.rows]
+    rows = [",".join(map(str, row)) for row in ordered.rows]
     pipeline = Pipeline(
-        "pp", stage_to_rank=schedule.homes, stage_inputs=(StageInput("x", (1, WIDTH), torch.float32),), rows=rows
+        "pp", stage_to_rank=schedule.homes, stage_inputs=(StageInput("x", (1, WIDTH), torch.float32),), schedule=rows
     )
     model = _Model(pipeline.stages(mesh), schedule.stages, stage)
     return partial(pipeline.run, model, batch, torch.tensor(1.0), mesh)

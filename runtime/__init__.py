@@ -30,8 +30,7 @@ from .comm.collectives import (
 )
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
-from .config.lr_schedule import Constant, Cosine
-from .config.plan import Account, Metrics, Plan
+from .config.plan import Account, Constant, Cosine, Metrics, Plan
 from .data.loader import Batch, Input, Loader, Text, Tokens
 from .errors import RunError
 from .ops.delayed_wgrad import split_embedding, split_linear
@@ -62,13 +61,19 @@ from .ops.functional import (
 )
 from .ops.fused_linear import fused_linear
 from .pipeline.executor import Pipeline
-from .pipeline.stage_buckets import stage_grad_reduction
 from .state.buckets import Bucket
 from .state.engine import TrainState
-from .state.flat_param import FlatParam
-from .state.loop_hooks import FlatParams, reduce_grads_in_backward, reshard, unshard, unshard_ahead, wait_for_unshard
+from .state.flat_param_group import (
+    FlatParamGroup,
+    FlatParams,
+    reduce_grads_in_backward,
+    reshard,
+    unshard,
+    unshard_ahead,
+)
 from .state.optimizers import SGD, AdamW, ParamGroup
 from .state.parameters import normal, ones, weight, zeros
+from .train.companion_files import read_hf_names, read_schedule
 from .train.compile import compile_each
 from .train.loop import train
 
@@ -81,7 +86,7 @@ __all__ = [
     "Bucket",
     "Constant",
     "Cosine",
-    "FlatParam",
+    "FlatParamGroup",
     "FlatParams",
     "HFNames",
     "HFWeight",
@@ -125,6 +130,8 @@ __all__ = [
     "once_replicated",
     "ones",
     "pad_shard",
+    "read_hf_names",
+    "read_schedule",
     "recompute",
     "recomputed",
     "reduce_grads_in_backward",
@@ -143,7 +150,6 @@ __all__ = [
     "split",
     "split_embedding",
     "split_linear",
-    "stage_grad_reduction",
     "sum_squares",
     "take_shard",
     "tanh",
@@ -151,7 +157,6 @@ __all__ = [
     "train",
     "unshard",
     "unshard_ahead",
-    "wait_for_unshard",
     "weight",
     "zeros",
 ]

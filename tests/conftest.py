@@ -1,6 +1,7 @@
 """What every test runs under, and the `golden` fixture.  Helpers for forked ranks are in `ranks.py`."""
 
 import difflib
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +28,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is `long` unless it is asked for."""
+    if config.getoption("--long"):
+        return
+    left = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_collection_finish() -> None:
+    """Leaves all that is imported to no collector: those of forked ranks would copy it to look through it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what is marked `gpu` on a machine without one, and what is `long` unless it is asked for."""
-    if item.get_closest_marker("long") and not item.config.getoption("--long"):
-        pytest.skip("takes minutes: --long")
+    """Skips what is marked `gpu` on a machine without one."""
     if item.get_closest_marker("gpu") is None:
         return
     import torch

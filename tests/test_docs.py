@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import STAGES, compile_plan
+from scalec.compiler.passes import PASS_NAMES, compile_plan
 from scalec.compiler.syntax.diagnostics import CODES
 from scalec.compiler.syntax.limits import load
 
@@ -60,7 +60,7 @@ def test_the_first_page_shows_what_each_pass_makes() -> None:
     """In order, line for line, but for those left out at `…`."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```ir (\w+)\n(.*?)```", text, re.DOTALL)
-    assert [name for name, _ in blocks] == [name for name in STAGES if name in dict(blocks)]
+    assert [name for name, _ in blocks] == [name for name in PASS_NAMES if name in dict(blocks)]
     for name, block in blocks:
         lines = iter(_lines(print_ir(compile_plan(load(MODEL), name))))
         for line in _lines(block):

@@ -50,13 +50,15 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.scale")), ids=lambda path: path.stem)
 def test_every_plan_compiles(path: Path) -> None:
     source = load(path)
-    assert set(emit(compile_plan(source), source)) == {"train.py", "plan.json"}
+    beside = {"tiny_pipeline": {"schedule.csv"}}.get(path.stem, set[str]())
+    assert set(emit(compile_plan(source), source)) == {"train.py", "plan.json", "hf_names.json"} | beside
 
 
 def test_the_size_of_the_ir_does_not_depend_on_the_number_of_layers_or_ranks() -> None:
     small = load(PLANS / "llama3_8b.scale")
     texts = [emit(compile_plan(small), small)["train.py"], emit(program("llama3_405b"), small)["train.py"]]
-    assert len({text.count("\n") for text in texts}) == 1
+    lines = [[line for line in text.splitlines() if not line.lstrip().startswith("#")] for text in texts]
+    assert len({*map(len, lines)}) == 1  # a comment too long for its line has one of its own
 
 
 @pytest.mark.parametrize(("name", "times"), [("gptj_6b", 1), ("llama3_8b", 2)])

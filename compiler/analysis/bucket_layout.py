@@ -20,12 +20,6 @@ class Layout:
     size: int
 
 
-def shard_axes(program: Program, bucket: Bucket) -> tuple[str, ...]:
-    """The axes whose ranks share out the bucket, in mesh order; not those that its parameters lie over themselves."""
-    first = next(param for param in program.params if param.name in bucket.params)
-    return tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in dict(first.type.places))
-
-
 def layout(program: Program, params: tuple[str, ...], shards: int, turns: int = 0) -> Layout:
     """The layout of parameters in `shards` parts, or of one turn's slices of them, where `turns` dims are stacked."""
     of = {param.name: param for param in program.params}
@@ -43,7 +37,7 @@ def layout(program: Program, params: tuple[str, ...], shards: int, turns: int = 
 
 def layout_of(program: Program, bucket: Bucket) -> Layout:
     """The layout of a bucket, or of each of its turns."""
-    return layout(program, bucket.params, program.degree(shard_axes(program, bucket)), len(bucket.turns))
+    return layout(program, bucket.params, program.degree(bucket.shard_axes), len(bucket.turns))
 
 
 def row_length(program: Program, param: Param) -> int:

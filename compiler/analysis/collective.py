@@ -23,7 +23,7 @@ class Collective:
 
     use      what it is for; `totals` are the count of labels, the loss and the norm, `stages` what crosses their cuts
     bucket   whose flat buffer it moves; "" for none
-    op       all_reduce, all_gather, reduce_scatter or all_to_all; send or receive
+    op       all_reduce, all_gather, reduce_scatter, all_to_all or rotate; send or receive
     maximum  whether an all_reduce takes the maximum, not the sum
     axes     the mesh axes of the group of `ranks` ranks
     shape    of the local tensor that goes in
@@ -40,6 +40,9 @@ class Collective:
     chunk    the rank's stages whose part of the bucket it moves: before its row, or as soon as all of them have ended
     peer     the rank along the pipeline's axis at a message's other end
     among    the ranks of the axis that take part, if not all do
+    hops     the loop within the op itself, inside all others, by its dim; "" for none
+    by       how many ranks further a rotate sends
+    ragged   whether the first size is an even share
     """
 
     use: Use
@@ -63,6 +66,9 @@ class Collective:
     chunk: tuple[int, ...] = ()
     peer: int | None = None
     among: tuple[int, ...] = ()
+    hops: str = ""
+    by: int = 1
+    ragged: bool = False
 
     @property
     def elements(self) -> int:

@@ -12,14 +12,13 @@ from math import prod
 
 from attrs import evolve
 
-from ..ir import MICROBATCHES, Kind, Names, Op, Pipeline, Program, Region, Stmt, Type, base, types, walk
-from ..ir.placements import coercion_of, ends
+from ..ir import MICROBATCHES, Names, Op, Pipeline, Program, Region, Stmt, Type, base, types, walk
 from ..ir.stages import crossing, has, stages
+from ..ops import Message, messages
 from ..schedules.actions import Work
-from .bucket_comms import chunk_moves
 from .collective import Collective, Use, Where
 from .local_program import of_rank, of_stage, with_chunks
-from .stage_buckets import Chunk, chunks, needed
+from .stage_buckets import Chunk, chunk_moves, chunks, needed
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
@@ -27,7 +26,7 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
 
     `program` has been differentiated.  `rank` is that along the pipeline's axis, if there is one.
     """
-    assert program.region.kind == "step", f"account: a program after {program.stage} has no step"
+    assert program.region.kind == "step", f"account: a program after {program.after} has no step"
     if not program.pipeline:
         return tuple(_Account(program, types(program)).within(program.region, (), "step"))
     return tuple(_of_rank(program, program.pipeline, rank))
@@ -76,20 +75,20 @@ class _ChunkMoves:
         self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
         self._chunks = chunks(program, rank)
         self._account = _Account(program, types(program))
-        self.ops = [op for op in chunk_moves(program) if coercion_of(op).collective]
+        self.ops = [op for op in chunk_moves(program) if self._account.messages(op)]
 
     def gathers(self) -> Iterator[Collective]:
         """In the order in which stages begin; of those buckets together that the step gathers over the same axes."""
-        gathers = [op for op in self.ops if ends(op)[0].kind is Kind.SHARDED]
-        for _, run in groupby(gathers, key=lambda op: op.names("axes")):
+        gathers = [op for op in self.ops if not self._account.reduces(op)]
+        for _, run in groupby(gathers, key=self._account.axes):
             for chunk, op in sorted(self._pairs(run), key=_stages):
-                yield self._moved(chunk, op)
+                yield from self._moved(chunk, op)
 
     def reductions(self) -> Iterator[Collective]:
         """In the order in which stages end."""
-        sums = (op for op in self.ops if ends(op)[0].kind is Kind.PARTIAL)
+        sums = filter(self._account.reduces, self.ops)
         for chunk, op in sorted(self._pairs(sums), key=self._end):
-            yield self._moved(chunk, op)
+            yield from self._moved(chunk, op)
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
         """Each op with the chunks of its bucket."""
@@ -98,14 +97,10 @@ class _ChunkMoves:
     def _end(self, pair: tuple[Chunk, Op]) -> int:
         return needed(self._row, pair[0]).end
 
-    def _moved(self, chunk: Chunk, op: Op) -> Collective:
+    def _moved(self, chunk: Chunk, op: Op) -> Iterator[Collective]:
         own = with_chunks(self._program, [chunk])
-        return evolve(
-            self._account.collective(op, (), "step"),
-            shape=own.local_shape(self._account.types[op.inputs[0]]),
-            rank=self._rank,
-            chunk=chunk.stages,
-        )
+        for each in messages(own, op, self._account.types):
+            yield evolve(self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages)
 
 
 def _stages(pair: tuple[Chunk, Op]) -> tuple[int, ...]:
@@ -186,16 +181,17 @@ class _Account:
             inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
             yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
         elif stmt.kind == "begin":
-            yield from (self.collective(op, loops, where, last=True) for op in self._begun[str(stmt.get("bucket"))])
+            for op in self._begun[str(stmt.get("bucket"))]:
+                yield from self.collectives(op, loops, where, last=True)
         else:
-            yield self.collective(stmt, loops, where)
+            yield from self.collectives(stmt, loops, where)
 
     def _reductions(self) -> dict[str, list[Op]]:
-        """By bucket the coercions, at the scope of the step, of a gradient whose reduction begins in each turn."""
+        """By bucket the ops, at the scope of the step, that reduce a gradient; their reduction begins in each turn."""
         body = self._program.region.body
         found: dict[str, list[Op]] = {str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"}
         for op in body:
-            if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.PARTIAL:
+            if isinstance(op, Op) and self.reduces(op):
                 found.get(self.bucket(op), []).append(op)
         return found
 
@@ -203,38 +199,59 @@ class _Account:
         """Whether something begins in a region, or where an op stands."""
         if isinstance(stmt, Region) or stmt.kind == "begin":
             return True
-        moves = stmt.kind == "coerce" and coercion_of(stmt).collective
-        return bool(moves) and stmt.outputs[0].name not in self._elsewhere
+        return bool(self.messages(stmt)) and stmt.outputs[0].name not in self._elsewhere
 
     def _together(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What neighbours share that go turn by turn together: the turns of the stacks that they gather, and axes."""
         if isinstance(stmt, Region) or stmt.kind == "begin" or not (turns := self._turns(stmt)):
             return (), ()
-        return turns, stmt.names("axes")
+        return turns, self.axes(stmt)
 
-    def collective(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
-        """An op's entry."""
-        axes, source, use = op.names("axes"), self.types[op.inputs[0]], self._use(op, where)
+    def messages(self, op: Op) -> tuple[Message, ...]:
+        """What an op sends each time that a rank does it."""
+        return messages(self._program, op, self.types)
+
+    def reduces(self, op: Op) -> bool:
+        """Whether an op adds up what ranks hold."""
+        return any(each.op in ("all_reduce", "reduce_scatter") and not each.maximum for each in self.messages(op))
+
+    def axes(self, op: Op) -> tuple[str, ...]:
+        """All axes over which an op communicates."""
+        return tuple(axis for each in self.messages(op) for axis in each.axes)
+
+    def collectives(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Iterator[Collective]:
+        """An op's entries; neighbours of the same hops share a loop."""
+        for hops, run in groupby(self.messages(op), key=lambda each: each.hops):
+            own = self._loops.fresh(hops) if hops else ""
+            yield from (self.entry(op, evolve(each, hops=own), loops, where, last=last) for each in run)
+
+    def entry(self, op: Op, it: Message, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
+        """That of one message of an op."""
+        use = self._use(op, it, where)
         turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
-        every, among = int(str(dict(op.attrs).get("every", 1))), tuple(map(int, op.names("among")))
+        every = int(str(dict(op.attrs).get("every", 1)))
+        count = prod(turning) if every == 1 else prod(turning[:-1]) * self._again(loops[-1], every)
         return Collective(
             use=use,
             bucket=self.bucket(op),
-            op=coercion_of(op).collective,
-            maximum=ends(op)[0].kind is Kind.MAXIMUM,
-            axes=axes,
-            ranks=len(among) or self._program.degree(axes),
-            dtype=source.dtype,
-            shape=self._program.local_shape(source)[len(self._turns(op)) :],
+            op=it.op,
+            maximum=it.maximum,
+            axes=it.axes,
+            ranks=len(it.among) or self._program.degree(it.axes),
+            dtype=it.dtype,
+            shape=it.shape[len(self._turns(op)) :],
             loops=loops,
             last=last,
             ahead=self._program.flow.prefetch if use == "parameters" and where != "step" else 0,
             every=every,
-            count=prod(turning) if every == 1 else prod(turning[:-1]) * self._again(loops[-1], every),
+            count=count * (self._program.size(base(it.hops)) if it.hops else 1),
             where=where,
-            value=op.outputs[0].name,
+            value=it.what,
             line=str(op.span),
-            among=among,
+            among=it.among,
+            hops=it.hops,
+            by=it.by,
+            ragged=it.ragged,
         )
 
     def _again(self, loop: str, every: int) -> int:
@@ -242,17 +259,17 @@ class _Account:
         first = self._first.get(base(loop), 0)
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
-    def _use(self, op: Op, where: Where) -> Use:
+    def _use(self, op: Op, it: Message, where: Where) -> Use:
         if self.bucket(op):
-            return "parameters" if ends(op)[0].kind is Kind.SHARDED else "gradients"
+            return "parameters" if it.op == "all_gather" else "gradients"
         return "totals" if where == "step" else "activations"
 
     def _turns(self, op: Op) -> tuple[str, ...]:
-        """The dims of the turns whose flat buffers a coercion takes as one stack."""
+        """The dims of the turns whose flat buffers an op takes as one stack, and communicates one by one."""
         return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
 
     def bucket(self, op: Op) -> str:
-        """Whose flat buffer a coercion takes, "" for none."""
+        """Whose flat buffer an op takes, "" for none."""
         return self._flats.get("".join(self.types[op.inputs[0]].dims[-1:]), "")
 
 

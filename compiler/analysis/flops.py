@@ -10,8 +10,9 @@ from math import prod
 
 from attrs import frozen
 
-from ..ir import Op, Program, Region, Stmt, Type
-from ..ops.attention import SEQUENCE, seen_pairs, window_of
+from ..ir import BATCH, Op, Program, Region, Stmt, Type
+from ..ops import roles
+from ..ops.attention import seen_pairs, window_of
 
 
 @frozen
@@ -50,7 +51,7 @@ def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
             return Cost()
         case "contract":
             product = 2 * made * prod(map(program.size, op.names("over")))
-            weights = sum("batch" not in types[name].dims for name in op.inputs)
+            weights = sum(BATCH not in types[name].dims for name in op.inputs)
             return Cost(product, product * (len(op.inputs) - weights), product * weights)
         case "contracts":
             product = 2 * made * prod(map(program.size, op.names("over")))
@@ -59,9 +60,9 @@ def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
             product = 2 * prod(map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}))
             in_parts = op.kind == "linear_softmax_stats"  # backward makes logits again; else forward makes gradients
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
-        case "attention":
-            size = program.size(SEQUENCE)
-            products = 4 * made // size * seen_pairs(size, op.get("mask") == "causal", window_of(op))
+        case _ if keys := roles(op, types).key_seq:
+            pairs = seen_pairs(program.size(keys), op.get("mask") == "causal", window_of(op))
+            products = 4 * made // program.size(keys) * pairs
             return Cost(products, 2 * products)
         case _:
             return Cost(made, made)

@@ -16,7 +16,7 @@ from attrs import frozen
 from ..config.gpus import gpu
 from ..config.settings import TRITON
 from ..ir import FLOATS, Op, Program, Type, types, walk
-from ..ops import OPS
+from ..ops import OPS, VJPS
 from ..ops.chunked_logits import few_columns, few_tokens
 from .param_uses import leaves
 
@@ -148,7 +148,8 @@ def kernels_of(program: Program) -> list[Used]:
 
 def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
     """Whether there is a tile for an op, or for its backward, of operands on one rank; for what is no kernel, too."""
-    kernel = KERNELS.get(op.kind.removesuffix("_dx"))
+    op, operands = VJPS.forward(op, operands)
+    kernel = KERNELS.get(op.kind)
     if program.train.kernels != TRITON or not kernel or kernel.tile == "Tile":
         return True
     size = program.local_size(operands[0], operands[0].dims[-1])

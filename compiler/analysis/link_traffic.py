@@ -13,6 +13,9 @@ from .collective import Collective
 HALVES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 """How many times a ring passes (n − 1)/n of the whole on: an all-reduce scatters the sums, then gathers them."""
 
+PASSED = {"send": 1, "receive": 0, "rotate": 1}
+"""How many times what goes in is sent as it is."""
+
 
 def whole(each: Collective) -> int:
     """The elements of the whole tensor of a call: all ranks' parts where these are gathered, else what goes in."""
@@ -21,8 +24,8 @@ def whole(each: Collective) -> int:
 
 def sent(each: Collective) -> int:
     """The bytes that a rank sends in all calls of a step, as rings send them (Patarasuk and Yuan 2009)."""
-    if each.peer is not None:
-        return each.count * each.bytes if each.op == "send" else 0
+    if each.op in PASSED:
+        return each.count * each.bytes * PASSED[each.op]
     moved = each.count * HALVES[each.op] * whole(each) * ITEM_BYTES[each.dtype]
     return moved * (each.ranks - 1) // each.ranks
 

@@ -11,7 +11,6 @@ from attrs import evolve
 
 from ..ir import Bucket, Pipeline, Program, Region
 from ..ir.stages import has, share, stages
-from .bucket_layout import shard_axes
 from .stage_buckets import Chunk, chunks
 
 
@@ -68,5 +67,4 @@ def _holds(sized: Program, pipeline: Pipeline, param: str, rank: int) -> bool:
 
 def _split(program: Program, bucket: Bucket) -> int:
     """By how many ranks a bucket's parameters are split themselves, whose parts its flat dim has all."""
-    shards = shard_axes(program, bucket)
-    return program.degree(tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in shards))
+    return program.degree(tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes))

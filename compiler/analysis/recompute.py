@@ -3,7 +3,7 @@
 Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under `gathered =
 regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each turn of an innermost repeat (Chen
 et al. 2016), of which only what enters it is kept, under `every(n, layers)` the first of every n turns of one repeat.
-For a shape alone nothing is made again (`Builder.like`), since autograd takes note of shapes.
+For a shape alone nothing is made again (`Vjp.unread`), since autograd takes note of shapes.
 Non-goals: when backward first needs them (`passes.differentiate`), and what that saves (`memory`).
 """
 

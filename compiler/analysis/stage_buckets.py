@@ -4,17 +4,17 @@ Purpose: the IR gathers and reduces a bucket of all stages at once, at the scope
 parameters of each of its stages by themselves, its chunks: it gathers them at the step's start, waits for them before
 their stage's first forward, and reduces their gradients behind its last backward.  All of that follows from the
 pipeline's value.
-Non-goals: how buckets move (`routes`), and what a rank has of the program else (`portions`).
+Non-goals: what a rank has of the program else (`portions`).
 """
 
 from collections.abc import Iterator
 
 from attrs import frozen
 
-from ..ir import Bucket, Pipeline, Program
+from ..ir import Bucket, Op, Pipeline, Program
 from ..ir.stages import has, stages
 from ..schedules.actions import Row
-from .bucket_layout import layout, shard_axes
+from .bucket_layout import layout
 
 
 @frozen
@@ -37,6 +37,19 @@ class Needed:
 
     begin: int
     end: int
+
+
+def chunk_moves(program: Program) -> list[Op]:
+    """The coercions of flat buffers that a rank of a pipeline does to each of its chunks; none without a pipeline.
+
+    Sums over stages are not among them, which come behind the rows.
+    """
+    pipeline, flat_params = program.pipeline, {bucket.dim for bucket in program.buckets}
+    if not pipeline:
+        return []
+    coercions = (stmt for stmt in program.region.body if isinstance(stmt, Op) and stmt.kind == "coerce")
+    moved = (op for op in coercions if flat_params & {*op.outputs[0].type.dims})
+    return [op for op in moved if pipeline.axis not in op.names("axes")]
 
 
 def chunks(program: Program, rank: int) -> list[Chunk]:
@@ -96,4 +109,4 @@ class _Rank:
         """With the turns of the first of its stages: parameters that are cut are of one alone."""
         turns = map(len, self._turns[holders[0]])
         sized = self._program.sized(dict(zip(self._pipeline.dims, turns, strict=True)))
-        return layout(sized, names, self._program.degree(shard_axes(self._program, bucket))).size
+        return layout(sized, names, self._program.degree(bucket.shard_axes)).size

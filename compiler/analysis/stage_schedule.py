@@ -7,8 +7,7 @@ stages cost (`passes.place_stages`), messages (`schedules.messages`), whether ro
 from ..config.settings import AUTO
 from ..ir import Pipeline, Program, types
 from ..ir.stages import forward, groups, stages
-from ..schedules.actions import Schedule
-from ..schedules.errors import ScheduleError
+from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.registry import SCHEDULES, folded, looped
 from ..schedules.timeline import Times
 from .flops import Cost, cost

@@ -1,8 +1,5 @@
 """The command line: `scalec compile | run | ir | check | explain | schedule | verify | fmt | import`.
 
-Purpose: runs a command, shows what is wrong, returns the exit status.
-Non-goals: what the command line takes (`arguments`), what the commands do (`plans`, `proofs`, `text`, …).
-
 Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs, so that `--help` is
 quick.
 """
@@ -14,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from .arguments import options
 from .compile import ir_text
-from .exit_codes import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError
-from .streams import abandon, streams
+from .streams import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError, abandon, streams
 
 if TYPE_CHECKING:
     from ..syntax.diagnostics import Diagnostic, PlanError
@@ -64,7 +60,7 @@ def _plan_wrong(error: "PlanError") -> int:
 
 
 def _no_program(source: "Source", error: Exception) -> "Diagnostic":
-    """What is no bug where a person wrote the IR: not all that passes rely on is checked when such text is read."""
+    """An error in IR that a person wrote: reading does not check all that passes rely on."""
     from ..syntax.diagnostics import Diagnostic, Note
 
     notes = (Note(None, f"{_culprit(error)}: {_said(error)}"),)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import compile, import_hf, schedule, verify
-from .fmt import fmt
+from . import compile, schedule, verify
+from .fmt import fmt, import_
 
 
 class Command(NamedTuple):
@@ -25,7 +25,8 @@ COMMANDS = (
         "compile",
         compile.compile_,
         "compile a plan to a training program",
-        "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its collectives and memory.\n"
+        "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its collectives and memory;\n"
+        "the program reads DIR/schedule.csv, of a pipeline, and DIR/hf_names.json, Hugging Face's names.\n"
         "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
         "scalec did not write.",
         "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
@@ -94,7 +95,7 @@ COMMANDS = (
     ),
     Command(
         "import",
-        import_hf.import_,
+        import_,
         "write a plan for a Hugging Face model",
         "Writes a plan for the model of a config.json, or names the fields that no plan can express.  To start\n"
         "training from the model's weights, run `train.py --init FOLDER`.",
@@ -107,7 +108,7 @@ MODES = {
     "recheck": "PLAN is a compiled output folder: re-check every claim of its certificate",
     "recorded": "PLAN is a run folder recorded with SCALEC_RECORD=1: check its communication against the plan",
 }
-"""What else `verify` does, as options of it."""
+"""Other modes of `verify`, as options."""
 
 EPILOG = """exit status:
   0  done

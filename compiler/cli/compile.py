@@ -1,7 +1,4 @@
-"""The commands on one plan: `compile`, `run`, `ir`, `check`, `explain`.
-
-Non-goals: what is said of a plan (`summary`), how files are written (`emit.output`), how it is proved (`verify`).
-"""
+"""The commands on one plan: `compile`, `run`, `ir`, `check`, `explain`."""
 
 import os
 import sys
@@ -10,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from .exit_codes import PLAN_WRONG, UsageError
-from .streams import as_file
+from .streams import PLAN_WRONG, UsageError, as_file
 
 if TYPE_CHECKING:
     from ..ir import Program
@@ -60,15 +56,15 @@ def run(options: Namespace) -> NoReturn:
 def ir(options: Namespace) -> None:
     """`scalec ir`."""
     from ..ir.printer import print_ir
-    from ..passes import STAGES
+    from ..passes import PASS_NAMES
     from ..syntax.diagnostics import listing
 
-    stage = options.after or STAGES[-1]
-    if stage not in STAGES:
-        raise UsageError(f"unknown pass `{stage}`; passes, in order: {listing(STAGES)}")
+    stage = options.after or PASS_NAMES[-1]
+    if stage not in PASS_NAMES:
+        raise UsageError(f"unknown pass `{stage}`; passes, in order: {listing(PASS_NAMES)}")
     program = load(options.plan, stage).program
-    if program.stage != stage:
-        raise UsageError(f"`{options.plan}` is IR from after `{program.stage}`, which comes after `{stage}`")
+    if program.after != stage:
+        raise UsageError(f"`{options.plan}` is IR from after `{program.after}`, which comes after `{stage}`")
     as_file()
     if options.graph:
         from ..reports.ir_graph import print_graph
@@ -92,9 +88,7 @@ def check(options: Namespace) -> int:
 
 def explain(options: Namespace) -> None:
     """`scalec explain memory | collectives PLAN`, `scalec explain CODE`."""
-    from ..reports.codes import explain_code
-    from ..reports.communication import explain_collectives
-    from ..reports.memory import memory
+    from ..reports.explain import explain_code, explain_collectives, memory
     from ..syntax.diagnostics import CODES, did_you_mean
 
     topics, topic, plan = {"memory": memory, "collectives": explain_collectives}, options.topic, options.plan
@@ -113,13 +107,13 @@ def explain(options: Namespace) -> None:
 def load(path: Path, stage: str | None = None) -> Plan:
     """A plan or IR text, and its program after the pass `stage`, by default the last."""
     from ..frontend import resolve
-    from ..passes import STAGES, lower
+    from ..passes import PASS_NAMES, lower
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
     from ..syntax.source import is_ir
 
     source = load(path, most=MAX_WRITTEN_BYTES)
     model = read(source) if is_ir(source.text) else resolve(load(path))
-    return Plan(source, model, lower(model, stage or STAGES[-1], _dump()))
+    return Plan(source, model, lower(model, stage or PASS_NAMES[-1], _dump()))
 
 
 def ir_text(options: Namespace) -> "Source | None":
@@ -135,17 +129,17 @@ def ir_text(options: Namespace) -> "Source | None":
 
 
 def _dump() -> "Callable[[Program], None]":
-    """What shows programs on their way through the passes, as SCALEC_DUMP=<pass>|all asks for, on standard error."""
+    """A hook that prints programs between passes on standard error, as SCALEC_DUMP=<pass>|all asks."""
     from ..ir.printer import print_ir
-    from ..passes import STAGES
+    from ..passes import PASS_NAMES
 
     wanted = os.environ.get("SCALEC_DUMP", "")
-    if wanted not in ("", "all", *STAGES):
-        sys.stderr.write(f"SCALEC_DUMP: unknown pass `{wanted}`; use all, {', '.join(STAGES)}\n")
+    if wanted not in ("", "all", *PASS_NAMES):
+        sys.stderr.write(f"SCALEC_DUMP: unknown pass `{wanted}`; use all, {', '.join(PASS_NAMES)}\n")
 
     def show(program: "Program") -> None:
-        if wanted in ("all", program.stage):
-            sys.stderr.write(f"# after {program.stage}\n{print_ir(program)}\n")
+        if wanted in ("all", program.after):
+            sys.stderr.write(f"# after {program.after}\n{print_ir(program)}\n")
 
     return show
 
@@ -154,12 +148,12 @@ def read(source: "Source") -> "Program":
     """The program that IR text shows; text edited by hand may show an illegal one, which is no bug of scalec."""
     from ..analysis.verifier import check, check_rows
     from ..ir.parser import read_ir
-    from ..passes import STAGES
+    from ..passes import PASS_NAMES
     from ..syntax.diagnostics import Diagnostic, Note, PlanError
 
     program = read_ir(source)
     try:
-        assert program.stage in STAGES, f"there is no pass `{program.stage}`"
+        assert program.after in PASS_NAMES, f"there is no pass `{program.after}`"
         check(program)
         check_rows(program)
     except AssertionError as error:
@@ -212,7 +206,8 @@ def _write(plan: Plan, options: Namespace) -> Path:
         write(folder, files)
     except OutputError as error:
         raise UsageError(str(error)) from error
-    wrote = " and ".join(str(folder / name) for name in files)
+    *first, last = (str(folder / name) for name in files)
+    wrote = f"{', '.join(first)} and {last}"
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
     parts = [headline(plan.program), communication(plan.program), kernels(plan.program), f"{shown}\nwrote {wrote}"]
     print("\n\n".join(filter(None, parts)))

@@ -1,8 +1,6 @@
-"""The command on texts of plans: `fmt`.
+"""The commands on texts of plans: `fmt` and `import`.
 
-Purpose: rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from its layout.
-Non-goals: what the layout is (`formatter`).
-"""
+`fmt` rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from its layout."""
 
 import os
 import sys
@@ -10,12 +8,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .exit_codes import PLAN_WRONG, UsageError
-from .streams import as_file
+from .streams import PLAN_WRONG, UsageError, as_file, cannot_write
 
 if TYPE_CHECKING:
     from ..syntax.diagnostics import Diagnostic
     from ..syntax.source import Source
+
 
 STANDARD_INPUT = Path("-")
 
@@ -64,7 +62,7 @@ def _replace(path: Path, text: str) -> None:
         draft.chmod(target.stat().st_mode & 0o7777)
         draft.replace(target)
     except OSError as error:
-        raise UsageError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from error
+        raise cannot_write(path, error) from error
     finally:
         draft.unlink(missing_ok=True)
 
@@ -96,3 +94,21 @@ def _decoded(content: bytes) -> "Source":
         where = f"byte 0x{content[error.start]:02x} on line {line}"
         place = Source("standard input", "").whole()
         raise PlanError([Diagnostic("E0101", f"standard input is not UTF-8: {where}", place)]) from None
+
+
+def import_(options: Namespace) -> None:
+    """`scalec import`."""
+    from ..frontend.hf_import import import_config
+    from ..syntax.limits import load
+
+    text = import_config(load(options.config))
+    if options.output is None:
+        as_file()
+        sys.stdout.write(text)
+        return
+    try:
+        with options.output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise cannot_write(options.output, error, "; choose another file with -o") from error
+    print(f"wrote {options.output}; the mesh and how it trains are yours to set")

@@ -1,7 +1,4 @@
-"""`scalec verify --recheck`: re-checks the certificate of an output folder.
-
-Non-goals: how anything is shown (`verify`, `emit.readback`).
-"""
+"""`scalec verify --recheck`: re-checks the certificate of an output folder."""
 
 import json
 from collections.abc import Mapping
@@ -10,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from .compile import Plan, read
-from .exit_codes import UsageError
+from .streams import UsageError
 
 if TYPE_CHECKING:
     from ..syntax.source import Source, Span
 
 
 def recheck(folder: Path) -> str:
-    """What was shown, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
+    """The result, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
     from ..analysis.certificate import NOT_EVALUATED
     from ..emit import emit
     from ..emit.user_ops import copied
@@ -44,9 +41,13 @@ def recheck(folder: Path) -> str:
     _compare_modules(modules, written, account)
     _compare(folder / "plan.json", written, account)
     _compare_text(script, made["train.py"])
+    files = sorted({*made} - {"train.py", "plan.json", *modules})
+    for name in files:
+        _compare_text(load(folder / name, most=MAX_WRITTEN_BYTES), made[name])
     said = (
         f"equal  {folder}: {headline(plan.program)}\n\n{proof.lines()}\n"
         f"train.py  {matched} ops, each matched to the IR, and every line as written"
+        + "".join(f"\n{name}  as written" for name in files)
         + "".join(f"\n{name}  as copied" for name in modules)
     )
     return said + (
@@ -74,7 +75,7 @@ def _has_model(account: dict[str, Any]) -> bool:
 
 
 def _values(account: dict[str, Any]) -> object:
-    """What the certificate says of the step's values."""
+    """The certificate's statements about the step's values."""
     said: Any = account.get("certificate")
     return cast("dict[str, Any]", said).get("values") if isinstance(said, dict) else None
 
@@ -119,8 +120,12 @@ def _compare_text(script: "Source", made: str) -> None:
     pairs = zip_longest(script.text.split("\n"), made.split("\n"), fillvalue="")
     at = next(at for at, (found, expected) in enumerate(pairs) if found != expected)
     lines = made.split("\n")
-    expected = f"the plan's is `{lines[at]}`" if at < len(lines) else "the plan's has ended"
-    _refuse("train.py is not the plan's", _line(script, at), expected, "compile the plan again")
+    expected = f"the plan's is `{_short(lines[at])}`" if at < len(lines) else "the plan's has ended"
+    _refuse(f"{Path(script.path).name} is not the plan's", _line(script, at), expected, "compile the plan again")
+
+
+def _short(line: str, most: int = 120) -> str:
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _line(source: "Source", at: int) -> "Span":

@@ -1,8 +1,7 @@
 """Changes that would make a plan fit its GPU, each compiled and counted.
 
-Purpose: of each kind of change (what backward does again, microbatches, shared state, stages) the mildest that is
+Of each kind of change (what backward does again, microbatches, shared state, stages) the mildest that is
 enough, or else the one that leaves least; where none is, the best with others on top of it.
-Non-goals: the time that they cost.
 """
 
 from collections.abc import Iterator
@@ -16,15 +15,15 @@ from ..analysis.recompute import selectable
 from ..config.gpus import GIB
 from ..config.settings import AUTO, ON
 from ..frontend import resolve
-from ..ir import Program, StateAxes
-from ..ops.attention import ROPES
+from ..ir import BATCH, Program, StateAxes
+from ..ops.attention import ROPE
 from ..ops.norm import LAYERNORM, RMSNORM
 from ..ops.pointwise import FUNCTIONS
 from ..passes import passed
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Source, is_ir
 
-CHEAP = {*ROPES, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
+CHEAP = {ROPE.name, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
 """The ops that backward does again in little time."""
 
 ELSE = "shard parameters over more ranks, as `vocab, heads, ffn over tp` does, or shorten `seq`"
@@ -174,4 +173,4 @@ def _stages(model: Program) -> Iterator[Change]:
 
 
 def _data(model: Program) -> set[str]:
-    return {claim.axis for claim in model.claims if claim.dim == "batch"}
+    return {claim.axis for claim in model.claims if claim.dim == BATCH}

@@ -1,7 +1,4 @@
-"""The command `schedule`: what each rank of a plan's pipeline does when, drawn or written to files.
-
-Purpose: times from the command line, files whole or not at all.  Non-goals: the drawings (`drawing`).
-"""
+"""The command `schedule`: what each rank of a plan's pipeline does when, drawn or written to files."""
 
 import os
 import sys
@@ -12,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .compile import load
-from .exit_codes import UsageError
+from .streams import UsageError, cannot_write
 
 if TYPE_CHECKING:
     from ..ir import Program
     from ..reports.schedule.picture import Picture
 
 TIMES = {"f": "forward", "b": "input", "w": "weight", "comm": "send"}
-"""Of a stage's forward and the two parts of its backward, and of a message between ranks: the fields of `Times`."""
+"""Times of a stage's forward, of the two parts of its backward, and of a message: the fields of `Times`."""
 
 FORMS = {
     "csv": "the order of actions, as torch.distributed.pipelining reads it: a line for each rank",
@@ -27,7 +24,7 @@ FORMS = {
     "html": "a page to zoom into, by itself",
     "trace": "a trace for ui.perfetto.dev",
 }
-"""What can be written to a file, each by an option of its name."""
+"""Forms that can be written to a file, each by an option of its name."""
 
 _WITHIN = (0.001, 1000)
 
@@ -129,8 +126,7 @@ def _shown(picture: "Picture", program: "Program") -> str:
 
 
 def _writers() -> "dict[str, Callable[[Picture], str]]":
-    from ..reports.schedule.html import html
-    from ..reports.schedule.svg import svg
+    from ..reports.schedule.svg import html, svg
     from ..reports.schedule.trace import trace
     from ..schedules.csv_file import csv
 
@@ -148,7 +144,7 @@ def _check(path: Path, text: str, form: str) -> None:
             raise UsageError(f"`{path}` is not a plain file: choose another with --{form}")
         content = path.read_bytes()
     except OSError as error:
-        raise _refused(path, form, error) from error
+        raise cannot_write(path, error, f"; choose another file with --{form}") from error
     if content != text.encode() and MARK.encode() not in content[:1000]:
         why = "has other rows" if form == "csv" else "was not written by scalec"
         raise UsageError(f"`{path}` {why}: move it away, or choose another file with --{form}")
@@ -161,12 +157,7 @@ def _write(path: Path, text: str, form: str) -> None:
             file.write(text.encode())
         draft.replace(path)
     except OSError as error:
-        raise _refused(path, form, error) from error
+        raise cannot_write(path, error, f"; choose another file with --{form}") from error
     finally:
         with suppress(OSError):
             draft.unlink()
-
-
-def _refused(path: Path, form: str, error: OSError) -> UsageError:
-    reason = (error.strerror or str(error)).lower()
-    return UsageError(f"cannot write `{path}`: {reason}; choose another file with --{form}")

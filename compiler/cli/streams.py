@@ -1,7 +1,4 @@
-"""Standard streams that take any text, in whatever encoding, and though nobody reads it to the end.
-
-Purpose: no sign and no closed pipe ends a command.  Non-goals: colours (`diagnostics.wants_colour`).
-"""
+"""Standard streams that take any text, in whatever encoding, though nobody reads it to the end; exit statuses."""
 
 import os
 import sys
@@ -9,10 +6,26 @@ from codecs import register_error
 from collections.abc import Generator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
+PLAN_WRONG = 1
+USAGE = 2
+BUG = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED, BROKEN_PIPE = 128 + 2, 128 + 13  # as a shell reports a process that SIGINT or SIGPIPE ended
+
+
+class UsageError(Exception):
+    """A request that cannot be met, or not without harm, however right the plan is."""
+
+
+def cannot_write(path: Path, error: OSError, instead: str = "") -> UsageError:
+    """The error for a file that cannot be written, and what to do `instead`."""
+    return UsageError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}{instead}")
+
+
 PLAIN = {"×": "x", "→": "->", "·": ".", "…": "...", "⋯": "~", "–": "-", "−": "-", "─": "-", "²": "^2", "Ψ": "Psi"}
-"""What is shown where an encoding lacks the signs of our own texts; others show as `\\u` and their number."""
+"""Replacements for characters of our texts that an encoding lacks; others show as `\\u` and their number."""
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""The command `verify`: a plan, two plans, an output folder, a recorded run, or the verifier itself.
-
-Non-goals: how anything is shown (`verify`).
-"""
+"""The command `verify`: a plan, two plans, an output folder, a recorded run, or the verifier itself."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -10,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from .compile import Plan, load
-from .exit_codes import PLAN_WRONG, UsageError
+from .streams import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
     from ..analysis.certificate import Proof

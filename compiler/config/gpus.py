@@ -1,7 +1,4 @@
-"""GPUs by name: what they hold, what of it tensors do not get, and whether Triton's kernels run on them.
-
-Non-goals: speeds, which differ with clocks and links.
-"""
+"""GPUs by name: what they hold, what of it tensors do not get, and whether Triton's kernels run on them."""
 
 from attrs import frozen
 
@@ -95,7 +92,7 @@ def gpu(cluster: Cluster) -> Gpu | None:
 
 
 def kernels_for(train: Train, cluster: Cluster) -> str:
-    """What the plan says, or what its GPU is for.  Raises PlanError where the GPU is too old for what it says."""
+    """The plan's choice, or the one that suits its GPU.  Raises PlanError where the GPU is too old for what it says."""
     found = GPUS.get(cluster.gpu)
     able = found is not None and found.capability >= LEAST
     if found and train.kernels == TRITON and not able:

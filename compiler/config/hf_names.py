@@ -1,10 +1,9 @@
 """`names hf { … }`: where Hugging Face files hold each parameter of a model.
 
-Purpose: the section's entries as values, read from syntax and shown as plan text.  An expression is read from the
+The section's entries as values, read from syntax and shown as plan text.  An expression is read from the
 inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three parts, one behind the other along
 the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
 by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021).
-Non-goals: whether they fit the model (`passes.resolve.stored`), and files (the runtime).
 """
 
 import re
@@ -29,7 +28,7 @@ _FORMS = (
 )
 
 Numbers = Mapping[str, int | float | Fraction]
-"""What a plan calls dims and constants, and what they are."""
+"""Names and values of a plan's dims and constants."""
 
 
 @frozen

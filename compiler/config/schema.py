@@ -1,8 +1,4 @@
-"""One reader and one printer for all sections of settings.
-
-Purpose: `read(cls, section, found)` with a diagnostic for each mistake, `show(instance)`, its inverse, and `differing`.
-Non-goals: how single values are written (`fields`), and any particular section (`settings`).
-"""
+"""One reader and one printer for all sections of settings; `fields` says what a class has, `values` reads a value."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,7 +7,8 @@ from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing, nearest
 from ..syntax.source import Span
 from ..syntax.synonyms import said_elsewhere, setting_meant
-from .fields import Field, Part, Settings, Value, fields_of, heading_of, unfit
+from .fields import Field, Part, Settings, fields_of, heading_of
+from .values import Value, unfit
 
 S = TypeVar("S", bound=Settings)
 
@@ -55,19 +52,20 @@ class _Reader:
         return self._cls(**self._values, spans=unset | self._spans)
 
     def _heading(self) -> None:
-        heading, kind, name = heading_of(self._cls), self._section.kind, self._section.name
-        if not heading:
+        field, heading = heading_of(self._cls)
+        kind, name = self._section.kind, self._section.name
+        if heading is None:
             if name:
                 self._found.error("E0406", f"`{kind}` takes no name", name.span)
             return
         if not name:
             help = f"write `{kind} {heading.example} {{ … }}`"
             raise PlanError([Diagnostic("E0406", f"`{kind}` needs a name", kind.span, help=help)])
-        if heading.choices and name.name not in heading.choices:
-            help = did_you_mean(name.name, heading.choices) or f"it is one of {listing(heading.choices)}"
+        if heading and name.name not in heading:
+            help = did_you_mean(name.name, heading) or f"it is one of {listing(heading)}"
             raise PlanError([Diagnostic("E0404", f"there is no {kind} `{name}`", name.span, help=help)])
-        self._values[heading.field] = name.name
-        self._spans[heading.field] = name.span
+        self._values[field] = name.name
+        self._spans[field] = name.span
 
     def _entry(self, entry: tree.Entry) -> None:
         field = self._field(entry)
@@ -106,8 +104,8 @@ class _Reader:
         return PlanError([Diagnostic("E0401", f"`{self._title}` has no setting `{key}`", key.span, help=help)])
 
     def _described(self, key: str) -> str:
-        what = next(field.what for field in fields_of(self._cls) if field.key == key)
-        return f"`{key}`: {what.doc}" if isinstance(what, Value) else f"`{key}`, as in `{what.example}`"
+        field = next(field for field in fields_of(self._cls) if field.key == key)
+        return f"`{key}`, as in `{field.what.example}`" if isinstance(field.what, Part) else f"`{key}`: {field.doc}"
 
     def _once(self, entry: tree.Entry, key: str) -> None:
         first = self._first.setdefault(key, entry.span)
@@ -117,8 +115,8 @@ class _Reader:
 
     def _value(self, field: Field, entry: tree.Entry) -> Any:
         match field.what, entry:
-            case Value(read=read_value), tree.Setting():
-                return read_value(entry)
+            case Value() as value, tree.Setting():
+                return value.read(entry.key, entry.value)
             case Part(of=of, form="call"), tree.Setting():
                 return read(of, _as_section(entry, of), self._found)
             case Part(of=of, form="section" | "sections"), tree.Section():
@@ -131,8 +129,7 @@ class _Reader:
     def _missing(self) -> None:
         for field in fields_of(self._cls):
             if field.required and field.key not in {*self._first, *self._meant}:
-                what = field.what
-                help = f"it is: {what.doc}" if isinstance(what, Value) else f"write `{what.example}`"
+                help = f"write `{field.what.example}`" if isinstance(field.what, Part) else f"it is: {field.doc}"
                 self._found.error("E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help)
 
 
@@ -166,7 +163,7 @@ def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
             )
             return tree.Section(setting.key, name, (*named, *entries), setting.span)
         case other:
-            raise unfit(setting, other, "a name or a call")
+            raise unfit(setting.key, other, "a name or a call")
 
 
 # ---- showing
@@ -211,8 +208,8 @@ def _as_call(instance: Settings) -> str:
 
 
 def _name(instance: Settings) -> str:
-    heading = heading_of(type(instance))
-    return getattr(instance, heading.field) if heading else ""
+    field, heading = heading_of(type(instance))
+    return "" if heading is None else getattr(instance, field)
 
 
 # ---- comparing

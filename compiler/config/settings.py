@@ -1,71 +1,33 @@
 """The sections of settings as typed values: each class is a section, each field a setting with its type and meaning.
 
-Purpose: what can be set, in one table.  `schema.read` turns syntax into instances, `schema.show` prints them back.
-Non-goals: rules between settings, and what a plan's dims and axes have to do with them (`passes`).
+`schema.read` turns syntax into instances, `schema.show` prints them back.  Rules between settings are in `frontend`.
 """
 
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from attrs import field, frozen
+from attrs import evolve, frozen
 
 from ..schedules.registry import SCHEDULES
-from .fields import (
+from .fields import CALL, FIRST, Heading, Only, Settings
+from .values import (
+    AT_LEAST_1,
+    BYTES,
+    COUNT_OR_BYTES,
+    COUNTS,
     FRACTION,
-    NOT_NEGATIVE,
     POSITIVE,
     SOME,
+    TEXT,
+    TOKEN,
+    WORD,
     Selection,
-    Settings,
     Size,
-    call,
-    choice,
-    count,
-    count_or_size,
-    counts,
-    first,
-    heading,
-    only,
-    pair,
-    real,
-    section,
-    sections,
+    one_of,
     selection,
     share,
-    size,
-    text,
-    texts,
-    token,
-    word,
+    strings,
 )
-from .schema import differing, read, show
-
-__all__ = [
-    "AUTO",
-    "CHUNK",
-    "FILE",
-    "ON",
-    "SAVE",
-    "STDLIB",
-    "TORCH",
-    "TRITON",
-    "Cluster",
-    "Data",
-    "Flow",
-    "Optimizer",
-    "Order",
-    "ParamGroup",
-    "Pipelining",
-    "Schedule",
-    "Selection",
-    "Settings",
-    "Size",
-    "StateGroup",
-    "Train",
-    "differing",
-    "read",
-    "show",
-]
 
 AUTO, FILE = "auto", "file"
 """Schedules without a name of their own: made for the plan's costs, and rows that a person wrote."""
@@ -74,7 +36,7 @@ TORCH, TRITON = "torch", "triton"
 """Whose kernels a program calls; `auto` is decided with the rest of the plan."""
 
 SAVE, CHUNK = "save", "chunk"
-"""What becomes of logits: kept for backward, or made a chunk at a time; `auto` is decided with the rest of the plan."""
+"""Treatment of logits: kept for backward, or made a chunk at a time; `auto` is decided with the rest of the plan."""
 
 OFF, ON = "off", "on"
 
@@ -87,15 +49,13 @@ class Cluster(Settings):
     """`cluster { … }`: nodes and their GPUs."""
 
     SECTION: ClassVar[str] = "cluster"
-    gpu: str = field(default="", metadata=word("name of the GPU, for instance h100_sxm, for `explain memory`"))
-    memory: int | None = field(default=None, metadata=size("memory of a GPU; unset, that of the named GPU"))
-    gpus_per_node: int | None = field(
-        default=None, metadata=count("GPUs per node; unset, the mesh's ranks divided by `nodes`", at_least=1)
-    )
-    nodes: int = field(default=1, metadata=count("nodes of the cluster", at_least=1))
-    reserve: int | None = field(
-        default=None, metadata=size("of a GPU, what is left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate")
-    )
+    gpu: Annotated[str, WORD, "name of the GPU, for instance h100_sxm, for `explain memory`"] = ""
+    memory: Annotated[int | None, BYTES, "memory of a GPU; unset, that of the named GPU"] = None
+    gpus_per_node: Annotated[int | None, AT_LEAST_1, "GPUs per node; unset, the mesh's ranks divided by `nodes`"] = None
+    nodes: Annotated[int, AT_LEAST_1, "nodes of the cluster"] = 1
+    reserve: Annotated[
+        int | None, BYTES, "of a GPU, what is left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate"
+    ] = None
 
 
 @frozen
@@ -103,9 +63,9 @@ class Schedule(Settings):
     """`schedule = cosine(…)`: the learning rate over the steps; cosine as in Loshchilov and Hutter 2017."""
 
     SECTION: ClassVar[str] = "schedule"
-    kind: str = field(default="constant", metadata=heading("constant", "cosine"))
-    warmup: int = field(default=0, metadata=count("steps in which the learning rate rises linearly from 0"))
-    floor: float = field(default=0.0, metadata=only("cosine", real("learning rate at the last step", NOT_NEGATIVE)))
+    kind: Annotated[str, Heading(("constant", "cosine"))] = "constant"
+    warmup: Annotated[int, "steps in which the learning rate rises linearly from 0"] = 0
+    floor: Annotated[float, Only("cosine"), "learning rate at the last step"] = 0.0
 
 
 @frozen
@@ -113,10 +73,10 @@ class ParamGroup(Settings):
     """`group NAME { … }`: parameters with settings of their own."""
 
     SECTION: ClassVar[str] = "group"
-    name: str = field(metadata=heading())
-    params: tuple[str, ...] = field(metadata=texts("patterns of parameter names"))
-    weight_decay: float = field(default=0.0, metadata=real("weight decay of these parameters", NOT_NEGATIVE))
-    lr_scale: float = field(default=1.0, metadata=real("factor on the learning rate", NOT_NEGATIVE))
+    name: Annotated[str, Heading()]
+    params: Annotated[tuple[str, ...], strings(), "patterns of parameter names"]
+    weight_decay: Annotated[float | None, "weight decay of these parameters, by default the optimizer's"] = None
+    lr_scale: Annotated[float, "factor on the learning rate"] = 1.0
 
 
 @frozen
@@ -124,27 +84,30 @@ class Optimizer(Settings):
     """`optimizer adamw { … }` (Loshchilov and Hutter 2019) or `optimizer sgd { … }`."""
 
     SECTION: ClassVar[str] = "optimizer"
-    kind: str = field(metadata=heading("adamw", "sgd"))
-    lr: float = field(metadata=real("peak learning rate", POSITIVE))
-    betas: tuple[float, float] = field(
-        default=(0.9, 0.95),
-        metadata=only("adamw", pair("decay of the averages of gradients and their squares", FRACTION)),
-    )
-    eps: float = field(default=1e-8, metadata=only("adamw", real("added to the root of the second average", POSITIVE)))
-    momentum: float = field(default=0.0, metadata=only("sgd", real("decay of the velocity", FRACTION)))
-    weight_decay: float = field(
-        default=0.0, metadata=real("weight decay: decoupled in adamw, added to the gradient in sgd", NOT_NEGATIVE)
-    )
-    clip: float = field(default=0.0, metadata=real("largest norm of all gradients, 0 for no clipping", NOT_NEGATIVE))
-    schedule: Schedule = field(default=Schedule(), metadata=call(Schedule))
-    groups: tuple[ParamGroup, ...] = field(default=(), metadata=sections(ParamGroup))
+    kind: Annotated[str, Heading(("adamw", "sgd"))]
+    lr: Annotated[float, POSITIVE, "peak learning rate"]
+    betas: Annotated[
+        tuple[float, float], Only("adamw"), FRACTION, "decay of the averages of gradients and their squares"
+    ] = (0.9, 0.95)
+    eps: Annotated[float, Only("adamw"), POSITIVE, "added to the root of the second average"] = 1e-8
+    momentum: Annotated[float, Only("sgd"), FRACTION, "decay of the velocity"] = 0.0
+    weight_decay: Annotated[float, "weight decay: decoupled in adamw, added to the gradient in sgd"] = 0.0
+    clip: Annotated[float, "largest norm of all gradients, 0 for no clipping"] = 0.0
+    schedule: Annotated[Schedule, CALL] = Schedule()
+    groups: tuple[ParamGroup, ...] = ()
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What it remembers of each element of a parameter."""
+        """The state that it keeps for each element of a parameter."""
         if self.kind == "adamw":
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.momentum else ()
+
+    def group_of(self, param: str) -> ParamGroup:
+        """The settings of a parameter: those of the group that it is in, with the optimizer's own for the rest."""
+        place = self.place(param)
+        group = self.groups[place - 1] if place else ParamGroup("", ())
+        return group if group.weight_decay is not None else evolve(group, weight_decay=self.weight_decay)
 
     def place(self, param: str) -> int:
         """The place of the group that a parameter is in, from 1; 0 if it is in none."""
@@ -157,16 +120,14 @@ class Data(Settings):
     """`data text { … }` or `data tokens { … }`: what is trained on."""
 
     SECTION: ClassVar[str] = "data"
-    kind: str = field(metadata=heading("text", "tokens"))
-    files: tuple[str, ...] = field(metadata=texts("paths, `*` for any part of a name", named=(STDLIB,)))
-    tokenizer: str = field(default="bytes", metadata=only("text", choice("what makes text into tokens", "bytes")))
-    dtype: str = field(default="uint16", metadata=only("tokens", choice("type of a stored token", "uint16", "uint32")))
-    holdout: float = field(default=0.0, metadata=share("fraction of the files reserved for validation"))
-    separator: int | str | None = field(default=None, metadata=token("the token that ends each document"))
-    masked: float | None = field(
-        default=None, metadata=share("fraction of the tokens that are hidden and predicted", SOME)
-    )
-    mask_token: int | str | None = field(default=None, metadata=token("the token that hides others"))
+    kind: Annotated[str, Heading(("text", "tokens"))]
+    files: Annotated[tuple[str, ...], strings(STDLIB), "paths, `*` for any part of a name"]
+    tokenizer: Annotated[str, Only("text"), one_of("bytes"), "what makes text into tokens"] = "bytes"
+    dtype: Annotated[str, Only("tokens"), one_of("uint16", "uint32"), "type of a stored token"] = "uint16"
+    holdout: Annotated[float, share(FRACTION), "fraction of the files reserved for validation"] = 0.0
+    separator: Annotated[int | str | None, TOKEN, "the token that ends each document"] = None
+    masked: Annotated[float | None, share(SOME), "fraction of the tokens that are hidden and predicted"] = None
+    mask_token: Annotated[int | str | None, TOKEN, "the token that hides others"] = None
 
     @property
     def separator_id(self) -> int | None:
@@ -188,10 +149,8 @@ class Flow(Settings):
     """The settings of `state { … }`: how what ranks share out of a model's state is moved."""
 
     SECTION: ClassVar[str] = "state"
-    bucket: int | None = field(
-        default=None, metadata=size("largest bucket to reduce at once; unset, the parameters of one layer")
-    )
-    prefetch: int = field(default=1, metadata=count("how many layers ahead parameters are gathered"))
+    bucket: Annotated[int | None, BYTES, "largest bucket to reduce at once; unset, the parameters of one layer"] = None
+    prefetch: Annotated[int, "how many layers ahead parameters are gathered"] = 1
 
 
 @frozen
@@ -199,17 +158,15 @@ class Order(Settings):
     """`schedule = interleaved_1f1b(chunks=2)`: in which order ranks do the work of their stages."""
 
     SECTION: ClassVar[str] = "schedule"
-    kind: str = field(default="1f1b", metadata=heading(*SCHEDULES, AUTO, FILE))
-    path: str | None = field(default=None, metadata=first(only(FILE, text("path of the rows, from the plan's folder"))))
-    chunks: int | None = field(
-        default=None, metadata=count("stages per rank; unset, the schedule's usual number", at_least=1)
-    )
-    memory: int | Size | None = field(
-        default=None,
-        metadata=only(
-            AUTO, count_or_size("memory budget of a rank, in microbatches in flight or in bytes; unset, unlimited")
-        ),
-    )
+    kind: Annotated[str, Heading((*SCHEDULES, AUTO, FILE))] = "1f1b"
+    path: Annotated[str | None, Only(FILE), FIRST, TEXT, "path of the rows, from the plan's folder"] = None
+    chunks: Annotated[int | None, AT_LEAST_1, "stages per rank; unset, the schedule's usual number"] = None
+    memory: Annotated[
+        int | Size | None,
+        Only(AUTO),
+        COUNT_OR_BYTES,
+        "memory budget of a rank, in microbatches in flight or in bytes; unset, unlimited",
+    ] = None
 
 
 @frozen
@@ -217,10 +174,8 @@ class Pipelining(Settings):
     """`pipeline { … }`: how repeats are cut into stages, and in which order these work."""
 
     SECTION: ClassVar[str] = "pipeline"
-    schedule: Order = field(default=Order(), metadata=call(Order))
-    stages: tuple[int, ...] | None = field(
-        default=None, metadata=counts("layers in each stage; unset, stages of equal cost")
-    )
+    schedule: Annotated[Order, CALL] = Order()
+    stages: Annotated[tuple[int, ...] | None, COUNTS, "layers in each stage; unset, stages of equal cost"] = None
 
 
 @frozen
@@ -228,8 +183,8 @@ class StateGroup(Settings):
     """The settings of `group NAME { … }` in `state`: the parameters that have rules of their own."""
 
     SECTION: ClassVar[str] = "group"
-    name: str = field(metadata=heading())
-    params: tuple[str, ...] = field(metadata=texts("patterns of parameter names"))
+    name: Annotated[str, Heading()]
+    params: Annotated[tuple[str, ...], strings(), "patterns of parameter names"]
 
 
 @frozen
@@ -237,59 +192,42 @@ class Train(Settings):
     """`train { … }`: the run."""
 
     SECTION: ClassVar[str] = "train"
-    seq: int = field(metadata=count("tokens in a sequence", at_least=1))
-    global_batch: int = field(metadata=count("sequences in a step, over all ranks", at_least=1))
-    microbatch: int = field(metadata=count("sequences in a microbatch, on one data-parallel rank", at_least=1))
-    steps: int = field(metadata=count("optimizer steps", at_least=1))
-    optimizer: Optimizer = field(metadata=section(Optimizer))
-    data: Data = field(metadata=section(Data))
-    seed: int = field(default=0, metadata=count("of initial values and of the order of data"))
-    precision: str = field(
-        default="fp32",
-        metadata=choice(
-            "in which the model computes; bf16 and fp16 keep masters, fp16 a loss scale", "fp32", "bf16", "fp16", "fp64"
-        ),
-    )
-    master: str | None = field(
-        default=None,
-        metadata=choice(
-            "of masters, gradients and optimizer state; unset, fp32 or `precision` if wider", "fp32", "bf16"
-        ),
-    )
-    reduce: str | None = field(
-        default=None,
-        metadata=choice("in which gradients are summed over ranks; unset, that of masters", "fp32", "bf16", "fp16"),
-    )
-    kernels: str = field(
-        default="auto",
-        metadata=choice(
-            "of the ops: torch's own, Triton's with ops fused, or those that the cluster's GPU runs best",
-            AUTO,
-            TORCH,
-            TRITON,
-        ),
-    )
-    logits: str = field(
-        default=AUTO,
-        metadata=choice(
-            "of losses: saved for backward, computed a chunk at a time, or whichever suits", AUTO, SAVE, CHUNK
-        ),
-    )
-    compile: str = field(
-        default=OFF,
-        metadata=choice("whether torch.compile compiles each layer of an innermost repeat to a graph", OFF, ON),
-    )
-    gathered: str = field(
-        default="save",
-        metadata=choice("gathered activations: saved for backward, or gathered again in backward", "save", "regather"),
-    )
-    recompute: Selection = field(
-        default=Selection("none"),
-        metadata=selection(
-            "what backward recomputes: nothing, every layer, every n-th layer, or the named ops",
-            "none",
-            "full",
-            of="selective",
-            each="every",
-        ),
-    )
+    seq: Annotated[int, AT_LEAST_1, "tokens in a sequence"]
+    global_batch: Annotated[int, AT_LEAST_1, "sequences in a step, over all ranks"]
+    microbatch: Annotated[int, AT_LEAST_1, "sequences in a microbatch, on one data-parallel rank"]
+    steps: Annotated[int, AT_LEAST_1, "optimizer steps"]
+    optimizer: Optimizer
+    data: Data
+    seed: Annotated[int, "of initial values and of the order of data"] = 0
+    precision: Annotated[
+        str,
+        one_of("fp32", "bf16", "fp16", "fp64"),
+        "in which the model computes; bf16 and fp16 keep masters, fp16 a loss scale",
+    ] = "fp32"
+    master: Annotated[
+        str | None,
+        one_of("fp32", "bf16"),
+        "of masters, gradients and optimizer state; unset, fp32 or `precision` if wider",
+    ] = None
+    reduce: Annotated[
+        str | None, one_of("fp32", "bf16", "fp16"), "in which gradients are summed over ranks; unset, that of masters"
+    ] = None
+    kernels: Annotated[
+        str,
+        one_of(AUTO, TORCH, TRITON),
+        "of the ops: torch's own, Triton's with ops fused, or those that the cluster's GPU runs best",
+    ] = "auto"
+    logits: Annotated[
+        str, one_of(AUTO, SAVE, CHUNK), "of losses: saved for backward, computed a chunk at a time, or whichever suits"
+    ] = AUTO
+    compile: Annotated[
+        str, one_of(OFF, ON), "whether torch.compile compiles each layer of an innermost repeat to a graph"
+    ] = OFF
+    gathered: Annotated[
+        str, one_of("save", "regather"), "gathered activations: saved for backward, or gathered again in backward"
+    ] = "save"
+    recompute: Annotated[
+        Selection,
+        selection("none", "full", of="selective", each="every"),
+        "what backward recomputes: nothing, every layer, every n-th layer, or the named ops",
+    ] = Selection("none")

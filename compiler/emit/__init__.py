@@ -1,6 +1,6 @@
 """From the final IR to the files of a training program.
 
-Purpose: `train.py` and `plan.json`, and the check that the one does what the other says.
+Purpose: `train.py`, the files that it reads, and `plan.json`; and the check that the one does what the other says.
 Non-goals: writing them (`output`).
 """
 
@@ -11,8 +11,8 @@ from ..ir import Program
 from ..syntax.source import Source
 from .model_hash import known_by
 from .plan_json import plan_json
-from .readback import check
-from .train_py import train_py
+from .readback import check, check_files
+from .train_py import program_files
 
 
 def emit(
@@ -26,7 +26,7 @@ def emit(
 
     `model` is the plan before any placement, from which all can be made and checked again; of IR text, the program.
     """
-    text = train_py(program, source, proof, known_by(model or program))
-    copies = modules or {}
-    account = plan_json(program, source, model or program, proof, check(text, program), copies)
-    return {"train.py": text, "plan.json": account, **copies}
+    files, copies = program_files(program, source, proof, known_by(model or program)), modules or {}
+    check_files(files)
+    matched = check(files["train.py"], program)
+    return {**files, "plan.json": plan_json(program, source, model or program, proof, matched, copies), **copies}

@@ -4,70 +4,55 @@ Purpose: here their gathers begin, and here stages are told how to reduce what t
 Non-goals: what turns do by themselves (`turns`), and buckets that move whole (`step`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..analysis.bucket_comms import Route, routes
 from ..analysis.communication import places
 from ..analysis.stage_buckets import chunks
-from ..ir import Kind, Op, Program
+from ..ir import Bucket, Kind, Op, Program
 from ..ir.placements import ends
-from .loop_hooks import gathered, working
-from .naming import DTYPES, call, literal
-from .step_parts import Ranks, lined
+from .loop_hooks import gathered, repeat_of, working
+from .naming import axes_word, call, literal
 
 
-def runs(program: Program) -> list[list[Route]]:
+def runs(program: Program) -> list[list[Bucket]]:
     """The buckets whose turns or chunks the step gathers, those together that follow each other and turn alike."""
-    of, flat_params = (
-        routes(program),
-        {bucket.dim: bucket.name for bucket in program.buckets if bucket.turns or program.pipeline},
-    )
-    runs: list[list[Route]] = []
+    moved = {bucket.dim: bucket for bucket in program.buckets if bucket.per_layer or program.pipeline}
+    runs: list[list[Bucket]] = []
     for op in program.region.body:
         if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
-            if not (name := flat_params.get("".join(op.outputs[0].type.dims[-1:]))):
+            if not (bucket := moved.get("".join(op.outputs[0].type.dims[-1:]))):
                 continue
-            last, route = runs[-1][-1] if runs else None, of[name]
-            if last and (last.bucket.turns, last.gather) == (route.bucket.turns, route.gather):
-                runs[-1].append(route)
+            last = runs[-1][-1] if runs else None
+            if last and (last.turns, last.shard_axes) == (bucket.turns, bucket.shard_axes):
+                runs[-1].append(bucket)
             else:
-                runs.append([route])
+                runs.append([bucket])
     return runs
 
 
-def unshard_ahead(program: Program, run: Sequence[Route], axis: str) -> tuple[str, str]:
+def unshard_ahead(program: Program, run: Sequence[Bucket], axis: str, patterns: Mapping[str, str]) -> tuple[str, str]:
     """The line that begins to gather buckets over an axis, and its comment."""
-    line = call("unshard_ahead", [axis, *map(_flats, run)], 4, after=0)
+    names = [bucket.name if program.pipeline else repeat_of(patterns[bucket.params[0]]) for bucket in run]
+    flat_params = (f"flat_params[{literal(name)}]" for name in dict.fromkeys(names))
+    line = call("unshard_ahead", [axis, *flat_params], 4, after=0)
     if program.pipeline:
         return line, f"S→R  {_largest(program, *run)} × {working(program, *run)}, awaited by each stage"
-    turns = " × ".join(f"{program.size(dim)}" for dim in run[0].bucket.turns)
-    return line, f"S→R  {turns} × {gathered(program, *run)}, awaited by each turn"
+    turns = " × ".join(f"{program.size(dim)}" for dim in run[0].turns)
+    return line, f"S→R  {turns} × {gathered(program, *run)}, awaited by each layer"
 
 
-def stage_grad_reduction(program: Program, named: Callable[[Ranks], str]) -> Iterator[str]:
-    """How stages reduce the chunks of each bucket, in the order of the IR; groups of ranks are `named`."""
-    of = routes(program)
-    for route in (of[bucket.name] for bucket in program.buckets):
-        over = [(word, change, axes) for word, change, axes in _sums(route) if axes]
-        if over:
-            groups = [f"{word}={named(Ranks(axes))}" for word, _, axes in over]
-            sent = [f"dtype={DTYPES[route.sent]}"] if route.sent != route.bucket.type.dtype else []
-            line = call("stage_grad_reduction", [_flats(route), *groups, *sent], 8)
-            changes = ", ".join(change for _, change, _ in over)
-            yield from lined(f"    {line},", f"{changes}  {_largest(program, route)} × {route.sent}, behind each stage")
+def stage_reductions(program: Program) -> Iterator[str]:
+    """Comments on how stages reduce the chunks of each bucket, in the order of the IR."""
+    for bucket in program.buckets:
+        over = [("P→S", bucket.shard_axes), ("P→I", bucket.reduce_axes)]
+        if changes := ", ".join(f"{change} over {axes_word(axes, program)}" for change, axes in over if axes):
+            sizes = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
+            yield f"# {bucket.name}: {changes}  {sizes}, behind each stage"
 
 
-def _sums(route: Route) -> list[tuple[str, str, tuple[str, ...]]]:
-    return [("scatter", "P→S", route.scatter), ("add", "P→I", route.add)]
-
-
-def _flats(route: Route) -> str:
-    return f"flat_params[{literal(route.bucket.name)}]"
-
-
-def _largest(program: Program, *of: Route) -> str:
+def _largest(program: Program, *of: Bucket) -> str:
     """The most elements that any rank has of one chunk of each of these buckets."""
     own = [chunk for rank in places(program) for chunk in chunks(program, rank)]
-    sizes = [max(chunk.size for chunk in own if chunk.bucket == route.bucket.name) for route in of]
+    sizes = [max(chunk.size for chunk in own if chunk.bucket == bucket.name) for bucket in of]
     text = " + ".join(f"{size:,}" for size in sizes)
     return f"up to {f'({text})' if len(of) > 1 else text}"

@@ -5,8 +5,6 @@ Non-goals: how buckets move in a step (`step`, `turns`).
 
 from collections.abc import Mapping, Sequence
 
-from ..analysis.bucket_comms import Route, routes
-from ..analysis.bucket_layout import shard_axes
 from ..analysis.kernel_tiles import accumulates, optimizer_tile
 from ..analysis.param_uses import products
 from ..config.settings import Flow, ParamGroup
@@ -16,28 +14,30 @@ from .naming import DTYPES, call, literal
 
 def bucket_entries(program: Program, patterns: Mapping[str, str]) -> list[str]:
     """Each bucket's entry; `patterns` are the parameters' names in the model's state."""
-    of = routes(program)
-    return [_entry(program, bucket, of[bucket.name], patterns) for bucket in program.buckets]
+    return [_entry(program, bucket, patterns) for bucket in program.buckets]
 
 
-def _entry(program: Program, bucket: Bucket, route: Route, patterns: Mapping[str, str]) -> str:
-    arguments = [*_groups(program, bucket, patterns), *_options(program, bucket, route)]
+def _entry(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> str:
+    arguments = [*_groups(program, bucket, patterns), *_options(program, bucket)]
     return call(f"{literal(bucket.name)}: Bucket", arguments, 8)
 
 
-def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
+def _options(program: Program, bucket: Bucket) -> list[str]:
     """What is not as the runtime has it where nothing is said."""
-    shards, prefetch = shard_axes(program, bucket), program.flow.prefetch
+    shards, prefetch = bucket.shard_axes, program.flow.prefetch
+    sent, moves = program.reduce_dtype(bucket), bucket.per_layer or bool(program.pipeline)
     stages = program.pipeline.axis if program.pipeline else ""
     among = program.pipeline.ranks_of(bucket.params[0]) if program.pipeline else ()
     options = {
-        "per_layer=True": bool(bucket.turns),
+        "per_layer=True": bucket.per_layer,
         f"shard_axes={literal(shards)}": bool(shards),
-        "shard_gradients=True": route.shard_gradients,
-        "reshard_after_forward=True": route.reshard_after_forward,
+        f"reduce_axes={literal(bucket.reduce_axes)}": moves and bool(bucket.reduce_axes),
+        f"reduce_dtype={DTYPES[sent]}": moves and sent != bucket.type.dtype,
+        "shard_gradients=True": bucket.shard_gradients,
+        "reshard_after_forward=True": bucket.reshard_after_forward,
         f"stages={literal(stages)}": bool(stages),
         f"among={literal(among)}": len(among) > 1,
-        f"prefetch={prefetch}": bool(bucket.turns) and route.reshard_after_forward and prefetch != Flow().prefetch,
+        f"prefetch={prefetch}": bucket.per_layer and bucket.reshard_after_forward and prefetch != Flow().prefetch,
     }
     return [option for option, said in options.items() if said]
 
@@ -45,11 +45,9 @@ def _options(program: Program, bucket: Bucket, route: Route) -> list[str]:
 def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> list[str]:
     """A bucket's parameters by the optimizer settings that they share."""
     settings = program.train.optimizer
-    rest = ParamGroup("", (), settings.weight_decay)
     groups: dict[ParamGroup, list[str]] = {}
     for name in bucket.params:
-        place = settings.place(name)
-        groups.setdefault(settings.groups[place - 1] if place else rest, []).append(name)
+        groups.setdefault(settings.group_of(name), []).append(name)
     together = {name: names for names in products(program) for name in names}
     found = {group: dict.fromkeys(together.get(name, (name,)) for name in names) for group, names in groups.items()}
     return [_group(group, [[patterns[name] for name in names] for names in each]) for group, each in found.items()]

@@ -3,7 +3,7 @@
 Purpose: the table from op kinds to the calls of emitted programs.  Non-goals: lines, names, comments.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from attrs import frozen
@@ -11,7 +11,7 @@ from attrs import frozen
 from ..ir import Kind, Op, Program, Type
 from ..ir.placements import coercion_of, ends
 from ..ops import OPS
-from ..ops.attention import documents_and_draws, head_dims
+from ..ops.attention import attention_roles, documents_and_draws
 from ..ops.chunked_logits import classes_of
 from ..ops.user import constants, module_and_function
 from .naming import literal
@@ -44,6 +44,7 @@ class Context:
     axis: Callable[[tuple[str, ...]], str]  # the group over these axes
     rotary: Callable[[Op], str]  # the table of rotary positions that an op `rope` turns by
     is_matrix: Callable[[str], bool]  # whether a value is a parameter stored as a matrix
+    sizes: Mapping[str, str]  # the names of dims' sizes
 
 
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
@@ -115,8 +116,8 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     left = f"{operands[0].within(ATOM)}.flatten(-{inner})" if inner > 1 else operands[0].text
     view = "" if context.is_matrix(op.inputs[1]) else matrix_view(weight, inner)
     right = operands[1].within(ATOM) + view if view else operands[1].text
-    outer = [context.program.local_size(weight, dim) for dim in weight.dims[: len(weight.dims) - inner]]
-    unflatten = f".unflatten(-1, ({', '.join(map(str, outer))}))" if len(outer) > 1 else ""
+    _, *others = weight.dims[: len(weight.dims) - inner] or ("",)
+    unflatten = f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
     return f"{_prefix(context)}linear({left}, {right}){unflatten}", ATOM
 
 
@@ -125,10 +126,17 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     over = op.names("over")
     left = f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
     weights = [context.types(name) for name in op.inputs[1:]]
-    into = [tuple(context.program.local_size(w, dim) for dim in w.dims if dim not in over) for w in weights]
-    options = [f"into={literal(tuple(into))}"] if any(len(sizes) > 1 for sizes in into) else []
+    into = [_sizes([dim for dim in w.dims if dim not in over], w, context) for w in weights]
+    each = (f"({', '.join(sizes)}{'' if sizes[1:] else ','})" for sizes in into)
+    options = [f"into=({', '.join(each)})"] if any(len(sizes) > 1 for sizes in into) else []
     options += [f"apart={literal(tuple(map(int, op.names('apart'))))}"] if op.names("apart") else []
     return f"fused_linear({', '.join([left, *(weight.text for weight in operands[1:]), *options])})", ATOM
+
+
+def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:
+    """What a rank has of some dims of a value, by the names of those that it has whole."""
+    whole = {dim: name for dim, name in context.sizes.items() if dim in dims and not type.axes_of(dim)}
+    return [whole.get(dim, str(context.program.local_size(type, dim))) for dim in dims]
 
 
 def _prefix(context: Context) -> str:
@@ -191,17 +199,18 @@ def _attention(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     options += [f"documents={each.text}" for each in documents]
     options += [f"draws={each.text}" for each in draws]
     q, k = (context.types(name) for name in op.inputs[:2])
-    axes, seq = q.axes_of(head_dims(q, k)[0]), q.dims.index("seq")
+    own = attention_roles([q, k], op)
+    axes, seq = q.axes_of(own.heads), q.dims.index(own.query_seq)
     options += [f"heads={context.axis(axes)}"] if draws and axes else []
     return f"attention({', '.join([*(e.text for e in operands[:3]), f'seq={seq}', *options])})", ATOM
 
 
 def _dropout(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """The call is told where samples lie, and of which other dims this rank holds a part."""
-    type = context.types(op.inputs[0])
-    axes = {i: type.axes_of(dim) for i, dim in enumerate(type.dims) if dim != "batch" and type.axes_of(dim)}
+    type, (samples,) = context.types(op.inputs[0]), context.types(op.inputs[1]).dims
+    axes = {i: type.axes_of(dim) for i, dim in enumerate(type.dims) if dim != samples and type.axes_of(dim)}
     split = ", ".join(f"{i}: {context.axis(held)}" for i, held in axes.items())
-    where = [f"batch={type.dims.index('batch')}", *([f"split={{{split}}}"] if split else [])]
+    where = [f"batch={type.dims.index(samples)}", *([f"split={{{split}}}"] if split else [])]
     return f"dropout({', '.join([*(e.text for e in operands), *_options(op), *where])})", ATOM
 
 

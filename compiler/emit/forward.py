@@ -4,6 +4,7 @@ Purpose: which value has a line, and which stands inside the line that reads it;
 Non-goals: lines and names as such (`lines`), and those around a turn that moves state (`turns`).
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,12 +12,12 @@ from attrs import frozen
 
 from ..analysis.recompute import runs_again, turns_again
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
-from ..ops.attention import ROPES
+from ..ops import OPS, roles
 from ..ops.dropout import are_draws
 from .expressions import Expr, express
 from .line_writer import Lines
 from .live_values import captured, reads
-from .loop_hooks import Around, Line, around, is_flat, loop_name
+from .loop_hooks import Around, Line, around, is_flat, repeat_of
 from .module import Child, Frame, Module, Table, table_of
 from .naming import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular
 
@@ -35,8 +36,10 @@ class Turn:
     draws: tuple[str, ...]
     again: str
     """Whether backward does it again, where it does not do all."""
-    flat_params: Mapping[str, str] = {}
-    """Its buffers, by bucket."""
+    params: str = ""
+    """Its group of flat parameters, "" where it has none."""
+    inner: tuple[str, ...] = ()
+    """Those of the turns of repeats inside."""
 
 
 class Body:
@@ -50,11 +53,12 @@ class Body:
         self._uses = Counter(reads(self._body)) + Counter(ends)
         self._consumer = {name: op for op in self._body if isinstance(op, Op) for name in op.inputs}
         self._lines = Lines(frame, module, prefix, self._uses)
-        self._flats: dict[str, str] = {}  # bucket → the text of its buffers, one for each turn of a repeat of this body
+        self._flat_params = ""  # of the model, the argument with the groups of all repeats
+        self.groups: dict[str, str] = {}  # of a turn, repeat → the argument with the groups of its turns
 
     # ---- what the surroundings give
 
-    def bind(self, region: Region, given: list[str], tables: list[Table], flat_params: list[Bucket]) -> None:
+    def bind(self, region: Region, given: list[str], tables: list[Table]) -> None:
         """The arguments of a repeat's body, in their order, and the slices that each of its modules holds."""
         slices = [arg for arg in region.args if arg.enter is Enter.EACH]
         draws = [arg.value.name for arg in slices if are_draws(arg.value.type)]
@@ -64,10 +68,6 @@ class Body:
         for arg in slices:
             if arg.source in self._frame.leaves:
                 self._frame.leaves[arg.value.name] = self._frame.leaves[arg.source]
-        for bucket in flat_params:
-            levels = len(bucket.turns) - self._depth
-            name = loop_name(bucket, self._depth - 1, alone=False)
-            self._flats[bucket.name] = self._lines.argument(name, "list[" * levels + "FlatParam" + "]" * levels)
         for table in tables:
             self._lines.bind_table(table)
 
@@ -77,9 +77,18 @@ class Body:
         self._module.arguments[self._lines.hold(value)] = type
 
     def bind_flats(self) -> None:
-        """The flat buffers of all turns, by bucket."""
-        name = self._lines.argument("flat_params", "FlatParams")
-        self._flats = {b.name: f"{name}[{literal(b.name)}]" for b in self._frame.program.buckets if b.turns}
+        """The groups of flat parameters of all turns, by repeat."""
+        self._flat_params = self._lines.argument("flat_params", "FlatParams")
+
+    def _layer_groups(self, repeat: str) -> str:
+        """The text of the groups of all turns of a repeat."""
+        if not self._depth:
+            return f"{self._flat_params}[{literal(repeat)}]"
+        if repeat not in self.groups:
+            levels = repeat.count(".") + 1 - self._depth
+            name = self._lines.argument(_group_name(repeat), "list[" * levels + "FlatParamGroup" + "]" * levels)
+            self.groups[repeat] = name
+        return self.groups[repeat]
 
     # ---- statements
 
@@ -90,7 +99,7 @@ class Body:
 
     def _statements(self, body: Iterable[Stmt]) -> None:
         for stmt in body:
-            if isinstance(stmt, Region) or stmt.kind == "coerce":
+            if isinstance(stmt, Region) or OPS[stmt.kind].communicates:
                 self._end_coercions(stmt)
             if isinstance(stmt, Region):
                 self._repeat(stmt)
@@ -114,15 +123,25 @@ class Body:
             self._lines.exprs[op.outputs[0].name] = expr
         else:
             values = [value.name for value in op.outputs]
-            self._lines.assign(values, expr, [self._becomes(value) for value in values] if values[1:] else values)
+            of = op.inputs[1:] if op.kind == "contracts" else values
+            like = [self._becomes(value) or self._role(each) for value, each in zip(values, of, strict=True)]
+            self._lines.assign(values, expr, like if values[1:] else values)
+
+    def _role(self, weight: str) -> str:
+        """What the product with a weight is called: `gate` of `w_gate`; any other value as itself."""
+        name = self._frame.leaves.get(weight, "")
+        of = re.fullmatch(r"(?:.*_)?w_?([^\W\d]\w*)", name)
+        return of[1] if of else weight
 
     def _becomes(self, value: str) -> str:
-        """What an unnamed result is called: as what is made of it, so that nothing holds its memory from there on."""
+        """What a result is called, if a plan names it, or all that is made of it: so nothing holds its memory then."""
         op = self._consumer.get(value)
-        if not value.startswith("_") or self._uses[value] != 1 or op is None:
+        if not value.startswith("_"):
             return value
+        if self._uses[value] != 1 or op is None:
+            return ""
         made = op.outputs[0] if len(op.outputs) == 1 else dict(zip(op.inputs, op.outputs, strict=False)).get(value)
-        return value if made is None or made.name.startswith("_") else made.name
+        return "" if made is None or made.name.startswith("_") else made.name
 
     def _express(self, op: Op) -> Expr:
         return express(op, [self._lines.operand(name) for name in op.inputs], self._lines.context)
@@ -151,7 +170,7 @@ class Body:
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
         for name in waiting:
-            if before or any(op.kind == "coerce" for op in exprs[name].ops):
+            if before or any(OPS[op.kind].communicates for op in exprs[name].ops):
                 self._lines.assign([name], exprs.pop(name))
 
     def _block(self, op: Op, expr: Expr) -> None:
@@ -173,19 +192,17 @@ class Body:
     def _repeat(self, region: Region) -> None:
         lines, leaves = self._lines, self._frame.leaves
         given = sorted(captured(region), key=lambda name: name in leaves)  # values first, then parameters
-        tables = list(dict.fromkeys(self._table_of(op) for op in walk(region.body) if op.kind in ROPES))
-        turned = self._turned(region)
-        inner = [bucket for bucket in turned if len(bucket.turns) > self._depth + 1]
-        attribute = self._child(region, given, tables, inner)
+        rotations = (op for op in walk(region.body) if roles(op, self._frame.types).rotated)
+        tables = list(dict.fromkeys(map(self._table_of, rotations)))
+        own = [bucket for bucket in self._turned(region) if len(bucket.turns) == self._depth + 1]
+        attribute, inner = self._child(region, given, tables)
         variables = self._entering(region)
         texts = [lines.operand(name).text for name in given]
         for name in given:
             lines.left[name] -= 1
-        turn = self._open(region, attribute, turned)
-        inside = [turn.flat_params[bucket.name] for bucket in inner]
-        passed = [*variables, *texts, *turn.draws, *inside, *map(lines.table, tables)]
-        own = {bucket: turn.flat_params[bucket.name] for bucket in turned if bucket not in inner}
-        around = self._around(region, own, variables)
+        turn = self._open(region, attribute, bool(own), inner)
+        passed = [*variables, *texts, *turn.draws, *map(lines.table, tables), *turn.inner]
+        around = self._around(region, own, turn.params, variables)
         self._append(around.before)
         self._append([self._call(region, turn, variables, passed)])
         self._append(around.after)
@@ -193,33 +210,40 @@ class Body:
             lines.rename(variable, result.name)
         lines.close_blocks()
 
-    def _open(self, region: Region, attribute: str, turned: list[Bucket]) -> Turn:
+    def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> Turn:
         """Opens the loop over the modules of a repeat, with what else each turn has of its own."""
         item = self._lines.free(singular(region.dim))
-        flat_params = self._loop_flats(turned, item)
+        params = self._lines.free("params", item) if has_params else ""
+        groups = {params: self._layer_groups(repeat_of(f"{self._prefix}{attribute}.*"))} if params else {}
+        for repeat in inner:
+            groups[self._lines.free(_group_name(repeat), item, *groups)] = self._layer_groups(repeat)
         draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
-        zipped = {name: self._flats[bucket] for bucket, name in flat_params.items()} | draws
+        zipped = groups | draws
         if (every := self._every(region)) > 1:
             zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
         self._lines.append(_loop(item, f"self.{attribute}", zipped, self._lines.indent()))
-        return Turn(item, (*draws,), AGAIN, flat_params)
+        return Turn(item, (*draws,), AGAIN, params, tuple(name for name in groups if name != params))
 
-    def _child(self, region: Region, given: list[str], tables: list[Table], inner: list[Bucket]) -> str:
-        """The attribute under which this module holds those of a repeat's body, whose class is written now."""
+    def _child(self, region: Region, given: list[str], tables: list[Table]) -> tuple[str, list[str]]:
+        """The attribute under which this module holds those of a repeat's body, whose class is written now.
+
+        And the repeats inside of which its forward takes the groups.
+        """
         program, frame = self._frame.program, self._frame
         attribute = identifier(region.dim, self._module.attributes())
         taken = {c.name for c in frame.classes} | {class_name(program.name)}
         name = identifier(class_name(singular(region.dim)), taken)
         carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
         doc = ", ".join(f"{identifier(a.value.name, set())}: {shape(a.value.type, program)}" for a in carried)
-        module = Module(name, f"One of {program.size(region.dim)} {region.dim}.  {doc}")
+        kind = singular(region.dim.rsplit("_", 1)[0] if region.dim[-1].isdecimal() else region.dim)
+        module = Module(name, f"{'An' if kind[0] in 'aeiou' else 'A'} {kind}, of {program.size(region.dim)}.  {doc}")
         ends = tuple(end.name for end, _ in zip(region.yields, carried, strict=False))
         body = Body(frame, module, region.body, ends, f"{self._prefix}{attribute}.*.", self._depth + 1)
-        body.bind(region, given, tables, inner)
+        body.bind(region, given, tables)
         body.write()
         frame.classes.append(module)
         self._module.children[attribute] = Child(module, region.dim, program.size(region.dim))
-        return attribute
+        return attribute, [*body.groups]
 
     def _call(self, region: Region, turn: Turn, variables: list[str], passed: list[str]) -> Line:
         """A turn of a repeat, which backward may do again."""
@@ -240,15 +264,7 @@ class Body:
         taken = [self._frame.turned(arg.source) for arg in region.args if arg.enter is Enter.EACH]
         return [b for b in self._frame.program.buckets if b in taken and len(b.turns) > self._depth]
 
-    def _loop_flats(self, turned: list[Bucket], item: str) -> dict[str, str]:
-        """By bucket, the Python names of one turn's buffers."""
-        names: dict[str, str] = {}
-        for bucket in turned:
-            like = loop_name(bucket, self._depth, alone=len(turned) == 1)
-            names[bucket.name] = self._lines.free(like, item, *names.values())
-        return names
-
-    def _around(self, region: Region, own: Mapping[Bucket, str], variables: list[str]) -> Around:
+    def _around(self, region: Region, own: Sequence[Bucket], params: str, variables: list[str]) -> Around:
         """What stands around a turn: backward must come by there, so it passes on a value that backward comes along."""
         if not own:
             return Around()
@@ -261,7 +277,7 @@ class Body:
         )
         x = next(found, "")
         assert x, f"emit: backward comes along no value that is carried through {region.dim}"
-        return around(self._frame.program, own, x, self._lines)
+        return around(self._frame.program, own, params, x)
 
     def _append(self, lines: Iterable[Line]) -> None:
         for code, comment in lines:
@@ -289,6 +305,10 @@ class Body:
 
     def _table_of(self, op: Op) -> Table:
         return table_of(op, self._frame.types, self._frame.program)
+
+
+def _group_name(repeat: str) -> str:
+    return f"{repeat.rpartition('.')[2]}_params"
 
 
 def _loop(item: str, modules: str, zipped: Mapping[str, str], indent: int) -> str:

@@ -1,31 +1,31 @@
-"""Where files of weights hold the parameters, as an emitted program says it.
+"""Where files of weights hold the parameters, in a file beside the emitted program.
 
 Non-goals: how a plan says it (`names`), reading and writing such files (the runtime).
 """
 
-from collections.abc import Iterator
+import json
 from math import prod
 
+from .. import __version__
 from ..analysis.param_uses import leaves
+from ..analysis.vocabulary import tables
 from ..config.hf_names import HFWeight
-from ..ir import PRECISIONS, Param, Program, walk
-from ..ops.attention import SEQUENCE
-from .naming import DTYPES, literal
+from ..ir import PRECISIONS, SEQUENCE, Param, Program
+from .naming import DTYPES
 
 
-def weights_lines(program: Program, patterns: dict[str, str]) -> Iterator[str]:
-    """The setting `names` of a plan that has such; `patterns` are the parameters' names in the program's state."""
+def names_file(program: Program, patterns: dict[str, str]) -> dict[str, str]:
+    """The file that a program reads them from, name → text, if the plan has any.
+
+    `patterns` are the parameters' names in the program's state.
+    """
     if not program.names:
-        return
-    yield "names=HFNames("
-    yield f"    {DTYPES[PRECISIONS[program.train.precision]]},"
-    yield "    {"
-    for each in program.names:
-        yield from _entry(patterns[each.param], each, program)
-    yield "    },"
-    counts = ", ".join(f"{literal(path)}: {count}" for path, count in _repeats(program, patterns).items())
-    yield f"    repeats={{{counts}}},"
-    yield "),"
+        return {}
+    dtype = DTYPES[PRECISIONS[program.train.precision]].removeprefix("torch.")
+    head = {"written_by": f"scalec {__version__}", "dtype": dtype, "repeats": _repeats(program, patterns)}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    weights = [f"  {json.dumps(patterns[e.param])}: {json.dumps(_entry(e, program))}" for e in program.names]
+    return {"hf_names.json": "{" + ",\n ".join([*lines, '"weights": {\n' + ",\n".join(weights) + "\n }"]) + "}\n"}
 
 
 def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
@@ -38,23 +38,17 @@ def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def _entry(pattern: str, each: HFWeight, program: Program) -> Iterator[str]:
-    arguments = [literal(each.tensor), literal(_shape(each, program))]
+def _entry(each: HFWeight, program: Program) -> dict[str, object]:
+    entry: dict[str, object] = {"tensor": each.tensor, "shape": _shape(each, program)}
     if each.part:
-        arguments.append(f"start={sum(_shape_of(param, program)[0] for param in _parts(each, program)[: each.part])}")
+        entry["start"] = sum(_shape_of(param, program)[0] for param in _parts(each, program)[: each.part])
     if each.transposed:
-        arguments.append("transposed=True")
+        entry["transposed"] = True
     if each.interleaved:
-        arguments.append(f"interleaved=({each.interleaved}, {_head(each, program)})")
+        entry["interleaved"] = each.interleaved, _head(each, program)
     if _has_positions(each, program):
-        arguments.append("positions=True")
-    line = f"        {literal(pattern)}: HFWeight({', '.join(arguments)}),"
-    if len(line) <= 116:
-        yield line
-        return
-    yield f"        {literal(pattern)}: HFWeight("
-    yield from (f"            {argument}," for argument in arguments)
-    yield "        ),"
+        entry["positions"] = True
+    return entry
 
 
 def _shape(each: HFWeight, program: Program) -> tuple[int, ...]:
@@ -94,5 +88,5 @@ def _has_positions(each: HFWeight, program: Program) -> bool:
 def _tables(program: Program) -> set[str]:
     """The parameters that have a row for each token or each position."""
     own = leaves(program)
-    looked_up = {own.get(op.inputs[1], "") for op in walk(program.region.body) if op.kind == "embedding"}
-    return looked_up | {param.name for param in program.params if SEQUENCE in param.type.dims}
+    of_positions = {param.name for param in program.params if SEQUENCE in param.type.dims}
+    return of_positions | {own.get(name, "") for name in tables(program)}

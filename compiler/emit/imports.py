@@ -13,10 +13,10 @@ SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
 """By function, the one that a program calls in its place if its schedule splits off weight gradients."""
 
 _RUNTIME = """
-    SGD Account AdamW Batch Bucket Constant Cosine FlatParam FlatParams HFNames HFWeight Input Mesh Metrics ParamGroup
-    Pipeline Plan StageInput Text Tokens TrainState all_gather_ all_reduce_ compile_each normal ones recompute
-    recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies split stage_grad_reduction
-    train unshard unshard_ahead wait_for_unshard weight zeros
+    SGD Account AdamW Batch Bucket Constant Cosine FlatParamGroup FlatParams Input Mesh Metrics ParamGroup Pipeline Plan
+    StageInput Text Tokens TrainState all_gather_ all_reduce_ compile_each normal ones read_hf_names read_schedule
+    recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies split
+    train unshard unshard_ahead weight zeros
     """.split()
 """What the runtime offers programs besides ops and coercions."""
 

@@ -4,46 +4,48 @@ Purpose: of a model in stages, what not all stages need stands in a branch for t
 Non-goals: who needs what (`staged`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from ..ir import Program
 from .build import compute
-from .module import Child, Module, Table, weight_line
-from .naming import DTYPES, WIDTH, literal, turns_word
+from .module import Child, Module, Table, weight_lines
+from .naming import DTYPES, WIDTH, literal, stage_word, turns_word
 
 Field = tuple[str, str]
 """An attribute, and the line that sets it."""
 
 
-def fields(module: Module, program: Program) -> Iterator[str]:
-    """The lines behind that of the class above."""
+def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
+    """The lines behind that of the class above; `sizes` are names of dims' sizes."""
     yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
-    weights = ((name, weight_line(name, param, program)) for name, param in module.weights.items())
-    yield from _branched(module, [*weights, *_modules(module, program)])
+    lines = {name: weight_lines(name, param, program, sizes, 12) for name, param in module.weights.items()}
+    weights = ((name, line) for name, declared in lines.items() for line in declared)
+    stages = len(program.pipeline.homes) if program.pipeline else 0
+    yield from _branched(module, [*weights, *_modules(module, program, sizes)], stages)
     for table, name in module.tables.items():
-        yield from _table(name, table, program)
+        yield from _table(name, table, program, sizes)
 
 
-def _branched(module: Module, declared: Iterable[Field]) -> Iterator[str]:
+def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterator[str]:
     """Each line, in a branch where not all stages need what it sets."""
     for held, together in groupby(declared, key=lambda field: module.held.get(field[0], ())):
         if held:
-            yield f"if {_condition(held)}:"
+            yield f"if {_condition([stage_word(stage, stages) for stage in held])}:"
         yield from (f"{'    ' if held else ''}{line}" for _, line in together)
 
 
-def _condition(held: tuple[int, ...]) -> str:
+def _condition(held: Sequence[str]) -> str:
     """Whether a rank has one of these stages."""
     if len(held) == 1:
         return f"{held[0]} in stages"
-    return f"{{{', '.join(map(str, held))}}} & {{*stages}}"
+    return f"{{{', '.join(held)}}} & {{*stages}}"
 
 
-def _modules(module: Module, program: Program) -> Iterator[Field]:
+def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[Field]:
     cut = program.pipeline.dims if module.crossing and program.pipeline else ()
     for name, child in module.children.items():
-        yield name, f"self.{name} = {_of_stages(child) if child.dim in cut else _of_all(child)}"
+        yield name, f"self.{name} = {_of_stages(child) if child.dim in cut else _of_all(child, sizes)}"
 
 
 def _of_stages(child: Child) -> str:
@@ -52,13 +54,15 @@ def _of_stages(child: Child) -> str:
     return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {mine}}})"
 
 
-def _of_all(child: Child) -> str:
-    return f"nn.ModuleList({child.module.name}(mesh) for _ in range({child.count}))"
+def _of_all(child: Child, sizes: Mapping[str, str]) -> str:
+    return f"nn.ModuleList({child.module.name}(mesh) for _ in range({sizes.get(child.dim, child.count)}))"
 
 
-def _table(name: str, table: Table, program: Program) -> Iterator[str]:
+def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
     theta = literal(table.theta).removesuffix(".0")
-    sizes = f"{table.seq}, {table.dim}, theta={theta}, between={table.between}"
+    seq = names.get("seq", table.seq) if table.seq == program.size("seq") else table.seq
+    dim = names.get(table.of, table.dim) if table.dim == program.size(table.of) else table.dim
+    sizes = f"{seq}, {dim}, theta={theta}, between={table.between}"
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
     arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
     fits = len(f"        {name} = rope_frequencies({arguments})") <= WIDTH

@@ -6,6 +6,8 @@ line.  Non-goals: which lines there are (`bodies`).
 
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import wrap
+from typing import NamedTuple
 
 from ..analysis.bucket_layout import stored_as_matrix
 from ..ir import Kind, Op
@@ -13,6 +15,15 @@ from ..ir.placements import coercion, conjugate, ends
 from .expressions import ATOM, Context, Expr
 from .module import Frame, Module, Table, table_of
 from .naming import WIDTH, axes_word, fitted, identifier, place, shape
+
+
+class _Assigned(NamedTuple):
+    """An assignment in no block: its targets, where its lines begin, the expression, the comment."""
+
+    targets: str
+    at: int
+    text: str
+    comment: str
 
 
 class Lines:
@@ -27,7 +38,10 @@ class Lines:
         self._fixed: set[str] = set()  # arguments that no value takes the name of
         self._blocks: list[str] = []  # values whose `with regather` or `with recompute` block is open
         self._branch = 0  # 1 within an `if stage == …`
-        self.context = Context(frame.program, frame.types.__getitem__, self.axis, self._rotary, self._is_matrix)
+        self._last: _Assigned | None = None  # if it is the last statement
+        self.context = Context(
+            frame.program, frame.types.__getitem__, self.axis, self._rotary, self._is_matrix, frame.sizes
+        )
 
     # ---- lines
 
@@ -35,16 +49,20 @@ class Lines:
         """A line of its own for values, perhaps with the names of others."""
         self.read(expr)
         targets = ", ".join(map(self.hold, values, like or values))
-        self.append(f"{targets} = {expr.text}", self.comment(expr))
+        assigned = _Assigned(targets, len(self._module.lines), expr.text, self.comment(expr))
+        self.append(f"{targets} = {expr.text}", assigned.comment)
+        self._last = None if self._blocks or self._branch else assigned
         self.close_blocks()
 
     def append(self, code: str, comment: str = "", deeper: int = 0) -> None:
         """A line in the innermost open block, or `deeper` in the loop that the lines before it open."""
+        self._last = None
         indent = " " * self.indent(deeper)
         code = fitted(code, len(indent))
         line = f"{indent}{code}  # {comment}" if comment else indent + code
-        if comment and ("\n" in code or len(line) > WIDTH):
-            self._module.lines += [f"{indent}# {comment}", indent + code]
+        if comment and ("\n" in code or len(line) > WIDTH or "\n" in comment):
+            parts = (part for text in comment.split("\n") for part in wrap(text, WIDTH - len(indent) - 2))
+            self._module.lines += [*(f"{indent}# {part}" for part in parts), indent + code]
         else:
             self._module.lines.append(line)
 
@@ -72,9 +90,14 @@ class Lines:
             self._blocks.pop()
 
     def finish(self, result: str) -> None:
-        """Ends the body, which returns `result`."""
+        """Ends the body, which returns `result`, or what the last line would only give its name to."""
         self._blocks.clear()
         self._module.result = result
+        if (last := self._last) and last.targets == result:
+            del self._module.lines[last.at :]
+            self.append(f"return {last.text}", last.comment)
+        else:
+            self.append(f"return {result}")
 
     # ---- values
 
@@ -89,7 +112,8 @@ class Lines:
     def hold(self, value: str, like: str = "") -> str:
         """A Python name for `value`: its own, or that of another, if what held it is not read any more."""
         held = {name for name, value in self._holder.items() if self.left[value]}
-        name = identifier(like or value, held | self._fixed)
+        like = "local_max" if self._frame.types[value].axes_in(Kind.MAXIMUM) else like or value
+        name = identifier(like, held | self._fixed)
         self.rename(name, value)
         return name
 

@@ -20,10 +20,11 @@ from .staged_forward import StagedBody
 
 @frozen
 class Model:
-    """All classes, innermost first, the model last; and each parameter's name pattern in its state."""
+    """All classes, innermost first, the model last; parameters' name patterns in its state; names of dims' sizes."""
 
     classes: tuple[Module, ...]
     patterns: dict[str, str]
+    sizes: dict[str, str]
 
 
 def model_classes(program: Program, microbatches: Region) -> Model:
@@ -33,13 +34,12 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     frame = Frame(program, made_again(program, forward))
     inputs = [arg.value for arg in microbatches.args]
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
-    pipeline = program.pipeline
-    what = "One of a rank's stages, the last of which gives the" if pipeline else "The"
-    given = f"Nothing enters the first one.  {given}" if pipeline else given
-    doc = f"{what} sum of token losses of this rank's part of a microbatch.  {given}"
+    name, pipeline = class_name(program.name), program.pipeline
+    whose = f"A rank's stages of {name}; the forward of the last one" if pipeline else f"{name}; forward"
+    doc = f"{whose} returns the summed token loss of a microbatch.  {given}"
     if len(f'    """{doc}"""') > WIDTH:
         doc = doc.replace("  ", "\n\n    ", 1) + "\n    "
-    module, ends = Module(class_name(program.name), doc), (microbatches.yields[0].name,)
+    module, ends = Module(name, doc), (microbatches.yields[0].name,)
     of = (frame, module, forward.body, ends)
     body = StagedBody(*of, pipeline) if pipeline else Body(*of)
     for value in inputs:
@@ -48,7 +48,7 @@ def model_classes(program: Program, microbatches: Region) -> Model:
         body.bind_flats()
     body.write()
     frame.classes.append(module)
-    return Model(tuple(frame.classes), frame.patterns)
+    return Model(tuple(frame.classes), frame.patterns, frame.sizes)
 
 
 def compiled(program: Program, classes: Sequence[Module]) -> str:

@@ -17,8 +17,8 @@ _NOT_COMPUTED = re.compile(r" !\S+:\d+|\b(bf16|f16|f32|f64)(?=\[)| ~ \w+\([^)]*\
 
 def known_by(model: Program) -> str:
     """The hash of a model before any placement; empty for a program that has placements."""
-    if model.stage != "resolve":
+    if model.after != "resolve":
         return ""
-    _, _, body = print_ir(model).partition(f"program {model.name} after {model.stage}\n")
+    _, _, body = print_ir(model).partition(f"program {model.name} after {model.after}\n")
     lines = [_NOT_COMPUTED.sub("", line) for line in body.splitlines() if not _OF_A_RUN.match(line)]
     return sha256("\n".join(lines).encode()).hexdigest()[:12]

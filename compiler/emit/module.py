@@ -3,14 +3,16 @@
 Non-goals: their `forward` (`bodies`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from attrs import Factory, define, field, frozen
 
 from ..analysis.bucket_layout import stored_as_matrix
 from ..analysis.param_uses import leaves
 from ..ir import Attr, Bucket, Op, Param, Program, Type, types
-from .naming import identifier, literal, matrix_shape
+from ..ops import roles
+from .naming import WIDTH, call, identifier, literal, matrix_shape
+from .sizes import product, size_names
 
 
 @frozen
@@ -22,6 +24,7 @@ class Table:
     theta: float
     between: int
     scaling: tuple[tuple[str, Attr], ...] = ()
+    of: str = field(default="", eq=False)  # the dim that it is for
 
 
 @frozen
@@ -76,6 +79,7 @@ class Frame:
     leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)  # value → its parameter
     classes: list[Module] = Factory(list[Module])  # innermost first
     patterns: dict[str, str] = Factory(dict[str, str])  # each parameter's name pattern in the model's state
+    sizes: dict[str, str] = Factory(lambda self: size_names(self.program, self.types), takes_self=True)  # by dim
 
     def param(self, leaf: str) -> Param:
         """The parameter that a value is."""
@@ -96,29 +100,34 @@ class Frame:
 
 def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
     """The table of rotary positions that an op `rope` needs."""
-    type = types[op.inputs[0]]
-    between = len(type.dims) - type.dims.index("seq") - 2
+    type, seq = types[op.inputs[0]], roles(op, types).query_seq
+    between = len(type.dims) - type.dims.index(seq) - 2
     given = dict(op.attrs)
     theta, dims = given.pop("theta"), given.pop("dims", program.local_size(type, type.dims[-1]))
     assert isinstance(theta, float), "emit: rope without theta"
-    return Table(program.local_size(type, "seq"), round(float(str(dims))), theta, between, tuple(given.items()))
+    dim = type.dims[-1]
+    return Table(program.local_size(type, seq), round(float(str(dims))), theta, between, tuple(given.items()), dim)
 
 
-def weight_line(attribute: str, param: Param, program: Program) -> str:
-    """The declaration of a parameter in its module, as one repetition holds it."""
+def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int) -> list[str]:
+    """The declaration of a parameter in its module, as one repetition holds it; `names` are those of sizes."""
     type = param.type
     for dim in type.dims[: param.stacked]:
         type = type.inside(dim)
     groups = _groups(param, type)
-    sizes = [_product(program.size(dim) for dim in group) for group in groups]
+    sizes = [product(names, program, group) for group in groups]
     split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
-    arguments = ["mesh", *map(str, sizes)]
+    arguments = ["mesh", *sizes]
     if split:
         over = (f"{i}: {literal(axes[0] if len(axes) == 1 else axes)}" for i, axes in split.items())
         arguments.append(f"shard={{{', '.join(over)}}}")
     arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")
     joined = param.inner if stored_as_matrix(param) else 0
-    return f"self.{attribute} = weight({', '.join(arguments)})  # {matrix_shape(type, joined, program)}"
+    code, comment = call(f"self.{attribute} = weight", arguments, indent, 0), matrix_shape(type, joined, program)
+    one = f"{code}  # {comment}"
+    if "\n" not in code and indent + len(one) <= WIDTH:
+        return [one]
+    return [f"# {comment}", *call(f"self.{attribute} = weight", arguments, 0, indent).split("\n")]
 
 
 def _groups(param: Param, type: Type) -> list[tuple[str, ...]]:
@@ -127,10 +136,3 @@ def _groups(param: Param, type: Type) -> list[tuple[str, ...]]:
         return [(dim,) for dim in type.dims]
     cut = len(type.dims) - param.inner
     return [type.dims[:cut], type.dims[cut:]]
-
-
-def _product(sizes: Iterator[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

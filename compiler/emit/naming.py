@@ -8,12 +8,13 @@ import builtins
 import json
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from hashlib import sha256
 from itertools import accumulate, chain
 from pathlib import PurePath
 
-from ..ir import Kind, Program, Type
+from ..ir import BATCH, SEQUENCE, Kind, Program, Type
 from ..syntax.source import Span
 from .imports import IMPORTS
 
@@ -21,8 +22,8 @@ WIDTH = 120
 """The columns of a line."""
 
 LETTERS = {
-    "batch": "b",
-    "seq": "s",
+    BATCH: "b",
+    SEQUENCE: "s",
     "hidden": "h",
     "heads": "n",
     "kv_heads": "k",
@@ -36,7 +37,7 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 
 PROGRAM = set(
     """
-    PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh model nn self state torch train_step
+    FIRST LAST PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh model nn self state torch train_step
     """.split()
 )
 """Names that emitted programs give meaning to."""
@@ -87,6 +88,11 @@ def turns_word(dim: str) -> str:
     return f"LAYERS_OF_STAGE[{literal(dim)}]"
 
 
+def stage_word(stage: int, stages: int) -> str:
+    """The number of one of so many stages."""
+    return {0: "FIRST", stages - 1: "LAST"}.get(stage, str(stage))
+
+
 def singular(name: str) -> str:
     """`layers` → `layer`, `layers_0` → `layer_0`."""
     stem, _, number = name.rpartition("_")
@@ -128,6 +134,13 @@ def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
     return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
 
 
+def read_beside(function: str, file: Mapping[str, str]) -> str:
+    """The call that reads a file beside the program, name → text, by its hash."""
+    ((name, text),) = file.items()
+    digest = sha256(text.encode()).hexdigest()
+    return exploded(function, [literal(name), "beside=__file__", f"sha256={literal(digest)}"], 4)
+
+
 def fitted(code: str, indent: int) -> str:
     """A line that is one call, with its arguments on a line of their own where they do not fit behind its name."""
     function, _, arguments = code.partition("(")
@@ -152,9 +165,9 @@ def axes_word(axes: tuple[str, ...], program: Program) -> str:
     """The name of a group of axes: factors that make up an axis of the plan go by its name."""
     words: list[str] = []
     for name in axes:
-        whole = program.axis(name).whole
-        complete = {a.name for a in program.axes if a.whole == whole} <= set(axes)
-        words.append(whole if complete else name)
+        parent = program.axis(name).parent
+        complete = {a.name for a in program.axes if a.parent == parent} <= set(axes)
+        words.append(parent if complete else name)
     return "_".join(dict.fromkeys(words))
 
 
@@ -178,10 +191,10 @@ def matrix_shape(type: Type, inner: int, program: Program) -> str:
 def _sized(dim: str, type: Type, program: Program) -> str:
     """The dim's letter, over the axes of the plan that shard it; `b` is a rank's own batch, as inputs have it."""
     axes = type.axes_of(dim)
-    given = program.region.args[0].value.type.axes_of(dim) if dim == "batch" else ()
-    if dim == "batch" and axes == given:
+    given = program.region.args[0].value.type.axes_of(dim) if dim == BATCH else ()
+    if dim == BATCH and axes == given:
         return letter(dim)
-    lost = f"*{axes_word(given, program)}" if dim == "batch" and given and not axes else ""
+    lost = f"*{axes_word(given, program)}" if dim == BATCH and given and not axes else ""
     return f"{letter(dim)}{lost}" + (f"/{axes_word(axes, program)}" if axes else "")
 
 

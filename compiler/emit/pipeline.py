@@ -1,16 +1,16 @@
-"""What a program says of its pipeline: each stage's turns, homes, what crosses, and each rank's row.
+"""What a program says of its pipeline: each stage's turns, homes, what crosses, and the file of each rank's row.
 
 Non-goals: the model's stages (`bodies`), and the call that runs the rows (`step`).
 """
 
-import textwrap
 from itertools import groupby
 
 from attrs import frozen
 
 from ..ir import Pipeline, Program, Value, base
 from ..ir.stages import crossing, stages
-from .naming import DTYPES, WIDTH, call, literal
+from ..schedules.csv_file import csv
+from .naming import DTYPES, call, exploded, literal, read_beside
 
 
 @frozen
@@ -40,11 +40,15 @@ def pipeline_lines(program: Program) -> PipelineLines:
         literal(pipeline.axis),
         f"stage_to_rank={literal(pipeline.homes)}",
         _carried(program, pipeline),
+        f"schedule={read_beside('read_schedule', schedule_file(program))}",
     ]
-    rows = [line for row in pipeline.schedule.rows for line in _row(" ".join(map(str, row)))]
-    given = (f"    {argument}," for argument in arguments)
-    value = ["PIPELINE = Pipeline(", *given, "    rows=(", *rows, "    ),", ")"]
-    return PipelineLines(tuple(turns), tuple(value))
+    return PipelineLines(tuple(turns), (exploded("PIPELINE = Pipeline", arguments, 0),))
+
+
+def schedule_file(program: Program) -> dict[str, str]:
+    """The file that a program with a pipeline reads its rows from, name → text."""
+    pipeline = program.pipeline
+    return {"schedule.csv": csv(pipeline.schedule)} if pipeline and pipeline.schedule else {}
 
 
 def _range(turns: range) -> str:
@@ -68,11 +72,3 @@ def _value(value: Value, program: Program) -> str:
     constant = "" if value.type.differentiable else ", gradient=False"
     shape = literal(program.local_shape(value.type))
     return f"{literal(base(value.name))}, {shape}, {DTYPES[value.type.dtype]}{constant}"
-
-
-def _row(text: str) -> list[str]:
-    """A row as one string, over several lines if it is long."""
-    parts = textwrap.wrap(text, WIDTH - 12)
-    if len(parts) == 1:
-        return [f'        "{text}",']
-    return [*(f'        "{part} "' for part in parts[:-1]), f'        "{parts[-1]}",']

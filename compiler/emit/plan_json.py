@@ -65,7 +65,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
             {"rank": rank, "turns": {dim: [own.start, own.stop] for dim, own in its.items()}}
             for rank, its in zip(pipeline.homes, turns, strict=True)
         ],
-        "rows": [" ".join(map(str, row)) for row in pipeline.schedule.rows],
+        "rows": [*map(" ".join, pipeline.schedule.words)],
     }
 
 

@@ -11,12 +11,12 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from ..ir import Arg, Bucket, Enter, Pipeline, Region, Stmt
+from ..ir import Arg, Enter, Pipeline, Region, Stmt
 from ..ir.stages import groups, is_free, stages
 from ..ops.dropout import are_draws
 from .forward import Body, Turn
 from .module import Frame, Module, tensors
-from .naming import turns_word
+from .naming import stage_word, turns_word
 
 
 @frozen
@@ -90,7 +90,7 @@ class StagedBody(Body):
         carried, owner = _carried(self._cut[number]), self._owner[number]
         is_open = bool(group or self._renamed(carried))
         if is_open:
-            self._lines.open_branch(f"if {self._stage} == {owner}")
+            self._lines.open_branch(f"if {self._stage} == {self._word(owner)}")
             self._statements(group)
             self._hand_over(carried)
             self._lines.close_branch()
@@ -103,18 +103,21 @@ class StagedBody(Body):
         if not section.begin or section.names == (self._given,):
             return
         if section.begin[-1] == len(self._stages) - 1:
-            head = "else" if behind_branch else f"if {self._stage} > {owner}"
+            head = "else" if behind_branch else f"if {self._stage} > {self._word(owner)}"
         else:
             until = f"{self._stage} <= {section.begin[-1]}"
-            head = f"elif {until}" if behind_branch else f"if {owner} < {until}"
+            head = f"elif {until}" if behind_branch else f"if {self._word(owner)} < {until}"
         self._lines.open_branch(head)
         self._lines.append(f"{', '.join(section.names)} = {self._given}")
         self._lines.close_branch()
 
+    def _word(self, stage: int) -> str:
+        return stage_word(stage, len(self._stages))
+
     def _return(self, section: _Section) -> None:
         """Stages whose next one begins in the section hand on its values."""
         if section.begin:
-            self._lines.open_branch(f"if {self._stage} < {section.begin[-1]}")
+            self._lines.open_branch(f"if {self._stage} < {self._word(section.begin[-1])}")
             self._lines.append(f"return {', '.join(section.names)}")
             self._lines.close_branch()
 
@@ -145,10 +148,10 @@ class StagedBody(Body):
 
     # ---- repeats
 
-    def _open(self, region: Region, attribute: str, turned: list[Bucket]) -> Turn:
+    def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> Turn:
         """Of a repeat that is cut, the loop over the turns of the stage that is asked for."""
         if region.dim not in self._pipeline.dims:
-            return super()._open(region, attribute, turned)
+            return super()._open(region, attribute, has_params, inner)
         index = self._lines.free("i")
         self._lines.append(f"for {index} in {turns_word(region.dim)}[{self._stage}]:")
         draws = [f"{self._drawn_by_all(arg)}[{index}]" for arg in region.args if are_draws(arg.value.type)]

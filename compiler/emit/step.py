@@ -4,23 +4,23 @@ Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (
 do inside it (`turns`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from ..analysis.bucket_comms import chunk_moves
 from ..analysis.communication import places
 from ..analysis.local_program import of_rank
+from ..analysis.stage_buckets import chunk_moves
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
-from .bucket_lines import runs, stage_grad_reduction, unshard_ahead
+from .bucket_lines import runs, stage_reductions, unshard_ahead
 from .naming import DTYPES, WIDTH, axes_word, identifier, literal, place
 from .step_parts import Function, Ranks, Squares
 
 LOCALS = {
     *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
-    *("grad_norm", "grad_norm_sq", "weights", "flat_params", "reductions", "scale"),
+    *("grad_norm", "weights", "flat_params", "scale"),
 }
 """What the lines below call their values."""
 
@@ -33,9 +33,9 @@ class StepLines:
     evaluate: tuple[str, ...]
 
 
-def step_lines(program: Program) -> StepLines:
-    """The bodies for the program's step."""
-    step = _Step(program)
+def step_lines(program: Program, patterns: Mapping[str, str]) -> StepLines:
+    """The bodies for the program's step; `patterns` are the parameters' names in the model's state."""
+    step = _Step(program, patterns)
     for stmt in program.region.body:
         if isinstance(stmt, Region):
             step.microbatches(stmt)
@@ -49,8 +49,8 @@ def step_lines(program: Program) -> StepLines:
 
 
 class _Step:
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, patterns: Mapping[str, str]) -> None:
+        self._program, self._patterns = program, patterns
         self.text: dict[str, str] = {}  # a value of the step → the expression that stands for it
         self._squares: dict[str, Squares] = {}
         self._seed = "inv_num_tokens"  # the gradient from which backward begins
@@ -59,7 +59,7 @@ class _Step:
         self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
         self._given = ["flat_params"] if any(bucket.turns for bucket in program.buckets) else []
         self._chunked = chunk_moves(program)
-        self._runs = {run[0].bucket.name: run for run in runs(program)}  # by the first bucket's name
+        self._runs = {run[0].name: run for run in runs(program)}  # by the first bucket's name
 
     def coerce(self, op: Op) -> None:
         """The sum of a scalar stands inside another line, that of a bucket is a line."""
@@ -93,7 +93,7 @@ class _Step:
         if ends(op)[0].kind is not Kind.SHARDED or not run:
             return
         self._both_flats()
-        self._both(*unshard_ahead(self._program, run, self._group(op)))
+        self._both(*unshard_ahead(self._program, run, self._group(op), self._patterns))
 
     def _both_flats(self) -> None:
         """The buffers of turns, which training is told the number of microbatches for, or of chunks."""
@@ -164,8 +164,8 @@ class _Step:
         line = place(self._program.axis(self._program.pipeline.axis).span)
         run, evaluate = ["model", "batch", self._seed, "mesh"], ["model", "batch", "mesh"]
         if self._chunked:
-            self.train.lines += ["reductions = [", *stage_grad_reduction(self._program, self._named), "]"]
-            run, evaluate = [*run, "flat_params", "reductions"], [*evaluate, "flat_params"]
+            self.train.lines += stage_reductions(self._program)
+            run, evaluate = [*run, "flat_params"], [*evaluate, "flat_params"]
         self.train.add(f"loss = PIPELINE.run({', '.join(run)})", f"forward, backward  {line}")
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
@@ -216,14 +216,12 @@ class _Step:
         self._norm(op, op.inputs[1:], " / scale")
 
     def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
-        terms = [self._squares[each].text() for each in squares]
-        if len(line := _root(terms, unscaled)) > WIDTH - 4:
-            names: list[str] = []
-            for each in squares:
-                names.append(identifier("grad_norm_sq", {*self.train.groups.values(), *names}))
-                self.train.lines.append(self._squares[each].line(names[-1]))
-            line = _root(names, unscaled)
-        self.train.lines.append(line)
+        terms = [self._squares[each] for each in squares]
+        others = len(f"grad_norm = .sqrt(){unscaled}")
+        total = terms[0].text(4, others) if len(terms) == 1 else f"({' + '.join(each.text(0) for each in terms)})"
+        if len(terms) > 1 and len(total) + others > WIDTH - 4:
+            total = "(\n        " + "\n        + ".join(each.text(8) for each in terms) + "\n    )"
+        self.train.lines.append(f"grad_norm = {total}.sqrt(){unscaled}")
         self.text[op.outputs[0].name] = "grad_norm"
 
     def clip_scale(self, op: Op) -> None:
@@ -253,11 +251,6 @@ class _Step:
     def _both(self, code: str, comment: str = "") -> None:
         for function in (self.train, self.evaluate):
             function.add(code, comment)
-
-
-def _root(terms: Sequence[str], unscaled: str) -> str:
-    total = terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
-    return f"grad_norm = {total}.sqrt(){unscaled}"
 
 
 WRITERS: dict[str, Callable[[_Step, Op], None]] = {

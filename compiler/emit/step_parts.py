@@ -5,7 +5,7 @@ Non-goals: which lines there are (`step`).
 
 from attrs import define, field, frozen
 
-from .naming import WIDTH, call, literal
+from .naming import WIDTH, call, exploded, literal
 
 
 @frozen
@@ -54,19 +54,12 @@ class Squares:
     group: str = ""
     once: str = ""
 
-    def text(self) -> str:
-        """The expression, on one line."""
-        total = f"sum_squares({', '.join(self._arguments())})"
-        return f"all_reduce_({total}, {self.group})" if self.group else total
-
-    def _arguments(self) -> list[str]:
-        return [*self.operands, *([f"once={self.once}"] if self.once else [])]
-
-    def line(self, name: str) -> str:
-        """The assignment of the sum to `name`."""
-        arguments = self._arguments()
+    def text(self, indent: int, others: int = 1) -> str:
+        """The expression, an argument a line where it is too long for one that has so many `others` characters."""
+        arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
         if not self.group:
-            return call(f"{name} = sum_squares", arguments, 4, after=0)
-        if len(short := f"{name} = {self.text()}") <= WIDTH - 4:
-            return short
-        return call(f"{name} = all_reduce_", [call("sum_squares", arguments, 8), self.group], 4, after=0)
+            return call("sum_squares", arguments, indent, others)
+        line = f"all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
+        if indent + len(line) + others <= WIDTH:
+            return line
+        return exploded("all_reduce_", [call("sum_squares", arguments, indent + 4), self.group], indent)

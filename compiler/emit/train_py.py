@@ -5,69 +5,88 @@ Non-goals: checking what was written (`readback`).
 """
 
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from .. import __version__
 from ..analysis.certificate import Proof, header, trust_words, trusted
 from ..analysis.kernel_tiles import Used, kernels_of
 from ..analysis.memory import account, accounts
+from ..analysis.vocabulary import vocabulary
 from ..config.units import counted
-from ..ir import Arg, Program, Region, Type, base, types, walk
-from ..ops.chunked_logits import class_dims
+from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, Region, base, walk
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
 from ..reports.summary import launch, ranks
 from ..syntax.package_data import filled
 from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
-from .hf_names import weights_lines
+from .hf_names import names_file
 from .imports import IMPORTS
 from .init import fields
 from .kernels import kernel_lines
 from .model_classes import compiled, model_classes
 from .module import Module
-from .naming import axes_word, call, file_word, letter, literal, run_word
-from .pipeline import pipeline_lines
+from .naming import axes_word, call, class_name, file_word, letter, literal, read_beside, run_word
+from .pipeline import pipeline_lines, schedule_file
+from .sizes import size_lines
 from .step import step_lines
 from .user_ops import modules
+
+PARALLEL = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline parallel"}
+"""What the field calls axes of these names."""
+
+SIGNS = (
+    "I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial",
+    "P→I     a change of placement; bwd: what backward does for it",
+)
+"""What placements in comments mean."""
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> str:
     """The text of `train.py`; its header says what was shown of it.  `known` is the hash of its model, if any."""
+    return program_files(program, source, proof, known)["train.py"]
+
+
+def program_files(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> dict[str, str]:
+    """That, and the files that it reads from where it lies, name → text."""
     microbatches = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
     model = model_classes(program, microbatches)
+    names = names_file(program, model.patterns)
     body = filled(
         "train.py.j2",
         version=__version__,
         file=file_word(source.path),
         program=program,
-        ranks=counted(ranks(program), "rank"),
-        mesh=" × ".join(f"{axis.name} {axis.size}" for axis in program.axes) or "one rank",
+        ranks=counted(ranks(program), "GPU" if account(program).device == "cuda" else "rank"),
+        mesh=" × ".join(f"{PARALLEL.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes) or "one rank",
+        name=class_name(program.name),
         launch=" ".join(launch(program).options()),
-        legend=_wrapped(_legend(program), 116),
-        shown=_wrapped(header(proof), 116),
-        trusted=_wrapped(trust_words(trusted(program)), 116),
+        legend=_legend(program),
+        shown=header(proof),
+        trusted=textwrap.wrap(trust_words(trusted(program)), 116),
         modules=modules(program),
         kernels=kernel_lines(program),
-        classes=[_Class(module, program) for module in model.classes],
+        sizes=[*size_lines(program, model.sizes)],
+        classes=[_Class(module, program, model.sizes) for module in model.classes],
         model_class=model.classes[-1].name,
         pipeline=pipeline_lines(program),
         buckets=bucket_entries(program, model.patterns),
         compiled=compiled(program, model.classes),
         optimizer=optimizer(program),
         state=state(program),
-        step=step_lines(program),
+        step=step_lines(program, model.patterns),
         plan=[
             f"name={literal(run_word(source.path))},",
-            *_plan(program, microbatches.args, types(program)),
+            *_plan(program, microbatches.args, model.sizes),
             *([f"model={literal(known)},  # what is computed, on any mesh"] if known else []),
-            *weights_lines(program, model.patterns),
+            *([f"names={read_beside('read_hf_names', names)},"] if names else []),
         ],
     )
-    return _with_imports(body, kernels_of(program))
+    return {**schedule_file(program), **names, "train.py": _with_imports(body, kernels_of(program))}
 
 
-def _legend(program: Program) -> str:
-    """What the letters of shape comments mean, and this program's sizes."""
+def _legend(program: Program) -> list[str]:
+    """What the signs of comments mean, and this program's sizes."""
     used = {
         dim
         for op in walk(program.region.body)
@@ -75,57 +94,45 @@ def _legend(program: Program) -> str:
         for dim in value.type.dims
         if not dim.startswith("flat_")
     }
-    names = [dim for dim in program.dims if dim.name in used and dim.name not in ("microbatches",)]
-    sizes = {"batch": f"{program.train.microbatch} per rank"}
-    words = [
-        f"{letter(d.name)} {d.name} {sizes.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}"
+    made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in walk(program.region.body))}  # not by the plan
+    names = [dim for dim in program.dims if dim.name in used - made]
+    known = {BATCH: f"{program.train.microbatch} per rank"}
+    sizes = [
+        f"{letter(d.name)} {d.name} {known.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}"
         for d in names
     ]
-    part = _part(program)
-    return (
-        f"Shapes in comments are one rank's: {', '.join(words)}{part}.  "
-        "On an axis a value is I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, "
-        "and bwd what backward does for it."
-    )
+    lines = [*textwrap.wrap(", ".join(sizes).replace(" ", "\0").replace(",\0", ", "), 108), *_part(program), *SIGNS]
+    return [f"    {line}".replace("\0", " ") for line in lines]
 
 
-def _part(program: Program) -> str:
+def _part(program: Program) -> list[str]:
     """What a slash means, by a dim that this program shards."""
     for op in walk(program.region.body):
         for value in op.outputs:
             for dim in value.type.dims:
                 axes = value.type.axes_of(dim)
-                if axes and dim != "batch" and not dim.startswith("flat_"):
+                if axes and dim != BATCH and not dim.startswith("flat_"):
                     word = axes_word(axes, program)
-                    return f"; {letter(dim)}/{word} is the part of {letter(dim)} that a rank of axis {word} holds"
-    return ""
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines: list[str] = []
-    for word in re.findall(r"\S+\s*", text):
-        if lines and len(lines[-1]) + len(word.rstrip()) <= width:
-            lines[-1] += word
-        else:
-            lines.append(word)
-    return [line.rstrip() for line in lines]
+                    part = f"{letter(dim)}/{word}"
+                    return [f"{part:<8}the part of {letter(dim)} that a rank of {word} holds"]
+    return []
 
 
 class _Class:
     """A class as the template takes it."""
 
-    def __init__(self, module: Module, program: Program) -> None:
+    def __init__(self, module: Module, program: Program, sizes: Mapping[str, str]) -> None:
         self.name = module.name
         self.doc = module.doc
         self.init = "self, mesh: Mesh, stages: tuple[int, ...]" if module.crossing else "self, mesh: Mesh"
-        self.fields = [*fields(module, program)]
+        self.fields = [*fields(module, program, sizes)]
         returns = module.returns
         arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
         self.header = f"{call('def forward', arguments, 4, len(f' -> {returns}:'))} -> {returns}:"
-        self.lines = [*module.lines, f"        return {module.result}"]
+        self.lines = module.lines
 
 
-def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> list[str]:
+def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -> list[str]:
     """The lines of the settings that a person may change between runs, and of what the loop must know."""
     train, data = program.train, program.train.data
     schedule = train.optimizer.schedule
@@ -145,8 +152,8 @@ def _plan(program: Program, inputs: tuple[Arg, ...], types: dict[str, Type]) -> 
         "inputs={",
         *(f"    {literal(base(arg.value.name))}: {_input(arg)}," for arg in inputs),
         "},",
-        f"vocab={_vocabulary(program, types)},",
-        f"seq={train.seq},",
+        f"vocab={_vocabulary(program, sizes)},",
+        f"seq={sizes.get(SEQUENCE, train.seq)},",
         f"global_batch={train.global_batch},",
         f"microbatches={program.size('microbatches')},",
         f"steps={train.steps},",
@@ -174,12 +181,9 @@ def _input(arg: Arg) -> str:
     )
 
 
-def _vocabulary(program: Program, types: dict[str, Type]) -> int:
-    """Every token id and label is below the smallest of the tables and of the numbers of classes."""
-    ops = list(walk(program.region.body))
-    dims = [types[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
-    dims += [dim for op in ops for dim in class_dims(op, [types[name] for name in op.inputs])]
-    return min(program.valid(dim) for dim in dims)
+def _vocabulary(program: Program, sizes: Mapping[str, str]) -> str:
+    dim = vocabulary(program)
+    return sizes[dim] if dim in sizes and program.valid(dim) == program.size(dim) else str(program.valid(dim))
 
 
 def _with_imports(body: str, made: Sequence[Used]) -> str:
@@ -187,7 +191,7 @@ def _with_imports(body: str, made: Sequence[Used]) -> str:
 
     What kernels and the runtime both have is the kernels' in a program that has any.
     """
-    used = _names(re.sub(r"(?m)#.*$", "", body.split('"""', 2)[2]))
+    used = _names(re.sub(r'(?m)#.*$|"[^"\n]*"', "", body.split('"""', 2)[2]))
     own = [name for name in IMPORTS[KERNELS] if made and name in used]
     rest = used - {*own} - {each.function for each in made}
     functional = [name for name in IMPORTS[FUNCTIONAL] if name in used]

@@ -6,6 +6,7 @@ scalec stands.  Non-goals: what the files say.
 
 import json
 import os
+from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
@@ -24,8 +25,8 @@ def write(folder: Path, files: dict[str, str]) -> None:
     """
     try:
         _check_folder(folder)
-        for name in files:
-            _check_file(folder / name)
+        for name, text in files.items():
+            _check_file(folder / name, text.encode())
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             _replace(folder / name, text.encode())
@@ -41,18 +42,26 @@ def _check_folder(folder: Path) -> None:
         raise OutputError(f"`{folder}` is not a folder: choose another with -o")
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, content: bytes) -> None:
     if path.is_symlink():
         raise OutputError(f"`{path}` is a symbolic link: remove it, or choose another folder with -o")
-    if path.exists() and not (path.is_file() and _is_ours(path)):
+    if path.exists() and not (path.is_file() and (_is_ours(path) or path.read_bytes() == content)):
         raise OutputError(f"`{path}` was not written by scalec: move it away, or choose another folder with -o")
 
 
 def _is_ours(path: Path) -> bool:
+    if path.suffix == ".csv":
+        return _is_known(path)
     if path.suffix == ".json":
         return _written_by(path).startswith("scalec ")
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
+
+
+def _is_known(path: Path) -> bool:
+    """Whether a file without a mark is the one whose hash a program beside it has."""
+    program = path.with_name("train.py")
+    return program.is_file() and _is_ours(program) and sha256(path.read_bytes()).hexdigest() in program.read_text()
 
 
 def _written_by(path: Path) -> str:

@@ -1,15 +1,11 @@
-"""From a plan's text to a program without placements.
-
-Purpose: what every name means; all sections read; dims, mesh and the claims of `shard` in order.
-After: a single-device program that is well formed.  Non-goals: whether the sharding is possible (`validate`).
-"""
+"""From a plan's text to a program without placements."""
 
 from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
 from ..config.settings import Train
-from ..ir import Axis, Dim, Program, Region
+from ..ir import BATCH, DATA_DIMS, MICROBATCHES, SEQUENCE, Axis, Dim, Program, Region
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from ..syntax.source import Source
@@ -20,12 +16,9 @@ from .load_plan import Document, gather
 from .loss_chunking import logits_for
 from .model import build
 from .pipeline import pipelined
-from .precision import element_types
-from .sections import Sections, read_settings, standing_in
-from .sharding import axes_of, check_known, claims_of, rules_of
-from .split_branches import divide
-from .split_settings import claims_of_parts, state_of_parts, train_of_parts
-from .state import check_patterns, state_axes
+from .sections import Sections, element_types, read_settings, standing_in
+from .sharding import axes_of, check_known, check_patterns, claims_of, rules_of, state_axes
+from .split_branches import claims_of_parts, divide, state_of_parts, train_of_parts
 from .user_ops import user_ops
 from .validate import validate
 
@@ -136,7 +129,7 @@ _IN_MODEL = "a model has `dims { … }` and `const { … }`; `repeat layers { �
 def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scope: dict[str, Scalar]) -> None:
     found = Diagnostics()
     match section.kind.name, entry:
-        case "dims", tree.Setting(tree.Name("batch" | "seq" | "microbatches") as key):
+        case "dims", tree.Setting(key) if key.name in (*DATA_DIMS, MICROBATCHES):
             help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
             found.error("E0309", f"dim `{key}` cannot be set in the model", key.span, help=help)
         case (("dims" | "const"), tree.Setting(key)) if key.name in scope:
@@ -166,7 +159,7 @@ def _data_dims(train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], f
     sizes = {axis.name: axis.size for axis in axes}
     batch = train.microbatch
     for rule in rules:
-        if "batch" in map(str, rule.dims):
+        if BATCH in map(str, rule.dims):
             for axis in rule.axes:
                 batch *= sizes.get(axis.name, 1)
     if train.global_batch % batch:
@@ -180,8 +173,8 @@ def _data_dims(train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], f
             help=f"multiples of {batch} are, for instance {-(-train.global_batch // batch) * batch}",
         )
     given = {
-        "seq": (train.seq, "seq"),
-        "batch": (batch, "microbatch"),
-        "microbatches": (-(-train.global_batch // batch), "global_batch"),
+        SEQUENCE: (train.seq, "seq"),
+        BATCH: (batch, "microbatch"),
+        MICROBATCHES: (-(-train.global_batch // batch), "global_batch"),
     }
     return {name: Dim(name, size, span=train.spans[key]) for name, (size, key) in given.items()}

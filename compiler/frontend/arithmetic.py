@@ -1,17 +1,13 @@
-"""Arithmetic on dims and constants: the only computing that a plan does.
-
-Non-goals: arithmetic on tensors (`model`).
-"""
+"""Arithmetic on dims and constants: the only computing that a plan does."""
 
 import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from ..config.fields import spelled
+from ..config.values import spelled
 from ..syntax import tree
 from ..syntax.source import Span
-from .errors import wrong
-from .foreign import value_elsewhere
+from .errors import value_elsewhere, wrong
 
 LARGEST = 2**48
 """The largest dim; parameter counts of such dims still fit 64 bits."""
@@ -43,14 +39,8 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
 
 
 def _chain(expr: tree.Binary, scope: Mapping[str, Scalar]) -> Scalar:
-    """Walks down the left side with a loop, since chains may be long."""
-    links: list[tree.Binary] = []
-    left: tree.Expr = expr
-    while isinstance(left, tree.Binary):
-        links.append(left)
-        left = left.left
-    value = evaluate(left, scope)
-    for link in reversed(links):
+    value = evaluate(expr.links[0].left, scope)
+    for link in expr.links:
         value = apply(link, value, evaluate(link.right, scope))
     return value
 

@@ -1,7 +1,4 @@
-"""Writes the model's ops, typed as they are written.
-
-Non-goals: names of the plan (`scope`).
-"""
+"""Writes the model's ops, typed as they are written."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
@@ -32,7 +29,7 @@ class Writer:
 
     @property
     def body(self) -> tuple[Stmt, ...]:
-        """What was written since the region was opened."""
+        """Statements written since the region was opened."""
         return tuple(self._out)
 
     def open(self) -> list[Stmt]:

@@ -1,25 +1,104 @@
-"""Calls: which op a name means, and what its operands and attributes are.
-
-Non-goals: which argument stands for what (`arguments`); the expressions among them (`expressions`).
-"""
+"""Calls: the op that a name means, and which operand or attribute each argument stands for."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from ..ir import FLOATS, Attr, Type
+from attrs import frozen
+
+from ..ir import BATCH, FLOATS, Attr, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.dropout import DROPOUT, SITE
 from ..syntax import tree
-from ..syntax.diagnostics import did_you_mean, listing
+from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
 from ..syntax.source import Span
-from .arguments import arguments, signature
 from .arithmetic import evaluate
 from .builder import Attrs, Writer
-from .dropout_seeds import Draws
-from .errors import check_count, wrong
-from .foreign import op_elsewhere, value_elsewhere
-from .parameters import Parameters
-from .scope import Scope
+from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere, wrong
+from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
+
+
+@frozen
+class Arguments:
+    """The operands and attributes that a call gives, each with its expression."""
+
+    operands: tuple[tuple[Operand, tree.Expr], ...]
+    attributes: tuple[tuple[Attribute, tree.Expr], ...]
+
+
+def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bool]) -> Arguments:
+    """The arguments of `call`, in the op's order.  Raises PlanError where they are too many, too few, or unknown."""
+    further = (Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.more)
+    operands, attributes = (*_written(entry.operands), *further), _written(entry.attributes)
+    places = [*(operand.name for operand in operands), *(attribute.name for attribute in attributes)]
+    optional = {operand.name: operand for operand in operands if operand.optional}
+    given: dict[str, tree.Expr] = {}
+    left = list(places)
+    for argument in call.args:
+        while left and left[0] in optional and not _may_be(optional[left[0]], argument, is_number):
+            left.pop(0)
+        if not left:
+            raise _unfit(entry, "has fewer arguments", argument.span, "one too many")
+        given[left.pop(0)] = argument
+    for setting in call.kwargs:
+        key = setting.key
+        if key.name not in places:
+            help = argument_elsewhere(key.name, places)
+            raise _unfit(entry, f"has no argument `{key}`", key.span, "not an argument", help)
+        if first := given.get(key.name):
+            notes = (Note(first.span, "given here"),)
+            raise _unfit(entry, f"has one argument `{key}`", key.span, "given again", notes=notes)
+        given[setting.key.name] = setting.value
+    _check_complete(call, entry, operands, given)
+    return Arguments(
+        tuple((operand, given[operand.name]) for operand in operands if operand.name in given),
+        tuple((attribute, given[attribute.name]) for attribute in attributes if attribute.name in given),
+    )
+
+
+T = TypeVar("T", Operand, Attribute)
+
+
+def _written(each: Sequence[T]) -> tuple[T, ...]:
+    """Without what the compiler gives."""
+    return tuple(one for one in each if not one.implied)
+
+
+def _may_be(operand: Operand, argument: tree.Expr, is_number: Callable[[tree.Expr], bool]) -> bool:
+    """Whether an operand that may be left out is what stands in its place: an input by its name, or no number."""
+    if operand.given:
+        return isinstance(argument, tree.Name) and argument.name == operand.given
+    return not is_number(argument)
+
+
+def _check_complete(call: tree.Call, entry: OpDef, operands: tuple[Operand, ...], given: dict[str, tree.Expr]) -> None:
+    """Nothing is missing; an operand that may be left out is so only together with those behind it."""
+    last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
+    needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
+    needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]
+    for name in needed:
+        if name not in given:
+            choices = next((a.choices for a in entry.attributes if a.name == name), ())
+            help = f"write {' or '.join(f'`{name}={choice}`' for choice in choices)}" if choices else ""
+            raise _unfit(entry, f"needs an argument `{name}`", call.span, f"`{name}` is missing", help)
+
+
+def signature(entry: OpDef) -> str:
+    """How an op is written: `?` marks an operand that may be left out, `=` a default."""
+    operands = [operand.name + "?" * operand.optional for operand in _written(entry.operands)]
+    attributes = map(_attribute, _written(entry.attributes))
+    return f"{entry.name}({', '.join([*operands, *(['…'] * entry.more), *attributes])})"
+
+
+def _attribute(attribute: Attribute) -> str:
+    default = "last" if attribute.dims == "last" else attribute.default
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return attribute.name if shown is None else f"{attribute.name}={shown}"
+
+
+def _unfit(entry: OpDef, what: str, span: Span, label: str, help: str = "", notes: tuple[Note, ...] = ()) -> PlanError:
+    notes = (*notes, Note(None, f"it is written `{signature(entry)}`"))
+    return PlanError([Diagnostic("E0606", f"`{entry.name}` {what}", span, label, notes, help)])
 
 
 class Calls:
@@ -54,7 +133,7 @@ class Calls:
         return self._writer.several(entry.name, operands, attrs, call.span, like)
 
     def _instead(self, call: tree.Call) -> str:
-        """What is probably meant by a call of no op."""
+        """Help for a call of an unknown op."""
         names = [argument.name for argument in call.args if isinstance(argument, tree.Name)]
         if names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}:
             return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, with `->` after what `@` sums over"
@@ -131,7 +210,7 @@ class Calls:
         if expr.name not in known:
             label, help = f"its dims are [{', '.join(known)}]", did_you_mean(expr.name, known)
             raise wrong("E0307", f"`{expr}` is not a dim of this operand", expr.span, label, help)
-        if expr.name == "batch":
+        if expr.name == BATCH:
             raise wrong("E0307", "no op works along `batch`", expr.span, "samples are independent of each other")
         return expr.name
 
@@ -141,5 +220,5 @@ def _items(expr: tree.Expr) -> tuple[tree.Expr, ...]:
 
 
 def _like(operand: str) -> str:
-    """What an operand without a name of its own is called: `_q`; a plain x goes by the op that makes it."""
+    """The name of an operand without one of its own: `_q`; a plain x goes by the op that makes it."""
     return "" if operand == "x" else f"_{operand}"

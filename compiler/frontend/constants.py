@@ -1,16 +1,13 @@
-"""Whether the constants that ops are given make sense.
-
-Non-goals: shares, which are checked as they are read (`resolve.calls`).
-"""
+"""Whether the constants that ops are given make sense."""
 
 from collections.abc import Callable
 
 from ..ir import Op, Program, types, walk
-from ..ops import OPS
+from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics
 
 Range = tuple[Callable[[float], bool], str]
-"""What holds of a constant, and how that is said."""
+"""A condition on a constant, and its text."""
 
 _NOT_NEGATIVE: Range = (lambda value: value >= 0, "0 or above")
 _ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 10000")
@@ -41,8 +38,8 @@ def check_constants(program: Program, found: Diagnostics) -> None:
             value = _number(op, name)
             if not holds(value):
                 found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)
-        if op.kind == "rope":
-            _rope(program, op, type_of[op.inputs[0]].dims[-1], found)
+        if last := roles(op, type_of).rotated:
+            _rope(program, op, last, found)
 
 
 def _number(op: Op, name: str) -> float:

@@ -1,23 +1,17 @@
-"""Expressions as ops: names, parameters, and the arithmetic of tensors and numbers.
-
-Non-goals: arithmetic of numbers alone (`arithmetic`); calls (`calls`).
-"""
+"""Expressions as ops: names, parameters, and the arithmetic of tensors and numbers."""
 
 import sys
 from collections.abc import Mapping, Sequence
 
-from ..ir import Type
+from ..ir import BATCH, Type
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
 from .arithmetic import Scalar, apply, evaluate, exact
 from .builder import Writer
 from .calls import Calls
-from .dropout_seeds import Draws
-from .errors import check_count, wrong
-from .foreign import value_elsewhere
+from .errors import check_count, value_elsewhere, wrong
 from .inputs import INPUTS
-from .parameters import Parameters
-from .scope import Scope
+from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
 MOST_OPERANDS = 256
@@ -65,21 +59,18 @@ class Expressions:
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
         given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
-        help = given or value_elsewhere(name.name) or did_you_mean(name.name, [*bound, *params]) or _undeclared(name)
+        declared = f"as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
+        help = given or value_elsewhere(name.name) or did_you_mean(name.name, [*bound, *params])
+        help = help or f"a parameter is declared by its dims where it is first used, {declared}"
         raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
 
     def _chain(self, expr: tree.Binary, like: str) -> str:
-        """Walks down the left side with a loop, since chains may be long."""
-        links: list[tree.Binary] = []
-        left: tree.Expr = expr
-        while isinstance(left, tree.Binary):
-            links.append(left)
-            left = left.left
+        links = expr.links
         if len(links) >= MOST_OPERANDS:
             message = f"an expression of more than {MOST_OPERANDS} operands"
             raise wrong("E0102", message, expr.span, help="name parts of it")
-        value = self._either(left)
-        for link in reversed(links):
+        value = self._either(links[0].left)
+        for link in links:
             value = self._binary(link, value, self._either(link.right), like if link is expr else "")
         if not isinstance(value, str):
             raise wrong("E0603", "a tensor is needed here", expr.span, "is a number")
@@ -140,7 +131,7 @@ class Expressions:
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have."""
         x, w = self._writer.types[left], self._writer.types[right]
-        if "batch" in x.dims and "batch" in w.dims:
+        if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
         arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
         over = arrow or tuple(dim for dim in x.dims if dim in w.dims)
@@ -150,18 +141,12 @@ class Expressions:
         raise wrong("E0306", "these operands have no product", link.span, _dims(x, w), _arrow(link.right, x))
 
 
-def _undeclared(name: tree.Name) -> str:
-    return (
-        f"a parameter is declared by its dims where it is first used, as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
-    )
-
-
 def _dims(x: Type, w: Type) -> str:
     return f"[{', '.join(x.dims)}] @ [{', '.join(w.dims)}]"
 
 
 def _arrow(right: tree.Expr, x: Type) -> str:
-    """What makes a product: an arrow after those dims of a parameter in which `x` ends."""
+    """Help for a product: an arrow after those dims of a parameter in which `x` ends."""
     if isinstance(right, tree.ParamUse):
         dims = tuple(map(str, (*right.outs, *right.ins)))
         over = tuple(dim for dim in x.dims if dim in dims)

@@ -1,18 +1,15 @@
-"""Whether `names hf` fits the model: each parameter has a place in the files, and each place one parameter.
-
-Non-goals: how entries are written (`names`).
-"""
+"""Whether `names hf` fits the model: each parameter has a place in the files, and each place one parameter."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from ..analysis.vocabulary import tables
 from ..config.hf_names import INDICES, HFWeight, read_names
-from ..ir import Param, Program, base, walk
-from ..ops.attention import SEQUENCE
+from ..ir import SEQUENCE, Param, Program, base
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing
 from .arithmetic import Scalar
-from .split_settings import Copies, names_of_parts
+from .split_branches import Copies, names_of_parts
 
 
 def stored(
@@ -59,8 +56,7 @@ def _fits(each: HFWeight, param: Param, found: Diagnostics) -> None:
 def _pairs(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
     """The parameter's rows are those of heads, which have as many as are said to stand pair by pair."""
     rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
-    looked_up = (op.inputs[1] for op in walk(program.region.body) if op.kind == "embedding")
-    if len(rows) < 2 or SEQUENCE in rows or param.name in map(base, looked_up):
+    if len(rows) < 2 or SEQUENCE in rows or param.name in map(base, tables(program)):
         help = "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of `bq[heads, head_dim]`"
         notes = [Note(param.span, "declared")]
         found.error("E0405", f"`{param.name}` has no heads", each.span, "interleaved", notes=notes, help=help)

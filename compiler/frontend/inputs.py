@@ -1,22 +1,20 @@
-"""What a model is given, and whether the plan's data has it.
+"""Inputs of a model, and whether the plan's data has them."""
 
-Non-goals: what a model does with its inputs (`calls`); settings that are wrong by themselves (`settings`).
-"""
-
+from ..analysis.vocabulary import tables
 from ..config.settings import Data
-from ..ir import Program, types, walk
+from ..ir import DATA_DIMS, Program, walk
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note
 from .errors import wrong
 
 INPUTS = ("tokens", "labels", "documents")
-"""What the runtime deals out, in its order; the last only where the model takes it."""
+"""The runtime's inputs, in its order; the last only where the model takes it."""
 
 
 def check_inputs(model: tree.Model) -> None:
     """Raises PlanError where a model is given anything else."""
     written = [(given.name.name, tuple(map(str, given.dims))) for given in model.inputs]
-    known = [(name, ("batch", "seq")) for name in INPUTS]
+    known = [(name, DATA_DIMS) for name in INPUTS]
     if written not in (known, known[:-1]):
         span = model.inputs[0].span.to(model.inputs[-1].span)
         help = "write `(tokens[batch, seq], labels[batch, seq])`, or add `documents[batch, seq]` after these two"
@@ -64,9 +62,7 @@ def _check_masks(data: Data, found: Diagnostics) -> None:
 
 def _check_ids(program: Program, data: Data, found: Diagnostics) -> None:
     """Tokens are among those that the model knows."""
-    of = types(program)
-    tables = [of[op.inputs[1]].dims[0] for op in walk(program.region.body) if op.kind == "embedding"]
-    known = min((program.valid(dim) for dim in tables), default=0)
+    known = min(map(program.valid, tables(program).values()), default=0)
     for name, token, id in (
         ("separator", data.separator, data.separator_id),
         ("mask_token", data.mask_token, data.mask_id),

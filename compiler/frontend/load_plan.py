@@ -1,7 +1,4 @@
-"""Gathers a plan with all that it uses into one model and one section of each kind.
-
-Non-goals: what sections mean.
-"""
+"""Gathers a plan with all that it uses into one model and one section of each kind."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,7 +3,6 @@
 Of a vocabulary that each rank has whole, chunks cost no time: their gradient is made with them.  Of a part of one they
 cost a fourth product of the head's size, since their gradient needs what other ranks have (`runtime.kernels`, whose
 `linear_cross_entropy` counts both).  So a part is made in chunks only where it is large.
-Non-goals: which losses can be fused with their product at all (`fuse_ops`).
 """
 
 from math import prod
@@ -18,7 +17,7 @@ LARGE = 1 << 30
 
 
 def logits_for(program: Program) -> str:
-    """What the plan says, or what its losses take.  Raises PlanError where it asks for chunks without kernels."""
+    """The plan's choice, or the one for its losses.  Raises PlanError where it asks for chunks without kernels."""
     train = program.train
     if train.kernels != TRITON:
         if train.logits == CHUNK:

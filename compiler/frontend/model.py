@@ -1,25 +1,19 @@
-"""Turns a model's statements into a region of ops without placements: the single-device program.
-
-Purpose: inputs, bindings, repeats and the loss.
-Non-goals: what stands on the right side of a binding (`expressions`); anything distributed.
-"""
+"""Turns a model's statements into a region of ops without placements: the single-device program."""
 
 from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
 from ..ir import FLOATS, Arg, Enter, Leave, Op, Param, Program, Region, Type, Yield
+from ..ops import roles
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, PlanError
 from .arithmetic import Scalar
 from .builder import Writer
-from .dropout_seeds import Draws
 from .errors import check_name, wrong
 from .expressions import Expressions
-from .initializers import initialised
 from .inputs import check_inputs
-from .parameters import OpenRepeat, Parameters
-from .scope import Scope
+from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
 from .user_ops import UserOp
 
 
@@ -75,7 +69,7 @@ def _loss(model: tree.Model, scope: Scope, writer: Writer) -> str:
         op = made_by.get(pending.pop())
         if op and op.kind == "add":
             pending += op.inputs
-        elif not op or op.kind != "cross_entropy":
+        elif not op or not roles(op, writer.types).classes:
             help = "the loss is `cross_entropy(…)`, or a sum of such outside of repeats"
             span = op.span if op else model.name.span
             raise PlanError([Diagnostic("E0214", "`loss` is not a sum of token losses", span, help=help)])

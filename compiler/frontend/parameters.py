@@ -1,17 +1,56 @@
-"""Parameters: declared where they are first used, sliced by the repeats around that place.
+"""Names of a model: numbers, dims and values; parameters, their slices in repeats and initial values; dropout seeds."""
 
-Non-goals: initial values (`initial`), but for what the op of the first use says of them.
-"""
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from ..ir import Arg, Enter, Init, Op, Param, Stmt, Type
+from ..ir import BATCH, SEQUENCE, Arg, Enter, Init, Op, Param, Stmt, Type, Value
+from ..ops.dropout import DRAWS, FORK
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
+from .arithmetic import Scalar, evaluate
 from .builder import Writer
-from .errors import check_name, check_not_data, wrong
-from .scope import Scope
+from .errors import check_dim, check_name, check_not_data, wrong
+
+
+class Scope:
+    """Numbers and dims, inputs and parameters as declared, and the value that each name is bound to."""
+
+    def __init__(self, numbers: Mapping[str, Scalar], dims: Iterable[str]) -> None:
+        self.numbers, self.dims = numbers, sorted(dims)
+        self.bound: dict[str, str] = {}
+        self.declared: dict[str, tree.Name] = {}
+
+    def check_free(self, name: tree.Name) -> None:
+        """Raises PlanError where `name` cannot be bound: it is an input or a parameter, or no name."""
+        check_name(name)
+        if first := self.declared.get(name.name):
+            notes = (Note(first.span, "declared here"),)
+            raise PlanError(
+                [Diagnostic("E0207", f"`{name}` is an input or a parameter", name.span, "bound again", notes)]
+            )
+
+    def check_dim(self, dim: tree.Name) -> None:
+        """Raises PlanError where the model has no such dim."""
+        check_dim(dim, self.dims)
+
+    def is_number(self, expr: tree.Expr) -> bool:
+        """Whether all that an expression is made of are numbers."""
+        pending = [expr]
+        while pending:
+            match pending.pop():
+                case tree.Number():
+                    pass
+                case tree.Name(name) if name in self.numbers and name not in self.bound:
+                    pass
+                case tree.Negative(inner) | tree.Call(tree.Name("sqrt"), (inner,), ()):
+                    pending.append(inner)
+                case tree.Binary(_, left, right):
+                    pending += (left, right)
+                case _:
+                    return False
+        return True
 
 
 class OpenRepeat:
@@ -92,6 +131,80 @@ class Parameters:
             raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):
             self._scope.check_dim(dim)
-            if dim.name != "seq":
+            if dim.name != SEQUENCE:
                 check_not_data(dim, "a parameter")
         check_name(use.name)
+
+
+def initialised(
+    model: tree.Model, params: Mapping[str, Param], roles: Mapping[str, str], scope: Mapping[str, Scalar]
+) -> Iterator[Param]:
+    """The parameters with their initial values: by name, else by role, else by the model's `init ~ …`."""
+    explicit, default = _inits(model, scope)
+    for param in params.values():
+        init = explicit.get(param.name) or (Init(roles[param.name]) if param.name in roles else default)
+        if init is None:
+            message = f"`{param.name}` has no initial value"
+            raise wrong("E0210", message, param.span, help="add `init ~ normal(0.02)`")
+        yield evolve(param, init=init)
+
+
+def _inits(model: tree.Model, scope: Mapping[str, Scalar]) -> tuple[dict[str, Init], Init | None]:
+    """Initial values of single parameters, and of all others."""
+    explicit: dict[str, Init] = {}
+    default: Init | None = None
+    for item in model.body:
+        if isinstance(item, tree.Init):
+            init = _distribution(item.dist, scope)
+            for name in item.names:
+                explicit[name.name] = init
+            default = default if item.names else init
+    return explicit, default
+
+
+def _distribution(dist: tree.Name | tree.Call, scope: Mapping[str, Scalar]) -> Init:
+    match dist:
+        case tree.Name("ones" | "zeros"):
+            return Init(dist.name)
+        case tree.Call(tree.Name("normal"), (std,), ()):
+            deviation = float(evaluate(std, scope))
+            if deviation < 0:
+                raise wrong("E0313", "a standard deviation cannot be negative", std.span, f"is {deviation:g}")
+            return Init("normal", (deviation,))
+        case tree.Name("normal") | tree.Call(tree.Name("normal")):
+            help = "write `normal(0.02)`: its mean is 0"
+            raise wrong("E0211", "`normal` takes one number, the standard deviation", dist.span, help=help)
+        case _:
+            raise wrong("E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`")
+
+
+class Draws:
+    """The model's input of draws, which there is from the first dropout on, and its forks for the `repeats` around."""
+
+    def __init__(self, writer: Writer, repeats: Sequence[OpenRepeat]) -> None:
+        self._writer, self._repeats = writer, repeats
+        self._sites = 0
+        self.inputs: tuple[Arg, ...] = ()
+
+    def next(self, span: Span) -> tuple[str, int]:
+        """The draws of the dropout that is being read, and its site."""
+        if not self.inputs:
+            given = self._value(Type("i64", (BATCH,)))
+            self.inputs = (Arg(given, given.name, Enter.EACH),)
+        held = self.inputs[0].value.name
+        for repeat in self._repeats:
+            repeat.draws = held = repeat.draws or self._forked(repeat, held, span)
+        self._sites += 1
+        return held, self._sites
+
+    def _forked(self, repeat: OpenRepeat, draws: str, span: Span) -> str:
+        """Draws for each iteration, made before the repeat; one iteration's."""
+        type = self._writer.types[draws]
+        all_ = self._writer.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
+        repeat.outside.append(Op(FORK.name, (draws,), (all_,), (("repeat", repeat.dim),), span=span))
+        own = self._value(type)
+        repeat.slices.append(Arg(own, all_.name, Enter.EACH))
+        return own.name
+
+    def _value(self, type: Type) -> Value:
+        return self._writer.value(DRAWS.name, type)

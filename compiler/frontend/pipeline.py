@@ -1,19 +1,22 @@
-"""The section `pipeline`, and the rules of `shard` that lay repeats over an axis: what is to be cut into stages.
-
-Non-goals: where it is cut (`passes.cut_stages`), and rows that no file gives (`passes.schedule_pipeline`).
-"""
+"""The section `pipeline`, and the rules of `shard` that split repeats over an axis into stages; rows from a file."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from attrs import evolve, frozen
 
-from ..config.settings import FILE, Order, Pipelining, read
-from ..ir import Claim, Pipeline, Program, Region
+from ..config.schema import read
+from ..config.settings import FILE, Order, Pipelining
+from ..ir import MICROBATCHES, Axis, Claim, Pipeline, Program, Region
+from ..schedules.actions import Schedule
+from ..schedules.check import problems
+from ..schedules.csv_file import BadRows, read_csv
+from ..schedules.violations import Problem
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, Note
+from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
+from ..syntax.limits import load
 from ..syntax.source import Span
-from .schedule_file import given_rows
 
 
 def pipelined(program: Program, given: Pipelining | None, head: Span, laid: Sequence[Claim]) -> Program:
@@ -116,3 +119,73 @@ def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Di
             note = Note(cuts[0].span, "split into stages here")
             help = "give the stages an axis of their own in `mesh`"
             found.error("E0513", f"`{claim.dim}` is sharded over the stages' axis", claim.span, notes=[note], help=help)
+
+
+MOST_BYTES = 2**20
+MOST_TOLD = 5
+
+
+def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
+    """The rows of the plan's file, if it names one, without messages.  Raises PlanError."""
+    if order.kind != FILE:
+        return None
+    span = order.spans["path"]
+    assert order.path, "resolve: rows without a path were not reported"
+    path = Path(span.path).parent / order.path
+    text = load(path, span, MOST_BYTES).text
+    try:
+        schedule = _computing(read_csv(text))
+    except BadRows as error:
+        problem = Problem(error.rank, error.cell, error.why, "")
+        raise PlanError([_told(problem, order, "both counted from 0")]) from None
+    _fits(schedule, program, axis, order)
+    found = problems(schedule)
+    if found:
+        raise PlanError([*_few(found, order)])
+    return schedule
+
+
+def _computing(schedule: Schedule) -> Schedule:
+    rows = (tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
+    return evolve(schedule, rows=tuple(rows))
+
+
+def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> None:
+    """As many ranks and microbatches as the plan has."""
+    microbatches = next(dim for dim in program.dims if dim.name == MICROBATCHES)
+    pairs = (
+        ("ranks", schedule.ranks, axis.size, Note(axis.span, "the axis")),
+        (
+            "microbatches",
+            schedule.microbatches,
+            microbatches.size,
+            Note(microbatches.span, f"{microbatches.size} of them"),
+        ),
+    )
+    found = [
+        Diagnostic(
+            "E0517",
+            f"`{order.path}` is for {has} {what}, the plan has {needed}",
+            order.spans["path"],
+            notes=(note,),
+            help="write a row for each rank" if what == "ranks" else "each stage runs once per microbatch",
+        )
+        for what, has, needed, note in pairs
+        if has != needed
+    ]
+    if found:
+        raise PlanError(found)
+
+
+def _few(found: list[Problem], order: Order) -> Iterator[Diagnostic]:
+    for problem in found[:MOST_TOLD]:
+        yield _told(problem, order, "both counted from 0, cells without empty ones")
+    if (more := len(found) - MOST_TOLD) > 0:
+        yield Diagnostic("E0517", f"`{order.path}`: {more} more like these", order.spans["path"])
+
+
+def _told(problem: Problem, order: Order, counted: str) -> Diagnostic:
+    """A problem, which stands in another file, where the plan names that."""
+    cell = "" if problem.cell is None else f", cell {problem.cell}"
+    label, notes = f"rank {problem.rank}{cell}", () if problem.cell is None else (Note(None, counted),)
+    return Diagnostic("E0517", f"`{order.path}`: {problem.why}", order.spans["path"], label, notes, problem.help)

@@ -1,7 +1,4 @@
-"""The sections of settings, each by itself and all together; what stands in for those that cannot be read.
-
-Non-goals: what settings have to do with the model (`inputs`, `logits`), and with its dims.
-"""
+"""The sections of settings, each by itself and all together; what replaces those that cannot be read."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -10,20 +7,18 @@ from attrs import evolve, frozen
 
 from ..config.fields import fields_of
 from ..config.gpus import check_gpu, kernels_for
-from ..config.settings import STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train, read
-from ..ir import Axis
+from ..config.schema import read
+from ..config.settings import ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train
+from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics
-from .compile_checks import check_compiled
+from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
 from .pipeline import read_pipelining
-from .precision import element_types
-from .rates import check_rates
-from .state import read_flow
+from .sharding import read_flow
 
 
 @frozen
 class Sections:
-    """What the plan says in them; `train` is None where that cannot be read, others are as if they were not there."""
+    """The settings of each; `train` is None where it cannot be read, others are as if they were not there."""
 
     train: Train | None
     cluster: Cluster
@@ -62,3 +57,70 @@ def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
     """Settings by which to look for mistakes of sharding where the section cannot be read: axes divide their dims."""
     ranks, spans = prod(axis.size for axis in axes), {field.name: section.head for field in fields_of(Train)}
     return Train(ranks, ranks, 1, 1, Optimizer("sgd", 1.0), Data("text", (STDLIB,)), spans=spans)
+
+
+def element_types(train: Train) -> tuple[str, str]:
+    """Element types of activations and of parameters' state of record.  Raises PlanError where settings contradict."""
+    found = Diagnostics()
+    master = train.master or ("fp64" if train.precision == "fp64" else "fp32")
+    if master != train.precision and _bytes(master) <= _bytes(train.precision):
+        found.error(
+            "E0411",
+            f"masters of {master} are less precise than the {train.precision} in which the model computes",
+            train.spans["master"],
+            help=f"leave `master` out, or compute in `precision = {master}`",
+        )
+    if train.reduce and train.reduce != master and _bytes(train.reduce) >= _bytes(master):
+        found.error(
+            "E0411",
+            f"sums in {train.reduce} are no more precise than the {master} in which gradients are added up",
+            train.spans["reduce"],
+            help="leave `reduce` out",
+        )
+    elif train.reduce == "fp16" and train.precision != "fp16":
+        found.error(
+            "E0411",
+            "without a loss scale gradients are too small for sums in fp16",
+            train.spans["reduce"],
+            help="write `reduce = bf16`, which takes as many bytes, or `precision = fp16`, which has a loss scale",
+        )
+    found.check()
+    return PRECISIONS[train.precision], PRECISIONS[master]
+
+
+def _bytes(precision: str) -> int:
+    return ITEM_BYTES[PRECISIONS[precision]]
+
+
+def check_compiled(train: Train) -> None:
+    """Raises PlanError where parts of a layer are to be made again, and layers to be compiled."""
+    found = Diagnostics()
+    if train.compile == ON:
+        asked = Note(train.spans["compile"], "layers are compiled")
+        if train.recompute.word == "selective":
+            found.error(
+                "E0412",
+                "torch.compile itself chooses what to recompute in a layer",
+                train.spans["recompute"],
+                notes=[asked],
+                help="write `recompute = full` or `every(2, layers)` for whole layers, or leave `compile` out",
+            )
+        if train.gathered == "regather":
+            found.error(
+                "E0412",
+                "a compiled layer saves its gathered activations",
+                train.spans["gathered"],
+                notes=[asked],
+                help="write `recompute = full`, which also regathers in backward, or leave `compile` out",
+            )
+    found.check()
+
+
+def check_rates(train: Train) -> None:
+    """Raises PlanError where a schedule would fall to more than it begins with."""
+    optimizer, schedule = train.optimizer, train.optimizer.schedule
+    if schedule.floor > optimizer.lr:
+        message = f"the learning rate falls to {schedule.floor:g}, from {optimizer.lr:g}"
+        notes = (Note(optimizer.spans["lr"], "the peak"),)
+        help = "`floor` is the learning rate at the last step, not a share of `lr`"
+        raise PlanError([Diagnostic("E0416", message, schedule.spans["floor"], "more than the peak", notes, help)])

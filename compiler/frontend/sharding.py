@@ -1,14 +1,17 @@
-"""The sections `mesh` and `shard`: axes, and which dims lie over them.
+"""The sections `mesh`, `shard` and `state`: axes, the dims over them, and how ranks share what a step keeps."""
 
-Non-goals: whether the sharding is possible (`validate`), and rules of `state`.
-"""
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 
-from collections.abc import Mapping, Sequence
+from attrs import evolve
 
-from ..config.fields import spelled
-from ..ir import Axis, Claim, Dim
+from ..config.schema import read
+from ..config.settings import Flow, StateGroup
+from ..config.values import spelled
+from ..ir import DATA_DIMS, STATES, Axis, Claim, Dim, Program, StateAxes
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, did_you_mean, listing
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing
+from ..syntax.source import Span
 
 
 def axes_of(section: tree.Section, found: Diagnostics) -> tuple[Axis, ...]:
@@ -68,3 +71,132 @@ def claims_of(rules: Sequence[tree.Rule]) -> tuple[Claim, ...]:
         for dim in rule.dims
         for axis in rule.axes
     )
+
+
+ZERO = "zero"
+"""The word of the stages of ZeRO."""
+
+
+def read_flow(section: tree.Section, found: Diagnostics) -> Flow | None:
+    """The section's settings; None if there are mistakes, which are added to `found`."""
+    return read(Flow, _settings(section, found, tree.Setting), found)
+
+
+def state_axes(
+    section: tree.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+) -> tuple[StateAxes, ...]:
+    """The section's rules, those of groups first, in mesh order, without axes of one rank."""
+    states = [_rules(entry, patterns, claims, sizes, found) for entry, patterns, _ in _groups(section, found)]
+    states.append(_rules(section, ("*",), claims, sizes, found))
+    return tuple(state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES))
+
+
+def check_patterns(section: tree.Section, program: Program, found: Diagnostics) -> None:
+    """Groups are of parameters, each in one."""
+    spans = [span for *_, span in _groups(section, Diagnostics())]  # whose mistakes `state_axes` has told
+    groups = zip((state.of for state in program.state), spans, strict=False)  # behind them the rules for all others
+    check_groups(groups, [param.name for param in program.params], found)
+
+
+def _groups(section: tree.Section, found: Diagnostics) -> Iterator[tuple[tree.Section, tuple[str, ...], Span]]:
+    """Each `group NAME { params = ["norm*"]  zero 1 over dp }`, with its patterns and their place."""
+    for entry in (entry for entry in section.entries if isinstance(entry, tree.Section)):
+        if entry.kind.name != StateGroup.SECTION:
+            help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
+            found.error("E0406", f"`state` has no section `{entry.kind}`", entry.head, help=help)
+        elif group := read(StateGroup, _settings(entry, found, tree.Setting, tree.Section), found):
+            yield entry, group.params, group.spans["params"]
+
+
+def _settings(section: tree.Section, found: Diagnostics, *kinds: type[tree.Entry]) -> tree.Section:
+    """The section with entries of these kinds alone, and without settings that are meant for rules."""
+    kept: list[tree.Entry] = []
+    for entry in (entry for entry in section.entries if isinstance(entry, kinds)):
+        if isinstance(entry, tree.Setting) and entry.key.name in (*STATES, ZERO):
+            found.error("E0502", "this is not a rule", entry.span, help=f"write `{_meant(entry)}`")
+        else:
+            kept.append(entry)
+    return evolve(section, entries=tuple(kept))
+
+
+def _meant(entry: tree.Setting) -> str:
+    stage = entry.value.value if isinstance(entry.value, tree.Number) else 1
+    return f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
+
+
+def _rules(
+    section: tree.Section, of: tuple[str, ...], claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+) -> StateAxes:
+    said: dict[str, tree.Rule] = {}
+    for entry in (entry for entry in section.entries if isinstance(entry, tree.Rule)):
+        for kind in entry.dims:
+            _kind(kind, said, found)
+            said[kind.name] = entry
+        for axis in entry.axes:
+            _axis(axis, claims, sizes, found)
+        _each_once(entry.axes, sizes, found)
+    axes = {kind: _axes(rule, sizes) for kind, rule in said.items() if kind in STATES}
+    state = StateAxes(of, **axes)
+    _nested(state, said, found)
+    return state
+
+
+def _axes(rule: tree.Rule, sizes: dict[str, int]) -> tuple[str, ...]:
+    named = {axis.name for axis in rule.axes}
+    return tuple(axis for axis, size in sizes.items() if axis in named and size > 1)
+
+
+def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> None:
+    if kind.name not in STATES:
+        help = did_you_mean(kind.name, STATES) or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
+        found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
+    elif kind.name in said:
+        note = Note(said[kind.name].span, "first here")
+        found.error("E0403", f"`{kind}` is sharded twice", kind.span, "again", notes=[note])
+
+
+def _axis(axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> None:
+    if axis.name not in sizes:
+        help = did_you_mean(axis.name, sizes) or f"axes of `mesh` are {listing(sizes)}"
+        found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+    elif sizes[axis.name] > 1 and not any(claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims):
+        help = f"gradients are summed over axes with data: write `batch over {axis}` in `shard`, or another axis"
+        found.error(
+            "E0515", f"no data is sharded over `{axis}`", axis.span, "gradients are not summed over it", help=help
+        )
+
+
+def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnostics) -> None:
+    first: dict[str, tree.Name] = {}
+    for axis in axes:
+        if axis is not first.setdefault(axis.name, axis):
+            notes = [Note(first[axis.name].span, "first here")]
+            help = f"leave it out: its {sizes.get(axis.name, 1)} ranks shard state only once"
+            found.error("E0403", f"`{axis}` is named twice", axis.span, "again", notes=notes, help=help)
+
+
+def _nested(state: StateAxes, said: dict[str, tree.Rule], found: Diagnostics) -> None:
+    """Whoever holds a part of the parameters holds that of their gradients, and of their optimizer state."""
+    for kind in STATES:
+        axes = getattr(state, kind)
+        if axes and axes != state.optimizer:
+            span = said[kind].span
+            help = f"write `optimizer over {', '.join(axes)}` too" if not state.optimizer else "give them the same axes"
+            notes = [Note(said["optimizer"].span, "the other axes")] if state.optimizer else []
+            message = f"`{kind}` and `optimizer` are sharded over different axes"
+            found.error("E0516", message, span, help=help, notes=notes)
+
+
+def check_groups(groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[str], found: Diagnostics) -> None:
+    """Every pattern of a group matches a parameter, and no parameter is in two groups; spans are of their patterns."""
+    owner: dict[str, Span] = {}
+    for patterns, span in groups:
+        for pattern in patterns:
+            matched = [name for name in names if fnmatchcase(name, pattern)]
+            if not matched:
+                help = did_you_mean(pattern, names) or f"parameters are {listing(names)}"
+                found.error("E0407", f"`{pattern}` matches no parameter", span, help=help)
+            for name in matched:
+                if (first := owner.setdefault(name, span)) is not span:
+                    notes = [Note(first, "the first group")]
+                    found.error("E0408", f"parameter `{name}` is in two groups", span, "matched again", notes=notes)

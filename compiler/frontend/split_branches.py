@@ -1,23 +1,23 @@
 """`if i < k { … }` in `repeat … as i`: a repeat whose iterations differ becomes several, whose iterations do not.
 
-Purpose: the model without branches.  Each part has a dim of its own; a parameter that several parts declare becomes one
-in each.  What the rest of the plan says of dims and parameters goes by the names that it has for them (`parts`).
-Non-goals: names that one side of a branch lacks (`visible`).
-"""
+Each part has a dim of its own; a parameter that several parts declare becomes one in each.  Claims, groups, names and
+recomputation of a divided dim or parameter are those of all its parts."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from attrs import evolve, frozen
 
-from ..ir import Dim
+from ..config.hf_names import HFWeight, shifted
+from ..config.settings import Train
+from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
 from ..syntax.diagnostics import did_you_mean
 from .arithmetic import Scalar, evaluate
-from .branch_scopes import check_visible
+from .branch_names import check_visible, count, declarations, names_in, with_names
 from .errors import check_dim, check_not_data, wrong
-from .rename import count, declarations, names_in, with_names
 
 MOST = 8192
 """The most statements that a model may have, those of a repeat counted once for each of its parts."""
@@ -154,7 +154,7 @@ class _Divider:
         return int(value)
 
     def _chosen(self, body: Sequence[tree.Statement], item: tree.Repeat, part: range) -> Iterator[tree.Statement]:
-        """What of a body runs in a part of the repeat `item`."""
+        """The statements of a body that run in a part of the repeat `item`."""
         for each in body:
             match each:
                 case tree.If(index, end, first, others) if item.index and index.name == item.index.name:
@@ -194,3 +194,48 @@ class _Divider:
             name += "_"
         self._taken.add(name)
         return name
+
+
+Copies = Mapping[str, Sequence[Copy]]
+
+
+def claims_of_parts(claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]) -> tuple[Claim, ...]:
+    """A claim for each part of a divided dim."""
+    return tuple(
+        evolve(claim, dim=name)
+        for claim in claims
+        for name in ([dim.name for dim in dims[claim.dim]] if claim.dim in dims else [claim.dim])
+    )
+
+
+def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim]]) -> Train:
+    """The settings with groups that hold all parts of the parameters that they name, and turns of parts done again."""
+    groups = tuple(evolve(group, params=_all_meant(group.params, copies)) for group in train.optimizer.groups)
+    again = train.recompute
+    if again.word == "every":
+        parts = ([part.name for part in dims.get(name, ())] or [name] for name in again.names)
+        again = evolve(again, names=tuple(name for each in parts for name in each))
+    return evolve(train, optimizer=evolve(train.optimizer, groups=groups), recompute=again)
+
+
+def state_of_parts(state: Sequence[StateAxes], copies: Copies) -> tuple[StateAxes, ...]:
+    """State of all parts of the parameters that it names."""
+    return tuple(evolve(each, of=_all_meant(each.of, copies)) for each in state)
+
+
+def _all_meant(patterns: Sequence[str], copies: Copies) -> tuple[str, ...]:
+    return tuple(name for pattern in patterns for name in _meant(pattern, copies))
+
+
+def _meant(pattern: str, copies: Copies) -> list[str]:
+    """The pattern where it matches what it means, else the names of that."""
+    meant = [copy.name for name, parts in copies.items() if fnmatchcase(name, pattern) for copy in parts]
+    matched = [copy.name for parts in copies.values() for copy in parts if fnmatchcase(copy.name, pattern)]
+    return [pattern] if not meant or meant == matched else meant
+
+
+def names_of_parts(names: Sequence[HFWeight], copies: Copies) -> Iterator[HFWeight]:
+    """An entry for each part of a parameter, whose index goes on where that of the part before ends."""
+    for each in names:
+        for copy in copies.get(each.param, ()):
+            yield evolve(shifted(each, copy.starts), param=copy.name)

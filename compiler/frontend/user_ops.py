@@ -1,7 +1,7 @@
 """`op NAME (…) -> […], … over … from "module:function"`: what a user op takes, and its calls as ops of the IR.
 
-Purpose: a signature that makes sense, of a function that is there: it is looked for in the text of the module beside
-the plan, which is never run.  Non-goals: whether the function does what the signature says (`scalec.testing`).
+A signature that makes sense, of a function that is there: it is looked for in the text of the module beside
+the plan, which is never run.
 """
 
 import ast

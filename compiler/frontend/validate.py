@@ -1,20 +1,20 @@
 """Says what is wrong with a plan's sharding before anything is built on it, with the arithmetic.
 
 Before: `resolve`.  After: every claim names a dim and an axis, and the axis divides the dim, or the dim is one of few
-key/value heads, which the axis can be factored for.  Non-goals: what single ops cannot do (`propagate`).
+key/value heads, which the axis can be factored for.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
+from ..analysis.vocabulary import tables
 from ..config.units import counted
 from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, types, walk
-from ..ops import OPS
-from ..ops.attention import head_dims
+from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from .constants import check_constants
-from .param_groups import check_groups
+from .sharding import check_groups
 
 
 def validate(program: Program) -> Program:
@@ -147,19 +147,14 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         broken.add(dim)
         ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
-        help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`" if _is_vocabulary(program, dim) else ""
+        if dim in tables(program).values():
+            help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`"
         place = next(d.span for d in program.dims if d.name == dim)
         notes = [Note(place, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
         found.error(
             "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
         )
     _padding(program, broken, found)
-
-
-def _is_vocabulary(program: Program, dim: str) -> bool:
-    """Whether a dim counts the rows of a table."""
-    found = types(program)
-    return any(op.kind == "embedding" and found[op.inputs[1]].dims[0] == dim for op in walk(program.region.body))
 
 
 def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
@@ -171,7 +166,7 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
     type_of = types(program)
     for op in walk(program.region.body):
         own = [type_of[name] for name in op.inputs]
-        over = {*op.names("over"), *OPS[op.kind].whole(own, op)} if op.kind not in LOSSES else set[str]()
+        over = {*op.names("over"), *OPS[op.kind].whole(own, op)} - {roles(op, type_of).classes}
         for name in over & padded.keys():
             help = "only the vocabulary of tables and of the loss can be padded"
             found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)
@@ -182,15 +177,10 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
             found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {program.degree(axes)} ranks")
 
 
-LOSSES = ("cross_entropy",)
-"""The ops that know of padding."""
-
-
 def _few_heads(program: Program) -> set[str]:
     """Dims that count key/value heads: an axis may be larger."""
     found = types(program)
-    inputs = [op.inputs for op in walk(program.region.body) if op.kind == "attention"]
-    return {head_dims(found[q], found[k])[1] for q, k, *_ in inputs}
+    return {roles(op, found).kv_heads for op in walk(program.region.body)}
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
@@ -212,7 +202,7 @@ def _machines(program: Program, found: Diagnostics) -> None:
 def _within_node(program: Program, found: Diagnostics) -> None:
     """Axes over which weights lie communicate inside every layer: they stay within one machine."""
     gpus, order = _gpus_per_node(program), [axis.name for axis in program.axes]
-    weights = _weight_axes(program)
+    weights = {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
     for axis, claim in weights.items():
         inner = order[order.index(axis) :]
         span = program.degree(tuple(inner))
@@ -235,10 +225,6 @@ def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, g
     return f"write {listed} after {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
 
 
-def _weight_axes(program: Program) -> dict[str, Claim]:
-    return {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
-
-
 def _gpus_per_node(program: Program) -> int:
     """As the plan says, or an equal part of the ranks."""
     return program.cluster.gpus_per_node or _ranks(program) // program.cluster.nodes
@@ -249,7 +235,7 @@ def _ranks(program: Program) -> int:
 
 
 def _groups(program: Program, found: Diagnostics) -> None:
-    """Those of the optimizer are of parameters, each in one."""
+    """Checks that groups of the optimizer name parameters, each in one group."""
     groups = ((group.params, group.spans["params"]) for group in program.train.optimizer.groups)
     check_groups(groups, [param.name for param in program.params], found)
 
@@ -258,8 +244,7 @@ def _heads(program: Program, found: Diagnostics) -> None:
     """Each key/value head serves as many query heads."""
     type_of = types(program)
     for op in walk(program.region.body):
-        if op.kind == "attention":
-            heads, kv_heads = head_dims(type_of[op.inputs[0]], type_of[op.inputs[1]])
-            if program.size(heads) % program.size(kv_heads):
-                label = f"{program.size(heads)} / {program.size(kv_heads)} is not whole"
-                found.error("E0311", f"`{kv_heads}` does not divide `{heads}`", op.span, label)
+        own = roles(op, type_of)
+        if own.heads and program.size(own.heads) % program.size(own.kv_heads):
+            label = f"{program.size(own.heads)} / {program.size(own.kv_heads)} is not whole"
+            found.error("E0311", f"`{own.kv_heads}` does not divide `{own.heads}`", op.span, label)

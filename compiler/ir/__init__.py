@@ -7,6 +7,7 @@ Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placem
 from .program import STATES, Axis, Bucket, Claim, Dim, Init, Param, Pipeline, Program, StateAxes
 from .regions import Arg, Enter, Leave, Op, Region, Stmt, Yield
 from .types import (
+    BATCH,
     DATA_DIMS,
     FLOATS,
     INVARIANT,
@@ -16,6 +17,7 @@ from .types import (
     PARTIAL,
     PRECISIONS,
     REPLICATED,
+    SEQUENCE,
     Attr,
     Kind,
     Placement,
@@ -27,6 +29,7 @@ from .types import (
 from .walk import Names, base, types, uses, values, walk
 
 __all__ = [
+    "BATCH",
     "DATA_DIMS",
     "FLOATS",
     "INVARIANT",
@@ -36,6 +39,7 @@ __all__ = [
     "PARTIAL",
     "PRECISIONS",
     "REPLICATED",
+    "SEQUENCE",
     "STATES",
     "Arg",
     "Attr",

@@ -15,6 +15,7 @@ from lark.exceptions import UnexpectedInput
 from ..config import settings
 from ..config.gpus import check_gpu
 from ..config.hf_names import HFWeight, read_names
+from ..config.schema import read
 from ..schedules.actions import Schedule
 from ..schedules.csv_file import BadRows, read_csv
 from ..syntax.diagnostics import Diagnostic, Diagnostics, PlanError
@@ -55,10 +56,10 @@ def read_ir(source: Source) -> Program:
         help = "sections `cluster` and `train` must come before `program`"
         raise PlanError([Diagnostic("E0190", "this IR has no settings", source.whole(), help=help)])
     found = Diagnostics()
-    cluster = settings.read(settings.Cluster, sections["cluster"], found)
-    train = settings.read(settings.Train, sections["train"], found)
-    flow = settings.read(settings.Flow, sections["state"], found) if "state" in sections else settings.Flow()
-    order = settings.read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None
+    cluster = read(settings.Cluster, sections["cluster"], found)
+    train = read(settings.Train, sections["train"], found)
+    flow = read(settings.Flow, sections["state"], found) if "state" in sections else settings.Flow()
+    order = read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None
     names = read_names(sections["names"], found, {}) if "names" in sections else ()
     if cluster:
         check_gpu(cluster, found)
@@ -165,11 +166,11 @@ class _Builder(Transformer[Token, Program]):
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
     def start(self, parts: Parts) -> Program:
-        name, stage = _words(parts)
+        name, after = _words(parts)
         (region,) = _all(Region, parts)
         return Program(
             name,
-            stage,
+            after,
             _all(Axis, parts),
             _all(Dim, parts),
             _all(Claim, parts),
@@ -211,9 +212,9 @@ class _Builder(Transformer[Token, Program]):
         return tuple(map(self._count, _tokens(parts)))
 
     def axis(self, parts: Parts) -> Axis:
-        name, size, whole = _tokens(parts)
+        name, size, parent = _tokens(parts)
         self._axes.append(str(name))
-        return Axis(str(name), self._count(size), str(whole), span=parts[-1])
+        return Axis(str(name), self._count(size), str(parent), span=parts[-1])
 
     def dim(self, parts: Parts) -> Dim:
         name, size, *valid = _tokens(parts)
@@ -240,8 +241,14 @@ class _Builder(Transformer[Token, Program]):
         return str(kind), axes
 
     def bucket(self, parts: Parts) -> Bucket:
-        value: Value = parts[0]
-        return Bucket(value.name, parts[1], value.type)
+        name, type, params, *facts = parts
+        return Bucket(str(name), params, type, **dict(facts))
+
+    def over(self, parts: Parts) -> tuple[str, tuple[str, ...]]:
+        return str(parts[0]), parts[1]
+
+    def flag(self, parts: Parts) -> tuple[str, bool]:
+        return str(parts[0]), True
 
     def region(self, parts: Parts) -> Region:
         words: dict[str, Any] = {part.type: part.value for part in _all(Token, parts)}

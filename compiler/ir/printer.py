@@ -1,6 +1,6 @@
 """Writes a program as IR text, which `reader` reads back to an equal program.
 
-Non-goals: plan text (`settings.show` and `names.show_names` write the sections that stand before the IR).
+Non-goals: plan text (`schema.show` and `names.show_names` write the sections that stand before the IR).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +9,10 @@ from pathlib import PurePath
 from attrs import asdict
 
 from ..config.hf_names import show_names
-from ..config.settings import Flow, show
+from ..config.schema import show
+from ..config.settings import Flow
 from ..syntax.source import Span
-from . import Attr, Dim, Kind, Op, Param, Pipeline, Placement, Program, Region, StateAxes, Type, Value
+from . import Attr, Bucket, Dim, Kind, Op, Param, Pipeline, Placement, Program, Region, StateAxes, Type, Value
 
 
 def print_ir(program: Program) -> str:
@@ -23,8 +24,8 @@ def print_ir(program: Program) -> str:
         *([show(program.pipeline.settings)] if program.pipeline else []),
         *([show_names(program.names)] if program.names else []),
         "",
-        f"program {program.name} after {program.stage}",
-        *(f"axis {a.name} = {a.size} of {a.whole} {_location(a.span)}" for a in program.axes),
+        f"program {program.name} after {program.after}",
+        *(f"axis {a.name} = {a.size} of {a.parent} {_location(a.span)}" for a in program.axes),
         *(f"dim {d.name} = {d.size}{_padding(d)} {_location(d.span)}" for d in program.dims),
         *(
             f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"
@@ -32,7 +33,7 @@ def print_ir(program: Program) -> str:
         ),
         *map(_param, program.params),
         *map(_state, program.state),
-        *(f"bucket {b.name}: {print_type(b.type)} of [{_join(b.params)}]" for b in program.buckets),
+        *map(_bucket, program.buckets),
         *(_pipeline(program.pipeline) if program.pipeline else ()),
         *_region(program.region, ""),
     ]
@@ -46,6 +47,12 @@ def _padding(dim: Dim) -> str:
 def _state(state: StateAxes) -> str:
     kinds = [f"{kind} [{_join(axes)}]" for kind, axes in asdict(state).items() if kind != "of" and axes]
     return " ".join(["state", *kinds, "of", _attr(state.of)])
+
+
+def _bucket(it: Bucket) -> str:
+    facts = asdict(it, filter=lambda field, value: bool(value) and field.name not in ("name", "params", "type"))
+    words = (name if value is True else f"{name} [{_join(value)}]" for name, value in facts.items())
+    return " ".join([f"bucket {it.name}: {print_type(it.type)} of [{_join(it.params)}]", *words])
 
 
 def _pipeline(it: Pipeline) -> Iterator[str]:

@@ -10,7 +10,7 @@ from ..config.settings import Cluster, Flow, Pipelining, Train
 from ..schedules.actions import Schedule
 from ..syntax.source import Span
 from .regions import Region, written_at
-from .types import INVARIANT, Placement, Places, Type
+from .types import INVARIANT, PRECISIONS, Placement, Places, Type
 
 STATES = ("parameters", "gradients", "optimizer")
 """What ranks may share out of a parameter's state."""
@@ -18,11 +18,11 @@ STATES = ("parameters", "gradients", "optimizer")
 
 @frozen
 class Axis:
-    """A mesh axis; `whole` names the axis of the plan of which this is a factor (else itself)."""
+    """A mesh axis; `parent` names the axis of the plan of which this is a factor (else itself)."""
 
     name: str
     size: int
-    whole: str
+    parent: str
     span: Span = written_at()
 
 
@@ -77,11 +77,20 @@ class Bucket:
     Its last dim is the flat one, after the dims of repeats whose iterations have a buffer each, gathered and reduced
     separately.  Each rank keeps master weights and optimizer state only for its shard of the gradient.  Between steps
     the rest of its copy of the parameters is stale, even if their type says R.
+
+    shard_axes             the axes that shard it: parameters are gathered, gradients reduced and scattered over them
+    reduce_axes            the axes over which the gradient, or the rank's shard of it, is reduced as well
+    reshard_after_forward  whether parameters are gathered for one layer, or to the end of a stage, not for the step
+    shard_gradients        whether each microbatch reduces gradients, which otherwise add up and are reduced once a step
     """
 
     name: str
     params: tuple[str, ...]
     type: Type
+    shard_axes: tuple[str, ...] = ()
+    reduce_axes: tuple[str, ...] = ()
+    reshard_after_forward: bool = False
+    shard_gradients: bool = False
 
     @property
     def dim(self) -> str:
@@ -92,6 +101,11 @@ class Bucket:
     def turns(self) -> tuple[str, ...]:
         """The dims of repeats, outermost first, whose turns have a buffer each."""
         return self.type.dims[:-1]
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether each iteration of a repeat has a buffer of its own."""
+        return bool(self.turns)
 
 
 @frozen
@@ -143,10 +157,10 @@ class Pipeline:
 
 @frozen
 class Program:
-    """A plan on its way to a training program, after the pass `stage`."""
+    """A plan on its way to a training program, after the pass `after`."""
 
     name: str
-    stage: str
+    after: str
     axes: tuple[Axis, ...]
     dims: tuple[Dim, ...]
     claims: tuple[Claim, ...]
@@ -187,6 +201,11 @@ class Program:
     def bucket(self, name: str) -> Bucket:
         """The bucket `name`."""
         return next(bucket for bucket in self.buckets if bucket.name == name)
+
+    def reduce_dtype(self, bucket: Bucket) -> str:
+        """The element type in which a bucket's gradient is reduced."""
+        sent = PRECISIONS.get(self.train.reduce or "", bucket.type.dtype)
+        return sent if bucket.shard_axes or bucket.reduce_axes else bucket.type.dtype
 
     def degree(self, axes: tuple[str, ...]) -> int:
         """The number of ranks in a group over `axes`."""

@@ -77,8 +77,8 @@ class Type:
 
 
 MICROBATCHES = "microbatches"
-DATA_DIMS = ("batch", "seq")
-"""The dims of the model's inputs; they never shard a parameter's storage."""
+BATCH, SEQUENCE = DATA_DIMS = ("batch", "seq")
+"""The dims of the model's inputs, as plans call them; they never shard a parameter's storage."""
 
 FLOATS = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 ITEM_BYTES = {**FLOATS, "i64": 8}

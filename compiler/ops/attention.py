@@ -4,17 +4,17 @@ Non-goals: sharding the sequence inside attention, which is context parallelism.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 from attrs import evolve
 
-from ..ir import Op, Placement, Program, Type
+from ..ir import DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .roles import Roles
 from .saved_tensors import Local, Saved
-
-SEQUENCE = "seq"
 
 DOCUMENTS = Operand("documents", given="documents", optional=True)
 """Which document each token is of."""
@@ -52,10 +52,21 @@ def head_dims(q: Type, k: Type) -> tuple[str, str]:
 
 
 def _heads(type: Type) -> str:
-    found = [dim for dim in type.dims[:-1] if dim not in ("batch", SEQUENCE)]
+    found = [dim for dim in type.dims[:-1] if dim not in DATA_DIMS]
     if len(found) != 1 or SEQUENCE not in type.dims:
         raise TypingError(f"attention takes [batch, seq, heads, head_dim], not [{', '.join(type.dims)}]")
     return found[0]
+
+
+def attention_roles(types: Sequence[Type], op: Op) -> Roles:
+    """Of an op whose first operands are queries and keys."""
+    heads, kv_heads = head_dims(*types[:2])
+    return Roles(query_seq=SEQUENCE, key_seq=SEQUENCE, heads=heads, kv_heads=kv_heads)
+
+
+def rope_roles(types: Sequence[Type], op: Op) -> Roles:
+    """Of an op whose operands are rotated."""
+    return Roles(query_seq=SEQUENCE, rotated=types[0].dims[-1])
 
 
 def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -85,25 +96,11 @@ def _sequence_and_last(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
     """Key/value heads are sharded only together with the query heads that use them, over the outer of their axes."""
-    q, k = types[:2] if op.kind == "attention" else types[1:3]
+    q, k = types[:2]
     heads, kv_heads = head_dims(q, k)
     split = {place.dim for place in places} - {""}
     outer = q.axes_of(heads)[: len(k.axes_of(kv_heads))] == k.axes_of(kv_heads)
     return outer and (split == {heads, kv_heads} or (len(split) == 1 and split != {kv_heads}))
-
-
-def _attention_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    qkv, rest = op.inputs[:3], op.inputs[3:]
-    saved = [b.saved(name) for name in (*qkv, op.outputs[0].name, *rest)]
-    return [*b.emit("attention_dx", [*grads, *saved], qkv, **dict(op.attrs)), *(None for _ in rest)]
-
-
-def _qkv(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(t.dtype, t.dims) for t in types[1:4]]
-
-
-def _rope_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [b.emit("rope_dx", grads, op.inputs, **dict(op.attrs))[0]]
 
 
 # ---- what autograd keeps: torch's kernels, and what stands in memory where torch has none
@@ -143,12 +140,11 @@ QUERIES = 256
 """Of how many queries scalec's own attention has scores at a time where it is plain torch."""
 
 
-def _attention_scratch(it: Local) -> int:
+def _attention_scratch(it: Local, back: bool = False) -> int:
     """What torch's holds, or for what torch has no kernel, scalec's: its kernels hold nothing."""
     given = dict(it.op.attrs)
-    back = it.op.kind == "attention_dx"
     window = window_of(it.op)
-    special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > (5 if back else 3)
+    special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > 3
     if not it.kernels or "dropout" in given or not special:
         return _scores_twice(it) or _flash_backward(it) * back
     return 0 if it.launched else _scores_of_some(it, back, "softcap" in given, window)
@@ -161,7 +157,7 @@ def _scores_of_some(it: Local, back: bool, capped: bool, window: int) -> int:
     keys = min(size, window + queries) if window else size
     before = min(size - queries, keys)
     now, left = (6, 1) if back else (3 + capped, 1 + capped)
-    sums = sum(it.widened(i) for i in (1, 2, 3)) if back and it.is_narrow else 0
+    sums = sum(map(it.widened, range(3))) if back and it.is_narrow else 0
     heads = it.elements() // it.program.size(it.types[0].dims[-1]) // size
     return heads * queries * (now * keys + left * before) * it.wide + sums
 
@@ -181,7 +177,7 @@ def _flash_backward(it: Local) -> int:
     """
     if it.device == "cpu" or not it.is_narrow:
         return 0
-    repeated = 2 * it.bytes() if it.elements(2) < it.elements() else 0
+    repeated = 2 * it.bytes() if it.elements(1) < it.elements() else 0
     return it.widened() + it.widened() // it.program.size(it.types[0].dims[-1]) + repeated
 
 
@@ -227,23 +223,13 @@ ROPE = OpDef(
         Attribute("original", default=8192.0),
     ),
     linear=((0,),),
+    roles=rope_roles,
     whole=_sequence_and_last,
-    adjoint=_rope_adjoint,
+    vjp=Vjp(unread=(0,), scratch=_turning),
     function="rope",
     stem="r",
     scratch=_turning,
     surface=True,
-)
-
-ROPE_DX = OpDef(
-    "rope_dx",
-    "The rotation back.",
-    same,
-    operands=takes("dy"),
-    attributes=ROPE.attributes,
-    linear=((0,),),
-    scratch=_turning,
-    whole=_sequence_and_last,
 )
 
 
@@ -253,24 +239,17 @@ def _each_rotated(program: Program, types: Sequence[Type], op: Op) -> list[Type]
     return [ROPE.infer(program, [type], single)[0] for type in types]
 
 
-def _both_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [*b.emit("rope_pair_dx", grads, op.inputs, **dict(op.attrs))]
-
-
 ROPE_PAIR = OpDef(
     "rope_pair",
     "rope of queries and of keys, in one pass.",
     operands=takes("q", "k"),
     attributes=ROPE.attributes,
     typing=_each_rotated,
-    adjoint=_both_adjoint,
+    roles=rope_roles,
+    vjp=Vjp(unread=(0, 1), scratch=_turning_both),
     function="rope_pair",
     scratch=_turning_both,
 )
-ROPE_PAIR_DX = evolve(ROPE_PAIR, name="rope_pair_dx", doc="The rotations back.", adjoint=None, function="")
-
-ROPES = (ROPE.name, ROPE_PAIR.name)
-"""The ops that turn by a table of rotary positions."""
 
 ATTENTION = OpDef(
     "attention",
@@ -287,24 +266,13 @@ ATTENTION = OpDef(
         Attribute("dropout", default=0.0, share=True),
         evolve(SITE, default=0),
     ),
+    roles=attention_roles,
     whole=_sequence_and_last,
     allows=_heads_alike,
-    adjoint=_attention_adjoint,
+    vjp=Vjp(result=True, scratch=partial(_attention_scratch, back=True)),
     function="attention",
     stem="o",
     saves=_attention_saves,
     scratch=_attention_scratch,
     surface=True,
-)
-
-ATTENTION_DX = OpDef(
-    "attention_dx",
-    "The gradients of q, k and v, from dy, q, k, v and the result (Dao 2023, appendix).",
-    _qkv,
-    operands=(*takes("dy", "q", "k", "v", "y"), *LAST),
-    attributes=ATTENTION.attributes,
-    linear=((0,),),
-    whole=_sequence_and_last,
-    allows=_heads_alike,
-    scratch=_attention_scratch,
 )

@@ -3,11 +3,12 @@
 Non-goals: the losses (`head`, where each rank has the whole vocabulary, and `parts`, where ranks share it out).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from ..ir import ITEM_BYTES, Op, Type
-from .protocol import Attribute, Builder, Operand, TypingError, takes
+from .protocol import Attribute, Operand, TypingError, takes
+from .roles import Roles
 from .saved_tensors import Local
 
 INNER = Attribute("inner", kinds=(tuple,))
@@ -28,15 +29,9 @@ def tokens_of(op: Op, x: Type) -> tuple[str, ...]:
     return tuple(dim for dim in x.dims if dim not in op.names("inner"))
 
 
-def class_dims(op: Op, types: Sequence[Type]) -> tuple[str, ...]:
-    """The dim of a loss' classes, if an op takes logits, or makes them of its operands."""
-    match op.kind:
-        case "cross_entropy" | "local_softmax_stats" | "logit_softmax_stats":
-            return types[0].dims[-1:]
-        case "linear_cross_entropy" | "linear_softmax_stats":
-            return (classes_of(op, types[1]),)
-        case _:
-            return ()
+def product_roles(types: Sequence[Type], op: Op) -> Roles:
+    """Of a loss that makes its logits."""
+    return Roles(classes=classes_of(op, types[1]))
 
 
 def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
@@ -48,14 +43,6 @@ def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
         raise TypingError(f"{op.kind} contracts the last dims of its operand with those of its weight")
     if labels.dims != tokens_of(op, x):
         raise TypingError(f"{op.kind} takes a label for each of [{', '.join(tokens_of(op, x))}]")
-
-
-def gradients(op: Op, back: Sequence[str], kinds: Mapping[str, int], b: Builder) -> list[str | None]:
-    """Those of all operands, of which ops of some kinds make the gradients, by their places."""
-    by, attrs = {at: kind for kind, at in kinds.items()}, dict(op.attrs)
-    wanted = [i in by and b.wanted(name) for i, name in enumerate(op.inputs)]
-    pairs = enumerate(zip(op.inputs, wanted, strict=True))
-    return [b.emit(by[i], back, [name], **attrs)[0] if of else None for i, (name, of) in pairs]
 
 
 # ---- a chunk of the logits
@@ -71,12 +58,12 @@ def few_tokens(columns: int) -> int:
     return 1024
 
 
-def chunk(it: Local, x: int, *, by_tokens: bool) -> tuple[int, int]:
-    """The bytes of a chunk of logits, of the operand x and the weight behind it, and what their gradient takes there.
+def chunk(it: Local, *, by_tokens: bool) -> tuple[int, int]:
+    """The bytes of a chunk of logits, of the first operand and the weight, and what their gradient takes there.
 
     A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 of what has fewer bits.
     """
-    type, weight = it.types[x], it.types[x + 1]
+    type, weight = it.types[:2]
     tokens = prod(it.program.local_size(type, dim) for dim in tokens_of(it.op, type))
     classes = it.program.local_size(weight, classes_of(it.op, weight))
     few = (min(tokens, few_tokens(classes)), classes) if by_tokens else (tokens, min(classes, few_columns(classes)))

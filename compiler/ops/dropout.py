@@ -9,9 +9,8 @@ Non-goals: that function (`runtime.dropout`; the verifier has one of its own).
 
 from collections.abc import Sequence
 
-from ..ir import Op, Type
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved_tensors import Local, Saved
+from ..ir import BATCH, SEQUENCE, Op, Type
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 
 DRAWS = Operand("draws", given="draws", implied=True)
 SITE = Attribute("site", kinds=(int,), implied=True)
@@ -19,12 +18,12 @@ SITE = Attribute("site", kinds=(int,), implied=True)
 
 def are_draws(type: Type) -> bool:
     """Whether values of this type are draws; no others are integers without a sequence."""
-    return (type.dtype, type.dims) == ("i64", ("batch",))
+    return (type.dtype, type.dims) == ("i64", (BATCH,))
 
 
 def check_draws(draws: Type, x: Type) -> None:
     """Raises TypingError where `draws` are not one for each sample of `x`."""
-    if not are_draws(draws) or "batch" not in x.dims:
+    if not are_draws(draws) or BATCH not in x.dims:
         raise TypingError(f"dropout draws for each sample, of which [{', '.join(x.dims)}] knows nothing")
 
 
@@ -32,18 +31,9 @@ def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
     """Elements are counted sample by sample with the positions outermost, wherever `batch` lies in memory."""
     x, draws = types
     check_draws(draws, x)
-    if "seq" in [dim for dim in x.dims if dim != "batch"][1:]:
+    if SEQUENCE in [dim for dim in x.dims if dim != BATCH][1:]:
         raise TypingError(f"dropout takes [batch, seq, …], not [{', '.join(x.dims)}]")
     return [(x.dtype, x.dims)]
-
-
-def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    x, draws = op.inputs
-    return [b.emit("dropout", [*grads, b.saved(draws)], [x], **dict(op.attrs))[0], None]
-
-
-def _draws(it: Local) -> Saved:
-    return Saved(operands=(1,))
 
 
 def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -56,15 +46,14 @@ def _repeat(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 DROPOUT = OpDef(
     "dropout",
-    "Zero with probability `p`, else x / (1 − p), each element by itself (Srivastava et al. 2014); its own gradient.",
+    "Zero with probability `p`, else x / (1 − p), each element by itself (Srivastava et al. 2014).",
     _dropped,
     operands=(Operand("x"), DRAWS),
     attributes=(Attribute("p", share=True), SITE),
     linear=((0,),),
-    adjoint=_adjoint,
+    vjp=Vjp(unread=(0,)),
     function="dropout",
     stem="y",
-    saves=_draws,
     surface=True,
 )
 

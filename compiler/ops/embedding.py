@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from ..ir import ITEM_BYTES, Op, Type
-from .protocol import Builder, OpDef, Operand, Shape, TypingError, takes
+from .protocol import OpDef, Operand, Shape, TypingError, Vjp
+from .roles import Roles
 from .saved_tensors import Local, Saved
 
 
@@ -14,13 +15,8 @@ def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(table.dtype, (*tokens.dims, *table.dims[1:]))]
 
 
-def _like_table(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[2].dtype, types[2].dims)]
-
-
-def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    tokens, table = op.inputs
-    return [None, b.emit("embedding_dw", [*grads, b.saved(tokens), b.saved(table)], [table])[0]]
+def _roles(types: Sequence[Type], op: Op) -> Roles:
+    return Roles(rows=types[1].dims[0])
 
 
 def _rows(it: Local) -> Saved:
@@ -43,18 +39,11 @@ EMBEDDING = OpDef(
     "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
     _looked_up,
     operands=(Operand("tokens", given="tokens"), Operand("table")),
-    adjoint=_adjoint,
+    roles=_roles,
+    vjp=Vjp(delayed=True),
     function="embedding",
     stem="e",
     saves=_rows,
     scratch=_unmasked,
     surface=True,
-)
-
-EMBEDDING_DW = OpDef(
-    "embedding_dw",
-    "The table's gradient; the table itself gives only its shape.",
-    _like_table,
-    operands=takes("dy", "tokens", "table"),
-    linear=((0,),),
 )

@@ -5,14 +5,18 @@ Non-goals: where they stand (`passes.fuse_ops`); the head with its loss (`head`)
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
+from attrs import evolve
+
 from ..ir import ITEM_BYTES, Op, Program, Type
-from .algebra import CONTRACT
-from .norm import EPS, LAYERNORM, RMSNORM, norm_dx_scratch, norm_scratch, weight_gradients
+from .algebra import ADD, CONTRACT
+from .norm import EPS, LAYERNORM, RMSNORM, norm_scratch
 from .pointwise import FUNCTIONS, same
-from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
+from .protocol import Attribute, Builder, OpDef, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local, Saved, operands
+from .vjp import vjp
 
 # ---- a sum and its norm
 
@@ -25,20 +29,17 @@ def _sum_and_norm(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _normed(types: Sequence[Type], op: Op) -> frozenset[str]:
-    """Of a sum and its norm, and of its gradient, the weight stands third."""
+    """Of a sum and its norm, the weight stands third."""
     return frozenset(types[2].dims)
 
 
-def _sum_and_norm_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """Both terms have the gradient of their sum: its own, and what comes through the norm."""
+def _adjoint(op: Op, grads: Sequence[str], norm: OpDef, b: Builder) -> list[str | None]:
+    """Both terms have the gradient of their sum: its own, and what comes through the norm of it."""
     (d_sum, d_norm), (x, _, *weights), total = grads, op.inputs, op.outputs[0].name
-    back, eps = [d_sum, d_norm, b.saved(weights[0]), b.saved(total)], op.get("eps")
-    (dx,) = b.emit(f"{op.kind}_dx", back, [x], eps=eps)
-    return [dx, dx, *weight_gradients(op.kind.removeprefix("add_"), d_norm, total, weights, eps, b)]
-
-
-def _like_sum(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[3].dtype, types[3].dims)]
+    normed = evolve(op, kind=norm.name, inputs=(total, *weights))
+    through, *_ = vjp(norm, normed, [d_norm], [0], b)
+    (dx,) = b.emit(ADD.name, [d_sum, through], [x])
+    return [dx, dx, *vjp(norm, normed, [d_norm], range(1, 1 + len(weights)), b)]
 
 
 def _norm_saves(it: Local) -> Saved:
@@ -48,31 +49,20 @@ def _norm_saves(it: Local) -> Saved:
     return Saved(operands=(2,), results=(0,), others=(*mean, ("1 / deviation", rows)))
 
 
-def _added(norm: OpDef) -> tuple[OpDef, OpDef]:
-    """A norm of a sum that is used itself too, and the gradient of the sum's terms."""
-    entry = OpDef(
+def _added(norm: OpDef) -> OpDef:
+    """A norm of a sum that is used itself too."""
+    return OpDef(
         f"add_{norm.name}",
         f"The sum of two values, and its {norm.name}.",
         _sum_and_norm,
         operands=(*takes("x", "y"), *norm.operands[1:]),
         attributes=(EPS,),
         whole=_normed,
-        adjoint=_sum_and_norm_adjoint,
+        adjoint=lambda op, grads, b: _adjoint(op, grads, norm, b),
         function=f"add_{norm.function}",
         saves=_norm_saves,
         scratch=norm_scratch,
     )
-    slope = OpDef(
-        f"add_{norm.name}_dx",
-        f"The gradient of each term of add_{norm.name}: that of the sum, and what comes through its norm.",
-        _like_sum,
-        operands=takes("d_sum", "d_norm", "weight", "sum"),
-        attributes=(EPS,),
-        linear=((0, 1),),
-        whole=_normed,
-        scratch=norm_dx_scratch,
-    )
-    return entry, slope
 
 
 # ---- several products of one value
@@ -84,26 +74,11 @@ def _products(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [CONTRACT.infer(program, (x, weight), single)[0] for weight in weights]
 
 
-def _sum_of_products(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    grads, weights = types[: len(types) // 2], types[len(types) // 2 :]
-    found = [_product(program, *pair, op) for pair in zip(grads, weights, strict=True)]
-    if len({*found}) != 1:
-        raise TypingError(f"{op.kind} adds gradients that lie differently: {', '.join(map(str, found))}")
-    return found[:1]
-
-
-def _product(program: Program, grad: Type, weight: Type, op: Op) -> Type:
-    """The input's part of the gradient of one product."""
-    outer = tuple(dim for dim in weight.dims if dim not in op.names("inner"))
-    single = Op(CONTRACT.name, (), (), (("over", outer),), span=op.span)
-    return CONTRACT.infer(program, (grad, weight), single)[0]
-
-
 def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """Those of weights are products of their own."""
     x, *weights = op.inputs
-    over = op.names("over")
-    outer = tuple(dim for dim in b.type(x).dims if dim not in over)
-    dx = b.emit("contracts_dx", [*grads, *map(b.saved, weights)], [x], inner=over)[0] if b.wanted(x) else None
+    outer = tuple(dim for dim in b.type(x).dims if dim not in op.names("over"))
+    dx = vjp(CONTRACTS, op, grads, [0], b)[0] if b.wanted(x) else None
     pairs = zip(grads, weights, strict=True)
     dws = [b.emit("contract", [grad, b.saved(x)], [w], over=outer)[0] if b.wanted(w) else None for grad, w in pairs]
     return [dx, *dws]
@@ -120,11 +95,10 @@ def _gradients_together(it: Local) -> int:
 
     Gradients that are slices of one from the start are not copied, which is not known here.
     """
-    grads, weights = len(it.types) // 2, it.types[len(it.types) // 2 :]
-    inner = it.op.names("inner")
-    width = prod(it.program.local_size(weights[0], dim) for dim in inner)
-    rows = sum(it.program.elements(weight) for weight in weights) // width
-    return sum(map(it.bytes, range(grads))) if rows <= width * (grads - 1) else 0
+    weights, over = range(1, len(it.types)), it.op.names("over")
+    width = prod(it.program.local_size(it.types[0], dim) for dim in over)
+    rows = sum(map(it.elements, weights)) // width
+    return it.bytes() // width * rows if rows <= width * (len(weights) - 1) else 0
 
 
 CONTRACTS = OpDef(
@@ -135,20 +109,11 @@ CONTRACTS = OpDef(
     more=True,
     attributes=(*CONTRACT.attributes, Attribute("apart", kinds=(tuple,), default=())),
     typing=_products,
+    vjp=Vjp(unread=(0,), scratch=_gradients_together),
     adjoint=_products_adjoint,
     function="fused_linear",
     saves=operands,
     scratch=_copies,
-)
-
-CONTRACTS_DX = OpDef(
-    "contracts_dx",
-    "The gradient of contracts' value, of dims `inner`: the sum of the products of each result's with its weight.",
-    operands=takes("dy", "w"),
-    more=True,
-    attributes=(Attribute("inner", kinds=(tuple,)),),
-    typing=_sum_of_products,
-    scratch=_gradients_together,
 )
 
 # ---- a gate
@@ -160,45 +125,26 @@ def _alike(types: Sequence[Type], op: Op) -> list[Shape]:
     return same(types, op)
 
 
-def _two_alike(types: Sequence[Type], op: Op) -> list[Shape]:
-    return _alike(types, op) * 2
-
-
-def _gate_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [*b.emit(f"{op.kind}_dx", [*grads, *map(b.saved, op.inputs)], op.inputs, **dict(op.attrs))]
-
-
-def _function_and_slope(it: Local) -> int:
+def _function_and_slope(it: Local, results: int = 1) -> int:
     """A kernel has them in registers; plain torch makes both, forward and backward, with two terms on the way."""
     if it.launched:
         return 0
     terms = 4 + it.is_narrow + ("tanh" in dict(it.op.attrs).values())
-    return terms * it.widened() - len(it.op.outputs) * it.bytes()
+    return terms * it.widened() - results * it.bytes()
 
 
-def _gated(function: OpDef) -> tuple[OpDef, OpDef]:
-    """A product with a function of the other factor, and its gradients."""
-    entry = OpDef(
+def _gated(function: OpDef) -> OpDef:
+    """A product with a function of the other factor."""
+    return OpDef(
         f"{function.name}_mul",
         f"{function.name}(x) · y, the gate of a gated linear unit (Shazeer 2020).",
         _alike,
         operands=takes("x", "y"),
         attributes=function.attributes,
-        adjoint=_gate_adjoint,
+        vjp=Vjp(scratch=partial(_function_and_slope, results=2)),
         function=f"{function.name}_mul",
-        saves=operands,
         scratch=_function_and_slope,
     )
-    slopes = OpDef(
-        f"{entry.name}_dx",
-        f"The gradients of {entry.name}'s operands.",
-        _two_alike,
-        operands=takes("dy", "x", "y"),
-        attributes=function.attributes,
-        linear=((0,),),
-        scratch=_function_and_slope,
-    )
-    return entry, slopes
 
 
 GATES = {function.name: f"{function.name}_mul" for function in FUNCTIONS if function.name in ("silu", "gelu")}
@@ -214,8 +160,7 @@ FUSED = (*NORMS.values(), *GATES.values(), CONTRACTS.name, *LOSSES, "rope_pair")
 """The ops of a forward that stand for several."""
 
 ENTRIES = (
-    *(entry for norm in (RMSNORM, LAYERNORM) for entry in _added(norm)),
-    *(entry for function in FUNCTIONS if function.name in GATES for entry in _gated(function)),
+    *map(_added, (RMSNORM, LAYERNORM)),
+    *(_gated(function) for function in FUNCTIONS if function.name in GATES),
     CONTRACTS,
-    CONTRACTS_DX,
 )

@@ -7,7 +7,8 @@ The mean that label smoothing takes is part of the label's sum, so that it costs
 from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 
 SMOOTHING = Attribute("smoothing", default=0.0)
@@ -44,37 +45,6 @@ def _per_token(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _two_per_token(types: Sequence[Type], op: Op) -> list[Shape]:
     return _per_token(types, op) * 2
-
-
-def _like_logits(types: Sequence[Type], op: Op) -> list[Shape]:
-    logits = next(t for t in types[1:] if t.dims)
-    return [(logits.dtype, logits.dims)]
-
-
-def _like_parts(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[1].dtype, types[1].dims)] * 2
-
-
-def _parts_grad(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[2].dtype, types[2].dims)]
-
-
-def _cross_entropy_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    logits, labels = op.inputs
-    back = [*grads, b.saved(logits), b.saved(labels)]
-    return [b.emit("cross_entropy_dx", back, [logits], **dict(op.attrs))[0], None]
-
-
-def _parts_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    saved = [b.saved(name) for name in op.inputs]
-    return [b.emit("local_softmax_stats_dx", [*grads, *saved], op.inputs[:1], **dict(op.attrs))[0], None, None]
-
-
-def _token_loss_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """The peak has no gradient: its own through z and t cancels it."""
-    z, t, *rest = op.inputs
-    back = [*grads, b.saved(z), *map(b.saved, rest)]
-    return [*b.emit("token_loss_dx", back, [z, t], **dict(op.attrs)), *(None for _ in rest)]
 
 
 def _classes(types: Sequence[Type], op: Op) -> frozenset[str]:
@@ -135,41 +105,40 @@ def _entropy_saves(it: Local) -> Saved:
 def _below(it: Local) -> int:
     """Of logits in few bits, or some of which are padding, a copy; where there are parts, logits − peak."""
     if it.kernels:
-        return in_pass(it, 0)
+        return in_pass(it)
     padded = it.program.valid(it.types[0].dims[-1]) < it.program.size(it.types[0].dims[-1])
     return it.widened() if it.op.attrs or padded or it.bytes() < it.widened() else 0
 
 
-def in_pass(it: Local, logits: int) -> int:
+def in_pass(it: Local, back: bool = False) -> int:
     """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy, and bounds them before."""
     if it.launched:
         return 0
-    type, narrow = it.types[logits], it.bytes(logits) < it.widened(logits)
+    type, narrow = it.types[0], it.is_narrow
     classes, terms = type.dims[-1], 1 + narrow
     if CAP.name in dict(it.op.attrs):
-        terms = 4 if it.op.kind.endswith("_dx") else 2 + narrow
+        terms = 4 if back else 2 + narrow
     columns = it.program.local_size(type, classes)
-    return terms * it.widened(logits) // columns * min(columns, it.program.valid(classes))
+    return terms * it.widened() // columns * min(columns, it.program.valid(classes))
 
 
 def _parts_below(it: Local) -> int:
-    return it.widened() + _converted(it, 0)
+    return it.widened() + _converted(it)
 
 
-def _converted(it: Local, operand: int) -> int:
+def _converted(it: Local) -> int:
     """A sum with float32 of fewer bits: on the CPU torch converts them first, on CUDA on the way."""
-    return it.widened(operand) if it.device == "cpu" and it.bytes(operand) < it.widened(operand) else 0
+    return it.widened() if it.device == "cpu" and it.is_narrow else 0
 
 
 def _gradient_wide(it: Local) -> int:
     """The gradient before it is brought to the logits' element type, and torch's own of log-probabilities."""
-    logits = next(i for i, type in enumerate(it.types) if type.dims == it.op.outputs[0].type.dims)
-    wide, result = it.widened(logits), it.bytes(logits)
-    if it.kernels and it.op.kind == "cross_entropy_dx":
-        return in_pass(it, logits)
-    if it.op.kind == "cross_entropy_dx" and not it.op.attrs:
+    wide, result = it.widened(), it.bytes()
+    if it.kernels and it.op.kind == CROSS_ENTROPY.name:
+        return in_pass(it, back=True)
+    if it.op.kind == CROSS_ENTROPY.name and not it.op.attrs:
         return 2 * wide - result
-    return max(wide + _converted(it, logits) - result, wide if result < wide else 0)
+    return max(wide + _converted(it) - result, wide if result < wide else 0)
 
 
 CROSS_ENTROPY = OpDef(
@@ -179,24 +148,14 @@ CROSS_ENTROPY = OpDef(
     _token_total,
     operands=(Operand("logits"), Operand("labels", given="labels")),
     attributes=(SMOOTHING, Attribute("z", default=0.0), CAP),
-    adjoint=_cross_entropy_adjoint,
+    roles=last_is_classes,
+    vjp=Vjp(scratch=_gradient_wide),
     whole=_classes,
     expand=_expand,
     function="cross_entropy",
     saves=_entropy_saves,
     scratch=_below,
     surface=True,
-)
-
-CROSS_ENTROPY_DX = OpDef(
-    "cross_entropy_dx",
-    "The logits' gradient: softmax · (1 + 2 · z · log Z) less 1 − s at the label and s / classes everywhere.",
-    _like_logits,
-    operands=takes("dy", "logits", "labels"),
-    attributes=CROSS_ENTROPY.attributes,
-    linear=((0,),),
-    whole=_classes,
-    scratch=_gradient_wide,
 )
 
 MAX_LOGIT = OpDef(
@@ -215,20 +174,11 @@ SOFTMAX_PARTS = OpDef(
     _two_per_token,
     operands=takes("logits", "peak", "labels"),
     attributes=(SMOOTHING,),
-    adjoint=_parts_adjoint,
+    roles=last_is_classes,
+    vjp=Vjp(wrt=(0,), scratch=_gradient_wide),
     function="local_softmax_stats",
     saves=_parts_saves,
     scratch=_parts_below,
-)
-
-SOFTMAX_PARTS_DX = OpDef(
-    "local_softmax_stats_dx",
-    "The logits' gradient: dz · exp(logits − peak), plus dt · (1 − s) at the label and dt · s / classes everywhere.",
-    _parts_grad,
-    operands=takes("dz", "dt", "logits", "peak", "labels"),
-    attributes=(SMOOTHING,),
-    linear=((0, 1),),
-    scratch=_gradient_wide,
 )
 
 PEAK = Operand("peak", optional=True)
@@ -239,16 +189,7 @@ TOKEN_LOSS = OpDef(
     _parts_total,
     operands=(*takes("z", "t", "labels"), PEAK),
     attributes=(Z_LOSS,),
-    adjoint=_token_loss_adjoint,
+    vjp=Vjp(wrt=(0, 1), unread=(1,)),
     function="token_loss",
     saves=_token_saves,
-)
-
-TOKEN_LOSS_DX = OpDef(
-    "token_loss_dx",
-    "The gradients of z and t.",
-    _like_parts,
-    operands=(*takes("dy", "z", "labels"), PEAK),
-    attributes=(Z_LOSS,),
-    linear=((0,),),
 )

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from ..ir import Attr, Op, Type, Value
+from ..ir import Op, Type, Value
 from .loss import wide
 from .pointwise import same
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, Shapes, TypingError, missing, takes
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .reduce import OVER
-from .saved_tensors import Bytes, Local, Saved, no_bytes
+from .saved_tensors import Local, Saved
 
 EPS = Attribute("eps")
 
@@ -31,25 +31,6 @@ def _normed(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _weight_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
     return frozenset(types[1].dims)
-
-
-def _like_weight(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[1].dtype, types[1].dims)]
-
-
-def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    (dy,), (x, weight, *bias), eps = grads, op.inputs, op.get("eps")
-    back = [dy, b.saved(weight), b.saved(x)]
-    dx = b.emit(f"{op.kind}_dx", back, [x], eps=eps)[0] if b.wanted(x) else None
-    return [dx, *weight_gradients(op.kind, dy, x, (weight, *bias), eps, b)]
-
-
-def weight_gradients(kind: str, dy: str, x: str, weights: Sequence[str], eps: Attr, b: Builder) -> list[str | None]:
-    """Those of a norm's weight and, where it has one, of its bias."""
-    weight, *bias = weights
-    back = [dy, b.saved(weight), b.saved(x)]
-    dw = b.emit(f"{kind}_dw", back, [weight], eps=eps)[0] if b.wanted(weight) else None
-    return [dw, *(b.emit("sum", [dy], [name], over=missing(b.type(name), b.type(x)))[0] for name in bias)]
 
 
 # ---- over a sharded dim
@@ -94,36 +75,11 @@ def _square_mean(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(x.dtype), tuple(dim for dim in x.dims if dim not in op.names("over")))]
 
 
-def _mean_square_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    x = op.inputs[0]
-    return [b.emit("mean_square_dx", [*grads, b.saved(x)], [x])[0]]
-
-
-def _like_x(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[1].dtype, types[1].dims)]
-
-
-def _scaled_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """In x it is linear: its gradient is the same op on dy."""
-    (dy,), (x, weight, square), eps = grads, op.inputs, op.get("eps")
-    w, s = b.saved(weight), b.saved(square)
-    back = [dy, w, b.saved(x), s]
-    return [
-        b.emit("rms_scaled", [dy, w, s], [x], eps=eps)[0],
-        b.emit("rms_scaled_dw", back, [weight], eps=eps)[0],
-        b.emit("rms_scaled_dsquare", back, [square], eps=eps)[0],
-    ]
-
-
 def _scaled_by(types: Sequence[Type], op: Op) -> list[Shape]:
     x, weight, square = types
     if x.dims != (*square.dims, *weight.dims):
         raise TypingError(f"{op.kind} takes one mean of squares for each token")
     return same(types, op)
-
-
-def _like_square(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[3].dtype, types[3].dims)]
 
 
 # ---- what autograd keeps
@@ -164,12 +120,12 @@ def norm_scratch(it: Local) -> int:
     return (3 if centred else 2 + it.is_narrow) * it.widened() - it.bytes()
 
 
-def norm_dx_scratch(it: Local) -> int:
+def norm_vjp_scratch(it: Local) -> int:
     """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x by rows."""
     if not it.kernels:
         return 0
     if it.launched:
-        return min(it.elements(), PROGRAMS) * it.wide * (2 if "layernorm" in it.op.kind else 1)
+        return min(it.elements(), PROGRAMS) * it.wide * (2 if it.op.kind == LAYERNORM.name else 1)
     return (5 + 2 * it.is_narrow) * it.widened() - it.bytes()
 
 
@@ -185,18 +141,6 @@ def _scaled_saves(it: Local) -> Saved:
 # ---- the entries
 
 
-def _norm_gradient(name: str, doc: str, shapes: Shapes, scratch: Bytes = no_bytes) -> OpDef:
-    """Of the whole dims of a norm, linear in dy."""
-    operands = takes("dy", "weight", "x")
-    return OpDef(name, doc, shapes, operands, attributes=(EPS,), linear=((0,),), whole=_weight_dims, scratch=scratch)
-
-
-def _scaled_gradient(name: str, doc: str, shapes: Shapes) -> OpDef:
-    """Of rms_scaled, linear in dy and in x."""
-    operands = takes("dy", "weight", "x", "square")
-    return OpDef(name, doc, shapes, operands, attributes=(EPS,), linear=((0,), (2,)))
-
-
 RMSNORM = OpDef(
     "rmsnorm",
     "x · weight / sqrt(mean(x²) + eps), the mean over the weight's dims (Zhang and Sennrich 2019).",
@@ -204,7 +148,7 @@ RMSNORM = OpDef(
     operands=(Operand("x"), Operand("weight", init="ones")),
     attributes=(EPS,),
     whole=_weight_dims,
-    adjoint=_adjoint,
+    vjp=Vjp(scratch=norm_vjp_scratch),
     expand=_expand,
     function="rms_norm",
     stem="n",
@@ -212,8 +156,6 @@ RMSNORM = OpDef(
     scratch=norm_scratch,
     surface=True,
 )
-RMSNORM_DX = _norm_gradient("rmsnorm_dx", "The gradient of rmsnorm's operand.", same, norm_dx_scratch)
-RMSNORM_DW = _norm_gradient("rmsnorm_dw", "The gradient of rmsnorm's weight.", _like_weight)
 
 LAYERNORM = OpDef(
     "layernorm",
@@ -222,7 +164,7 @@ LAYERNORM = OpDef(
     operands=(Operand("x"), Operand("weight", init="ones"), Operand("bias", init="zeros", optional=True)),
     attributes=(EPS,),
     whole=_weight_dims,
-    adjoint=_adjoint,
+    vjp=Vjp(unread=(2,), scratch=norm_vjp_scratch),
     expand=_expand_layernorm,
     function="layer_norm",
     stem="n",
@@ -230,8 +172,6 @@ LAYERNORM = OpDef(
     scratch=norm_scratch,
     surface=True,
 )
-LAYERNORM_DX = _norm_gradient("layernorm_dx", "The gradient of layernorm's operand.", same, norm_dx_scratch)
-LAYERNORM_DW = _norm_gradient("layernorm_dw", "The gradient of layernorm's weight.", _like_weight)
 
 MEAN_SQUARE = OpDef(
     "mean_square",
@@ -239,17 +179,9 @@ MEAN_SQUARE = OpDef(
     _square_mean,
     operands=takes("x"),
     attributes=(OVER,),
-    adjoint=_mean_square_adjoint,
+    vjp=Vjp(),
     function="mean_square",
     saves=_square_saves,
-)
-
-MEAN_SQUARE_DX = OpDef(
-    "mean_square_dx",
-    "The gradient of mean_square's operand: 2 · x · dy, divided by the sizes of the dims that dy lacks.",
-    _like_x,
-    operands=takes("dy", "x"),
-    linear=((0,),),
 )
 
 RMS_SCALED = OpDef(
@@ -259,9 +191,7 @@ RMS_SCALED = OpDef(
     operands=takes("x", "weight", "square"),
     attributes=(EPS,),
     linear=((0,),),
-    adjoint=_scaled_adjoint,
+    vjp=Vjp(),
     function="rms_scaled",
     saves=_scaled_saves,
 )
-RMS_SCALED_DW = _scaled_gradient("rms_scaled_dw", "The gradient of rms_scaled's weight.", _like_weight)
-RMS_SCALED_DSQUARE = _scaled_gradient("rms_scaled_dsquare", "The gradient of its mean of squares.", _like_square)

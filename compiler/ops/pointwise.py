@@ -12,8 +12,8 @@ from typing import Any
 from attrs import field, frozen
 
 from ..ir import Op, Type
-from .protocol import FUNCTIONAL, RUNTIME, Attribute, Builder, OpDef, Operand, Shape, takes
-from .saved_tensors import Local, Saved, Saves, operand, result
+from .protocol import FUNCTIONAL, RUNTIME, Attribute, OpDef, Operand, Shape, Vjp
+from .saved_tensors import Local, Saved, Saves, result
 
 Formula = Callable[[Any], Any] | Callable[[Any, Any], Any]
 """A function of one number and the op's attribute, if it has one.
@@ -35,10 +35,6 @@ def same(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, types[0].dims)]
 
 
-def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [b.emit(f"{op.kind}_dx", [grads[0], b.saved(op.inputs[0])], op.inputs, **dict(op.attrs))[0]]
-
-
 def _inner_tanh(it: Local) -> Saved:
     return Saved(others=(("tanh", it.bytes()),))
 
@@ -46,10 +42,10 @@ def _inner_tanh(it: Local) -> Saved:
 def _function(
     name: str,
     doc: str,
-    saves: Saves,
     *attributes: Attribute,
     value: Formula,
     slope: Formula,
+    saves: Saves | None = None,
     module: str = RUNTIME,
     stem: str = "",
 ) -> Pointwise:
@@ -59,7 +55,7 @@ def _function(
         same,
         operands=(Operand("x"),),
         attributes=attributes,
-        adjoint=_adjoint,
+        vjp=Vjp(),
         function=name,
         module=module,
         stem=stem,
@@ -67,18 +63,6 @@ def _function(
         surface=True,
         value=value,
         slope=slope,
-    )
-
-
-def _slope(entry: OpDef) -> OpDef:
-    """The gradient of such a function's operand."""
-    return OpDef(
-        f"{entry.name}_dx",
-        f"The gradient of {entry.name}'s operand: dy times the slope at x.",
-        same,
-        operands=takes("dy", "x"),
-        attributes=entry.attributes,
-        linear=((0,),),
     )
 
 
@@ -121,11 +105,10 @@ def _normal_slope(x: Any, approximate: str) -> Any:
 
 
 FUNCTIONS = (
-    _function("exp", "e^x.", result, value=_exp, slope=_exp),
+    _function("exp", "e^x.", value=_exp, slope=_exp, saves=result),
     _function(
         "gelu",
         "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and Gimpel 2016).",
-        operand,
         Attribute("approximate", choices=("none", "tanh"), default="none"),
         value=lambda x, how: x * _normal(x, how),
         slope=lambda x, how: _normal(x, how) + x * _normal_slope(x, how),
@@ -135,7 +118,6 @@ FUNCTIONS = (
     _function(
         "leaky_relu",
         "x where it is positive, else x · slope (Maas et al. 2013).",
-        operand,
         Attribute("negative_slope"),
         value=lambda x, slope: x if x.real > 0 else slope * x,
         slope=lambda x, slope: 1.0 if x.real > 0 else slope,
@@ -145,17 +127,16 @@ FUNCTIONS = (
     _function(
         "relu",
         "max(x, 0) (Nair and Hinton 2010).",
-        result,
         value=lambda x: x if x.real > 0 else 0.0,
         slope=lambda x: float(x.real > 0),
+        saves=result,
         module=FUNCTIONAL,
         stem="g",
     ),
-    _function("sigmoid", "1 / (1 + e^-x).", result, value=_sigmoid, slope=_sigmoid_slope),
+    _function("sigmoid", "1 / (1 + e^-x).", value=_sigmoid, slope=_sigmoid_slope, saves=result),
     _function(
         "silu",
         "x · sigmoid(x) (Hendrycks and Gimpel 2016).",
-        operand,
         value=lambda x: x * _sigmoid(x),
         slope=lambda x: _sigmoid(x) + x * _sigmoid_slope(x),
         module=FUNCTIONAL,
@@ -164,11 +145,10 @@ FUNCTIONS = (
     _function(
         "softcap",
         "cap · tanh(x / cap) (Gemma Team 2024).",
-        _inner_tanh,
         Attribute("cap"),
         value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
+        saves=_inner_tanh,
     ),
-    _function("tanh", "The hyperbolic tangent.", result, value=_tanh, slope=_tanh_slope),
+    _function("tanh", "The hyperbolic tangent.", value=_tanh, slope=_tanh_slope, saves=result),
 )
-SLOPES = tuple(map(_slope, FUNCTIONS))

@@ -10,7 +10,9 @@ from typing import Literal, Protocol
 from attrs import frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
-from .saved_tensors import Bytes, Saves, Views, copied, no_bytes, nothing
+from .messages import Communicates
+from .roles import RolesOf
+from .saved_tensors import Bytes, Local, Saved, Saves, Views, copied, no_bytes
 
 
 class TypingError(Exception):
@@ -26,10 +28,6 @@ class Builder(Protocol):
 
     def saved(self, name: str) -> str:
         """The forward value `name`, kept for backward."""
-        ...
-
-    def like(self, name: str) -> str:
-        """A value of the type of the forward value `name`, of which an op takes the shape alone."""
         ...
 
     def type(self, name: str) -> Type:
@@ -69,6 +67,24 @@ class Operand:
     init: str = ""
     optional: bool = False
     implied: bool = False
+
+
+@frozen
+class Vjp:
+    """How ops `vjp` make the gradients of an op's operands, of the gradients of its results and of what else they read.
+
+    wrt      the operands that have gradients, () for all that are numbers
+    unread   those of them that it does not read: their shapes follow from their gradients
+    result   whether it reads the first result
+    scratch  bytes that the gradients of inputs hold on their way, beside operands and results
+    delayed  whether the runtime may put off the gradients of weights
+    """
+
+    wrt: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
+    result: bool = False
+    scratch: Bytes = no_bytes
+    delayed: bool = False
 
 
 NUMBER = (int, float)
@@ -130,20 +146,23 @@ class OpDef:
 
     shapes    element types and dims of the results, from the operands'
     linear    groups of operands in each of which the op is jointly linear (they may be partial)
+    roles     dims that mean something to the op, by what they mean
     whole     dims that each rank must hold whole
     joins     dims that others make up, one behind the other: their sizes are the sums of these
     allows    whether operands that one axis shards so make sense together
     contracts the placement of a result that lacks the dim that was sharded
     typing    replaces the generic typing rule
-    adjoint   the gradients of the operands from those of the results: input-gradient and weight-gradient parts
+    vjp       how ops `vjp` make the gradients of the operands
+    adjoint   writes those gradients with ops of other kinds too
     expand    rewrites an op that does not hold its `whole` dims into ops that show their collectives
     more      whether any number of further operands may follow
     function  the function in emitted programs; "" where Python has an operator for it
     module    the module that emitted programs import the function from
     stem      the name of a result that has none in the plan, "" for the op's own
-    saves     what autograd keeps for backward
+    saves     what autograd keeps for backward, where that is not what the `vjp` reads
     scratch   bytes that the function holds while it runs, beside operands, results and what is kept
     views     whether the results lie in the first operand's memory
+    communicates  the messages that each rank sends, in order
     """
 
     name: str
@@ -153,19 +172,22 @@ class OpDef:
     attributes: tuple[Attribute, ...] = ()
     more: bool = False
     linear: tuple[tuple[int, ...], ...] = ()
+    roles: RolesOf | None = None
     whole: Dims = no_dims
     joins: Joins = no_sums
     allows: Allows = one_dim
     contracts: Placement = PARTIAL
     typing: Typing | None = None
+    vjp: Vjp | None = None
     adjoint: Adjoint | None = None
     expand: Expand | None = None
     function: str = ""
     module: str = RUNTIME
     stem: str = ""
-    saves: Saves = nothing
+    saves: Saves | None = None
     scratch: Bytes = no_bytes
     views: Views = copied
+    communicates: Communicates | None = None
     surface: bool = False
 
     def infer(self, program: Program, types: Sequence[Type], op: Op) -> tuple[Type, ...]:
@@ -192,6 +214,20 @@ class OpDef:
         default = next(attribute.default for attribute in self.attributes if attribute.name == name)
         assert default is not None, f"{op.kind} lacks {name}"
         return default
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether its operands have gradients."""
+        return bool(self.vjp or self.adjoint)
+
+    def saved(self, it: Local) -> Saved:
+        """What autograd keeps for backward: what the gradients are made of, unless the op says otherwise."""
+        if self.saves:
+            return self.saves(it)
+        if not self.vjp:
+            return Saved()
+        read = tuple(i for i in range(len(it.types)) if i not in self.vjp.unread)
+        return Saved(operands=read, results=(0,) if self.vjp.result else ())
 
     def fits(self, count: int) -> bool:
         """Whether the op takes so many operands."""

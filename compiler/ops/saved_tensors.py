@@ -28,8 +28,8 @@ class Local:
     program: Program
     op: Op
     types: tuple[Type, ...]
-    wanted: tuple[bool, ...]
-    device: Device
+    wanted: tuple[bool, ...] = ()
+    device: Device = "cpu"
     served: bool = True
 
     def elements(self, operand: int = 0) -> int:
@@ -77,16 +77,6 @@ class Saved:
 Saves = Callable[[Local], Saved]
 Bytes = Callable[[Local], int]
 Views = Callable[[Program, Op], bool]
-
-
-def nothing(it: Local) -> Saved:
-    """Backward needs no tensor."""
-    return Saved()
-
-
-def operand(it: Local) -> Saved:
-    """The first operand."""
-    return Saved(operands=(0,))
 
 
 def operands(it: Local) -> Saved:

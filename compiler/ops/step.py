@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..ir.placements import Step, coercion_of, ends
+from .messages import Message
 from .pointwise import same
 from .protocol import Attribute, OpDef, Shape, TypingError, takes
+from .saved_tensors import Local
 
 
 def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -19,6 +21,15 @@ def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 def _same_memory(program: Program, op: Op) -> bool:
     """What a coercion to or from invariant gives where it does nothing, or no rank has another to talk to."""
     return coercion_of(op).function in ("replicate", "invariant") or program.degree(op.names("axes")) == 1
+
+
+def _collective(it: Local) -> tuple[Message, ...]:
+    """The table's, if the change of placement needs one; of a stack of flat buffers, that of all together."""
+    op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
+    shape, is_maximum = it.program.local_shape(source), ends(op)[0].kind is Kind.MAXIMUM
+    collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
+    made = Message(collective, result, axes, source.dtype, shape, maximum=is_maximum, among=among)
+    return (made,) if collective else ()
 
 
 def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -129,6 +140,7 @@ COERCE = OpDef(
     ),
     typing=_coerced,
     views=_same_memory,
+    communicates=_collective,
 )
 
 CAST = OpDef("cast", "Changes the element type.", operands=takes("x"), attributes=(DTYPE,), typing=_cast)

@@ -8,9 +8,8 @@ the same, as before all ops but sums.  Non-goals: reading or running the functio
 from collections.abc import Sequence
 from math import isfinite
 
-from ..ir import FLOATS, Op, Type
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, takes
-from .saved_tensors import operands
+from ..ir import BATCH, FLOATS, Op, Type
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp
 
 LEAD = ".."
 """In dims of a signature: any dims, the same for all operands that have them."""
@@ -32,11 +31,6 @@ def linear_in(op: Op) -> tuple[int, ...]:
     return tuple(map(int, op.names("linear")))
 
 
-def result_of(op: Op) -> int:
-    """The result through which a `call_dx` differentiates."""
-    return int(str(CALL_DX.get(op, "of")))
-
-
 def _called(types: Sequence[Type], op: Op) -> list[Shape]:
     """Leading dims as the operands have them, then those that `gives` names."""
     _check_words(op, len(types))
@@ -52,7 +46,7 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
     for dims in results:
         if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
             raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
-    if "batch" in known - along:
+    if BATCH in known - along:
         raise TypingError(f"{op.get('function')} does not work along batch: samples are independent of each other")
     return [(types[0].dtype, dims) for dims in results]
 
@@ -83,26 +77,6 @@ def _whole(types: Sequence[Type], op: Op) -> frozenset[str]:
     return frozenset(dim for type in types for dim in type.dims) - {*op.names("along")}
 
 
-def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """The gradients through each result, added."""
-    saved = [b.saved(name) for name in op.inputs]
-    through = [
-        b.emit("call_dx", [dy, *saved], op.inputs, **dict(op.attrs), **({"of": of} if of else {}))
-        for of, dy in enumerate(grads)
-    ]
-    if len(through) == 1:
-        return list(through[0])
-    return [b.emit("add", parts, [name])[0] for name, *parts in zip(op.inputs, *through, strict=True)]
-
-
-def _differentiated(types: Sequence[Type], op: Op) -> list[Shape]:
-    dy, *operands = types
-    results, of = _called(operands, op), result_of(op)
-    if of >= len(results) or (dy.dtype, dy.dims) != results[of]:
-        raise TypingError(f"[{', '.join(dy.dims)}] is no gradient of {op.get('function')}")
-    return [(type.dtype, type.dims) for type in operands]
-
-
 CALL = OpDef(
     "call",
     "A function of a module beside the plan: of each slice along the dims `along`, all others whole.",
@@ -118,17 +92,5 @@ CALL = OpDef(
     ),
     more=True,
     whole=_whole,
-    adjoint=_adjoint,
-    saves=operands,
-)
-
-CALL_DX = OpDef(
-    "call_dx",
-    "The gradients of such a function's operands, from dy and the operands: what autograd makes of its result `of`.",
-    _differentiated,
-    operands=takes("dy", "x"),
-    attributes=(*CALL.attributes, Attribute("of", default=0, kinds=(int,))),
-    more=True,
-    linear=((0,),),
-    whole=_whole,
+    vjp=Vjp(),
 )

@@ -43,14 +43,14 @@ PASSES: tuple[Pass, ...] = (
     schedule_pipeline,
 )
 
-STAGES = ("resolve", *(step.__name__ for step in PASSES))
+PASS_NAMES = ("resolve", *(step.__name__ for step in PASSES))
 
 
 def _unseen(program: Program) -> None:
     pass
 
 
-def lower(program: Program, until: str = STAGES[-1], seen: Callable[[Program], None] = _unseen) -> Program:
+def lower(program: Program, until: str = PASS_NAMES[-1], seen: Callable[[Program], None] = _unseen) -> Program:
     """Runs the passes that `program` has not been through, up to `until`.  Raises PlanError.
 
     Each program on the way is checked, and then `seen`.
@@ -64,13 +64,13 @@ def lower(program: Program, until: str = STAGES[-1], seen: Callable[[Program], N
     return last
 
 
-def passed(program: Program, until: str = STAGES[-1]) -> Iterator[Program]:
+def passed(program: Program, until: str = PASS_NAMES[-1]) -> Iterator[Program]:
     """The program after each of those passes, unchecked.  Raises PlanError."""
-    for step in PASSES[STAGES.index(program.stage) : STAGES.index(until)]:
-        program = evolve(step(program), stage=step.__name__)
+    for step in PASSES[PASS_NAMES.index(program.after) : PASS_NAMES.index(until)]:
+        program = evolve(step(program), after=step.__name__)
         yield program
 
 
-def compile_plan(source: Source, until: str = STAGES[-1]) -> Program:
+def compile_plan(source: Source, until: str = PASS_NAMES[-1]) -> Program:
     """The program of a plan's text after the pass `until`.  Raises PlanError."""
     return lower(resolve(source), until)

@@ -12,7 +12,7 @@ from ..analysis.stage_schedule import homes
 from ..config.units import counted
 from ..ir import Enter, Op, Pipeline, Program, types, uses
 from ..ir.stages import groups, stages
-from ..schedules.errors import ScheduleError
+from ..schedules.actions import ScheduleError
 from ..schedules.partition import balanced
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span

@@ -13,8 +13,8 @@ from ..analysis.memory import room
 from ..analysis.stage_schedule import demand_few, estimated, placements
 from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
+from ..schedules.actions import ScheduleError
 from ..schedules.activation_memory import MemoryBudget
-from ..schedules.errors import ScheduleError
 from ..schedules.list_scheduling import fastest
 from ..schedules.partial_schedule import Task
 from ..syntax.diagnostics import PlanError

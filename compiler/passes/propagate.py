@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, types
-from ..ops import OPS, OpDef
-from ..ops.attention import head_dims
+from ..ops import OPS, OpDef, Roles, roles
 from ..ops.user import module_and_function
 from ..syntax.diagnostics import Diagnostics, Note
 
@@ -67,7 +66,7 @@ class _Worker:
         """Raises PlanError with all that was found, rules that no op follows among it."""
         for claim in self._program.claims:
             if (claim.dim, claim.axis) not in self._followed:
-                axis = self._program.axis(claim.axis).whole
+                axis = self._program.axis(claim.axis).parent
                 message = f"nothing works on `{claim.dim}` over `{axis}`"
                 help = "leave the rule out, or write it before those that come first wherever it could apply"
                 self.found.error("E0508", message, claim.span, "no op follows this rule", help=help)
@@ -86,7 +85,8 @@ class _Worker:
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = [self._types[name] for name in op.inputs]
         space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
-        linked = head_dims(*operands[:2]) if op.kind == "attention" else ()
+        own = roles(op, self._types)
+        linked = (own.heads, own.kv_heads) if own.heads else ()
         first = first_claims(self._program, axis, space)
         if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks
             first = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
@@ -142,7 +142,7 @@ class _Worker:
                 op.span,
                 label=f"needs all of `{dim}`",
                 notes=[Note(first[0].span, "claimed here, and no earlier rule names a dim of this op")],
-                help=_advice(op, dim, first[0].axis),
+                help=_advice(roles(op, self._types), dim, first[0].axis),
             )
 
 
@@ -156,7 +156,7 @@ def _word(op: Op) -> str:
             return kind
 
 
-def _advice(op: Op, dim: str, axis: str) -> str:
-    if op.kind in ("attention", "rope") and dim == "seq":
+def _advice(of: Roles, dim: str, axis: str) -> str:
+    if dim in (of.query_seq, of.key_seq):
         return f"put the heads over `{axis}` in an earlier rule; attention over a sharded sequence is not supported yet"
     return f"shard another dim over `{axis}`"

@@ -10,9 +10,8 @@ from ..analysis.stage_schedule import estimated, rows
 from ..config.settings import ON
 from ..config.units import counted
 from ..ir import INVARIANT, MICROBATCHES, PARTIAL, Attr, Names, Op, Pipeline, Program, Region, Stmt, Value, types
-from ..schedules.actions import Schedule
+from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.check import problems
-from ..schedules.errors import ScheduleError
 from ..schedules.p2p import with_messages
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 

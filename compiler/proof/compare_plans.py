@@ -1,15 +1,11 @@
-"""Whether two plans make the same update of one model.
-
-Purpose: the single-device steps of two plans side by side; each plan's sharded step is held to its own (`proof`).
-Non-goals: precision, which is rounding; initial values; the order of data.
-"""
+"""Whether two plans make the same update of one model."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from ..config.settings import differing
+from ..config.schema import differing
 from ..config.units import counted
-from ..ir import MICROBATCHES, Init, Program, walk
+from ..ir import BATCH, MICROBATCHES, Init, Program, walk
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
 from .inputs import scene
@@ -46,7 +42,7 @@ NOT_COMPARED = "how parameters begin; data and their order; the number of steps,
 
 
 def unlike(first: Program, second: Program) -> list[str]:
-    """What differs between two plans although they make the same update."""
+    """Differences between two plans that make the same update."""
     settings = [f"`{key}` {own} and {other}" for key, own, other in differing(first.train, second.train)]
     begun = [{param.name: param.init for param in program.params} for program in (first, second)]
     inits = [f"`{name}` begins {_init(a)} and {_init(b)}" for name, a, b in _both(*begun) if a and b and a != b]
@@ -82,7 +78,7 @@ def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
 
 def _without(program: Program) -> set[str]:
     """The dims in which programs of one model may differ."""
-    return {"batch", MICROBATCHES, *made(program)}
+    return {BATCH, MICROBATCHES, *made(program)}
 
 
 def _parameters(first: Program, second: Program) -> Iterator[Diagnostic]:
@@ -113,7 +109,7 @@ def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong
         spans = [_span_of(program, name) for program in (a, b)]
         message = f"the plans first differ at `{name}`{iterations(where)}"
         return Diagnostic("E0702", message, spans[0], "here", (Note(spans[1], "and here in the second"), count))
-    spans = [_optimizer_span(program) for program in (a, b)]
+    spans = [program.train.spans.get("optimizer", program.region.span) for program in (a, b)]
     notes = (Note(spans[1], "and of the second"), Note(None, "forward and loss are the same"), count)
     return Diagnostic("E0702", "the plans first differ at the update", spans[0], "the optimizer of the first", notes)
 
@@ -121,10 +117,6 @@ def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong
 def _span_of(program: Program, name: str) -> Span:
     found = (op.span for op in walk(program.region.body) for value in op.outputs if value.name == name)
     return next(found, program.region.span)
-
-
-def _optimizer_span(program: Program) -> Span:
-    return program.train.spans.get("optimizer", program.region.span)
 
 
 def _error(message: str, span: Span, label: str = "", notes: list[Note] | None = None) -> Diagnostic:

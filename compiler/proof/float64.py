@@ -1,8 +1,4 @@
-"""The same arithmetic in float64, with the functions themselves.
-
-Purpose: holds the meanings of ops against autograd, and says what a mutant that the field lets pass does to numbers.
-Non-goals: proof.
-"""
+"""The same arithmetic in float64, with the functions themselves."""
 
 from collections.abc import Callable
 from math import pi
@@ -125,7 +121,7 @@ class Reals:
 
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         angle = positions[..., None] * _slowed(theta ** (-np.arange(pairs) / pairs), *scaling)
-        return Tensor(("seq", "pair"), np.cos(angle)), Tensor(("seq", "pair"), np.sin(angle))
+        return Tensor(("position", "pair"), np.cos(angle)), Tensor(("position", "pair"), np.sin(angle))
 
     def rank(self, x: Tensor) -> Array:
         return x.array

@@ -1,7 +1,6 @@
-"""What a step begins with: parameters, tokens, labels, documents and draws, the same for every program of a model.
+"""Inputs of a step: parameters, tokens, labels, documents and draws, the same for every program of a model.
 
-Purpose: global values drawn from a seed, and their parts on the ranks.
-Non-goals: what is done with them.
+Global values drawn from a seed, and their parts on the ranks.
 """
 
 from hashlib import blake2b
@@ -9,15 +8,13 @@ from hashlib import blake2b
 import numpy as np
 from attrs import frozen
 
-from ..ir import MICROBATCHES, Program, base, types, walk
-from ..ops.chunked_logits import class_dims
-from .arithmetic import Numbers
-from .ownership import known
-from .sharded_state import own
+from ..analysis.vocabulary import vocabulary
+from ..ir import DATA_DIMS, MICROBATCHES, Program, base
+from .sharded_state import known, own
 from .simulated_mesh import SimulatedMesh
-from .tensors import RANDOM, Array, Tensor
+from .tensors import RANDOM, Array, Numbers, Tensor
 
-INPUT_DIMS = (MICROBATCHES, "batch", "seq")
+INPUT_DIMS = (MICROBATCHES, *DATA_DIMS)
 
 
 @frozen
@@ -28,7 +25,7 @@ class Inputs:
     inputs: dict[str, Tensor]
 
     def on(self, program: Program, world: SimulatedMesh, numbers: Numbers) -> dict[str, Tensor]:
-        """What each rank holds of parameters and inputs."""
+        """The parts of parameters and inputs on each rank."""
         held = {p.name: (self.params[p.name], p.type) for p in program.params}
         held |= {arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type) for arg in program.region.args}
         found = {name: world.spread(everywhere(value, world), type) for name, (value, type) in held.items()}
@@ -54,10 +51,10 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
         params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM)
     rng = np.random.default_rng(list(blake2b(f"{numbers.seed} tokens".encode(), digest_size=16).digest()))
-    shape, vocabulary = (1, *(sizes[dim] for dim in INPUT_DIMS)), _vocabulary(program)
+    shape, ids = (1, *(sizes[dim] for dim in INPUT_DIMS)), program.valid(vocabulary(program))
     inputs = {
-        "tokens": _tokens(rng, shape, vocabulary),
-        "labels": _labels(rng, shape, vocabulary),
+        "tokens": _tokens(rng, shape, ids),
+        "labels": _labels(rng, shape, ids),
         "documents": _documents(shape),
         "draws": np.arange(shape[1] * shape[2]).reshape(shape[:3]),
     }
@@ -91,12 +88,3 @@ def _documents(shape: tuple[int, ...]) -> Array:
     microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
     begin = (microbatch + sequence) % seq
     return ((position >= begin) & (begin > 0)).astype(int)[None]
-
-
-def _vocabulary(program: Program) -> int:
-    """How many ids every table has a row for, and every loss a class."""
-    found = types(program)
-    ops = list(walk(program.region.body))
-    tables = [found[op.inputs[1]].dims[0] for op in ops if op.kind == "embedding"]
-    classes = [dim for op in ops for dim in class_dims(op, [found[name] for name in op.inputs])]
-    return min(program.valid(dim) for dim in tables + classes)

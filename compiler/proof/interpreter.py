@@ -1,7 +1,6 @@
 """Evaluates an IR program for all ranks of its mesh in one process.
 
-Purpose: what the program computes, rank by rank, by an evaluator that shares no code with the passes or the emitter.
-Non-goals: types: what an op does follows from the tensors and its attributes; only shapes are asserted.
+What the program computes, rank by rank, by an evaluator that shares no code with the passes or the emitter.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -12,13 +11,11 @@ from attrs import Factory, field, frozen
 
 from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type, types
 from ..ir.placements import ends
-from .arithmetic import Numbers
-from .ownership import settled
 from .semantics import MEANINGS, Call, Semantics
 from .semantics.step import loss_scale, unpacked, unscaled
-from .sharded_state import together
+from .sharded_state import settled, together
 from .simulated_mesh import SimulatedMesh
-from .tensors import Tensor, stacked
+from .tensors import Numbers, Tensor, stacked
 
 Env = dict[str, Tensor]
 Where: TypeAlias = tuple[tuple[str, int], ...]
@@ -26,7 +23,7 @@ Where: TypeAlias = tuple[tuple[str, int], ...]
 
 Watch = Callable[[str, Where, Tensor], None]
 Rows = Callable[["Interpreter", Region, Env], Env]
-"""What makes the results of the microbatches of a pipeline."""
+"""Makes the results of the microbatches of a pipeline."""
 
 
 def nothing(name: str, where: Where, value: Tensor) -> None:
@@ -35,7 +32,7 @@ def nothing(name: str, where: Where, value: Tensor) -> None:
 
 @frozen
 class Outcome:
-    """What a step computes: by name, the loss, the norm and the count, each gradient and each updated parameter."""
+    """Results of a step: by name, the loss, the norm and the count, each gradient and each updated parameter."""
 
     metrics: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -162,13 +159,13 @@ class Interpreter:
         return self.made(("at", index), [x], lambda: x.at(index))
 
     def left(self, leave: Leave, dim: str, all_: Sequence[Tensor]) -> Tensor:
-        """What iterations leave: their sum or their stack."""
+        """The result of iterations: their sum or their stack."""
         if leave is Leave.SUM:
             return self.made(("total",), all_, lambda: self.numbers.total(all_[0].dims, *all_))
         return self.made(("stacked", dim), all_, lambda: stacked(dim, all_))
 
     def made(self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]) -> Tensor:
-        """What is made of tensors, in a way for which `how` stands."""
+        """The tensor made of others, in the way that `how` identifies."""
         return make()
 
 

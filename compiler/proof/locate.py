@@ -1,8 +1,7 @@
 """Why a step is not the single device's: the first wrong value, on the smallest mesh that shows it.
 
-Purpose: the program is evaluated once more beside itself on one rank; the first value whose parts on the ranks are not
+The program is evaluated once more beside itself on one rank; the first value whose parts on the ranks are not
 those of the global value is where it goes wrong, and what the parts are instead says which coercion it lacks.
-Non-goals: repairing it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,6 @@ from itertools import combinations, product
 
 from attrs import evolve, frozen
 
-from ..analysis.bucket_layout import shard_axes
 from ..analysis.certificate import mesh_words
 from ..ir import (
     INVARIANT,
@@ -128,7 +126,7 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     ranks = SimulatedMesh.of(case.program)
     type_of = {value.name: value.type for value in values(case.program.region)}
     flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
-    partly = {name for bucket in case.program.buckets if shard_axes(case.program, bucket) for name in bucket.params}
+    partly = {name for bucket in case.program.buckets if bucket.shard_axes for name in bucket.params}
     updated = {v.name for op in walk(case.program.region.body) if op.kind == "update" for v in op.outputs}
     stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
 
@@ -169,7 +167,7 @@ def _found(
     world: SimulatedMesh,
     numbers: Field,
 ) -> Found:
-    """What the parts are instead, if they are anything, with the fewest differences from what is declared."""
+    """The placement that the parts have, if any, with the fewest differences from the declared one."""
     wide = [axis.name for axis in program.axes if axis.size > 1]
     kinds = [INVARIANT, PARTIAL, MAXIMUM, *(sharded(dim) for dim in type.dims)]
     declared = tuple((axis, type.at(axis)) for axis in wide)
@@ -253,7 +251,9 @@ def _fits(program: Program, op: Op, operands: Sequence[Type]) -> bool:
 
 
 def _taken(lack: _Lack) -> str:
-    return f"`{lack.op.kind}` cannot take `{lack.operand}` as {lack.held} on {' × '.join(lack.axes)}"
+    of = dict(lack.op.attrs).get("of")
+    kind = f"vjp of {of}" if of else lack.op.kind
+    return f"`{kind}` cannot take `{lack.operand}` as {lack.held} on {' × '.join(lack.axes)}"
 
 
 def _missing(lack: _Lack) -> str:
@@ -274,7 +274,7 @@ def _label(found: Found) -> str:
 
 
 def _apart(found: Found, op: Op | None) -> Iterator[str]:
-    """What the parts are in place of what is declared, as a coercion that there is or that there should be."""
+    """The actual placement against the declared one, as a coercion that there is or should be."""
     for (axis, declared), (_, actual) in zip(found.declared, found.actual, strict=False):
         entry = COERCIONS.get((actual.kind, declared.kind))
         name = f"{actual}→{declared} over {axis}" + (f" ({entry.function})" if entry else "")

@@ -1,10 +1,9 @@
 """Arithmetic in the integers modulo a prime, where equal means equal.
 
-Purpose: the step's values without rounding.  A nonlinear function is a keyed hash, the same for both programs, so that
+The step's values without rounding.  A nonlinear function is a keyed hash, the same for both programs, so that
 two programs agree only if they apply it to the same arguments; all trials are hashed together, so that two arguments
 count as the same only if they are in every trial.  exp(x) is w^s, s the hash of x in the exponents of w: its laws hold.
 (Equality by evaluation in a field: Schwartz 1980, Zippel 1979; exponents as w^s: Wu et al. 2025, Mirage.)
-Non-goals: rounding, overflow, special values.  `docs/proof.md` has the argument and the bound.
 """
 
 from functools import cache
@@ -25,7 +24,7 @@ WINDOW = 15
 """Powers are looked up in two tables for as many bits each."""
 
 UNBOUNDED = Degree(1 << 62)
-"""Of what the bound has nothing to say."""
+"""Kinds that the bound does not cover."""
 
 Word = np.uint64
 _MODULUS = Word(P)
@@ -125,7 +124,7 @@ class Field:
 
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
         both = positions[..., None] * pairs + np.arange(pairs)
-        index = Tensor(("seq", "pair"), both.astype(Word))
+        index = Tensor(("position", "pair"), both.astype(Word))
         cos, sin = (self._hash((name, theta, *scaling), index) % P for name in ("cos", "sin"))
         return Tensor(index.dims, cos, RANDOM), Tensor(index.dims, sin, RANDOM)
 

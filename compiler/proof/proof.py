@@ -1,8 +1,4 @@
-"""Holds the sharded step to the single-device step in a prime field: loss, norm, count, every gradient and update.
-
-Purpose: `prove`: equal, and how sure that is, or the first case in which it is not.
-Non-goals: why it is not (`locate`).
-"""
+"""Holds the sharded step to the single-device step in a prime field: loss, norm, count, every gradient and update."""
 
 from math import ceil, log2, prod
 
@@ -10,12 +6,11 @@ from attrs import evolve, frozen
 
 from ..analysis.certificate import Proof, mesh_words, trusted
 from ..ir import Pipeline, Program, Type, walk
-from ..passes import STAGES, passed
+from ..passes import PASS_NAMES, passed
 from ..passes.bucket_params import fused_as
 from ..passes.schedule_pipeline import schedule_pipeline
 from ..schedules.check import problems
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
-from .arithmetic import Numbers
 from .inputs import Inputs, scene
 from .interpreter import Interpreter, Outcome, ShapeError, differing
 from .pipeline.rows import RowsError, run_rows
@@ -24,8 +19,9 @@ from .prime_field import Field, P, Q
 from .reference import Reference
 from .simulated_mesh import SimulatedMesh
 from .small_sizes import Sizes, meshes, resized, small
+from .tensors import Numbers
 
-FIRST, PLACED, FUSED, LAST = STAGES[0], *STAGES[-3:]
+FIRST, PLACED, FUSED, LAST = PASS_NAMES[0], *PASS_NAMES[-3:]
 
 BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
@@ -55,7 +51,7 @@ class Case:
         return evolve(self.model, axes=self.program.axes)
 
     def scene(self, numbers: Numbers) -> Inputs:
-        """What both begin with."""
+        """Inputs of both steps."""
         return scene(self.program, numbers)
 
 
@@ -70,7 +66,7 @@ class UnequalError(Exception):
 def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     """Both programs at small sizes on the mesh `axes`; the model's may be axes of which these are factors."""
     dims = small(program, axes)
-    whole = {a.whole: prod(axes[b.name] for b in program.axes if b.whole == a.whole) for a in program.axes}
+    whole = {a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent) for a in program.axes}
     own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
     return Case(own, evolve(single, pipeline=_as_far(single.pipeline, own.pipeline)))
 
@@ -97,7 +93,7 @@ def keeps_sizes(program: Program, model: Program) -> bool:
 
 
 def _settings(program: Program) -> tuple[object, ...]:
-    """What a plan says of its stages."""
+    """The stages of a plan."""
     pipeline = program.pipeline
     return (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else ()
 
@@ -114,7 +110,7 @@ def has_its_stages(program: Program) -> bool:
 
 def _ranks(program: Program) -> Sizes:
     """The sizes of the plan's axes, of whose factors the program may consist."""
-    return {a.whole: prod(b.size for b in program.axes if b.whole == a.whole) for a in program.axes}
+    return {a.parent: prod(b.size for b in program.axes if b.parent == a.parent) for a in program.axes}
 
 
 def compiles_alike(case: Case) -> bool:
@@ -128,9 +124,9 @@ def compiles_alike(case: Case) -> bool:
 
 def anew(case: Case) -> Program:
     """The small model compiled with the program's buckets, unchecked: it is for comparing with what was checked."""
-    if case.model.stage == LAST:
+    if case.model.after == LAST:
         return case.model
-    if case.model.stage == FUSED:
+    if case.model.after == FUSED:
         return schedule_pipeline(case.model)
     *_, placed = case.model, *passed(case.model, PLACED)
     return schedule_pipeline(fused_as(placed, case.program.buckets))
@@ -159,8 +155,8 @@ def prove(program: Program, model: Program) -> Proof:
     ops = list(walk(program.region.body))
     return Proof(
         against="the model before any placement"
-        if model.stage == FIRST
-        else f"the forward in IR text from after `{model.stage}`",
+        if model.after == FIRST
+        else f"the forward in IR text from after `{model.after}`",
         meshes=tuple(case.mesh for case in found),
         prime=P,
         trials=min(numbers.trials for numbers in fields),
@@ -233,7 +229,7 @@ def differences(
 
 
 def on_ranks(program: Program, world: SimulatedMesh, expected: Outcome) -> Outcome:
-    """What ranks should hold of the single device's results."""
+    """The parts of the single device's results that ranks should hold."""
     whole, types = Type("", ()), {p.name: p.type for p in program.params}
     return Outcome(
         {name: world.spread(value, whole) for name, value in expected.metrics.items()},

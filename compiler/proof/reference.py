@@ -1,6 +1,6 @@
 """The single-device step: forward of the whole batch at once, backward along a tape, clipping, update.
 
-Purpose: what a sharded step must equal.  It knows neither placements nor microbatches, and differentiates by itself:
+What a sharded step must equal.  It knows neither placements nor microbatches, and differentiates by itself:
 each op by the gradients that its meaning states, not by the adjoints that the compiler writes.
 """
 
@@ -8,23 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 
-from ..ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
-from .arithmetic import Numbers
+from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
 from .inputs import Inputs, everywhere
 from .interpreter import Outcome, Watch, Where, differing
 from .prime_field import Field
 from .semantics import MEANINGS, Call
 from .semantics import step as meaning
 from .simulated_mesh import SimulatedMesh
-from .tensors import RANDOM, Dims, Tensor
+from .tensors import RANDOM, Dims, Numbers, Tensor
 
 Env = dict[str, Tensor]
 Back: TypeAlias = "Callable[[list[Tensor]], Sequence[Tensor | None]]"
 
 RENAMES = ("coerce", "cast", "leaf")
-"""What changes a value's placement or element type, and nothing on a single device."""
+"""Ops that change a value's placement or element type: the identity on a single device."""
 
 
 @frozen
@@ -64,8 +63,8 @@ def _unwatched(name: str, where: Where, value: Tensor) -> None:
 def _one_rank(reference: "Reference") -> SimulatedMesh:
     """All microbatches are one batch."""
     sizes = {dim.name: dim.size for dim in reference.program.dims}
-    batch = sizes["batch"] * sizes[MICROBATCHES]
-    return SimulatedMesh({axis.name: 1 for axis in reference.program.axes}, sizes | {"batch": batch})
+    batch = sizes[BATCH] * sizes[MICROBATCHES]
+    return SimulatedMesh({axis.name: 1 for axis in reference.program.axes}, sizes | {BATCH: batch})
 
 
 def _types_of(reference: "Reference") -> dict[str, Type]:
@@ -134,7 +133,8 @@ class Reference:
         results = entry.value(call)
         gradients = entry.gradients
         assert gradients, f"verify: {op.kind} stands in a forward and has no gradients"
-        self._tape.append(_Taped(results, args, lambda grads: gradients(call, grads)))
+        done = evolve(call, results=results)
+        self._tape.append(_Taped(results, args, lambda grads: gradients(done, grads)))
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
 
     def _unpacked(self, op: Op, env: Env, where: Where) -> Env:

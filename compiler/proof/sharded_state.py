@@ -1,22 +1,99 @@
-"""Flat buckets of all ranks: parameters side by side, and the parts of them that ranks hold.
+"""The parameters of each pipeline rank and the flat buckets of all ranks; what a rank does not own is noise."""
 
-Purpose: `packed` and its inverse `parts`; of what ranks share out, what each holds (`own`) and all hold (`together`).
-Where each turn of a repeat has a buffer of its own, all of this is done to one turn's, or to the stack of all of them.
-Non-goals: where in a bucket a parameter lies (`layout`).
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
 from attrs import evolve
 
-from ..analysis.bucket_layout import layout_of, shard_axes
-from ..ir import INVARIANT, PARTIAL, Bucket, Program, Type, sharded
-from .arithmetic import Numbers
-from .ownership import held
+from ..analysis.bucket_layout import layout_of
+from ..ir import INVARIANT, PARTIAL, Bucket, Enter, Op, Param, Pipeline, Program, Region, Stmt, Type, sharded, uses
+from ..ir.stages import groups, stages
 from .simulated_mesh import SimulatedMesh
-from .tensors import Tensor, degree_of
+from .tensors import RANDOM, Array, Numbers, Tensor, degree_of
+
+
+def noise(x: Tensor, name: str, n: Numbers) -> Array:
+    """The noise in place of elements of `x` that a rank does not own."""
+    shape = x.array.shape[x.lead :]
+    drawn = n.random(shape, f"nothing of {name}")
+    return drawn.reshape(len(drawn), *(1,) * (x.lead - 1), *shape)
+
+
+def held(program: Program, world: SimulatedMesh, name: str) -> Tensor:
+    """One where a rank owns an element of a parameter, else zero."""
+    param = next(param for param in program.params if param.name == name)
+    pipeline = program.pipeline
+    assert pipeline, "verify: every rank holds everything"
+    shape = world.shape(param.type)
+    found = np.zeros((world.axes[pipeline.axis], *shape), int)
+    for rank in range(len(found)):
+        found[rank][_own(program, pipeline, param, rank)] = 1
+    along = (size if axis == pipeline.axis else 1 for axis, size in world.axes.items())
+    return Tensor(param.type.dims, found.reshape(1, *along, *shape))
+
+
+def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Sequence[int] | slice:
+    """Along its first dim, what a rank holds of a parameter."""
+    whole = dict(pipeline.held)
+    if param.name in whole:
+        return slice(None) if rank in pipeline.ranks_of(param.name) else []
+    cut = pipeline.dims.index(param.type.dims[0])
+    here = zip(pipeline.homes, stages(program, pipeline), strict=True)
+    return [turn for home, stage in here if home == rank for turn in stage.turns[cut]]
+
+
+def known(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
+    """A parameter on the ranks, noise where they hold nothing."""
+    mask = held(program, world, name)
+    return Tensor(x.dims, np.where(mask.array > 0, x.array, noise(x, name, n)), RANDOM)
+
+
+def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Tensor:
+    """A parameter on the ranks; where one holds nothing, the first one's that does."""
+    pipeline = program.pipeline
+    assert pipeline, "verify: every rank holds everything"
+    at = 1 + list(world.axes).index(pipeline.axis)
+    mask, array = np.broadcast_arrays(held(program, world, name).array > 0, x.array)
+    first = np.take_along_axis(array, mask.argmax(axis=at, keepdims=True), axis=at)
+    return Tensor(x.dims, np.where(mask, array, first), x.degree)
+
+
+def readers(program: Program, pipeline: Pipeline, forward: Sequence[Stmt]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The stages that read each parameter of which a repeat that is cut takes no slices."""
+    params = origins(program)
+    bodies, repeats = groups(pipeline, forward)
+    found: dict[str, set[int]] = {}
+    for k, stage in enumerate(stages(program, pipeline)):
+        names = {name for group in stage.groups for name in _read(bodies[group])}
+        names |= {name for i, turns in enumerate(stage.turns) if turns for name in _captured(repeats[i])}
+        for name in names & params.keys():
+            found.setdefault(params[name], set()).add(k)
+    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
+
+
+def _read(body: Sequence[Stmt]) -> Iterator[str]:
+    for stmt in body:
+        yield from stmt.inputs if isinstance(stmt, Op) else uses(stmt)
+
+
+def _captured(region: Region) -> set[str]:
+    """Values that a repeat reads whole."""
+    return {*uses(region)} - {arg.source for arg in region.args if arg.enter is Enter.EACH}
+
+
+def origins(program: Program) -> dict[str, str]:
+    """The parameter that each of the step's values is made of before its microbatches, by itself."""
+    found = {param.name: param.name for param in program.params}
+    for stmt in program.region.body:
+        if isinstance(stmt, Region):
+            break
+        if stmt.kind == "unpack":
+            made = program.bucket(str(stmt.get("bucket"))).params
+            found |= {value.name: name for value, name in zip(stmt.outputs, made, strict=True)}
+        elif stmt.inputs and stmt.inputs[0] in found:
+            found |= {value.name: found[stmt.inputs[0]] for value in stmt.outputs}
+    return found
 
 
 def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:
@@ -52,13 +129,13 @@ def _within(type: Type, bucket: Bucket, turns: Sequence[str]) -> Type:
 
 def padded(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:
     """A rank's part of a bucket in its place among zeros; a bucket that is not shared out as it is."""
-    axes = shard_axes(program, bucket)
+    axes = bucket.shard_axes
     return world.coerced(flat, axes, sharded(bucket.dim), PARTIAL, n) if axes else flat
 
 
 def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
-    """Of tensors that lie as the bucket's parameters do, what each rank holds of the bucket; the rest is stale."""
-    axes = shard_axes(program, bucket)
+    """Each rank's part of the bucket, from tensors laid out as its parameters; the rest is stale."""
+    axes = bucket.shard_axes
     if not axes:
         return list(tensors)
     whole = packed(program, bucket, tensors)
@@ -69,7 +146,7 @@ def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequenc
 def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:
     """One where a rank of a pipeline holds a part of the bucket's gradient, else zero; `once` if only on some ranks."""
     masks = [held(program, world, name) for name in bucket.params]
-    mask = _part(world, bucket, shard_axes(program, bucket), packed(program, bucket, masks), n)
+    mask = _part(world, bucket, bucket.shard_axes, packed(program, bucket, masks), n)
     if not once:
         return n.constant(mask.array, mask.dims)
     pipeline = program.pipeline
@@ -86,7 +163,7 @@ def together(
     program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers
 ) -> list[Tensor]:
     """Tensors that lie as the bucket's parameters do, put together of what each rank holds."""
-    axes = shard_axes(program, bucket)
+    axes = bucket.shard_axes
     if not axes:
         return list(tensors)
     part = _part(world, bucket, axes, packed(program, bucket, tensors), n)

@@ -1,8 +1,7 @@
 """The ranks of a mesh, and what a coercion does to what they hold.
 
-Purpose: each rank does to its own tensor what the runtime's collective does, right or wrong: copies that should agree
+Each rank does to its own tensor what the runtime's collective does, right or wrong: copies that should agree
 and do not are not made to agree.
-Non-goals: which coercions are legal (`placements`); arithmetic.
 """
 
 from collections.abc import Sequence
@@ -13,8 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from ..ir import Kind, Placement, Program, Type
-from .arithmetic import Numbers
-from .tensors import Array, Dims, Tensor
+from .tensors import Array, Dims, Numbers, Tensor
 
 I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kind.MAXIMUM  # noqa: E741
 
@@ -58,7 +56,7 @@ class SimulatedMesh:
         return self._indices[dim, axes]
 
     def spread(self, value: Tensor, type: Type) -> Tensor:
-        """What each rank holds of a global value, [trials, 1 …, *dims], placed as `type`; a sum is all on rank 0."""
+        """Each rank's part of a global value, [trials, 1 …, *dims], placed as `type`; a sum is all on rank 0."""
         array = value.onto(type.dims)
         for i, (axis, size) in enumerate(self.axes.items()):
             array = np.moveaxis(array, 1 + i, 0)[0]
@@ -74,7 +72,7 @@ class SimulatedMesh:
         n: Numbers,
         among: Sequence[int] = (),
     ) -> Tensor:
-        """What each rank holds after a coercion over the joint group of `axes`.
+        """Each rank's value after a coercion over the joint group of `axes`.
 
         A sum may be `among` some ranks of one axis; the others keep what they hold.
         """

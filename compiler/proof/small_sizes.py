@@ -1,7 +1,6 @@
 """Sizes that are small and tell dims and axes apart, for evaluating a program.
 
-Purpose: the program at other sizes: names, ops and placements are untouched, so whatever they say is evaluated.
-Non-goals: choosing placements.
+The program at other sizes: names, ops and placements are untouched, so whatever they say is evaluated.
 """
 
 from collections.abc import Iterator
@@ -10,11 +9,10 @@ from math import lcm, prod
 
 from attrs import evolve
 
-from ..analysis.bucket_layout import layout_of, shard_axes
+from ..analysis.bucket_layout import layout_of
 from ..config.settings import Cluster
-from ..ir import MICROBATCHES, Bucket, Claim, Dim, Op, Program, Region, Stmt, types, walk
-from ..ops import OPS
-from ..ops.attention import ROPES, SEQUENCE, head_dims
+from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program, Region, Stmt, types, walk
+from ..ops import OPS, roles
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
 from .pipeline.shrink import covers, few_microbatches, few_turns, recut, shared
 
@@ -57,14 +55,14 @@ def _with_holders(program: Program, axes: Sizes) -> Sizes:
 
 def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
     """The program at other sizes."""
-    ranks = prod(axes[claim.axis] for claim in program.claims if claim.dim == "batch")
-    batch, global_batch = dims["batch"] // ranks, dims["batch"] * dims[MICROBATCHES]
+    ranks = prod(axes[claim.axis] for claim in program.claims if claim.dim == BATCH)
+    batch, global_batch = dims[BATCH] // ranks, dims[BATCH] * dims[MICROBATCHES]
     flat = {bucket.dim for bucket in program.buckets}
     small = evolve(
         program,
         axes=tuple(evolve(axis, size=axes[axis.name]) for axis in program.axes),
         dims=tuple(dim if dim.name in flat else _with_size(dim, dims[dim.name]) for dim in program.dims),
-        train=evolve(program.train, seq=dims["seq"], microbatch=batch, global_batch=global_batch),
+        train=evolve(program.train, seq=dims[SEQUENCE], microbatch=batch, global_batch=global_batch),
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
     sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
@@ -79,7 +77,7 @@ def _with_size(dim: Dim, size: int) -> Dim:
 
 def _flat(program: Program, bucket: Bucket) -> int:
     """The size of a bucket over all ranks that hold a part of it."""
-    split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in shard_axes(program, bucket)]
+    split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes]
     return layout_of(program, bucket).size * program.degree(tuple(split))
 
 
@@ -98,16 +96,15 @@ class _Sizes:
         self._loops = [*dict.fromkeys((MICROBATCHES, *_loops(program.region.body)))]
         found = types(program)
         ops = list(walk(program.region.body))
-        attended = [op for op in ops if op.kind == "attention"]
+        each = [(op, roles(op, found)) for op in ops]
         self._groups: dict[str, set[str]] = {}
-        for heads, few in (head_dims(found[op.inputs[0]], found[op.inputs[1]]) for op in attended):
-            if heads != few:
-                self._groups.setdefault(heads, set()).add(few)
+        for _, own in each:
+            if own.heads != own.kv_heads:
+                self._groups.setdefault(own.heads, set()).add(own.kv_heads)
         joins = [OPS[op.kind].joins([found[name] for name in op.inputs], op) for op in ops]
         self._parts = {dim: parts for each in joins for dim, parts in each.items()}
-        self._even = {found[op.inputs[0]].dims[-1] for op in ops if op.kind in ROPES}
-        self._even |= {part for dim in self._even for part in self._parts.get(dim, ())}
-        self._turned = {found[op.inputs[0]].dims[-1]: _turned(op) for op in ops if op.kind in ROPES}
+        self._turned = {own.rotated: _turned(op) for op, own in each if own.rotated}
+        self._even = {*self._turned, *(part for dim in self._turned for part in self._parts.get(dim, ()))}
         self._shares = _shares(ops)
         self._sizes: Sizes = {}
 
@@ -121,7 +118,7 @@ class _Sizes:
         """Tokens first, for they multiply everything; query heads after the key/value heads of which they are more,
         and what is joined after its parts."""
         later = 4 if dim.name in self._parts else 3 if dim.name in self._groups else 2
-        turn = 0 if dim.name == "batch" else 1 if dim.name == "seq" else later
+        turn = 0 if dim.name == BATCH else 1 if dim.name == SEQUENCE else later
         return turn, dim.size if turn > 2 else 0
 
     def _turns(self, loop: str) -> int:
@@ -160,7 +157,7 @@ class _Sizes:
         unit = lcm(unit, 2) if dim.name in self._even else unit
         unit = 2 * unit if dim.valid < dim.size else unit  # so that no rank holds padding alone
         taken = {size for name, size in self._sizes.items() if name not in self._loops}
-        alone = dim.name == SEQUENCE and self._sizes["batch"] == 1
+        alone = dim.name == SEQUENCE and self._sizes[BATCH] == 1
         least = 3 if alone else 2 + self._turned.get(dim.name, 0)  # two of three tokens have labels, one has none
         return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
 

@@ -1,8 +1,4 @@
-"""A program at any level as a graph: `scalec ir --graph`.
-
-Purpose: ops and regions as nodes, values with their types as edges, for networkx and whatever reads its formats.
-Non-goals: text that compiles, which IR text does.
-"""
+"""A program at any level as a graph: `scalec ir --graph`."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +15,7 @@ class _Builder:
     """Adds a program's nodes in the order of the IR, in which each value is made before it is used."""
 
     def __init__(self, program: Program) -> None:
-        self.graph: Any = MultiDiGraph(name=f"{program.name} after {program.stage}")
+        self.graph: Any = MultiDiGraph(name=f"{program.name} after {program.after}")
         self._types = {name: print_type(type) for name, type in types(program).items()}
         self._made: dict[str, int] = {}
         for param in program.params:

@@ -1,14 +1,11 @@
-"""Lints: plans that compile but are probably not what you meant.
-
-Purpose: one function of a program, which `compile`, `run` and `check` show.
-Non-goals: mistakes (`passes`), and what does not fit a GPU (`memory.capacity`).
-"""
+"""Lints: plans that compile but are probably not what you meant."""
 
 from collections.abc import Iterator
 
+from ..analysis.vocabulary import tables
 from ..config.units import counted
 from ..ir import STATES, Program, types, walk
-from ..ops import OPS
+from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostic, Note
 
 
@@ -57,8 +54,9 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
     data = program.train.data
     if data.masked is not None:
         return
+    known = types(program)
     for op in walk(program.region.body):
-        if op.kind == "attention" and OPS[op.kind].get(op, "mask") == "full":
+        if roles(op, known).key_seq and OPS[op.kind].get(op, "mask") == "full":
             yield Diagnostic(
                 "W0902",
                 "attention can see the tokens it must predict",
@@ -99,9 +97,7 @@ def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
 
 def _ids_out_of_reach(program: Program) -> Iterator[Diagnostic]:
     """Files of 16 bits a token, and a vocabulary of more."""
-    data, found = program.train.data, types(program)
-    tables = (found[op.inputs[1]].dims[0] for op in walk(program.region.body) if op.kind == "embedding")
-    vocabulary = min(map(program.valid, tables), default=0)
+    data, vocabulary = program.train.data, min(map(program.valid, tables(program).values()), default=0)
     if data.kind == "tokens" and data.dtype == "uint16" and vocabulary > 2**16:
         message = f"ids of uint16 end at 65,535, but the vocabulary has {vocabulary:,}"
         help = "write `dtype = uint32` if the files have 32 bits a token"

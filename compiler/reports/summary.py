@@ -1,7 +1,4 @@
-"""The summary of a compiled plan: its size, its communication, and the command that starts it.
-
-Non-goals: reading the IR (`account`), writing files (`emit.output`).
-"""
+"""The summary of a compiled plan: its size, its communication, and the command that starts it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
@@ -63,15 +60,15 @@ def tokens(program: Program) -> str:
 def _mesh(program: Program) -> str:
     """The axes as the plan names them, those that were factored with their factors."""
     axes: list[str] = []
-    for whole in dict.fromkeys(axis.whole for axis in program.axes):
-        factors = _factors(program, whole)
+    for parent in dict.fromkeys(axis.parent for axis in program.axes):
+        factors = _factors(program, parent)
         parts = " x ".join(f"{name} {program.axis(name).size}" for name in factors)
-        axes.append(parts if factors == [whole] else f"{whole} {program.degree(tuple(factors))} ({parts})")
+        axes.append(parts if factors == [parent] else f"{parent} {program.degree(tuple(factors))} ({parts})")
     return " x ".join(axes)
 
 
-def _factors(program: Program, whole: str) -> list[str]:
-    return [axis.name for axis in program.axes if axis.whole == whole]
+def _factors(program: Program, parent: str) -> list[str]:
+    return [axis.name for axis in program.axes if axis.parent == parent]
 
 
 def communication(program: Program) -> str:
@@ -129,10 +126,10 @@ def _numbers(ranks: Sequence[int]) -> str:
 def axes_of(program: Program, collective: Collective) -> str:
     """The axes of the mesh as the plan names them, wherever all factors of an axis take part."""
     names: list[str] = []
-    for whole in dict.fromkeys(program.axis(name).whole for name in collective.axes):
-        factors = _factors(program, whole)
+    for parent in dict.fromkeys(program.axis(name).parent for name in collective.axes):
+        factors = _factors(program, parent)
         taking = [name for name in factors if name in collective.axes]
-        names += [whole] if taking == factors else taking
+        names += [parent] if taking == factors else taking
     return " x ".join(names)
 
 

@@ -1,8 +1,6 @@
-"""What a schedule is: rows of actions, one for each rank of the pipeline's axis.
+"""Rows of actions, one for each rank of the pipeline's axis: what a schedule is.
 
-Purpose: the classes, and their text: `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining
-writes it.  Non-goals: which schedules are right (`check`), how long one takes (`simulate`).
-"""
+In text `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining writes it."""
 
 from collections.abc import Iterator
 from enum import Enum
@@ -12,7 +10,7 @@ from attrs import evolve, frozen
 
 
 class Work(Enum):
-    """What an action does for one stage and one microbatch."""
+    """The work of an action for one stage and one microbatch."""
 
     FORWARD = "F"
     BACKWARD = "B"  # both parts
@@ -65,13 +63,18 @@ class Schedule:
         return len(self.rows)
 
     @cached_property
+    def words(self) -> tuple[tuple[str, ...], ...]:
+        """Each rank's actions as text."""
+        return tuple(tuple(map(str, row)) for row in self.rows)
+
+    @cached_property
     def splits(self) -> bool:
         """Whether backward is done in two parts anywhere."""
         return any(action.work is Work.WEIGHT for _, _, action in self.cells())
 
     @property
     def forwards(self) -> "Schedule":
-        """What evaluation does of it: forwards and their messages, in the same order.
+        """The part for evaluation: forwards and their messages, in the same order.
 
         If ranks do not wait for each other in the whole, they do not in this: of the messages here that were never
         matched, take the one that is matched first in the whole.  All that its two ranks do here before they post it
@@ -87,3 +90,12 @@ class Schedule:
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Rank, place in the row, action."""
         return ((rank, at, action) for rank, row in enumerate(self.rows) for at, action in enumerate(row))
+
+
+class ScheduleError(Exception):
+    """A schedule cannot do what it is asked for: why, with the arithmetic, and what it can do instead."""
+
+    def __init__(self, why: str, help: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.help = help

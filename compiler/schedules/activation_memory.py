@@ -1,8 +1,4 @@
-"""What ranks hold over their rows: microbatches between forward and backward, and what stages hand to each other.
-
-Purpose: the one walk over a row that knows what comes and goes with each action.  Non-goals: what is how large
-(`memory`), and what an action needs for itself while it runs.
-"""
+"""Activation memory of ranks over their rows: microbatches between forward and backward, and values between stages."""
 
 from collections.abc import Iterator
 
@@ -35,11 +31,11 @@ class Keeps:
     weight: tuple[float, ...]
     """From the input part to the weight part."""
     handed: float = 0
-    """What stages hand to each other, at most: from where its message begins, or from the action that makes it for a
+    """Peak memory of values between stages: each from where its message begins, or from the action that makes it for a
     stage of the same rank, to the action that takes it.  Of what a stage sends one of each kind is under way until the
     next."""
     cuts: tuple[float, ...] = ()
-    """What each hands to the next, and that back, where they differ."""
+    """Bytes that each stage hands to the next, and gets back, where stages differ."""
 
     @classmethod
     def uniform(cls, stages: int, input: float = 1, weight: float = 1) -> "Keeps":
@@ -47,15 +43,15 @@ class Keeps:
         return cls((input,) * stages, (weight,) * stages)
 
     def between(self, stage: int, other: int) -> float:
-        """What two neighbours hand to each other."""
+        """Bytes that two neighbours hand to each other."""
         return self.cuts[min(stage, other)] if self.cuts else self.handed
 
     def entering(self, stage: int) -> float:
-        """What a stage is given by the one before it; nothing enters the first."""
+        """Bytes that a stage gets from the one before it; nothing enters the first."""
         return self.between(stage - 1, stage) if stage else 0
 
     def before(self, action: Action) -> float:
-        """What is held of a microbatch in a stage before an action that computes."""
+        """The memory of a microbatch in a stage before an action that computes."""
         match action.work:
             case Work.FORWARD:
                 return 0
@@ -65,7 +61,7 @@ class Keeps:
                 return self.input[action.stage]
 
     def after(self, action: Action) -> float:
-        """What is held of it then."""
+        """Its memory then."""
         match action.work:
             case Work.FORWARD:
                 return self.input[action.stage]
@@ -114,7 +110,7 @@ def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
 
 
 def _passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
-    """What an action takes that another stage made, and what it makes for another."""
+    """The values that an action takes from another stage, and makes for another."""
     stage = action.stage
     follows = keeps.between(stage - 1, stage) if stage else 0
     precedes = keeps.between(stage, stage + 1) if stage < last else 0
@@ -160,6 +156,6 @@ def always_handed(homes: tuple[int, ...], rank: int, keeps: Keeps) -> float:
 
 
 def least(homes: tuple[int, ...], rank: int, keeps: Keeps) -> float:
-    """What a rank holds of a single microbatch before any backward, and must always have room for."""
+    """The memory of a single microbatch on a rank before any backward, the least that it needs."""
     own = sum(keeps.input[stage] for stage, home in enumerate(homes) if home == rank)
     return own + always_handed(homes, rank, keeps)

@@ -1,7 +1,7 @@
 """The best of all orders, as far as it can be looked for: exactly in small cases.
 
-Purpose: a search by levels, each one cell longer than the last, that keeps the most promising of each.  Where it never
-has to drop one, no order is better than what it finds.  Non-goals: rules of thumb (`priorities`).
+A search by levels, each one cell longer than the last, that keeps the most promising of each.  Where it never
+has to drop one, no order is better than what it finds.
 
 It branches as Giffler and Thompson (1960) do: of all that could be next something ends first, on some rank, and in some
 best order what that rank does next begins before that end.  What takes memory may also be left for later, since others
@@ -31,7 +31,7 @@ def searched(task: Task, below: float, width: int, fits: Callable[[Progress], bo
 
 
 def _next(progress: Progress) -> Iterator[Progress]:
-    """What can become of an order with one cell more."""
+    """Orders with one cell more."""
     moves = [(move.end, rank, move) for rank in range(len(progress.free)) for move in progress.moves(rank)]
     moves = [each for each in moves if progress.has_room(each[2])]
     moves.sort(key=lambda each: each[:2])
@@ -70,7 +70,7 @@ class Bound:
     begins: tuple[float, ...]
     """When each rank can begin at the earliest."""
     after_forward: tuple[float, ...]
-    """What follows the forward of the last microbatch on each stage."""
+    """The time after the forward of the last microbatch on each stage."""
     after_backward: tuple[float, ...]
     """The same for the input part of its backward."""
 

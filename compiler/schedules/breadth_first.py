@@ -1,7 +1,4 @@
-"""Schedules that do all forwards, then all backwards.
-
-Purpose: GPipe and its looped form.
-"""
+"""Schedules that do all forwards, then all backwards."""
 
 from collections.abc import Iterable
 

@@ -1,14 +1,10 @@
-"""Whether a schedule does the whole step, in an order in which it can be done.
-
-Purpose: `problems`, the one check for schedules made here and those read from files.  Non-goals: whether an order is
-good (`simulate`).
-"""
+"""Whether a schedule does the whole step, in an order in which it can be done."""
 
 from collections.abc import Iterator
 
 from .actions import Action, Schedule, Work
 from .dependencies import Cell, Stuck, in_order, made_by
-from .p2p_matching import rendezvous
+from .p2p import rendezvous
 from .violations import Problem, circular, lacking, misplaced
 
 PARTS = {Work.FORWARD: "F", Work.INPUT: "I", Work.WEIGHT: "W", Work.BACKWARD: "IW"}
@@ -22,11 +18,8 @@ def problems(schedule: Schedule) -> list[Problem]:
 
     What is wrong with one of these shows again in the next, where it would be told in other words.
     """
-    return _cells(schedule) or _order(schedule) or (rendezvous(schedule) if _has_messages(schedule) else [])
-
-
-def _has_messages(schedule: Schedule) -> bool:
-    return any(action.work.is_message for row in schedule.rows for action in row)
+    messages = any(action.work.is_message for row in schedule.rows for action in row)
+    return _cells(schedule) or _order(schedule) or (rendezvous(schedule) if messages else [])
 
 
 def _cells(schedule: Schedule) -> list[Problem]:

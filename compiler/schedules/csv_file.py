@@ -1,7 +1,4 @@
-"""Rows as text: a line for each rank, cells between commas, as torch.distributed.pipelining writes and reads them.
-
-Purpose: `csv` and `read_csv`, of rows with messages and without.  Non-goals: which schedules are right (`check`).
-"""
+"""Rows as text: a line for each rank, cells between commas, as torch.distributed.pipelining writes and reads them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -29,7 +26,7 @@ class BadRows(Exception):
 
 def csv(schedule: Schedule) -> str:
     """The rows as torch's `_PipelineScheduleRuntime._load_csv` reads them."""
-    return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
+    return "".join(f"{','.join(row)}\n" for row in schedule.words)
 
 
 def read_csv(text: str) -> Schedule:
@@ -41,7 +38,7 @@ def read_csv(text: str) -> Schedule:
     rows: list[list[Action]] = [[] for _ in lines]
     stages: dict[int, Cell] = {}
     microbatches: dict[int, Cell] = {}
-    for rank, at in _cells(lines):
+    for rank, at in ((rank, at) for rank, line in enumerate(lines) for at in range(len(line))):
         for action in _actions(lines[rank][at].strip(), (rank, at)):
             home, _ = stages.setdefault(action.stage, (rank, at))
             if home != rank:
@@ -55,10 +52,6 @@ def read_csv(text: str) -> Schedule:
     return Schedule(homes, _count("microbatch", microbatches), tuple(map(tuple, rows)))
 
 
-def _cells(lines: list[list[str]]) -> Iterator[Cell]:
-    return ((rank, at) for rank, line in enumerate(lines) for at in range(len(line)))
-
-
 def _actions(content: str, cell: Cell) -> Iterator[Action]:
     """The actions of a cell: of an overlapped pair `(0F1;1B0)OVERLAP_F_B` first the one, then the other."""
     pair = _PAIR.fullmatch(content)
@@ -66,7 +59,8 @@ def _actions(content: str, cell: Cell) -> Iterator[Action]:
         if action := _ACTION.fullmatch(part):
             yield Action(int(action[1]), Work(action[2]), int(action[3]))
         elif part and not _STATE.fullmatch(part):
-            raise BadRows(*cell, f"`{_short(part)}` is not an action such as `3F12`")
+            short = part if len(part) <= 24 else f"{part[:23]}…"
+            raise BadRows(*cell, f"`{short}` is not an action such as `3F12`")
 
 
 def _count(what: str, seen: Mapping[int, Cell]) -> int:
@@ -75,7 +69,3 @@ def _count(what: str, seen: Mapping[int, Cell]) -> int:
         missing = min(set(range(len(seen))) - set(seen))
         raise BadRows(*seen[largest], f"there is a {what} {largest}, but no {what} {missing}")
     return len(seen)
-
-
-def _short(text: str, most: int = 24) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,7 +1,6 @@
-"""What each action waits for, and an order in which all can be done.
+"""Dependencies of actions, and an order in which all can be done.
 
-Purpose: the one place that knows what F, B, I and W need of each other; everything that walks rows walks them here.
-Non-goals: time (`simulate`), words for what is wrong with a schedule (`check`).
+The one place that knows what F, B, I and W need of each other; everything that walks rows walks them here.
 """
 
 from collections import deque
@@ -12,7 +11,7 @@ from .actions import Action, Schedule, Work
 
 
 class Value(NamedTuple):
-    """What one action makes and others wait for; what messages carry."""
+    """A value that one action makes and others wait for; messages carry them."""
 
     gradient: bool
     """The gradient of what the stage received; else what the stage makes of it."""
@@ -38,14 +37,14 @@ class Stuck(Exception):
 
 
 def made_by(action: Action) -> Value | None:
-    """What an action that computes makes; none for the weight part, for which nothing waits."""
+    """The value that a computing action makes; none for the weight part, for which nothing waits."""
     if action.work is Work.WEIGHT:
         return None
     return Value(action.work is not Work.FORWARD, action.stage, action.microbatch)
 
 
 def needs(action: Action, stages: int) -> tuple[Value, ...]:
-    """What an action that computes needs, what its own rank makes first."""
+    """The values that a computing action needs, those of its own rank first."""
     stage, microbatch = action.stage, action.microbatch
     if action.work is Work.FORWARD:
         return (Value(False, stage - 1, microbatch),) if stage else ()

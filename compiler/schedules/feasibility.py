@@ -1,7 +1,4 @@
-"""How far the stages of a schedule in the making are, and what of each rank's room that takes.
-
-Purpose: which work has room, now and on its way to the end.  Non-goals: when it begins (`progress`).
-"""
+"""How far the stages of a schedule in the making are, and what of each rank's room that takes."""
 
 from functools import cached_property
 from math import isinf
@@ -27,7 +24,7 @@ class Places:
 
     @cached_property
     def always(self) -> tuple[float, ...]:
-        """What each rank needs room for whatever it does: of values that stages hand to each other."""
+        """Memory that each rank needs whatever it does: for values that stages hand to each other."""
         ranks = range(len(self.room.most))
         return tuple(always_handed(self.homes, rank, self.room.keeps) for rank in ranks)
 
@@ -137,7 +134,7 @@ class Filling:
         return True
 
     def _allows_backward(self, stage: int, work: Work) -> bool:
-        """What is put off may hold more than the whole; and the stage before is given a gradient.
+        """Whether a backward may go: postponed, it may take more memory, and the stage before gets a gradient.
 
         For its first one it has always room: so of all backwards that can be done that of the foremost stage has.
         """

@@ -1,25 +1,71 @@
-"""A schedule made for given times and memory: `schedule = auto(memory = …)`.
-
-Purpose: the best of all that is known: the schedules with names, rows made by rules, and a search.  Non-goals: where
-stages may lie (`orders.placements`) and what they cost (`cost`).
-"""
+"""A schedule made for given times and memory, `schedule = auto(memory = …)`: named ones, rules, and a search."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 from math import inf
 
 from attrs import evolve, frozen
 
-from .actions import Action, Row, Schedule, Work
+from .actions import Action, Row, Schedule, ScheduleError, Work
 from .activation_memory import MemoryBudget, least
 from .beam_search import Bound, searched
-from .errors import ScheduleError
 from .p2p import with_messages
-from .partial_schedule import Progress, Task
-from .priorities import followed, rules
+from .partial_schedule import Move, Progress, Task
 from .registry import SCHEDULES
-from .simulate import simulate
-from .timeline import Times
+from .timeline import Times, simulate
+
+
+@frozen
+class Rule:
+    """A rule for a rank's next action: the one that begins first, with these handicaps."""
+
+    forward: float
+    """How much later a backward may begin and still go before a forward; below 0, the other way around."""
+    weight: float
+    """How much later something else may begin and still go before a weight part."""
+    ahead: float
+    """How many microbatches a stage may be ahead of its backward, for each stage from it to the last."""
+
+    def best(self, rank: int, progress: Progress) -> Move | None:
+        """The rank's next action; none if it must wait for others."""
+        moves = sorted((move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank)
+        return next(filter(progress.has_room, moves), None)
+
+    def _allows(self, move: Move, progress: Progress) -> bool:
+        ahead = progress.filling.forwards[move.stage] - progress.filling.backwards[move.stage]
+        return move.work is not Work.FORWARD or ahead < self.ahead * (progress.task.stages - move.stage)
+
+    def _rank(self, move: Move) -> tuple[float, float, int]:
+        handicap = self.forward if move.work is Work.FORWARD else self.weight if move.work is Work.WEIGHT else 0.0
+        return move.start + handicap, handicap, -move.stage
+
+
+def rules(task: Task) -> Iterator[Rule]:
+    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last.
+
+    Of little memory the first of a rank's stages would take all: less far ahead, it leaves some to the others.
+    """
+    times, stages = task.times, task.stages
+    weight, forward = sum(times.weight) / stages, sum(times.forward) / stages
+    ahead = dict.fromkeys((1, task.ranks / stages, 2, inf))
+    for lag, patience in product((-forward, 1e-9 * forward, forward), (1e-9 * weight, weight, inf)):
+        yield from (Rule(lag, patience, each) for each in ahead)
+
+
+def followed(rule: Rule, task: Task) -> Progress:
+    """The rows that a rule makes: of all ranks' next moves, always the one that begins first."""
+    progress = Progress.begin(task)
+    best = {rank: rule.best(rank, progress) for rank in range(task.ranks)}
+    while able := [(move.start, rank, move) for rank, move in best.items() if move]:
+        _, rank, move = min(able, key=lambda each: each[:2])
+        if not progress.has_room(move):  # others have taken it
+            best[rank] = rule.best(rank, progress)
+            continue
+        progress.do(rank, move)
+        for other in task.touched(move.stage, move.work):
+            best[other] = rule.best(other, progress)
+    return progress
+
 
 RULED = 200_000  # cells that rules may write: a few seconds
 SEARCHED = 6_000  # orders that the search may go on from
@@ -80,7 +126,7 @@ def _demand_room(task: Task) -> None:
 
 
 def _named(task: Task) -> Iterator[_Found]:
-    """Those with names that have these homes, and room for what is kept."""
+    """Named schedules with these homes that fit the memory."""
     kept = evolve(task.room, keeps=evolve(task.room.keeps, handed=0, cuts=()))
     for maker in SCHEDULES.values():
         try:
@@ -92,13 +138,13 @@ def _named(task: Task) -> Iterator[_Found]:
 
 
 def _ruled(task: Task, tasks: int) -> Iterator[_Found]:
-    """Those that rules make, fewer where there are several tasks."""
+    """Schedules made by rules, fewer where there are several tasks."""
     count = max(1, RULED // task.cells // tasks)
     return (_Found.of(followed(rule, task)) for rule in islice(rules(task), count))
 
 
 def _searched(task: Task, best: _Found, tasks: int) -> _Found | None:
-    """What a search finds that is faster than the best so far."""
+    """Schedules found by search that are faster than the best so far."""
     width = SEARCHED // task.cells // tasks
     made = searched(task, best.total, width, lambda it: _fits(it.schedule(), task)) if width else None
     return _Found.of(made) if made else None

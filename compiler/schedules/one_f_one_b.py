@@ -1,10 +1,9 @@
 """Schedules that alternate forwards and backwards once the pipeline is full.
 
-Purpose: 1F1B, interleaved 1F1B, ZB-H1, ZB-H2 and the interleaved zero bubble, which are one order with other numbers.
+1F1B, interleaved 1F1B, ZB-H1, ZB-H2 and the interleaved zero bubble, which are one order with other numbers.
 """
 
-from .actions import Row, Work
-from .errors import ScheduleError
+from .actions import Row, ScheduleError, Work
 from .steps import RankContext, interleave_passes, numbered
 
 

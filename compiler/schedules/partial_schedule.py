@@ -1,8 +1,5 @@
 """A schedule in the making: what each rank has done, what it can do next and when.
 
-Purpose: rows made cell by cell, within the bound on memory (`filling`).  Non-goals: which cell is best next
-(`priorities`, `beam`).
-
 Microbatches are alike, so each stage takes them in their order, which loses nothing: where two overtake each other they
 can be exchanged.
 """
@@ -21,7 +18,7 @@ from .timeline import Times
 
 @frozen(slots=False)
 class Task:
-    """What is asked of a schedule."""
+    """The requirements of a schedule."""
 
     homes: tuple[int, ...]
     microbatches: int
@@ -73,7 +70,7 @@ class Task:
 
 @frozen
 class Move:
-    """What a rank can do next, and when."""
+    """A possible next action of a rank, and its time."""
 
     stage: int
     work: Work
@@ -146,7 +143,7 @@ class Progress:
         return tuple(when)
 
     def moves(self, rank: int) -> Iterator[Move]:
-        """What a rank can do next, whether or not there is room for it (`has_room`)."""
+        """Possible next actions of a rank, whether or not there is memory for them (`has_room`)."""
         task, filling, free = self.task, self.filling, self.free[rank]
         times, keeps = task.times, task.room.keeps
         for stage in task.places.stages_of[rank]:

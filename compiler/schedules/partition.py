@@ -1,7 +1,4 @@
-"""How items that stand in order are divided into stages: the dearest stage as cheap as can be.
-
-Purpose: `balanced`.  Non-goals: what the items are and what they cost (`passes.cut_stages`).
-"""
+"""How items that stand in order are divided into stages: the dearest stage as cheap as can be."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

@@ -1,16 +1,11 @@
-"""All schedules that a plan can name.
-
-Purpose: the table; where stages lie.  Non-goals: the schedules themselves (`breadth_first`, `one_by_one`, `v_shaped`),
-rows from files (`rows`), schedules made for times and memory (`listing`).
-"""
+"""All schedules that a plan can name."""
 
 from collections.abc import Callable
 
 from attrs import frozen
 
-from .actions import Row, Schedule
+from .actions import Row, Schedule, ScheduleError
 from .breadth_first import breadth_first, gpipe
-from .errors import ScheduleError
 from .one_f_one_b import interleaved, interleaved_zero_bubble, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
 from .steps import RankContext
 from .v_shaped import dualpipe_v, zero_bubble_v
@@ -68,8 +63,3 @@ SCHEDULES: dict[str, ScheduleSpec] = {
 }
 
 _VARIABLE = ", ".join(f"`{name}`" for name, maker in SCHEDULES.items() if maker.variable)
-
-
-def homes_of(name: str, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
-    """The rank of each stage of a schedule."""
-    return SCHEDULES[name].homes(ranks, chunks)

@@ -1,7 +1,5 @@
 """A schedule's rows for other numbers of ranks and microbatches: what `check` finds right stays so.
 
-Purpose: rows that no formula makes, at the sizes at which a step is evaluated.  Non-goals: speed.
-
 What is left out of an order leaves an order: a stage waits for the one before, and so for all before that.  What is
 added is done at once by the one that it waits for: a further stage right behind the last one, a further microbatch when
 all others are done.
@@ -34,7 +32,7 @@ def _chosen(schedule: Schedule, count: int) -> list[int]:
 
 
 def _with_ranks(schedule: Schedule, ranks: list[int]) -> Schedule:
-    """Those alone, with their stages, numbered anew."""
+    """The schedule of these ranks alone, with their stages, renumbered."""
     kept = [stage for stage, home in enumerate(schedule.homes) if home in ranks]
     numbers = {stage: number for number, stage in enumerate(kept)}
     rows = (tuple(evolve(each, stage=numbers[each.stage]) for each in schedule.rows[rank]) for rank in ranks)
@@ -50,7 +48,7 @@ def _told(schedule: Schedule, count: int) -> list[int]:
 
 
 def _with_microbatches(schedule: Schedule, microbatches: list[int]) -> Schedule:
-    """Those alone, numbered anew."""
+    """The schedule of these microbatches alone, renumbered."""
     numbers = {microbatch: number for number, microbatch in enumerate(microbatches)}
     rows = (
         tuple(evolve(each, microbatch=numbers[each.microbatch]) for each in row if each.microbatch in numbers)

@@ -1,7 +1,4 @@
-"""How rows are written down: steps of a rank's chunks strung together; which microbatch each is for follows from that.
-
-Purpose: what all families of schedules share.  Non-goals: any one schedule.
-"""
+"""Rows from the steps of a rank's chunks strung together; the microbatch of each follows from its place."""
 
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -33,7 +30,7 @@ class RankContext:
 
 
 Step = tuple[int, Work]
-"""What one chunk of a rank does next."""
+"""The next action of one chunk of a rank."""
 Steps = tuple[Step, ...]
 
 

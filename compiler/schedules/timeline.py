@@ -1,11 +1,11 @@
-"""When each action of a schedule happens, and what that says of ranks.
+"""When each action of a schedule happens if each rank does its row in order, and how long ranks wait."""
 
-Purpose: the classes; `simulate` makes them, `scalec schedule` draws them.
-"""
+from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from .actions import Action, Work
+from .actions import Action, Schedule, Work
+from .dependencies import Step, Value, in_order
 
 
 @frozen
@@ -84,3 +84,30 @@ class Timeline:
     def bubble(self) -> float:
         """The part of all ranks' time in which they do not compute."""
         return sum(map(self.idle, range(len(self.slots)))) / (self.total * len(self.slots)) if self.total else 0.0
+
+
+def simulate(schedule: Schedule, times: Times) -> Timeline:
+    """Each action begins when its rank is free and what it needs is there; messages do not hold ranks up.
+
+    Raises Stuck where rows wait for each other in a circle.
+    """
+    slots: list[list[Slot]] = [[] for _ in schedule.rows]
+    for step, slot in timed(schedule, times):
+        slots[step.cell.rank].append(slot)
+    return Timeline(tuple(map(tuple, slots)))
+
+
+def timed(schedule: Schedule, times: Times) -> Iterator[tuple[Step, Slot]]:
+    """Each computing action with its time, after those that it waits for; raises Stuck."""
+    homes = schedule.homes
+    free = [0.0] * schedule.ranks
+    done: dict[Value, float] = {}
+    for step in in_order(schedule):
+        rank = step.cell.rank
+        start = free[rank]
+        for value in step.needs:
+            start = max(start, done[value] if homes[value.stage] == rank else done[value] + times.send)
+        free[rank] = end = start + times.of(step.action)
+        if step.makes:
+            done[step.makes] = end
+        yield step, Slot(step.action, start, end)

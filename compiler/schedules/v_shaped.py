@@ -1,11 +1,10 @@
 """Schedules whose stages go down the ranks and up again: each rank has one of the first half and one of the second.
 
-Purpose: ZB-V and DualPipeV, phase by phase in letters: `F0` is a forward of the first chunk, `I1` the input part of
+ZB-V and DualPipeV, phase by phase in letters: `F0` is a forward of the first chunk, `I1` the input part of
 a backward of the second.
 """
 
-from .actions import Row, Work
-from .errors import ScheduleError
+from .actions import Row, ScheduleError, Work
 from .steps import RankContext, Steps, interleave_passes, numbered
 
 F0: Steps = ((0, Work.FORWARD),)

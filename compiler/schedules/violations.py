@@ -1,8 +1,4 @@
-"""What is wrong with a schedule, and where.
-
-Purpose: one class, and what the checks of cells and of messages share.  Non-goals: where a plan says its schedule
-(`passes`).
-"""
+"""Problems of a schedule, and their places."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,9 +1,4 @@
-"""Diagnostics: errors and warnings about a plan, shown the way rustc does.
-
-Purpose: code, smallest span, caret, secondary places, notes, help; all errors of a step at once.
-Non-goals: finding mistakes.  Messages are lower case, without full stop, with code in backticks; how to repair it
-stands under `help` alone.
-"""
+"""Diagnostics: errors and warnings about a plan, shown the way rustc does."""
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -167,7 +162,7 @@ class PlanError(Exception):
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         assert diagnostics, "diagnostics: a PlanError without a diagnostic"
-        self.diagnostics = tuple(sorted(diagnostics, key=_position))
+        self.diagnostics = tuple(sorted(diagnostics, key=lambda it: (it.span.path, it.span.line, it.span.column)))
         super().__init__(*self.diagnostics)
 
     def __str__(self) -> str:
@@ -181,14 +176,7 @@ class Diagnostics:
         self._found: list[Diagnostic] = []
 
     def error(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        label: str = "",
-        *,
-        notes: Sequence[Note] = (),
-        help: str = "",
+        self, code: str, message: str, span: Span, label: str = "", *, notes: Sequence[Note] = (), help: str = ""
     ) -> None:
         """Adds one mistake."""
         assert code in CODES, f"diagnostics: {code} is not in the table"
@@ -213,10 +201,6 @@ class Diagnostics:
         """Raises PlanError with all that was found, if anything was."""
         if self._found:
             raise PlanError(self._found)
-
-
-def _position(diagnostic: Diagnostic) -> tuple[str, int, int]:
-    return diagnostic.span.path, diagnostic.span.line, diagnostic.span.column
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -1,7 +1,4 @@
-"""How other languages write things: where a text that is no plan does so, and how a plan says it.
-
-Purpose: one table, a row for each habit.  Non-goals: texts that the grammar accepts; names of ops (`passes.resolve`).
-"""
+"""How other languages write things: where a text that is no plan does so, and how a plan says it."""
 
 import re
 from collections.abc import Iterator
@@ -99,9 +96,7 @@ HABITS = (
     Habit(r"(?P<at>//)", "`//` is neither a comment nor a division", "comments begin with `#`; `a / b` divides"),
     # quotes
     Habit(
-        r"(?P<at>[“”„‘’`'](?P<text>[^“”„‘’`'\n\"]*)[“”‘’`'])",
-        'a string begins and ends with `"`',
-        'write `"{text}"`',
+        r"(?P<at>[“”„‘’`'](?P<text>[^“”„‘’`'\n\"]*)[“”‘’`'])", 'a string begins and ends with `"`', 'write `"{text}"`'
     ),
     Habit(r"(?P<at>[“”„‘’`'])", 'a string begins and ends with `"`', 'write `"` in its place'),
     Habit(rf"(?<![\w\"])(?P<at>{_FILE})", "a file's name has quotes", 'write `"{at}"`'),
@@ -213,11 +208,7 @@ HABITS = (
         "names are bound without parentheses",
         "write `{names} = …`",
     ),
-    Habit(
-        r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)",
-        "`{op}=` is no operator",
-        "write `{name} = {name} {op} …`",
-    ),
+    Habit(r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)", "`{op}=` is no operator", "write `{name} = {name} {op} …`"),
     Habit(r"(?<!\bif )\b(?P<name>\w+)\s*(?P<at>:=|==|<-)", "a name is bound by `=`", "write `{name} = …`"),
     Habit(r"\b(?P<name>\w+)(?P<at>\s*:\s*[\w.\[\], ]+?)\s*=[^=]", "names have no types", "write `{name} = …`"),
     Habit(
@@ -225,11 +216,7 @@ HABITS = (
         "names are not declared",
         "write `{name} = …`",
     ),
-    Habit(
-        r"(?P<at>\*\*|\^)",
-        "there is no power",
-        "multiply, `x * x`, or write the number",
-    ),
+    Habit(r"(?P<at>\*\*|\^)", "there is no power", "multiply, `x * x`, or write the number"),
     Habit(r"(?P<at>\\)\s*$", "a line goes on without `\\`", "leave it out: a statement ends where it cannot go on"),
     Habit(r"(?P<at>\d+\.)(?!\d)", "a number ends with a digit", "write `{at}0`, or leave the point out"),
     Habit(r"(?<![\d.])(?P<at>\.\d+)", "a number begins with a digit", "write `0{at}`"),

@@ -1,7 +1,6 @@
 """Parsers made from `scalec.grammar`, their LALR tables cached for each user.
 
-Purpose: making a table takes a quarter of a second, loading it a few milliseconds.
-Non-goals: what the rules mean; lark holds a cached table against the grammar, its own version and Python's.
+Making a table takes a quarter of a second, loading it a few milliseconds.
 """
 
 import os
@@ -41,6 +40,6 @@ def _cache_file(name: str) -> str | bool:
 
 
 def _digest() -> str:
-    """Of all grammars: lark compares a table with the imports that it was made of, in whatever folder these were."""
+    """A hash of them: lark compares a table with the imports that it was made of, in whatever folder these were."""
     texts = (path.read_bytes() for path in sorted(folder("grammar").glob("*.lark")))
     return sha256(b"".join(texts)).hexdigest()[:16]

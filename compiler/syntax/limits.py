@@ -1,7 +1,6 @@
-"""What is checked of a text before any grammar sees it: encoding, size, brackets and how deep they nest.
+"""Checks of a text before any grammar sees it: encoding, size, brackets and how deep they nest.
 
-Purpose: no text, however made, costs more than a bounded time, and a bracket forgotten is reported where it was opened.
-Non-goals: everything that needs grammar; the bounds on numbers, which the parser checks number by number.
+No text, however made, costs more than a bounded time, and a bracket forgotten is reported where it was opened.
 """
 
 import re
@@ -12,7 +11,7 @@ from .source import Source, Span
 
 MAX_BYTES = 64 * 1024
 MAX_WRITTEN_BYTES = 16 << 20
-"""Of what scalec writes and reads again: IR text and programs list each action of a pipeline, accounts each message."""
+"""The limit of texts by scalec itself: IR text and programs list each action of a pipeline, accounts each message."""
 MAX_DEPTH = 64
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}

@@ -1,7 +1,4 @@
-"""What the braces behind a `use` do: sections merged over those of the file that is used.
-
-Non-goals: loading that file, and what the sections mean; an entry that makes no sense is found when they are read.
-"""
+"""The sections in the braces after a `use`, merged over those of the file that is used."""
 
 from attrs import evolve
 
@@ -9,12 +6,15 @@ from .diagnostics import Diagnostic, Note, PlanError, listing
 from .tree import Entry, Rule, Section, Setting
 
 MESH = "mesh"
+ONE_OF_A_KIND = ("data", "optimizer")
+"""Sections of which a plan has one: one of another name takes the place of the whole."""
 
 
 def merge(base: Section, over: Section) -> Section:
     """`base` with the entries of `over` in the place of those of the same key, and the others of `over` behind.
 
-    Sections in sections merge likewise, if they have the same name or `over` gives none.  Rules of `over` replace all
+    Sections in sections merge likewise, if they have the same name or `over` gives none.  Of a kind of which there is
+    one, that of another name is replaced.  Rules of `over` replace all
     rules of `base`, since their order is their priority.  Axes of a mesh are in an order too.  Raises PlanError where
     `over` leaves that open.
     """
@@ -42,16 +42,16 @@ def _gives_order(base: Section, over: Section) -> bool:
         return False
     added = [axis for axis in given if axis not in known]
     unnamed = listing(axis for axis in known if axis not in given)
-    message = f"the mesh does not say where {_or(added)} goes" if added else "the axes go in two orders"
+    message = (
+        f"the mesh does not say where {' or '.join(f'`{word}`' for word in added)} goes"
+        if added
+        else "the axes go in two orders"
+    )
     entries = (entry for entry in over.entries if isinstance(entry, Setting))
     span = next(entry.span for entry in entries if entry.key.name in (added or given))
     note = Note(base.head, f"has {listing(known)}, the outermost first")
     help = f"order is meaning: name {unnamed} here too, the outermost first"
     raise PlanError([Diagnostic("E0519", message, span, "added" if added else "not in this order", (note,), help)])
-
-
-def _or(words: list[str]) -> str:
-    return " or ".join(f"`{word}`" for word in words)
 
 
 def _keys(section: Section) -> list[str]:
@@ -64,10 +64,14 @@ def _same(base: Entry, over: Entry) -> bool:
         case Setting(), Setting():
             return base.key == over.key
         case Section(), Section():
-            return base.kind == over.kind and over.name in (None, base.name)
+            return base.kind == over.kind and (over.kind.name in ONE_OF_A_KIND or over.name in (None, base.name))
         case _:
             return False
 
 
 def _merged(base: Entry, over: Entry) -> Entry:
-    return merge(base, over) if isinstance(base, Section) and isinstance(over, Section) else over
+    match base, over:
+        case Section(name=known), Section(name=name) if name in (None, known):
+            return merge(base, over)
+        case _:
+            return over

@@ -1,8 +1,4 @@
-"""Reads plan text into its syntax tree.
-
-Purpose: text → `syntax.Plan`, one method for each rule of the grammar.
-Non-goals: names, dims, types (the resolver's), loading the files that `use` names, wording syntax errors (`mistakes`).
-"""
+"""Reads plan text into its syntax tree."""
 
 import math
 import re
@@ -80,13 +76,8 @@ def _habit_before(error: PlanError, source: Source) -> PlanError | None:
     return None
 
 
-STAGES = {
-    0: (),
-    1: ("optimizer",),
-    2: ("gradients", "optimizer"),
-    3: ("parameters", "gradients", "optimizer"),
-}
-"""What each stage of ZeRO shares out."""
+STAGES = {0: (), 1: ("optimizer",), 2: ("gradients", "optimizer"), 3: ("parameters", "gradients", "optimizer")}
+"""The state that each stage of ZeRO shards."""
 
 
 class _Builder(Transformer[Token, Plan]):

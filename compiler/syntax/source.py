@@ -1,8 +1,4 @@
-"""Texts and places in them.
-
-Purpose: what a diagnostic points at, and what every node of the syntax and of the IR carries.
-Non-goals: reading files and bounding them (`limits`), showing excerpts (`diagnostics`).
-"""
+"""Texts and places in them."""
 
 from pathlib import PurePath
 

@@ -1,8 +1,4 @@
-"""Settings by the names that other programs give them: Hugging Face, Megatron-LM, DeepSpeed, torchtitan, nanoGPT.
-
-Purpose: the name that a plan has for a setting, or where it says such a thing.
-Non-goals: spelling (`diagnostics`), and words of the model (`passes.resolve`).
-"""
+"""Settings by the names that other programs give them: Hugging Face, Megatron-LM, DeepSpeed, torchtitan, nanoGPT."""
 
 _SETTINGS = {
     # train
@@ -47,7 +43,7 @@ _SETTINGS = {
     "gpu": "gpu_type gpu_name device accelerator",
     "memory": "gpu_memory vram hbm",
 }  # fmt: skip
-"""What a plan calls them, and what others do."""
+"""Names of settings in a plan, and elsewhere."""
 
 _ELSEWHERE = {
     "axes and their sizes are given in `mesh`, as in `mesh { dp = 2  tp = 4 }`": "mesh dp tp pp cp sp tensor_parallel "
@@ -92,7 +88,7 @@ _VALUES = {
 
 
 def setting_meant(word: str) -> str:
-    """What a plan calls the setting `word`: another name, or the same."""
+    """The plan's name of the setting `word`: another name, or the same."""
     return _MEANT.get(_folded(word), word)
 
 
@@ -102,5 +98,5 @@ def said_elsewhere(word: str) -> str:
 
 
 def value_meant(word: str) -> str:
-    """What a plan calls the value `word`: another name, or the same."""
+    """The plan's name of the value `word`: another name, or the same."""
     return _VALUES.get(_folded(word), word)

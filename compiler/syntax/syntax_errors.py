@@ -1,7 +1,4 @@
-"""Words syntax errors: what was found, what could have stood there, and what was probably meant.
-
-Non-goals: recovery; the first error ends the parse.  Habits of other languages (`habits`).
-"""
+"""Words syntax errors: what was found, what could have stood there, and what was probably meant."""
 
 from collections.abc import Set
 from typing import Any, cast

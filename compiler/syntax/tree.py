@@ -1,7 +1,6 @@
 """The syntax tree of a plan, on one page.
 
-Purpose: what was written, and where; two nodes are equal if the same was written, wherever that was.
-Non-goals: meaning (names are not resolved, numbers carry their units as written).
+What was written, and where; two nodes are equal if the same was written, wherever that was.
 """
 
 from collections.abc import Iterator
@@ -74,12 +73,20 @@ class Negative:
 
 @frozen
 class Binary:
-    """`left op right`, op one of `+ - * / @`.  Long chains nest deep on the left: walk them with a loop."""
+    """`left op right`, op one of `+ - * / @`.  Long chains nest deep on the left: walk their `links`."""
 
     op: str
     left: "Expr"
     right: "Expr"
     span: Span = _span()
+
+    @property
+    def links(self) -> "list[Binary]":
+        """The operations of the chain, the innermost first, whose left side is no operation."""
+        links: list[Binary] = [self]
+        while isinstance(left := links[-1].left, Binary):
+            links.append(left)
+        return links[::-1]
 
 
 @frozen

@@ -1,11 +1,11 @@
 """Activation checkpointing: recomputes calls in backward instead of saving their results (arXiv:1604.06174).
 
-Purpose: saved-tensor hooks that save only a call's operands and parameters, and recompute the rest when backward first
+Saved-tensor hooks that save only a call's operands and parameters, and recompute the rest when backward first
 needs any of it.  No op uses a random generator, so a recomputed call is equal to the last bit; its collectives run a
 second time on all ranks.
-Non-goals: the choice of calls, which is the compiler's; regathering (`collectives.regather`).
 """
 
+import importlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,7 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from .saved_tensor_hooks import Around
+_autograd: Any = importlib.import_module("torch._C._autograd")  # torch's stubs do not know it
+
+
+class Around:
+    """The hooks at the time it is made, as functions; without any, tensors are kept as they are."""
+
+    def __init__(self) -> None:
+        self._hooks = _autograd._top_saved_tensors_default_hooks(False)
+
+    def pack(self, saved: Tensor) -> Any:
+        """The saved part of a tensor."""
+        return self._hooks[0](saved) if self._hooks else saved
+
+    def unpack(self, packed: Any) -> Tensor:
+        """The tensor of which this was kept."""
+        return self._hooks[1](packed) if self._hooks else packed
+
 
 _Place = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset in a storage."""

@@ -1,14 +1,10 @@
-"""Collective steps that succeed on all ranks or fail on all, with the error of the first rank that failed.
-
-Non-goals: bugs (an exception of another kind ends its rank at once, and the others with it).
-"""
+"""Collective steps that succeed on all ranks or fail on all, with the error of the first rank that failed."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..errors import RunError, reason
 
@@ -42,14 +38,11 @@ def _first(failure: str, device: torch.device) -> str:
 
 
 def _of_rank(source: int, line: str, device: torch.device) -> str:
-    """What one rank's line is, on all."""
-    sent = _encoded(line if source == dist.get_rank() else "").to(device)
+    """One rank's line, on all ranks."""
+    text = line.encode()[:_LONGEST] if source == dist.get_rank() else b""
+    sent = torch.tensor(list(text.ljust(_LONGEST, b"\0")), dtype=torch.uint8, device=device)
     cast(Any, dist).broadcast(sent, src=source)
     return sent.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace")
-
-
-def _encoded(line: str) -> Tensor:
-    return torch.tensor(list(line.encode()[:_LONGEST].ljust(_LONGEST, b"\0")), dtype=torch.uint8)
 
 
 def agreed(device: torch.device, line: str) -> None:

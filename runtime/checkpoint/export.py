@@ -1,8 +1,6 @@
 """Exports a checkpoint's parameters as safetensors, under their Hugging Face names.
 
 One process does it, on any machine: no mesh, no GPU, and no more memory than a file of the result takes.
-
-Non-goals: the configuration and the tokenizer, which belong beside such files.
 """
 
 import json
@@ -134,6 +132,6 @@ def _joined(parts: list[tuple[str, HFWeight]], read: Mapping[str, Tensor]) -> Te
 
 
 def _index(files: Mapping[str, list[str]], size: int) -> str:
-    """What lies in which file, as Hugging Face writes it."""
+    """The index of files, as Hugging Face writes it."""
     where = {tensor: file for file, tensors in files.items() for tensor in tensors}
     return json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2) + "\n"

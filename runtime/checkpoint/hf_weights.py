@@ -1,12 +1,11 @@
 """Loads weights from safetensors, by their Hugging Face names.
 
-Purpose: each rank reads its own part of each tensor and nothing else; what only one of plan and files has is an error.
-Non-goals: writing them (`export`); the configuration and the tokenizer, which lie beside such files.
+Each rank reads its own part of each tensor and nothing else; what only one of plan and files has is an error.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -22,11 +21,14 @@ from ..comm.mesh import Mesh
 from ..errors import RunError, named
 from ..state.engine import TrainState
 from ..state.parameters import Spec
-from .untrusted import DAMAGE, index_of, is_within, size_of
+from .files import DAMAGE, index_of, is_within, size_of
 
 INDEX = "model.safetensors.index.json"
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Ends of names that older files hold though they are no weights: masks and frequencies."""
+
+ROWS = 256
+"""Rows of a tensor that are compared at once."""
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -84,7 +86,7 @@ class HFWeight:
 
 @dataclass(frozen=True)
 class HFNames:
-    """What a plan says of such files: the element type they are written in, and the parameters, by name pattern.
+    """A plan's description of such files: the element type they are written in, and the parameters, by name pattern.
 
     `repeats` is how often each repeat is repeated, by what patterns have before its `*`.
     """
@@ -122,7 +124,7 @@ class Reader:
         self._cut = {note for tensor, stored in self._places.values() if (note := self._compared(tensor, stored))}
 
     def _left_out(self, names: HFNames) -> str:
-        """What the names of a model without its head lack: the first word of all others, as GPT-2's `transformer.`."""
+        """The prefix that names of a model without its head lack, as GPT-2's `transformer.`."""
         first, *others = {stored.tensor.partition(".")[0] for stored in names.stored.values()}
         prefix = f"{first}."
         return "" if others or any(name.startswith(prefix) for name in self._file_of) else prefix
@@ -134,12 +136,25 @@ class Reader:
             params = named([*lacking.values()])
             raise RunError(f"{self._path} has no {named([*lacking])}, which the plan needs for {params}")
         used = {tensor for tensor, _ in self._places.values()}
-        if left := sorted(name for name in self._file_of if name not in used and not name.endswith(BUFFERS)):
+        left = (name for name in sorted(self._file_of) if name not in used and not name.endswith(BUFFERS))
+        if left := [name for name in left if not self._is_copy(name, used)]:
             raise RunError(f"{self._path}: the plan does not use {named(left)}")
 
+    def _is_copy(self, name: str, used: Iterable[str]) -> bool:
+        """Whether a matrix equals one that the plan uses, as a head beside the embedding that it is tied to."""
+        view = self._slice(name)
+        rows, *columns = (*view.get_shape(), 0)
+        twins = (self._slice(tensor) for tensor in used) if columns[1:] else ()
+        alike = (twin for twin in twins if _kind(twin) == _kind(view))
+        stretches = [slice(at, at + ROWS) for at in range(0, rows, ROWS)]
+        return any(all(torch.equal(twin[part], view[part]) for part in stretches) for twin in alike)
+
+    def _slice(self, tensor: str) -> Any:
+        return self._file_of[tensor].get_slice(tensor)
+
     def _compared(self, tensor: str, stored: HFWeight) -> str:
-        """What the plan takes of a tensor that is longer than its own, else "".  RunError if it differs otherwise."""
-        view = self._file_of[tensor].get_slice(tensor)
+        """The part that the plan takes of a longer tensor, else "".  RunError if it differs otherwise."""
+        view = self._slice(tensor)
         shape, dtype = tuple(view.get_shape()), view.get_dtype()
         if shape != stored.shape and not stored.is_longer(shape):
             raise RunError(f"{self._path}: `{tensor}` is {list(shape)}, but the plan's is {list(stored.shape)}")
@@ -158,7 +173,7 @@ class Reader:
     def _part(self, name: str, spec: Spec, mesh: Mesh) -> Tensor:
         """This rank's part of a parameter."""
         tensor, stored = self._places[name]
-        return _part(self._file_of[tensor].get_slice(tensor), stored, spec, mesh)
+        return _part(self._slice(tensor), stored, spec, mesh)
 
 
 def safetensors() -> Any:
@@ -168,6 +183,11 @@ def safetensors() -> Any:
     except ModuleNotFoundError:
         raise RunError("weights are read and written with the package safetensors: pip install safetensors") from None
     return import_module("safetensors")
+
+
+def _kind(view: Any) -> tuple[object, ...]:
+    """The shape and the element type of a stored tensor."""
+    return *view.get_shape(), view.get_dtype()
 
 
 def _opened(path: Path) -> dict[str, Any]:

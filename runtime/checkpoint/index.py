@@ -1,8 +1,6 @@
 """The index of a checkpoint: shape, element type and shards of every tensor; size and hash of every file.
 
 While ranks write, each has an index of its own part; the checkpoint's is all of them as one.
-
-Non-goals: the tensors themselves (`payload`).
 """
 
 import json
@@ -14,15 +12,15 @@ import torch
 
 from ..errors import RunError
 from ..state.shards import Box, Extent, Shape, fault
+from .files import DAMAGE, is_within, natural, shape
 from .hf_weights import DTYPES
 from .tensor_file import NAMES, Stamp
-from .untrusted import DAMAGE, is_within, natural, shape
 
 _FORMAT = "scalec checkpoint"
 _VERSION = 1
 
 Identity = Mapping[str, str | int | float | None]
-"""What a run is known by: settings by name."""
+"""The identity of a run: settings by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def of(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
 
 
 def merged(indices: Sequence[Index]) -> Index:
-    """Of several ranks' parts the index of the whole; asserts that they are parts of the same."""
+    """The index of a whole checkpoint from the ranks' parts; asserts that they are parts of the same."""
     steps = {index.step for index in indices}
     assert len(steps) == 1, f"checkpoint: ranks are at steps {steps}"
     shares, files = dict[str, list[Entry]](), dict[str, Stamp]()

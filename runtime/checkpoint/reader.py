@@ -1,7 +1,4 @@
-"""Reads any box of any tensor of a checkpoint, after checking the hashes of its files.
-
-Non-goals: writing one, and which of several to read (`checkpoint`).
-"""
+"""Reads any box of any tensor of a checkpoint, after checking the hashes of its files."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,8 +9,8 @@ from torch import Tensor
 from ..errors import RunError, named
 from ..state.shards import Box, whole
 from . import index, tensor_file
+from .files import index_of
 from .index import Identity
-from .untrusted import index_of
 
 INDEX = "index.json"
 
@@ -31,7 +28,7 @@ class Saved:
 
     @property
     def run(self) -> Identity:
-        """What is known of the run that saved it."""
+        """The identity of the run that saved it."""
         return self._index.run
 
     def tensors(self) -> dict[str, Tensor]:
@@ -40,7 +37,7 @@ class Saved:
         return {key: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for key, entry in entries}
 
     def parameters(self) -> dict[str, Tensor]:
-        """Those that are parameters."""
+        """The names of parameters."""
         return {key: tensor for key, tensor in self.tensors().items() if not key.startswith("optimizer/")}
 
     def whole(self, keys: Sequence[str]) -> dict[str, Tensor]:
@@ -111,5 +108,5 @@ def _index_of(path: Path) -> index.Index:
 
 
 def folder_name(step: int) -> str:
-    """What the checkpoint after so many steps is called."""
+    """The name of the checkpoint after so many steps."""
     return f"step-{step:06d}"

@@ -8,9 +8,6 @@ that overlap its own: so any mesh can load what any other saved.  No pickle, whi
 
 Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most such a folder,
 which the next save removes, and all whole ones as they were.
-
-Non-goals: no asynchronous saving; of the run nothing but the state and what it is known by (`identity`): the order of
-data follows from seed and step.
 """
 
 import re
@@ -25,13 +22,13 @@ from ..state.engine import TrainState
 from ..state.shards import Box, whole
 from . import index, tensor_file
 from .agreement import anywhere, together
-from .disk import Disk, put, settle
+from .files import Disk, put, settle
 from .index import Identity
 from .reader import INDEX, Saved, folder_name
 
 KEEP = 2
 ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
-"""What a run finds out anew where it is not given, as when a plan of another precision goes on."""
+"""State that a run can find out anew, as when a plan of another precision goes on."""
 
 
 def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, run: Identity | None = None) -> Path:

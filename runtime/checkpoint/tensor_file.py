@@ -3,8 +3,6 @@
 The format is eight bytes of a length, that much JSON, and the tensors' bytes (its README, huggingface/safetensors).
 Written here because the package wants all tensors in host memory at once, and another turn through the file to hash
 it; and so that a checkpoint, which every run saves, needs nothing but torch.
-
-Non-goals: files that other programs wrote (`weights`).
 """
 
 import json
@@ -19,9 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from .disk import Disk, put
+from .files import DAMAGE, Disk, natural, put, shape, size_of
 from .hf_weights import DTYPES
-from .untrusted import DAMAGE, natural, shape, size_of
 
 _CHUNK = 1 << 26  # bytes written at a time
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -5,8 +5,6 @@ dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduc
 arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
 
 In a sanitized run the axes carry a watch, which sees the operand and the result of each coercion (`sanitize`).
-
-Non-goals: no placements are tracked or checked here; the compiler has proved them.
 """
 
 from collections.abc import Callable, Generator
@@ -22,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
 from torch.distributed import AllreduceOptions, ReduceOp
 
-from ..autograd.saved_tensor_hooks import Around
+from ..autograd.recompute import Around
 from . import functional_collectives
 from .mesh import Axis, End, Watch
 

@@ -2,8 +2,6 @@
 
 In a graph they stand where the program has them, no op is done twice, and inductor may do others while they are under
 way.  Called only while a module is traced; elsewhere `collectives` calls the groups, at half the host time.
-
-Non-goals: gradients, which `collectives` pairs.
 """
 
 from typing import Any, cast
@@ -33,7 +31,7 @@ def scattered(x: Tensor, axis: Axis) -> Tensor:
 
 
 def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
-    """What every rank has for this one, [ranks, …]: piece i of `pieces` goes to rank i."""
+    """Every rank's piece for this one, [ranks, …]: piece i of `pieces` goes to rank i."""
     each = [1] * axis.size
     return _ops.wait_tensor(_ops.all_to_all_single(pieces, each, each, axis.group.group_name))
 

@@ -1,7 +1,4 @@
-"""The mesh of ranks: named axes, their process groups, and this rank's coordinates.
-
-Non-goals: no placements of values (the compiler knows them), no launching.
-"""
+"""The mesh of ranks: named axes, their process groups, and this rank's coordinates."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +47,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What a message moves: the values' names, or their gradients, for a stage and microbatch, from rank to rank."""
+    """A message's content: the values' names, or their gradients, for a stage and microbatch, from rank to rank."""
 
     names: tuple[str, ...]
     is_gradient: bool

@@ -3,18 +3,18 @@
 What is received is waited for by the action that takes it; what is sent, before the next of its kind is, and all at
 the end: so of each kind one is in memory at most.  On CUDA the current stream does the waiting, on which values are
 made and used, and their memory is let go behind it: `record_stream` is not needed.
-
-Non-goals: in which order (`pipeline` runs rows that the compiler has checked).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
-from .mesh import Axis
+from .mesh import Axis, Crossing, Watch
 
 Values = tuple[Tensor, ...]
 
@@ -74,7 +74,7 @@ class Message:
     """Holds the memory while it is."""
 
     def begin(self, memory: Values) -> tuple[Any, ...]:
-        """What is to be waited for."""
+        """The work to wait for."""
         return tuple(self.call([value], self.peer, 0) for value in memory)
 
 
@@ -122,3 +122,52 @@ class Exchange:
             works = [(self._group._end_coalescing(self._device),)] * len(works)
         for message, memory, begun in zip(self._messages, values, works, strict=True):
             message.under_way.put(memory, begun)
+
+
+def watched_send(message: Message, watch: Watch) -> Message:
+    """Sends the hashes of what is sent, too."""
+
+    def ready() -> Values:
+        values = message.ready()
+        return (*values, watch.hashes(values))
+
+    return _Watched(ready, message.call, message.peer, message.under_way)
+
+
+def watched_receive(message: Message, watch: Watch, of: Crossing, device: torch.device) -> Message:
+    """Receives the hashes too; who takes the values finds out whether they are those that were sent."""
+
+    def ready() -> Values:
+        return (*message.ready(), torch.empty(len(of.names), 3, dtype=torch.int64, device=device))
+
+    return _Watched(ready, message.call, message.peer, _Arriving(message.under_way, partial(watch.arrived, message=of)))
+
+
+class _Watched(Message):
+    """A slot whose memory ends with hashes."""
+
+    def begin(self, memory: Values) -> tuple[Any, ...]:
+        works = super().begin(memory[:-1])
+        with _disable_current_modes():  # a recorder's: this message is none of the plan's
+            return (*works, self.call([memory[-1]], self.peer, 0))
+
+
+class _Arriving(Slot):
+    """Passes values on to a slot, to be compared when they are taken."""
+
+    __slots__ = ("_compare", "_slot")
+
+    def __init__(self, slot: Slot, compare: Callable[[Sequence[Tensor], Tensor], None]) -> None:
+        super().__init__()
+        self._slot, self._compare = slot, compare
+
+    def put(self, values: Values, works: tuple[Any, ...] = ()) -> None:
+        own, hashes = values[:-1], values[-1]
+        self._slot.put(own, (*works, _Awaited(partial(self._compare, own, hashes))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """Behind what is waited for."""
+
+    wait: Callable[[], None]

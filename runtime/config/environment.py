@@ -1,7 +1,4 @@
-"""The environment variables of a run: SCALEC_….
-
-Non-goals: what they ask for (`record`, `sanitize`, `profile`); SCALEC_DUMP is the compiler's.
-"""
+"""The environment variables of a run: SCALEC_…."""
 
 import os
 from dataclasses import dataclass
@@ -34,7 +31,7 @@ class Profiled:
 
 
 def profiling() -> Profiled | None:
-    """What SCALEC_PROFILE=FOLDER asks for, with SCALEC_PROFILE_STEPS=N-M.  RunError."""
+    """The request of SCALEC_PROFILE=FOLDER, with SCALEC_PROFILE_STEPS=N-M.  RunError."""
     folder, steps = os.environ.get(_PROFILE), os.environ.get(_STEPS)
     if not folder and steps:
         raise RunError(f"{_STEPS}={steps} says which steps are profiled: it needs {_PROFILE}=FOLDER")

@@ -1,21 +1,55 @@
-"""The configuration of an emitted program, and the metrics that its step returns.
-
-Non-goals: nothing about the model; that is the program itself.
-"""
+"""The settings of a run as a program writes them: its plan, account and learning-rate schedules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import cos, pi
+from typing import Protocol
 
 from torch import Tensor
 
 from ..checkpoint.hf_weights import HFNames
 from ..data.loader import Corpus, Input
-from .lr_schedule import Schedule
+
+
+class Schedule(Protocol):
+    """A learning rate for each step."""
+
+    def lr(self, step: int, steps: int, peak: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Linear warm-up over `warmup` steps, then the peak."""
+
+    warmup: int = 0
+
+    def lr(self, step: int, steps: int, peak: float) -> float:
+        """The learning rate of step `step` (from 0) of `steps`."""
+        return peak * min(1.0, (step + 1) / max(1, self.warmup))
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Linear warm-up over `warmup` steps, then half a cosine; the last step's learning rate is `floor`.
+
+    (arXiv:1608.03983.)
+    """
+
+    warmup: int = 0
+    floor: float = 0.0
+
+    def lr(self, step: int, steps: int, peak: float) -> float:
+        """The learning rate of step `step` (from 0) of `steps`."""
+        if step < self.warmup:
+            return peak * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, steps - 1 - self.warmup)
+        floor = min(self.floor, peak)
+        return floor + (peak - floor) * 0.5 * (1 + cos(pi * done))
 
 
 @dataclass(frozen=True)
 class Account:
-    """What tensors of a step take at once on a rank, as the compiler counts it for a device, in bytes.
+    """Peak memory of a step's tensors on a rank, as the compiler counts it for a device, in bytes.
 
     ranks    of each rank along `axis`, that of a pipeline; without one, of all ranks alike
     reserve  what the compiler leaves besides to CUDA and its libraries
@@ -51,7 +85,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of one step, 0-dim tensors equal on all ranks: mean loss of a valid token, their number, gradient norm if any.
+    """Metrics of a step, 0-dim tensors equal on all ranks: mean loss of a token, their number, gradient norm if any.
 
     With a loss scale a norm that is not finite is that of a step that was skipped.
     """

@@ -1,8 +1,6 @@
 """Training data: files as one stream of tokens, cut into sequences and shuffled by the seed alone.
 
 Each rank reads only the rows that are its own, straight from the mapped files.
-
-Non-goals: what a model is given of a window (`samples`); no tokenizers (bytes, or files of token ids), no prefetching.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
 """The model's inputs from sequences of tokens: tokens, labels and document numbers.
 
 All of it is a function of the window, and masks also of seed and sample: the same on any mesh and after a restart.
-
-Non-goals: where windows come from and who gets them (`data`).
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ hands its modes to the threads on which it runs backward, so that calls in backw
 
 With SCALEC_RECORD=1 each torch op costs about 6 µs more of host time and each collective about 0.1 ms; a collective
 takes about 150 bytes of the file.  Without it this module is not imported.
-
-Non-goals: what the plan says (the compiler compares), and time.
 """
 
 import importlib

@@ -11,8 +11,6 @@ what is reduced is the same everywhere: gloo's ring reduces each chunk on one ra
 (gloo/allreduce.cc), and so does NCCL: "all ranks should get the same value, always" (its maintainers in NVIDIA/nccl#855
 and #434), with reductions in the switch too, though they may differ from call to call (#1497).  So no tolerance is
 needed; but all ranks need the same kind of processor, versions, and, on CPUs, number of threads.
-
-Non-goals: partial and sharded values, of which each rank has its own; no repair.
 """
 
 import os
@@ -46,7 +44,7 @@ class Sanitizer:
         self._copies: list[Copies] = []
 
     def begin(self, step: str) -> None:
-        """What follows belongs to `step`."""
+        """Begins `step`."""
         self._step, self._microbatch = step, 0
 
     def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
@@ -79,11 +77,11 @@ class Sanitizer:
         )
 
     def microbatch(self, number: int) -> None:
-        """What follows belongs to this microbatch, from 0."""
+        """Begins this microbatch, from 0."""
         self._microbatch = number
 
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
-        """Those that `arrived` compares."""
+        """The hashes that `arrived` compares."""
         return self._comparison.hashes(values)
 
     def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: Crossing) -> None:
@@ -145,7 +143,7 @@ class Sanitizer:
         return ""
 
     def _cause(self, axis: Axis) -> str:
-        """What of the state differs over the axis, though it should not.  All ranks of a failed coercion look."""
+        """State that differs over the axis and should not.  All ranks of a failed coercion look."""
         names = set(axis.name.split("*"))
         copies = [c for c in self._copies if c.role != "gradient" and names <= set(c.axis.name.split("*"))]
         found = self._first_of(copies, axis)

@@ -1,8 +1,6 @@
 """The program line of a coercion, and the names of its values.
 
 The source is read when a value has to be named, which is once: on failure.
-
-Non-goals: no knowledge of what coercions do.
 """
 
 import ast

@@ -2,8 +2,6 @@
 
 torch draws an arrow from each op of forward to the node of backward that it made (category `fwdbwd`), and gives kernels
 the id of the op that started them.
-
-Non-goals: the lines of forward, which are in the trace already (`lines`).
 """
 
 from bisect import bisect_right

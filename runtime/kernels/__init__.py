@@ -9,10 +9,9 @@ from .attention import Attention, Block, Blocks, Merge
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
 from .gates import GeluMul, SiluMul
 from .launching import Tile
-from .layer_norm import AddLayerNorm, LayerNorm
 from .linear_cross_entropy import LinearCrossEntropy
 from .linear_softmax_stats import LinearSoftmaxStats
-from .rms_norm import AddRMSNorm, RMSNorm
+from .norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
 from .rope import Rope, RopePair
 
 __all__ = [

@@ -2,8 +2,6 @@
 
 torch adds tensors of two element types one element at a time, without loads of 16 bytes; what it only casts, it does
 with them, so that no kernel is needed there.
-
-Non-goals: when a gradient is added, and to what (`gradient`).
 """
 # pyright: basic
 

@@ -1,7 +1,4 @@
-"""AdamW over flat shards in one pass: scaled gradients in, parameters, moments and working copies out.
-
-Non-goals: the number of the step and whether it is skipped (`state`), which groups there are (`optimizers`).
-"""
+"""AdamW over flat shards in one pass: scaled gradients in, parameters, moments and working copies out."""
 # pyright: basic
 
 import math

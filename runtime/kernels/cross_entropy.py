@@ -18,9 +18,8 @@ from torch.autograd import Function
 
 from ..comm.mesh import Axis
 from ..ops.functional import token_loss
-from .classes import Classes, classes_of
 from .launching import Tile, matrix, tile_for
-from .logits import Parts, add_parts, new_parts, put_gradient
+from .logits import Classes, Parts, add_parts, classes_of, new_parts, put_gradient
 
 
 @dataclass(frozen=True)

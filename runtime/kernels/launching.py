@@ -2,8 +2,6 @@
 
 Where they do not, the torch twin of the same op does: on the CPU always, and on a GPU for what the table of tiles or
 the dtypes leave out, which the log says once.
-
-Non-goals: no choice of tiles; a program brings its own, made for its sizes and its chip.
 """
 
 import logging
@@ -20,14 +18,14 @@ INTERPRETED = bool(cast(Any, triton).knobs.runtime.interpret)
 """Whether TRITON_INTERPRET was set when triton was imported: kernels then run on the CPU."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What kernels read and write; inside they are in float32."""
+"""Element types that kernels read and write; inside they compute in float32."""
 
 AnyTile = TypeVar("AnyTile")
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program of a kernel works on at a time: `rows` rows, each whole or in blocks of `columns`.
+    """The part that one program of a kernel works on at a time: `rows` rows, each whole or in blocks of `columns`.
 
     columns: 0 for whole rows, else a power of two.  programs: how many there are where each takes several tiles in
     turn; all should fit on the chip at once.  The default is two for each multiprocessor of an H100.

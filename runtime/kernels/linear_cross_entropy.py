@@ -33,9 +33,8 @@ from torch.autograd import Function
 
 from ..ops.delayed_wgrad import put_off
 from ..ops.functional import token_loss
-from .classes import Classes, classes_of
 from .launching import Tile, tile_for
-from .logits import Parts, add_parts, new_parts, product, put_gradient, wide
+from .logits import Classes, Parts, add_parts, classes_of, new_parts, product, put_gradient, wide
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A linear layer and the softmax statistics of its logits, which are never all in memory.
 
-Purpose: `LinearSoftmaxStats`, for any part of a vocabulary and any gradient of the loss; `linear_cross_entropy` says
+`LinearSoftmaxStats`, for any part of a vocabulary and any gradient of the loss; `linear_cross_entropy` says
 what it costs, and what does for a whole vocabulary. Source: Wijmans et al. 2024 (arXiv:2411.09009), of whose gradients
 nothing is left out here.
 """
@@ -16,9 +16,8 @@ from torch.autograd import Function
 
 from ..comm.mesh import Axis
 from ..ops.delayed_wgrad import put_off
-from .classes import Classes, classes_of
 from .launching import Tile, tile_for
-from .logits import Parts, add_parts, new_parts, product, put_gradient, wide
+from .logits import Classes, Parts, add_parts, classes_of, new_parts, product, put_gradient, wide
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class _Backward:
             yield columns, logits
 
     def gradients(self, of_x: bool, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, ...]:
-        """Those of x, weight and bias, as asked for; all from the same logits."""
+        """Gradients of x, weight and bias, as asked for; all from the same logits."""
         dx = torch.zeros_like(self.x, dtype=wide(self.x.dtype)) if of_x else None
         dw = torch.empty_like(self.weight) if of_weight else None
         db = self.weight.new_empty(self.weight.shape[0]) if of_bias else None

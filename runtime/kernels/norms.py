@@ -1,4 +1,5 @@
-"""Root-mean-square and layer norms of rows, with or without a residual added first: autograd, and a torch twin.
+"""Root-mean-square and layer norms of rows, with or without a residual added first: autograd, and a torch twin
+(Ba et al., arXiv:1607.06450; Zhang and Sennrich, arXiv:1910.07467).
 
     s = x + y                                        where a residual is added, else s = x
     u = s − mean(s)                                  where centered (layer norm), else u = s
@@ -11,10 +12,10 @@ With n = u · r and d = da · weight, the gradients are
     dweight = Σ da · n    dbias = Σ da               over rows
 
 The sums over rows are taken in two stages: each program adds up its rows, then torch the programs; always in one order.
-
-Non-goals: no norm over dims that are sharded; `mean_square` and `rms_scaled` of the runtime are for that.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import launching, norm_kernels
-from .launching import Tile, blocks, matrix, padded
+from .launching import Tile, blocks, matrix, padded, tile_for
 
 KEPT = 4096
 """Elements of rows that a program's registers hold in backward, beside sums of as many; of more it reads rows twice."""
@@ -162,3 +163,62 @@ def normed_sum(
     """
     assert y.shape == x.shape, "norms: a residual is added element by element"
     return cast(Any, _Norm).apply(x, y, weight, bias, eps, centered, tile)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x; tiles by its elements.
+
+    Saves x, weight and two numbers in float32 for each row.
+    """
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+        """As `scalec.runtime.layer_norm`; x [..., *weight.shape]."""
+        return normed(x, weight, bias, eps, True, tile_for(self, self.tiles, weight.numel(), x, weight, bias))
+
+
+@dataclass(frozen=True, eq=False)
+class AddLayerNorm:
+    """s = x + y and a = layer_norm(s), of s as it is rounded; one pass over memory, and one for their gradients.
+
+    Saves s, weight and two numbers in float32 for each row.
+    """
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(
+        self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(s, a); x and y [..., *weight.shape]."""
+        tile = tile_for(self, self.tiles, weight.numel(), x, y, weight, bias)
+        return normed_sum(x, y, weight, bias, eps, True, tile)
+
+
+@dataclass(frozen=True, eq=False)
+class RMSNorm:
+    """x / sqrt(mean(x²) + eps) · weight over the weight's dims, the last of x; tiles by the number of its elements.
+
+    Saves x, weight and one number in float32 for each row.
+    """
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `scalec.runtime.rms_norm`; x [..., *weight.shape]."""
+        return normed(x, weight, None, eps, False, tile_for(self, self.tiles, weight.numel(), x, weight))
+
+
+@dataclass(frozen=True, eq=False)
+class AddRMSNorm:
+    """s = x + y and a = rms_norm(s), of s as it is rounded; one pass over memory, and one for their gradients.
+
+    Saves s, weight and one number in float32 for each row.
+    """
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(s, a); x and y [..., *weight.shape]."""
+        return normed_sum(x, y, weight, None, eps, False, tile_for(self, self.tiles, weight.numel(), x, y, weight))

@@ -3,8 +3,6 @@
     (u, v) → (u · cos − v · sin, v · cos + u · sin)
 
 for u and v the halves of the last dim, or of its first part, by the angle of the position.  Backward turns them back.
-
-Non-goals: no tables; `scalec.runtime.rope_frequencies` makes them.
 """
 # pyright: basic
 # (Triton has no types.)

@@ -22,13 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..comm.checked_p2p import watched_receive, watched_send
 from ..comm.mesh import Axis, Crossing, Mesh
-from ..comm.p2p import Exchange, Message, Slot, StageInput, received, sent
+from ..comm.p2p import Exchange, Message, Slot, StageInput, received, sent, watched_receive, watched_send
 from ..data.loader import Batch
-from ..state.loop_hooks import NOTHING, FlatParams
-from ..state.param_matching import Holders
-from .stage_buckets import Chunks, Reduction
+from ..state.buckets import Holders
+from ..state.flat_param_group import NOTHING, FlatParams
+from .stage_buckets import Chunks
 from .stage_step import Cell, LastCell, Pass
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
@@ -42,16 +41,17 @@ class Pipeline:
 
     stage_to_rank  the rank of each stage
     stage_inputs   what a stage makes for the next, in this order at every cut that it crosses
-    rows           of each rank
+    schedule       each rank's row of actions, between commas
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
     a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
     """
 
     def __init__(
-        self, axis: str, stage_to_rank: Sequence[int], stage_inputs: Sequence[StageInput], rows: Sequence[str]
+        self, axis: str, stage_to_rank: Sequence[int], stage_inputs: Sequence[StageInput], schedule: Sequence[str]
     ) -> None:
-        self._axis, self._stage_to_rank, self._stage_inputs, self._rows = axis, stage_to_rank, stage_inputs, rows
+        self._axis, self._stage_to_rank, self._stage_inputs = axis, stage_to_rank, stage_inputs
+        self._schedule = schedule
         # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
         self._wide = reduce(torch.promote_types, (each.dtype for each in stage_inputs), torch.float32)
         self._bound: tuple[Mesh, _Row] | None = None
@@ -76,15 +76,14 @@ class Pipeline:
         share: Tensor,
         mesh: Mesh,
         flat_params: FlatParams = NOTHING,
-        reductions: Sequence[Reduction] = (),
     ) -> Tensor:
         """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
 
         `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  `flat_params` are waited
-        for where their stages begin; where these end, their `reductions` begin.
+        for where their stages begin, and their gradients are reduced where these end.
         """
         inputs = [*batch.microbatches()]
-        now = Pass(model, inputs, share, torch.zeros_like(share), Chunks(flat_params, reductions))
+        now = Pass(model, inputs, share, torch.zeros_like(share), Chunks(flat_params, trains=True))
         row = self._row(mesh)
         return row.go(row.all, now)
 
@@ -98,7 +97,8 @@ class Pipeline:
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
             axis = mesh.messages(self._axis)
-            self._bound = mesh, _Row(self._rows[axis.rank], self._stage_to_rank, self._stage_inputs, axis, mesh.device)
+            row = self._schedule[axis.rank]
+            self._bound = mesh, _Row(row, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
         return self._bound[1]
 
 
@@ -136,7 +136,7 @@ def _with_stages(actions: Sequence[_Action]) -> Iterator[_Action]:
 
 
 def _read(row: str) -> Iterator[_Action]:
-    for word in row.split():
+    for word in row.split(","):
         match = _ACTION.fullmatch(word)
         assert match, f"pipeline: `{word}` is no action"
         yield _Action(int(match[1]), match[2], int(match[3]))

@@ -1,35 +1,31 @@
-"""Buckets: what a program says of parameters that go together, and their memory.
+"""Buckets: what a program says of parameters that go together, and which these are, layer by layer or stage by stage.
 
-What the turns of a repeat have of a kind lies in one tensor, turn after turn: a step zeroes, scales and updates all
-turns at once, while each turn's weights are gathered, and its gradients reduced, by themselves (`flows`).  So are those
-of each chunk of a pipeline, which has memory of its own (`chunks`).
-
-Non-goals: no choice of what goes together (the plan's), no communication.
+Non-goals: no choice of what goes together (the plan's), where parameters lie (`layout`), memory (`bucket_memory`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, product
-from math import prod
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
 
 import torch
-from torch import Tensor
 
-from ..comm.mesh import Copies, Mesh
-from .flat_param import FlatParam
-from .grad_reduction import Accumulate, Gradient, Reductions
-from .layout import Layout, Members
-from .optimizers import ParamGroup, Part
-from .param_matching import Claims, Holders, Turn, by_stages, by_turns, claimed, products, whole
+from .layout import Members
+from .optimizers import ParamGroup
 from .parameters import Spec
-from .unsharded import Working
+
+Turn = tuple[str, ...]
+"""A turn of nested repeats, outermost first: what stands for the `*` of patterns."""
+
+Holders = Mapping[str, tuple[int, ...]]
+"""Of each parameter of a pipeline, by name, the stages of this rank that have it."""
 
 
 class Bucket:
     """Groups of parameters of one placement, of which the ranks along `shard_axes` keep a part each.
 
-    With `per_layer`, each iteration of the repeats that the patterns' `*` run over is moved by itself.  With
+    With `per_layer`, each iteration of the repeats that the patterns' `*` run over is moved by itself, or of a pipeline
+    each stage: its gradient is reduced over `shard_axes` and `reduce_axes`, as `reduce_dtype` if given.  With
     `shard_gradients` a rank keeps only its part of gradients, with `reshard_after_forward` of weights, and the whole of
     a layer while it is at work on it; weights are gathered `prefetch` layers ahead.
 
@@ -42,6 +38,8 @@ class Bucket:
         *groups: ParamGroup,
         per_layer: bool = False,
         shard_axes: tuple[str, ...] = (),
+        reduce_axes: tuple[str, ...] = (),
+        reduce_dtype: torch.dtype | None = None,
         shard_gradients: bool = False,
         reshard_after_forward: bool = False,
         prefetch: int = 1,
@@ -51,160 +49,97 @@ class Bucket:
         assert per_layer or stages or not (shard_gradients or reshard_after_forward), (
             "bucket: as a whole it is not shared out while it is used"
         )
-        self.groups, self.per_layer, self.shard_axes = groups, per_layer, shard_axes
+        self.groups, self.per_layer, self.prefetch = groups, per_layer, prefetch
+        self.shard_axes, self.reduce_axes, self.reduce_dtype = shard_axes, reduce_axes, reduce_dtype
         self.shard_gradients, self.reshard_after_forward = shard_gradients, reshard_after_forward
-        self.prefetch = prefetch
         self.stages, self.among = stages, among
 
     @property
     def moves(self) -> bool:
-        """Whether what it has is moved in parts, of turns or of chunks."""
+        """Whether what it has is moved in parts, of layers or of chunks."""
         return self.per_layer or bool(self.stages)
 
-
-@dataclass(frozen=True)
-class Elements:
-    """What there is of each element: in which types the model computes and masters are kept, and an optimizer's slots.
-
-    accumulate  how gradients of the one type are added to sums of the other
-    """
-
-    dtype: torch.dtype
-    master: torch.dtype
-    slots: tuple[str, ...]
-    accumulate: Accumulate
-
-
-class Memory:
-    """A bucket's memory: a `FlatParam` for each turn, in the turns' `shape`, or a single one; of which each is a part.
-
-    Of a pipeline it is that of one chunk, of `stages`.
-    """
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        turns: Mapping[Turn, Members],
-        products: Sequence[tuple[str, ...]],
-        mesh: Mesh,
-        elements: Elements,
-        stages: tuple[int, ...],
-        reductions: Reductions,
-    ) -> None:
-        self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*turns]), stages
-        self._products, self.reductions = products, reductions
-        axis = mesh.axis(*bucket.shard_axes)
-        layouts = [Layout(members, mesh, axis) for members in turns.values()]
-        assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, "bucket: odd turns"
-        self._layout = layout = layouts[0]
-
-        def zeros(length: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(*self._shape, length, dtype=dtype, device=mesh.device)
-
-        dtype, master = elements.dtype, elements.master
-        self._whole = None if bucket.reshard_after_forward and axis.size > 1 else zeros(layout.size, dtype)
-        self._part = zeros(layout.part, dtype) if self._whole is None else self._whole[..., layout.own]
-        self._master = zeros(layout.part, master) if dtype != master else self._part
-        self._gradient = zeros(layout.part if bucket.shard_gradients else layout.size, master)
-        self._slots = {slot: zeros(layout.part, master) for slot in elements.slots}
-        self._accumulate = elements.accumulate
-        indices = product(*map(range, self._shape))
-        self.flat_params = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
-        for one, next_ in pairwise(flat.working for flat in self.flat_params):
-            one.after, next_.before = next_, one
-
-    def _flat(self, index: tuple[int, ...], layout: Layout) -> FlatParam:
-        """One turn's memory."""
-        whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
-        working = Working(whole, self._part[index], self._whole is None, self.bucket.prefetch)
-        by_parts = self.bucket.shard_gradients
-        gradient = Gradient(self._gradient[index], layout, by_parts, self.reductions, self._accumulate)
-        slots = {slot: flat[index] for slot, flat in self._slots.items()}
-        apart = {*self.bucket.shard_axes, *filter(None, [self.bucket.stages])}
-        memory = working, gradient, self._master[index], slots
-        return FlatParam(index or self._stages, layout, self._mesh, apart, *memory, self._products)
-
     @property
-    def is_chunk(self) -> bool:
-        """Whether its bucket may have others, of other stages."""
-        return bool(self.bucket.stages) and not self.bucket.among
-
-    def nested(self) -> list[Any]:
-        """The flats as a program runs over them: lists in lists, those of the outermost repeat outside."""
-        nested: list[Any] = self.flat_params
-        for size in reversed(self._shape[1:]):
-            nested = [nested[i : i + size] for i in range(0, len(nested), size)]
-        return nested
-
-    def gradient(self) -> Tensor:
-        """The gradient of record, [turns, …], of this rank's part; of what the step itself reduces, of the whole."""
-        return self._own_gradient() if self.bucket.moves else self._gradient
-
-    def _own_gradient(self) -> Tensor:
-        return self._gradient if self.bucket.shard_gradients else self._gradient[..., self._layout.own]
-
-    def copies(self) -> Iterator[Copies]:
-        """What ranks hold alike: those of a stage, and those of stages that share parameters."""
-        among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
-        for flat in self.flat_params:
-            for each in flat.copies():
-                yield each
-                if among:
-                    yield replace(each, axis=among)
-
-    def zero(self) -> None:
-        """Zeroes the gradients."""
-        self._gradient.zero_()
-
-    def parts(self) -> Iterator[Part]:
-        """The optimizer's view: each group's part of all turns, as far as this rank keeps it."""
-        for group, span in self._layout.groups:
-            if kept := self._layout.kept(span.start, span.stop):
-                yield Part(
-                    group,
-                    _of_turns(self._master, kept),
-                    _of_turns(self._own_gradient(), kept),
-                    {slot: _of_turns(flat, kept) for slot, flat in self._slots.items()},
-                    _of_turns(self._part, kept) if self._part is not self._master else None,
-                )
-
-    def refresh(self) -> None:
-        """Brings this rank's part of the working weights up to date with the masters."""
-        if self._part is not self._master:
-            self._part.copy_(self._master)
+    def modules(self) -> str:
+        """The repeats that the patterns' `*` run over, `layers` or `blocks.layers`."""
+        before, _, _ = self.groups[0].patterns[0][0].rpartition(".*")
+        return before.replace(".*", "")
 
 
-def _of_turns(flat: Tensor, kept: slice) -> Tensor:
-    """A stretch of every turn, [turns, elements]: a view."""
-    return flat.view(-1, flat.shape[-1])[:, kept]
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A parameter that a pattern matches, what the pattern's `*` stand for, and the pattern's tuple."""
+
+    name: str
+    spec: Spec
+    turn: Turn
+    patterns: tuple[str, ...]
 
 
-def memories(
-    specs: Mapping[str, Spec],
-    buckets: Mapping[str, Bucket],
-    holders: Holders,
-    mesh: Mesh,
-    elements: Elements,
-) -> dict[str, list[Memory]]:
-    """Each bucket's memory, or of a pipeline its chunks'; asserts that buckets share out all parameters."""
-    left, found = dict(specs), dict[str, list[Memory]]()
-    for name, bucket in buckets.items():
-        claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
-        reductions = Reductions(mesh.device)
-        for stages, own in _chunks(bucket, claims, holders).items():
-            turns = by_turns(own) if bucket.per_layer else {(): whole(own)}
-            memory = Memory(bucket, turns, products(own), mesh, elements, stages, reductions)
-            found.setdefault(name, []).append(memory)
-    assert not left, f"state: in no bucket: {', '.join(left)}"
-    return found
+Claims = list[tuple[ParamGroup, list[Claimed]]]
+"""The parameters of a bucket, by group."""
 
 
-def _chunks(bucket: Bucket, claims: Claims, holders: Holders) -> dict[tuple[int, ...], Claims]:
-    return by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
+def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) -> Claims:
+    """What a bucket's groups claim, taken out of `left`."""
+    return [(group, _claim(group, left, partial)) for group in groups]
 
 
-def _shape(turns: list[Turn]) -> tuple[int, ...]:
-    """How many turns each repeat has, outermost first."""
-    shape = tuple(len({turn[level] for turn in turns}) for level in range(len(turns[0])))
-    assert len(turns) == prod(shape), f"bucket: repeats of {shape} turns have {len(turns)}"
-    return shape
+def by_turns(claims: Claims) -> Mapping[Turn, Members]:
+    """The groups with their parameters, those of each turn."""
+    turns = dict.fromkeys(each.turn for _, claimed in claims for each in claimed)
+    return {
+        turn: [(group, _specs([each for each in claimed if each.turn == turn])) for group, claimed in claims]
+        for turn in turns
+    }
+
+
+def whole(claims: Claims) -> Members:
+    """The groups with all of their parameters."""
+    return [(group, _specs(claimed)) for group, claimed in claims]
+
+
+def products(claims: Claims) -> list[tuple[str, ...]]:
+    """The weights of each product with several, which lie side by side."""
+    several = [each for _, claimed in claims for each in claimed if len(each.patterns) > 1]
+    runs = groupby(several, key=lambda each: (each.patterns, each.turn))
+    return [tuple(each.name for each in run) for _, run in runs]
+
+
+def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
+    """The claims of each chunk, by the stages that have its parameters: one at least, and one for all `together`."""
+    held = sorted({holders[each.name] for _, claimed in claims for each in claimed})
+    if together or not held:
+        return {tuple(sorted({stage for stages in held for stage in stages})): claims}
+    return {
+        stages: [(group, [each for each in claimed if holders[each.name] == stages]) for group, claimed in claims]
+        for stages in held
+    }
+
+
+def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Claimed]:
+    """Takes out of `left` what a group's patterns match; asserts that each does, but where a model is `partial`."""
+    claimed: list[Claimed] = []
+    for patterns in group.patterns:
+        found: list[Claimed] = []
+        for pattern in patterns:
+            names = [name for name in left if _matches(name, pattern)]
+            assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
+            found += [Claimed(name, left.pop(name), _turn(name, pattern), patterns) for name in names]
+        turns = [*dict.fromkeys(each.turn for each in found)]
+        claimed += sorted(found, key=lambda each: turns.index(each.turn))
+    return claimed
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether each dotted part matches: `layers.*.wq` stands for `layers.3.wq` but not for `layers.3.attention.wq`."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _turn(name: str, pattern: str) -> Turn:
+    return tuple(part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*")
+
+
+def _specs(claimed: list[Claimed]) -> dict[str, Spec]:
+    return {each.name: each.spec for each in claimed}

@@ -1,6 +1,6 @@
 """The state engine: what a training step carries over, in flat buckets, behind one interface.
 
-Non-goals: no communication (the program moves whole buckets in sight; `flows` moves turns), no files (`checkpoint`).
+Non-goals: no communication (the program moves whole buckets in sight, `flat_param_group` layers), no files.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.mesh import Copies, Mesh
-from .buckets import Bucket, Elements, memories
+from .bucket_memory import Elements, Memory, memories
+from .buckets import Bucket, Holders
 from .flat_param import FlatParam
+from .flat_param_group import FlatParamGroup, FlatParams
 from .grad_reduction import Accumulate
-from .loop_hooks import FlatParams
 from .loss_scale import LossScale
 from .optimizers import Optimizer
-from .param_matching import Holders
 from .parameters import Spec, Weight
 from .shards import Box
 
@@ -80,21 +80,30 @@ class TrainState:
         self.refresh()
 
     def flat_params(self, microbatches: int = 0) -> FlatParams:
-        """The turns of each bucket that has them, by its name, for a step of so many backwards to come.
+        """For a step of so many backwards to come, the groups of all layers by the name of their repeat.
 
-        Of a pipeline, the chunks of each bucket, which do not count.
+        Of a pipeline, the chunks of each bucket, which do not count, by the bucket's name.
         """
         self._abandon()
-        moved = {name: each for name, each in self._of.items() if each[0].bucket.moves}
-        for flat in (flat for each in moved.values() for memory in each for flat in memory.flat_params):
-            flat.gradient.begin(microbatches)
-        return {name: [own for memory in each for own in memory.nested()] for name, each in moved.items()}
+        for flat in self._flats():
+            flat.begin(microbatches if flat.bucket.per_layer else 0)
+        chunks = {name: each for name, each in self._of.items() if each[0].bucket.stages}
+        layers: dict[str, list[Memory]] = {}
+        for memory in (memory for memory in self._memories if memory.bucket.per_layer):
+            layers.setdefault(memory.bucket.modules, []).append(memory)
+        flat_params: dict[str, Any] = {
+            name: [own for it in each for own in it.flat_params] for name, each in chunks.items()
+        }
+        for name, each in layers.items():
+            groups = zip(*(memory.flat_params for memory in each), strict=True)
+            flat_params[name] = each[0].nested([*map(FlatParamGroup, groups)])
+        return flat_params
 
     def _abandon(self) -> None:
         """Ends what a pass that was not finished has left under way."""
         self._finish()
         for flat in self._flats():
-            flat.working.abandon()
+            flat.abandon()
 
     def gradients(self) -> dict[str, Any]:
         """Each bucket's flat gradient, by name: this rank's sum since the last update; of turns, its part, reduced.
@@ -103,7 +112,7 @@ class TrainState:
         reduced but among these.
         """
         self._finish()
-        assert all(flat.gradient.left == 0 for flat in self._flats()), "state: backward has not come by every turn"
+        assert all(flat.left == 0 for flat in self._flats()), "state: backward has not come by every layer"
         parts = {name: [memory.gradient() for memory in each] for name, each in self._of.items()}
         return {name: part if self._of[name][0].is_chunk else part[0] for name, part in parts.items()}
 
@@ -115,7 +124,9 @@ class TrainState:
     def weights(self) -> dict[str, Tensor]:
         """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
         whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
-        return {name: memory.flat_params[0].working.whole for name, memory in whole.items() if memory.bucket.shard_axes}
+        return {
+            name: memory.flat_params[0].buffers.unsharded for name, memory in whole.items() if memory.bucket.shard_axes
+        }
 
     def zero(self) -> None:
         """Zeroes every gradient."""

@@ -1,11 +1,12 @@
-"""Flat buffers: the parameters of one turn side by side, with their gradients and optimizer state.
+"""Flat parameters: the parameters of one layer side by side, gathered when the model needs them, with their gradients.
 
 Parameters and gradients are views, so that one collective gathers or reduces, and one kernel updates, them all.
+Gathers are begun ahead of their use and go on while the model computes; who uses the weights waits for them first.
 
-Non-goals: where what lies (`layout`), whose memory it is (`buckets`), no communication (`flows`).
+Non-goals: where what lies (`layout`), whose memory it is (`bucket_memory`), when to gather (`flat_param_group`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
@@ -13,12 +14,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ..comm.mesh import Copies, Mesh, Role
+from ..comm.mesh import Axis, Copies, End, Mesh, Role
 from ..ops.fused_linear import join
-from .grad_reduction import Gradient, accumulate_into
+from .buckets import Bucket
+from .grad_reduction import Accumulate, Reductions
 from .layout import Layout, Piece
 from .parameters import Spec, initialise
-from .unsharded import Working
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,30 @@ class Record:
     local: Tensor
 
 
-class FlatParam:
-    """One turn of a bucket, a chunk, or the whole of one; ranks along the axes `apart` hold other parts or parameters.
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The memory of a flat parameter.
 
-    `place` is the turn's index in each repeat, or the stages that a chunk is of; in its order buffers are gathered.
-    The optimizer updates `master`, of the part: `working`'s own, or a copy in another dtype.  Of `products` those whose
-    weights are here have them as one matrix.
+    unsharded  the weights as the model computes with them, of all ranks
+    shard      this rank's part of them, from which they are gathered: memory of its own, or a part of `unsharded`
+    gradient   the gradient of record: of all, or with `shard_gradients` of this rank's part
+    master     what the optimizer updates: `shard`, or a copy in another dtype
+    slots      the optimizer's own, of this rank's part
+    """
+
+    unsharded: Tensor
+    shard: Tensor
+    gradient: Tensor
+    master: Tensor
+    slots: Mapping[str, Tensor]
+
+
+class FlatParam:
+    """One layer of a bucket, a chunk, or the whole of one.
+
+    `place` is the layer's index in each repeat, or the stages that a chunk is of; in its order buffers are gathered.
+    `before` and `after` are the layers around this one, of which the bucket's `prefetch` are gathered ahead of their
+    use.  Of `products` those whose weights are here have them as one matrix.
     """
 
     def __init__(
@@ -44,33 +63,40 @@ class FlatParam:
         place: tuple[int, ...],
         layout: Layout,
         mesh: Mesh,
-        apart: Collection[str],
-        working: Working,
-        gradient: Gradient,
-        master: Tensor,
-        slots: Mapping[str, Tensor],
+        bucket: Bucket,
+        buffers: Buffers,
+        reductions: Reductions,
+        accumulate: Accumulate,
         products: Sequence[tuple[str, ...]] = (),
     ) -> None:
-        self.place, self.layout, self.mesh, self.apart = place, layout, mesh, {*apart}
-        self.working, self.gradient, self.master, self.slots = working, gradient, master, slots
-        self.is_mixed = master.dtype != working.whole.dtype
+        self.place, self.layout, self.mesh, self.bucket, self.buffers = place, layout, mesh, bucket, buffers
+        self.reductions, self.accumulate = reductions, accumulate
+        self.shard_axis = mesh.axis(*bucket.shard_axes)
+        self.reduce_axis = mesh.axis(*bucket.reduce_axes) if bucket.reduce_axes else None
+        self.apart = {*bucket.shard_axes, *filter(None, [bucket.stages])}  # where ranks hold other parts or parameters
+        self.is_mixed = buffers.master.dtype != buffers.unsharded.dtype
+        self.resharded = bucket.reshard_after_forward and self.shard_axis.size > 1
+        self.before: FlatParam | None = None
+        self.after: FlatParam | None = None
+        self.left = 0  # microbatches whose backward has not come by
+        self._gather: tuple[Any, Axis, Any, End] | None = None  # under way: its work, axis, line of the program, end
+        self._passing: Tensor | None = None  # the gradient of one microbatch
         self.parameters = dict(self._parameters())
         for names in products:
             if names[0] in self.parameters:
                 self._join(names)
-        working.free()  # of memory that views cannot be made without
+        self.reshard()  # memory that views cannot be made without
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters, by name: views of the working weights, whose gradients arrive in `gradient`."""
+        """The model's parameters, by name: views of the weights, whose gradients arrive in `whole_gradient`."""
         # `data`, whose versions autograd counts apart: a gather in backward brings back the values of forward.
-        whole = self.working.whole.data
+        weights = self.buffers.unsharded.data
         for piece in self.layout.pieces:
-            parameter = nn.Parameter(piece.view(whole))
-            if self.is_mixed or self.gradient.by_parts:
-                hook = accumulate_into(self.gradient, piece.view)
-                cast(Any, parameter).register_post_accumulate_grad_hook(hook)
+            parameter = nn.Parameter(piece.view(weights))
+            if self.is_mixed or self.bucket.shard_gradients:
+                cast(Any, parameter).register_post_accumulate_grad_hook(self._accumulator(piece.view))
             else:
-                parameter.grad = piece.view(self.gradient.kept)  # autograd accumulates in place
+                parameter.grad = piece.view(self.buffers.gradient)  # autograd accumulates in place
             yield piece.name, parameter
 
     def _join(self, names: Sequence[str]) -> None:
@@ -80,32 +106,133 @@ class FlatParam:
         assert [piece.name for piece in pieces] == [*names], f"flat: {names} of one product lie in another order"
         assert {piece.shape[1:] for piece in pieces} == {(first.row,)}, f"flat: {names} differ in their rows"
         assert all(a.stop == b.start for a, b in pairwise(pieces)), f"flat: {names} are no neighbours"
-        join(self.parameters[first.name], self.working.whole.data[first.start : last.stop].view(-1, first.row))
+        join(self.parameters[first.name], self.buffers.unsharded.data[first.start : last.stop].view(-1, first.row))
+
+    # ---- weights
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether the weights have no memory: no gather has been begun since they were freed."""
+        return self.buffers.unsharded.untyped_storage().nbytes() == 0
+
+    def begin_unshard(self, axis: Axis, line: Any, end: End) -> None:
+        """Begins to gather the weights."""
+        if self.is_freed:
+            reserve(self.buffers.unsharded)
+        work = axis.group._allgather_base(self.buffers.unsharded, self.buffers.shard)
+        self._gather = work, axis, line, end
+
+    def wait_for_unshard(self) -> None:
+        """Waits for the gather that was begun, if one was: from here on the weights may be used."""
+        if self._gather is None:
+            return
+        (work, axis, line, end), self._gather = self._gather, None
+        work.wait()
+        if axis.watch is not None:
+            axis.watch.coerced(self.buffers.unsharded, axis, line, end)
+
+    def unshard(self, line: Any, end: End) -> None:
+        """Has the weights there; where they come and go, with the gathers of the next layers begun."""
+        if self.resharded:
+            for each in self._upcoming(backwards=end == "result again"):
+                if each.is_freed:
+                    each.begin_unshard(each.shard_axis, line, end)
+        self.wait_for_unshard()
+
+    def _upcoming(self, backwards: bool) -> Iterator["FlatParam"]:
+        """This layer, and those that come next: whose gathers should be under way when it is used."""
+        layer: FlatParam | None = self
+        for _ in range(1 + self.bucket.prefetch):
+            if layer is None:
+                return
+            yield layer
+            layer = layer.before if backwards else layer.after
+
+    def reshard(self) -> None:
+        """Gives the memory of weights that come and go back until the next gather; all uses are over."""
+        if self.resharded:
+            release(self.buffers.unsharded)
+
+    # ---- gradients
+
+    def whole_gradient(self) -> Tensor:
+        """What backward adds to; it begins with zeros, and where it does not stay, it is made when first asked for."""
+        if not self.bucket.shard_gradients:
+            return self.buffers.gradient
+        if self._passing is None:
+            self._passing = self.buffers.gradient.new_zeros(self.layout.size)
+        return self._passing
+
+    def gradient_shard(self) -> Tensor:
+        """This rank's part of the gradient of record."""
+        kept = self.buffers.gradient
+        return kept if self.bucket.shard_gradients else kept[self.layout.own]
+
+    def reduce_grad(self, line: Any) -> None:
+        """Begins to reduce the gradient: of each microbatch with `shard_gradients`, else after the last one."""
+        self.left -= 1
+        if self.bucket.shard_gradients or self.left == 0:
+            self.begin_reduction(line)
+
+    def begin_reduction(self, line: Any) -> None:
+        """Begins to sum the gradient, complete on this rank; what is added from here on is another microbatch's."""
+        dtype = self.bucket.reduce_dtype
+        if self.bucket.shard_gradients or dtype not in (None, self.buffers.gradient.dtype):
+            self.reductions.make_room()
+        whole, self._passing = self.whole_gradient(), None
+        sent, axes = whole.to(dtype or whole.dtype), (self.shard_axis, self.reduce_axis)
+        self.reductions.begin(sent, self.layout.own, *axes, self._keep, line)
+
+    def _keep(self, part: Tensor) -> None:
+        """Puts a sum where the gradient of record is, if that is elsewhere."""
+        kept = self.gradient_shard()
+        if self.bucket.shard_gradients:
+            self.accumulate(kept, part)
+        elif part.dtype != kept.dtype:
+            kept.copy_(part)
+
+    def begin(self, microbatches: int) -> None:
+        """Begins a step; what a backward that was not finished has left is dropped."""
+        self.left, self._passing = microbatches, None
+
+    def abandon(self) -> None:
+        """Ends what a pass that was not finished has left: a gather under way would write to memory that is gone."""
+        self.wait_for_unshard()
+        self.reshard()
+
+    def _accumulator(self, view: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
+        """A hook that adds a parameter's gradient to its `view` of the whole, which may be wider, and frees it."""
+
+        def hook(parameter: Tensor) -> None:
+            if parameter.grad is None:
+                return  # `delayed_wgrad`: backward comes by, and makes the gradient later
+            self.accumulate(view(self.whole_gradient()), parameter.grad)
+            parameter.grad = None
+
+        return hook
+
+    # ---- what is kept
 
     def record(self) -> Iterator[Record]:
         """What a checkpoint holds: this rank's part of every parameter and slot."""
         for piece in self.layout.pieces:
-            for key, flat in ((piece.name, self.master), *self._slots_of(piece)):
+            slots = ((f"optimizer/{slot}/{piece.name}", flat) for slot, flat in self.buffers.slots.items())
+            for key, flat in ((piece.name, self.buffers.master), *slots):
                 if rows := self.layout.rows(piece):
                     first, *rest = piece.spec.offsets(self.mesh)
                     offset = (first + rows.start, *rest)
                     yield Record(key, piece.spec, offset, self.layout.kept_rows(piece, flat))
 
-    def _slots_of(self, piece: Piece) -> Iterator[tuple[str, Tensor]]:
-        yield from ((f"optimizer/{slot}/{piece.name}", flat) for slot, flat in self.slots.items())
-
     def copies(self) -> Iterator[Copies]:
         """Everything in its memory, in stretches that the same ranks hold alike."""
+        # Optimizer state that differs spoils its parameter: it is named first.
         flat_params: list[tuple[str, Role, Tensor]] = [
-            ("", "kept", self.master),
-            ("the gradient of ", "gradient", self.gradient.part()),
+            *((f"{slot} of ", "kept", flat) for slot, flat in [*self.buffers.slots.items()][::-1]),
+            ("", "kept", self.buffers.master),
+            ("the gradient of ", "gradient", self.gradient_shard()),
         ]
-        for slot, flat in self.slots.items():
-            flat_params.insert(
-                0, (f"{slot} of ", "kept", flat)
-            )  # one that differs spoils its parameter: it is named first
         if self.is_mixed:
-            flat_params.append(("the working copy of ", "working", self.working.part))
+            flat_params.append(("the working copy of ", "working", self.buffers.shard))
         for split, group in groupby(self.layout.pieces, _axes):
             pieces = list(group)
             axis = self.mesh.without({*split, *self.apart})
@@ -122,7 +249,7 @@ class FlatParam:
         """Initial values of every parameter."""
         for piece in self.layout.pieces:
             if rows := self.layout.rows(piece):
-                kept = self.layout.kept_rows(piece, self.master)
+                kept = self.layout.kept_rows(piece, self.buffers.master)
                 values = kept if kept.shape == piece.shape else kept.new_empty(piece.shape)
                 initialise(values, piece.spec, self.mesh, seed, piece.name)
                 kept.copy_(values[rows.start : rows.stop])
@@ -131,10 +258,20 @@ class FlatParam:
         """Values of every parameter, given as the part of it that its spec says."""
         for piece in self.layout.pieces:
             if rows := self.layout.rows(piece):
-                kept = self.layout.kept_rows(piece, self.master)
+                kept = self.layout.kept_rows(piece, self.buffers.master)
                 kept.copy_(value(piece.name, piece.spec)[rows.start : rows.stop])
 
 
 def _axes(piece: Piece) -> set[str]:
     """The axes that split a parameter."""
     return {axis for axes in piece.spec.split.values() for axis in axes}
+
+
+def reserve(x: Tensor) -> None:
+    """Gives a tensor without memory its memory; its values are undefined."""
+    x.untyped_storage().resize_(x.nbytes)
+
+
+def release(x: Tensor) -> None:
+    """Takes a tensor's memory: it, and what is a view of it, keep their shapes."""
+    x.untyped_storage().resize_(0)

@@ -1,7 +1,4 @@
-"""Sets up torch's GPU allocator, and compares its peak memory with the compiler's account.
-
-Non-goals: the CPU, of whose memory torch keeps no count.
-"""
+"""Sets up torch's GPU allocator, and compares its peak memory with the compiler's account."""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -41,20 +38,20 @@ def expand_segments(environment: MutableMapping[str, str]) -> None:
 
 
 def forget(device: torch.device) -> None:
-    """What has been is no step's."""
+    """Forgets the peak so far."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak(device: torch.device) -> Peak | None:
-    """Of this process since `forget`; None on a CPU.  It waits for nothing: the host knows what it has handed out."""
+    """The peak of this process since `forget`; None on a CPU.  It waits for nothing: the host knows its allocations."""
     if device.type != "cuda":
         return None
     return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
 
 
 def line(account: int, of: Account, found: Peak | None) -> str:
-    """What a person is told of both."""
+    """The line that compares both."""
     said = f"the account for {of.device} says {_amount(account)}"
     if found is None:
         return f"memory: {said}; torch knows no peak of a CPU's memory"

@@ -1,7 +1,4 @@
-"""Applies torch.compile per layer class: equal layers share one graph.
-
-Non-goals: what is compiled into what (torch's), and collectives in a graph (`traced`).
-"""
+"""Applies torch.compile per layer class: equal layers share one graph."""
 
 from torch import nn
 

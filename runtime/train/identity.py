@@ -1,8 +1,6 @@
 """The identity of a run's samples and model, stored in checkpoints: a resumed run must have the same.
 
 Mesh, microbatch, learning rate, steps, precision and kernels may change: each sample is still seen once.
-
-Non-goals: whether the tensors fit (`saved`).
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Sets up a started process: options, checks before ranks wait for each other, the process group and the mesh.
-
-Non-goals: starting the processes (torchrun's task).
-"""
+"""Sets up a started process: options, checks before ranks wait for each other, the process group and the mesh."""
 
 import argparse
 import os
@@ -26,12 +23,12 @@ EXPORTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32
 """The element types that weights may be written in, beside the plan's own."""
 
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What several ranks need to find each other."""
+"""Environment variables by which ranks find each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a person changes between runs."""
+    """Options that a person changes between runs."""
 
     steps: int
     lr: float
@@ -212,7 +209,7 @@ def connect(plan: Plan, device_type: str) -> Mesh:
 
 
 def _watch(device: torch.device) -> Watch | None:
-    """What looks at every value of a sanitized run."""
+    """The watch of a sanitized run."""
     if not sanitizing():
         return None
     from ..debug.sanitize import Sanitizer, require_determinism  # most runs do without

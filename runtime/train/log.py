@@ -2,8 +2,6 @@
 
 Reading a metric waits for the device.  So a logged step's are copied beside, and read when the next step has been
 handed to the device, which never runs dry; on the CPU, where they are there, at once.
-
-Non-goals: no dashboards, no profiles.
 """
 
 import json
@@ -126,7 +124,7 @@ class Log:
         self._write({"step": step, "validation": loss})
 
     def memory(self, step: int, account: int, of: Account, found: Peak | None) -> None:
-        """What a step took of a GPU, beside what the compiler counted for this rank."""
+        """The memory that a step took of a GPU, beside the compiler's count for this rank."""
         if self._folder is None:
             return
         self._say(line(account, of, found))
@@ -139,7 +137,7 @@ class Log:
             self._say(line)
 
     def summary(self, saved: Path, further: str, help_: str) -> None:
-        """What was reached, where it lies, and what to try next."""
+        """The last lines of a run: its result, where it lies, and what to try next."""
         results = ", ".join(f"{name} {self._last[name]:.4f}" for name in ("loss", "validation") if name in self._last)
         self.say(f"\nfinished {self._steps} steps in {_duration(time.monotonic() - self._began)}: {results}")
         self.say(f"  log         {self._folder}/log.jsonl\n  checkpoint  {saved}")

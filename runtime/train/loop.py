@@ -1,7 +1,4 @@
-"""The training loop: batches, steps, log lines, checkpoints.
-
-Non-goals: the step itself (the emitted program's), and what it communicates.
-"""
+"""The training loop: batches, steps, log lines, checkpoints."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -48,7 +45,7 @@ EvalStep = Callable[[nn.Module, TrainState, Batch], Metrics]
 
 _EVAL_BATCHES = 8
 _LEFT = ("log.jsonl", "checkpoints", "recorded")
-"""What a run leaves in its folder."""
+"""Files that a run leaves in its folder."""
 
 
 def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
@@ -76,7 +73,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
 
 @dataclass(frozen=True)
 class _Start:
-    """What a run begins from: its data, and weights or a checkpoint if it goes on from such; what to say of it."""
+    """The start of a run: its data, weights or a checkpoint if it continues from one, and its first lines."""
 
     run: Identity
     training: Stream
@@ -120,7 +117,7 @@ def _prepare(plan: Plan, options: Options) -> _Start:
 
 
 def _few(stream: Stream, plan: Plan) -> str:
-    """What is wrong with a stream that is shorter than a batch; empty if it is not."""
+    """The problem of a stream that is shorter than a batch; empty if it is not."""
     if stream.windows >= plan.global_batch:
         return ""
     made = f"{stream.tokens:,} tokens make {stream.windows:,} sequences of {plan.data.width(plan.seq):,}"
@@ -246,7 +243,7 @@ class _Run:
         self.log.mark(self.start.first)
 
     def _after(self, done: int, metrics: Metrics, lr: float) -> None:
-        """What is due after `done` steps; everything is due after the last."""
+        """The tasks due after `done` steps; all are due after the last."""
 
         def due(every: int) -> bool:
             return done % every == 0 or done == self.options.steps

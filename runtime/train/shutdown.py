@@ -1,7 +1,4 @@
-"""Ends a rank: quietly, or at once with the one message that explains the failure.
-
-Non-goals: ending the other ranks (the launcher's task; they fail by themselves when a peer is gone).
-"""
+"""Ends a rank: quietly, or at once with the one message that explains the failure."""
 
 import json
 import os

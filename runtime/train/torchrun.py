@@ -1,7 +1,4 @@
-"""Runs torchrun and ends with the line that explains a failure: `python -m scalec.runtime.train.torchrun`.
-
-Non-goals: anything else that torchrun does.
-"""
+"""Runs torchrun and ends with the line that explains a failure: `python -m scalec.runtime.train.torchrun`."""
 
 import signal
 import sys
@@ -28,7 +25,7 @@ def _was_killed(failure: ProcessFailure) -> bool:
 
 
 def _reason(rank: int, failure: ProcessFailure) -> str:
-    """What the rank said of it (`ending.tell_launcher`), or else how it ended."""
+    """The rank's own words (`shutdown.tell_launcher`), or else how it ended."""
     match failure.error_file_data:
         case {"message": {"message": str(said)}}:
             return said

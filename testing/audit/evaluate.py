@@ -14,11 +14,8 @@ from itertools import chain
 from attrs import evolve, frozen
 
 from ...compiler.ir import Program
-from ...compiler.proof.arithmetic import Numbers
 from ...compiler.proof.float64 import Reals
-from ...compiler.proof.forward import forward
 from ...compiler.proof.interpreter import Outcome, Rows, ShapeError, Watch, Where, differing, nothing
-from ...compiler.proof.memo import Memory, Replay
 from ...compiler.proof.pipeline.rows import LossError, RowsError, run_rows
 from ...compiler.proof.pipeline.shrink import renumbered
 from ...compiler.proof.prime_field import Field
@@ -27,11 +24,12 @@ from ...compiler.proof.reference import Reference
 from ...compiler.proof.semantics import MEANINGS
 from ...compiler.proof.simulated_mesh import SimulatedMesh
 from ...compiler.proof.small_sizes import Sizes, meshes
-from ...compiler.proof.tensors import Tensor
+from ...compiler.proof.tensors import Numbers, Tensor
 from ...compiler.schedules.check import problems
-from ...compiler.schedules.p2p_matching import rendezvous
+from ...compiler.schedules.p2p import rendezvous
 from .mutants import Mutant, chunk_mutants, mutants, row_mutants
 from .mutants.faults import FAULTS
+from .replay import Memory, Replay, forward
 
 
 class Fate(Enum):

@@ -88,7 +88,7 @@ def test_turns_gather_as_far_ahead_as_the_plan_says() -> None:
 
 def test_a_reduction_stands_where_it_begins() -> None:
     (begun,) = (it for it in collectives(program("zero 1 over dp")) if it.last)
-    assert (begun.where, begun.bucket, begun.value) == ("backward", "layers_dp", "g_layers_dp.1")
+    assert (begun.where, begun.bucket, begun.value) == ("backward", "layers.matrices", "g_layers_matrices.1")
 
 
 def test_a_part_is_reduced_over_replicas_right_behind_its_scattering() -> None:

@@ -15,8 +15,7 @@ from scalec.compiler.analysis.local_program import of_rank
 from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
-from scalec.compiler.reports.communication import explain_collectives
-from scalec.compiler.reports.memory import memory
+from scalec.compiler.reports.explain import explain_collectives, memory
 from scalec.compiler.reports.summary import communication
 from scalec.compiler.syntax.source import Source
 

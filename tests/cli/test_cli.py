@@ -12,7 +12,7 @@ import pytest
 
 from scalec.compiler import cli, frontend
 from scalec.compiler.cli.arguments import COMMANDS, Command
-from scalec.compiler.passes import STAGES
+from scalec.compiler.passes import PASS_NAMES
 from scalec.compiler.syntax.limits import MAX_BYTES
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -206,7 +206,7 @@ def test_run_without_torch(scalec: Run, executed: list[Sequence[str]], monkeypat
 # ---- ir
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", PASS_NAMES)
 def test_ir_after_each_pass_reads_back(scalec: Run, stage: str) -> None:
     status, out, err = scalec("ir", "tiny.scale", "--after", stage)
     assert (status, err) == (0, "")
@@ -328,7 +328,7 @@ def test_dump(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert err.count("# after ") == 1
     monkeypatch.setenv("SCALEC_DUMP", "all")
     _, _, err = scalec("check", "tiny.scale")
-    assert [line.removeprefix("# after ") for line in err.splitlines() if line.startswith("# after ")] == list(STAGES)
+    assert [line.removeprefix("# after ") for line in err.splitlines() if line.startswith("# after ")] == [*PASS_NAMES]
 
 
 def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:

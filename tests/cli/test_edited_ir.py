@@ -91,3 +91,26 @@ def test_what_the_checks_of_ir_do_not_find(capsys: pytest.CaptureFixture[str], m
     assert said.startswith("error[E0706]: this IR text makes no program\n --> edited.ir\n")
     assert "note: module `cli.verify`: IndexError: tuple index out of range\n" in said
     assert cli.main(["verify", "tiny.scale"]) == 70  # of a plan it is a bug
+
+
+@pytest.mark.parametrize(
+    ("stated", "edited"),
+    [
+        ("shard_axes [dp]", "shard_axes [tp]"),
+        ("shard_axes [dp] ", ""),
+        ("reduce_axes [tp]", "reduce_axes [dp, tp]"),
+        (" reduce_axes [tp]", ""),
+        (" reshard_after_forward", ""),
+        (" shard_gradients", ""),
+    ],
+)
+def test_a_bucket_is_moved_as_it_says(stated: str, edited: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tiny.scale").write_text(PLAN.replace("MESH", MESHES["zero"].replace("over tp", "over tp  seq over tp")))
+    cli.main(["ir", "tiny.scale"])
+    text = capsys.readouterr().out
+    assert stated in text
+    Path("edited.ir").write_text(text.replace(stated, edited, 1))
+    assert cli.main(["check", "edited.ir"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error[E0190]: this IR is not legal\n --> edited.ir\n")
+    assert "note: schedule_pipeline: bucket layers.vectors is moved as one with shard_axes ['dp']" in said

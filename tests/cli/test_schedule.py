@@ -16,21 +16,16 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.analysis.stage_schedule import estimated
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.reports.schedule.colours import HUES, terminal_colour
-from scalec.compiler.reports.schedule.figures import figures
-from scalec.compiler.reports.schedule.formulas import FORMULAS, expected
-from scalec.compiler.reports.schedule.html import html
-from scalec.compiler.reports.schedule.picture import Picture, label, picture, ticks
-from scalec.compiler.reports.schedule.svg import svg
+from scalec.compiler.reports.schedule.figures import FORMULAS, expected, figures
+from scalec.compiler.reports.schedule.picture import HUES, Picture, label, picture, terminal_colour, ticks
+from scalec.compiler.reports.schedule.svg import html, svg
 from scalec.compiler.reports.schedule.terminal import GAP, drawing
 from scalec.compiler.reports.schedule.trace import trace
-from scalec.compiler.schedules.actions import Work
+from scalec.compiler.schedules.actions import ScheduleError, Work
 from scalec.compiler.schedules.csv_file import read_csv
-from scalec.compiler.schedules.errors import ScheduleError
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
-from scalec.compiler.schedules.simulate import simulate
-from scalec.compiler.schedules.timeline import Slot, Times
+from scalec.compiler.schedules.timeline import Slot, Times, simulate
 from scalec.compiler.syntax.source import Source
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {

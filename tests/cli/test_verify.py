@@ -59,7 +59,7 @@ def test_a_plan_is_equal(scalec: Run) -> None:
         "against   the step on one device of the model before any placement\n"
         "meshes    dp 2 × tp 3 and dp 3 × tp 2, at small sizes\n"
         "field     integers modulo 2147483579, …\n"
-        "ops       103 in the IR, of 27 kinds, each with a field meaning\n"
+        "ops       103 in the IR, of 20 kinds, each with a field meaning\n"
         "time      … s\n"
     )
 
@@ -120,8 +120,8 @@ def test_without_any_one_coercion_earlier_ir_is_refused(scalec: Run, stage: str)
             "results of the step differ: loss",
         ),
         (
-            "local_softmax_stats_dx(d_sum_exp.1, d_label_logit.1,",
-            "local_softmax_stats_dx(d_label_logit.1, d_sum_exp.1,",
+            "vjp(d_sum_exp.1, d_label_logit.1,",
+            "vjp(d_label_logit.1, d_sum_exp.1,",
             "E0701",
             "gradient of head",
         ),
@@ -271,6 +271,12 @@ def test_recheck_of_stages(scalec: Run) -> None:
     status, out, err = scalec("verify", "--recheck", "out/stages")
     assert (status, err) == (0, "")
     assert "the rows of 2 and 3 ranks of pp run action by action" in out
+    assert out.endswith("\nhf_names.json  as written\nschedule.csv  as written\n")
+    path = Path("out/stages/schedule.csv")
+    path.write_text(path.read_text().replace("0F0,", "", 1))
+    status, _, err = scalec("verify", "--recheck", "out/stages")
+    assert status == 1
+    assert "schedule.csv is not the plan's" in err
 
 
 def test_recheck(scalec: Run) -> None:
@@ -278,7 +284,9 @@ def test_recheck(scalec: Run) -> None:
     status, out, err = scalec("verify", "--recheck", "out/tiny")
     assert (status, err) == (0, "")
     assert out.startswith("equal  out/tiny: llama")
-    assert out.endswith("train.py  103 ops, each matched to the IR, and every line as written\n")
+    assert out.endswith(
+        "train.py  103 ops, each matched to the IR, and every line as written\nhf_names.json  as written\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,6 +297,7 @@ def test_recheck(scalec: Run) -> None:
         ("train.py", "Shown: the IR's step", "Seen: the IR's step", "Shown: the IR's step"),
         ("train.py", "# [b, s, h]  llama", "# [s, b, h]  llama", "# [b, s, h]  llama"),
         ("train.py", "train_step, eval_step)\n", "train_step, eval_step)\n# more\n", "the plan's is ``"),
+        ("hf_names.json", "lm_head.weight", "head.weight", "hf_names.json is not the plan's"),
         ("plan.json", '"trials": ', '"trials": 9', "it differs under certificate"),
         ("plan.json", '"written_by"', '"proved": "all of it", "written_by"', "it differs under proved"),
         ("plan.json", '"op": "all_reduce"', '"op": "all_gather"', "it differs under collectives"),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalec.compiler.config import settings
+from scalec.compiler.config import schema
+from scalec.compiler.config.fields import Settings
 from scalec.compiler.config.settings import (
     AUTO,
     FILE,
@@ -19,7 +20,6 @@ from scalec.compiler.config.settings import (
     ParamGroup,
     Pipelining,
     Schedule,
-    Settings,
     Train,
 )
 from scalec.compiler.schedules.registry import SCHEDULES
@@ -43,7 +43,7 @@ def section_of(text: str) -> Section:
 
 def read(cls: type[S], text: str) -> S:
     found = Diagnostics()
-    instance = settings.read(cls, section_of(text), found)
+    instance = schema.read(cls, section_of(text), found)
     found.check()
     assert instance
     return instance
@@ -123,7 +123,7 @@ def test_what_a_call_takes_first_needs_no_name() -> None:
     plain = read(Pipelining, 'pipeline { schedule = file("a.csv") }')
     assert plain == read(Pipelining, 'pipeline { schedule = file(path="a.csv") }')
     assert plain.schedule == Order(FILE, "a.csv")
-    assert settings.show(plain) == 'pipeline {\n  schedule = file("a.csv")\n}'
+    assert schema.show(plain) == 'pipeline {\n  schedule = file("a.csv")\n}'
     assert "E0403" in told(Pipelining, 'pipeline { schedule = file("a.csv", path="b.csv") }')
     assert "E0404" in told(Pipelining, 'pipeline { schedule = file("a.csv", "b.csv") }')
     assert "E0405" in told(Pipelining, 'pipeline { schedule = file("") }')
@@ -271,12 +271,12 @@ pipelines = st.builds(Pipelining, orders, turns)
 
 @given(trains | clusters | pipelines)
 def test_shown_settings_read_back(instance: Settings) -> None:
-    assert read(type(instance), settings.show(instance)) == instance
+    assert read(type(instance), schema.show(instance)) == instance
 
 
 def test_show() -> None:
     train = Train(8, 4, 2, 3, Optimizer("sgd", 0.1, groups=(ParamGroup("norms", ("norm*",)),)), Data("text", (STDLIB,)))
-    assert settings.show(train) == cleandoc(
+    assert schema.show(train) == cleandoc(
         """
         train {
           seq = 8
@@ -291,7 +291,6 @@ def test_show() -> None:
             schedule = constant(warmup=0)
             group norms {
               params = ["norm*"]
-              weight_decay = 0.0
               lr_scale = 1.0
             }
           }
@@ -341,3 +340,14 @@ def test_an_override_that_leaves_the_order_of_axes_open(text: str, message: str,
     assert (found.code, found.message) == ("E0519", message)
     assert help in found.help
     assert [note.span for note in found.notes] == [base.head]
+
+
+def test_a_group_has_the_optimizers_weight_decay_unless_it_gives_one() -> None:
+    groups = (ParamGroup("slow", ("wte",), lr_scale=0.5), ParamGroup("plain", ("norm*",), weight_decay=0.0))
+    optimizer = Optimizer("sgd", 0.1, weight_decay=0.3, groups=groups)
+    found = {name: optimizer.group_of(name) for name in ("wte", "norm1", "head")}
+    assert {name: (it.weight_decay, it.lr_scale) for name, it in found.items()} == {
+        "wte": (0.3, 0.5),
+        "norm1": (0.0, 1.0),
+        "head": (0.3, 1.0),
+    }

@@ -1,13 +1,32 @@
 """Expressions of emitted programs: the parentheses that Python needs and no others, and every attribute of an op."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
+from attrs import evolve
 
 from helpers.empty_programs import frame
+from helpers.plan_table import PLANS
 from scalec.compiler.emit import emit
-from scalec.compiler.emit.expressions import ATOM, WRITERS, Expr, express
-from scalec.compiler.ir import Op
+from scalec.compiler.emit.expressions import ATOM, WRITERS, Context, Expr, express
+from scalec.compiler.ir import (
+    INVARIANT,
+    MAXIMUM,
+    PARTIAL,
+    REPLICATED,
+    Attr,
+    Op,
+    Placement,
+    Program,
+    Region,
+    Type,
+    sharded,
+    types,
+    walk,
+)
+from scalec.compiler.ir.placements import COERCIONS
 from scalec.compiler.ops import OPS
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
@@ -59,3 +78,60 @@ def test_a_call_has_every_attribute_of_its_op(kind: str) -> None:
     op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=frame({}, {}).region.span)
     text = express(op, [Expr("x", ATOM, ("x",))], cast(Any, None)).text
     assert text == f"{OPS[kind].function}({', '.join(['x', *(f'{name}=0.5' for name in names)])})"
+
+
+PLACES = (INVARIANT, REPLICATED, PARTIAL, MAXIMUM)
+
+
+def others(program: Program, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> list[Attr]:
+    """Other values that an attribute of an op could have."""
+    attribute = next((each for each in OPS[op.kind].attributes if each.name == key), None)
+    shared = [dim for dim in operands[0].dims if all(dim in type.dims for type in operands)] if operands else []
+    match value:
+        case Placement():
+            every = [*PLACES, *(sharded(dim) for dim in operands[0].dims)]
+            ends = [(place, op.get("to")) if key == "from" else (op.get("from"), place) for place in every]
+            return [place for place, (a, b) in zip(every, ends, strict=True) if place != value and is_coercion(a, b)]
+        case _ if attribute and attribute.choices:
+            return [choice for choice in attribute.choices if choice != value]
+        case tuple() if key == "axes":
+            return [(axis.name,) for axis in program.axes if (axis.name,) != value]
+        case tuple():
+            return [(dim,) for dim in shared if dim not in value]
+        case int() | float():
+            return [value + 1, value / 2 + 0.25]
+        case _:
+            return [dim for dim in shared if dim != value and value in shared]
+
+
+def is_coercion(source: Attr, target: Attr) -> bool:
+    """Whether there is a coercion between two placements."""
+    assert isinstance(source, Placement)
+    assert isinstance(target, Placement)
+    return (
+        source != MAXIMUM and (source.kind, target.kind) in COERCIONS
+    )  # a maximum has no gradient, whatever it is then
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_ops_that_differ_in_an_attribute_are_written_otherwise(name: str) -> None:
+    """An attribute that an expression drops would leave it as it is."""
+    program = PLANS[name].program()
+    known = types(program)
+    given = Context(program, known.__getitem__, "_".join, lambda op: repr(op.attrs), lambda _: False, {})
+    step = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward = next(stmt for stmt in step.body if isinstance(stmt, Region))
+    for op in walk(forward.body):
+        operands = [Expr(f"a{i}", ATOM, ()) for i in range(len(op.inputs))]
+        for key, value in op.attrs if op.kind not in ("pack", "unpack") else ():
+            for other in others(program, op, key, value, [known[name] for name in op.inputs]):
+                changed = evolve(op, attrs=tuple((k, other if k == key else v) for k, v in op.attrs))
+                with suppress(AssertionError, KeyError, StopIteration, ValueError, IndexError):
+                    text = express(changed, operands, given).text
+                    assert_other(text, express(op, operands, given).text, f"{op.kind} {key}={other}")
+
+
+def assert_other(text: str, before: str, what: str) -> None:
+    """Fails unless two texts differ."""
+    if text == before:
+        pytest.fail(f"{what} is written as before: {text}")

@@ -7,124 +7,119 @@ import pytest
 from helpers.readback_plans import compiled, with_imports
 from scalec.compiler.emit.readback import check
 
-REDUCED = "            x = reduce_grads_in_backward(x, layer_dp_split_tp, scatter=self.dp, each=True)\n"
-REDUCED_2 = "            x = reduce_grads_in_backward(x, layer_dp_split_tp_2, scatter=self.dp, each=True)\n"
-REDUCED_3 = "            x = reduce_grads_in_backward(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)\n"
-GATHERED = "            x = unshard(x, layer_dp_split_tp, self.dp)\n"
-GATHERED_2 = "            x = unshard(x, layer_dp_split_tp_2, self.dp)\n"
+GATHERED = "            x = unshard(x, params)\n"
+REDUCED = "            x = reduce_grads_in_backward(x, params)\n"
 TURN = "            x = layer(x, self.rotary)\n"
-FREED = "            x = reshard(x, layer_dp_split_tp, self.dp)\n"
-FREED_2 = "            x = reshard(x, layer_dp_split_tp_2, self.dp)\n"
-AWAITED = "            x = wait_for_unshard(x, layer_dp_split_tp)\n"
-AWAITED_2 = "            x = wait_for_unshard(x, layer_dp_split_tp_2)\n"
-EACH = "    unshard_ahead(dp, flat_params['layers_dp_split_tp_2'], flat_params['layers_dp_split_tp'])\n"
-WHOLE = "    all_gather_(weights['dp_split_tp'], dp)\n"
+FREED = "            x = reshard(x, params)\n"
+EACH = "    unshard_ahead(dp, flat_params['layers'])\n"
+TABLES = "'matrices': Bucket(ParamGroup('wte', 'head', weight_decay=0.0), shard_axes=('dp',))"
+NORM = "'vectors': Bucket(ParamGroup('norm', weight_decay=0.0), shard_axes=('dp',))"
+ZIPPED = "for layer, params in zip(self.layers, flat_params['layers'], strict=True)"
+WHOLE = "    all_gather_(weights['matrices'], dp)\n"
 LOSS_SUM = "    loss = all_reduce_(loss, dp)"
 
 LAYERS_OF_STAGE = {
-    "a reduction is left out": ("zero 3", REDUCED, ""),
-    "a reduction twice": ("zero 3", REDUCED, REDUCED * 2),
-    "the reduction of another bucket": ("zero 3", REDUCED, REDUCED_2),
-    "reductions in another order": ("zero 3", REDUCED_2 + REDUCED, REDUCED + REDUCED_2),
-    "a reduction over another axis": ("zero 3", REDUCED, REDUCED.replace("self.dp", "self.tp")),
-    "a sum in place of a part": ("zero 3", REDUCED, REDUCED.replace("scatter", "add")),
-    "part and sum exchanged": ("zero 3", "scatter=self.dp, add=self.tp", "scatter=self.tp, add=self.dp"),
-    "a part without its sum": ("zero 3", ", add=self.tp", ""),
-    "a sum without its part": ("zero 3", "scatter=self.dp, add=self.tp", "add=self.tp"),
-    "a part that is summed over another axis": ("zero 1, hybrid", "add=self.replica", "add=self.tp"),
-    "a reduction once in a step": ("zero 3", REDUCED, REDUCED.replace(", each=True", "")),
-    "a reduction in each microbatch": ("zero 1", "split_tp, scatter=self.dp)", "split_tp, scatter=self.dp, each=True)"),
-    "a reduction after the turn": ("zero 3", REDUCED + REDUCED_3, REDUCED_3, TURN, TURN + REDUCED),
-    "a reduction before the loop": ("zero 3", REDUCED, "", "        for layer,", REDUCED[4:] + "        for layer,"),
-    "a reduction of what does not go on": ("zero 3", REDUCED, REDUCED.replace("x =", "y =")),
-    "a reduction beside the carried": ("zero 3, two carried", REDUCED, REDUCED.replace("x", "y")),
-    "a reduction in the state's dtype": ("fp16, zero 3", "each=True, dtype=torch.bfloat16)", "each=True)"),
-    "a reduction in another dtype": (
-        "fp16, zero 1",
-        "layer_dp_split_tp, scatter=self.dp, dtype=torch.bfloat16)",
-        "layer_dp_split_tp, scatter=self.dp, dtype=torch.float16)",
+    "a reduction is left out": ("zero 0", REDUCED, ""),
+    "a reduction twice": ("zero 0", REDUCED, REDUCED * 2),
+    "a reduction beside a gather": ("zero 3", GATHERED, REDUCED + GATHERED),
+    "a reduction for a gather": ("zero 3", GATHERED, REDUCED),
+    "a gather for a reduction": ("zero 0", REDUCED, GATHERED),
+    "a reduction over another axis": ("zero 3", "reduce_axes=('tp',)", "reduce_axes=('dp',)"),
+    "a sum in place of a part": ("zero 1", "shard_axes=('dp',))", "reduce_axes=('dp',))"),
+    "part and sum exchanged": (
+        "zero 3",
+        "shard_axes=('dp',), reduce_axes=('tp',)",
+        "shard_axes=('tp',), reduce_axes=('dp',)",
     ),
-    "a reduction in a dtype of its own": ("zero 3", "each=True)", "each=True, dtype=torch.bfloat16)"),
+    "a part without its sum": ("zero 3", ", reduce_axes=('tp',)", ""),
+    "a sum without its part": ("zero 3", "shard_axes=('dp',), reduce_axes=('tp',)", "reduce_axes=('tp',)"),
+    "a part that is summed over another axis": (
+        "zero 1, hybrid",
+        "reduce_axes=('replica',)",
+        "reduce_axes=('tp',)",
+    ),
+    "a sum that the IR does not have": (
+        "zero 1",
+        "per_layer=True, shard_axes=('dp',))",
+        "per_layer=True, shard_axes=('dp',), reduce_axes=('tp',))",
+    ),
+    "a reduction in each microbatch": (
+        "zero 1",
+        "per_layer=True, shard_axes=('dp',))",
+        "per_layer=True, shard_axes=('dp',), shard_gradients=True)",
+    ),
+    "a reduction after the turn": ("zero 0", REDUCED, "", TURN, TURN + REDUCED),
+    "a reduction before the loop": ("zero 0", REDUCED, "", "        for layer,", REDUCED[4:] + "        for layer,"),
+    "a reduction of what does not go on": ("zero 0", REDUCED, REDUCED.replace("x =", "y =")),
+    "a gather of what does not go on": ("zero 3", GATHERED, GATHERED.replace("x =", "y =")),
+    "a gather beside the carried": ("zero 3, two carried", GATHERED, GATHERED.replace("x", "y")),
+    "a reduction in the state's dtype": ("fp16, zero 3", ", reduce_dtype=torch.bfloat16", ""),
+    "a reduction in another dtype": ("fp16, zero 1", "reduce_dtype=torch.bfloat16", "reduce_dtype=torch.float16"),
+    "a reduction in a dtype of its own": (
+        "zero 1",
+        "per_layer=True, shard_axes=('dp',))",
+        "per_layer=True, shard_axes=('dp',), reduce_dtype=torch.bfloat16)",
+    ),
     "the step reduces again": (
         "zero 1",
-        "    grad_norm_sq = ",
-        "    gradients['layers_dp_split_tp'] = reduce_scatter_(gradients['layers_dp_split_tp'], dp)\n"
-        "    grad_norm_sq = ",
+        "    grad_norm = ",
+        "    gradients['layers.matrices'] = reduce_scatter_(gradients['layers.matrices'], dp)\n    grad_norm = ",
     ),
     "a gather is left out": ("zero 3", GATHERED, ""),
     "a gather twice": ("zero 3", GATHERED, GATHERED * 2),
-    "a gather of another bucket": ("zero 3", GATHERED, GATHERED_2),
-    "gathers in another order": ("zero 3", GATHERED_2 + GATHERED, GATHERED + GATHERED_2),
-    "a gather over another axis": ("zero 3", GATHERED, GATHERED.replace("self.dp", "self.tp")),
-    "a gather before a reduction": ("zero 3", REDUCED_3 + GATHERED_2, GATHERED_2 + REDUCED_3),
     "a gather after the turn": ("zero 3", GATHERED, "", TURN, TURN + GATHERED),
-    "a gather that nothing began": ("zero 3", GATHERED, AWAITED),
+    "a gather before the loop": ("zero 3", GATHERED, "", "        for layer,", GATHERED[4:] + "        for layer,"),
+    "a gather with an axis": ("zero 3", GATHERED, GATHERED.replace("params)", "params, self.tp)")),
+    "a gather by keyword": ("zero 3", GATHERED, GATHERED.replace(", params", ", params=params")),
+    "a gather of the module": ("zero 3", GATHERED, GATHERED.replace("params", "layer")),
     "weights that stay": ("zero 3", FREED, ""),
     "weights freed twice": ("zero 3", FREED, FREED * 2),
-    "another bucket freed": ("zero 3", FREED, FREED_2),
-    "weights freed in another order": ("zero 3", FREED + FREED_2, FREED_2 + FREED),
-    "weights freed over another axis": ("zero 3", FREED, FREED.replace("self.dp", "self.tp")),
+    "weights freed that stay": ("zero 1", TURN, TURN + FREED),
     "weights freed before the turn": ("zero 3", FREED, "", TURN, FREED + TURN),
     "weights freed after the loop": ("zero 3", FREED, "", "        n = rms_norm", FREED[4:] + "        n = rms_norm"),
-    "a keyword by place": ("zero 3", REDUCED, REDUCED.replace("scatter=", "")),
     "another function": ("zero 3", FREED, FREED.replace("reshard", "max_logit")),
-    "buckets zipped otherwise": (
-        "zero 3",
-        "flat_params['layers_dp_tp'], flat_params['layers_dp_split_tp'],",
-        "flat_params['layers_dp_split_tp'], flat_params['layers_dp_tp'],",
-    ),
-    "a bucket twice in a loop": (
-        "zero 3",
-        "flat_params['layers_dp_split_tp_2'],",
-        "flat_params['layers_dp_split_tp'],",
-    ),
-    "a bucket more in a loop": (
+    "another repeat's groups": ("zero 3", "flat_params['layers']", "flat_params['blocks']"),
+    "a bucket's name": ("zero 3", "flat_params['layers']", "flat_params['layers.matrices']"),
+    "groups in a loop without any": ("tiny_llama", "for layer in self.layers", ZIPPED),
+    "groups twice in a loop": (
         "zero 1",
-        "layer_dp_split_tp_2 in zip(",
-        "layer_dp_split_tp_2, more in zip(",
-        ", strict=True)",
-        ", flat_params['layers_dp_split_tp'], strict=True)",
+        ZIPPED,
+        "for layer, params, more in zip(self.layers, flat_params['layers'], flat_params['layers'], strict=True)",
     ),
-    "what is no bucket in a loop": (
+    "groups more in a loop": (
         "zero 1",
-        "layer_dp_split_tp_2 in zip(",
-        "layer_dp_split_tp_2, more in zip(",
-        ", strict=True)",
-        ", self.rotary, strict=True)",
+        ZIPPED,
+        "for layer, params, more in zip(self.layers, flat_params['layers'], flat_params['layers.x'], strict=True)",
     ),
+    "what is no group in a loop": (
+        "zero 1",
+        ZIPPED,
+        "for layer, params, more in zip(self.layers, flat_params['layers'], self.rotary, strict=True)",
+    ),
+    "no groups in a loop": ("zero 1", ZIPPED, "for layer in self.layers", GATHERED, ""),
+    "buckets in another order": ("zero 3", f"{TABLES}, {NORM}", f"{NORM}, {TABLES}"),
     "all turns for those inside": (
         "zero 3, nested",
-        "block(x, draws, layers_dp_tp,",
-        "block(x, draws, flat_params['blocks_layers_dp_tp'],",
+        "block(x, draws, self.rotary, layers_params)",
+        "block(x, draws, self.rotary, flat_params['blocks.layers'])",
     ),
-    "as many as there are": ("zero 3", ", strict=True)", ")"),
-    "the outer turns' buffers": ("zero 3, nested", "block(x, draws, layers_dp_tp,", "block(x, draws, block_dp_tp,"),
-    "another bucket's buffers inside": (
+    "the outer turns' groups": (
         "zero 3, nested",
-        "layers_dp_tp, layers_dp_split_tp, self.rotary",
-        "layers_dp_split_tp, layers_dp_tp, self.rotary",
+        "block(x, draws, self.rotary, layers_params)",
+        "block(x, draws, self.rotary, params)",
     ),
-    "no wait": ("zero 1", AWAITED, ""),
-    "a wait twice": ("zero 1", AWAITED, AWAITED * 2),
-    "a wait for another bucket": ("zero 1", AWAITED, AWAITED_2),
-    "a wait after the turn": ("zero 1", AWAITED, "", TURN, TURN + AWAITED),
-    "a wait for nothing": ("zero 0", TURN, AWAITED + TURN),
-    "a gather for a wait": ("zero 1", AWAITED, GATHERED),
+    "another repeat's groups inside": ("zero 3, nested", "flat_params['blocks.layers']", "flat_params['layers']"),
+    "the outer groups twice": ("zero 3, nested", "flat_params['blocks.layers']", "flat_params['blocks']"),
+    "as many as there are": ("zero 3", ", strict=True)", ")"),
+    "no wait": ("zero 1", GATHERED, ""),
+    "a wait twice": ("zero 1", GATHERED, GATHERED * 2),
+    "a wait after the turn": ("zero 1", GATHERED, "", TURN, TURN + GATHERED),
     "no gather of all turns": ("zero 1", EACH, ""),
     "a gather of all turns twice": ("zero 1", EACH, EACH * 2),
     "all turns gathered over another axis": ("zero 1", EACH, EACH.replace("(dp", "(dp_tp")),
-    "buckets gathered in another order": (
-        "zero 1",
-        EACH,
-        "    unshard_ahead(dp, flat_params['layers_dp_split_tp'], flat_params['layers_dp_split_tp_2'])\n",
-    ),
-    "buckets gathered one after the other": (
-        "zero 1",
-        EACH,
-        "    unshard_ahead(dp, flat_params['layers_dp_split_tp_2'])\n"
-        "    unshard_ahead(dp, flat_params['layers_dp_split_tp'])\n",
-    ),
-    "a bucket that is not gathered": ("zero 1", EACH, EACH.replace(", flat_params['layers_dp_split_tp'])", ")")),
+    "turns of another repeat gathered": ("zero 1", EACH, EACH.replace("layers", "blocks")),
+    "a bucket's turns gathered": ("zero 1", EACH, EACH.replace("layers", "layers.matrices")),
+    "all turns gathered twice at once": ("zero 1", EACH, EACH.replace("])", "], flat_params['layers'])")),
     "all turns gathered first": (
         "zero 1",
         f"    flat_params = state.flat_params(len(batch))\n{EACH}",
@@ -188,8 +183,8 @@ def test_another_flow_of_buckets_is_rejected(what: str) -> None:
 def test_turns_are_told_of_backward_by_what_it_comes_along() -> None:
     """Of `x` nothing reads what the last turn makes: backward comes there by `y`, which has the loss."""
     text, program = compiled("zero 3, taken on")
-    assert "y = reshard(y, layer_dp_tp, self.dp)" in text
-    for function in ("reduce_grads_in_backward", "unshard", "reshard"):
+    assert "y = reshard(y, params)" in text
+    for function in ("unshard", "reshard"):
         text = text.replace(f"y = {function}(y,", f"x = {function}(x,")
-    with pytest.raises(AssertionError, match="passes `x` on as `x`, not `y`"):
+    with pytest.raises(AssertionError, match=r"line \d+: nothing in the IR does `unshard\(x, params\)`"):
         check(text, program)

@@ -15,7 +15,7 @@ from helpers.oracle.plans import Case
 from helpers.oracle.reference import Step
 from helpers.readback_plans import LOSS, MLP, START, plan
 from scalec.compiler.emit.readback import check
-from scalec.compiler.emit.readback.values import blocks
+from scalec.compiler.emit.readback.blocks import blocks
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Op, Program, Region
 from scalec.compiler.passes import compile_plan

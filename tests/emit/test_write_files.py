@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,22 @@ def test_refuses_bytes_that_are_not_text(tmp_path: Path) -> None:
 def test_refuses_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").mkdir()
     assert "was not written by scalec" in refusal(tmp_path)
+
+
+ROWS = "0F0,0B0\n"
+PIPELINE = {"schedule.csv": ROWS, "train.py": f"{PROGRAM}sha256 = '{sha256(ROWS.encode()).hexdigest()}'\n"}
+
+
+def test_rows_are_known_by_the_program_beside_them(tmp_path: Path) -> None:
+    write(tmp_path, PIPELINE)
+    newer = {"schedule.csv": "0F0,0F1,0B0,0B1\n", "train.py": PROGRAM}
+    write(tmp_path, newer)
+    assert contents(tmp_path) == newer
+    refused = f"`{tmp_path / 'schedule.csv'}` was not written by scalec"
+    assert refusal(tmp_path, PIPELINE).startswith(refused)
+    (tmp_path / "train.py").unlink()
+    assert refusal(tmp_path, PIPELINE).startswith(refused)
+    write(tmp_path, newer)
 
 
 @pytest.mark.parametrize("target", ["elsewhere.py", "missing.py"])

@@ -5,8 +5,6 @@ The reference drops by a splitmix64 of its own, in numpy, so that what is drawn 
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from helpers.launched import run_file
 from helpers.oracle import harness
 from helpers.oracle.plans import ROWS, SEQ, Case
 from helpers.oracle.reference import Step, Tensors
@@ -95,8 +94,8 @@ def test_a_run_that_is_taken_up_drops_as_one_that_went_on(tmp_path: Path) -> Non
 def _trained(folder: Path, *options: str) -> list[dict[str, float]]:
     """The record of four steps, or of what was left of them."""
     harness.written(_plan(Case(microbatches=2)), folder)
-    settings = "--device=cpu --steps=4 --save-every=2 --log-every=1 --out=run --data=../data.bin".split()
-    subprocess.run([sys.executable, "train.py", *settings, *options], cwd=folder, check=True, capture_output=True)
+    settings = "--device=cpu --steps=4 --save-every=2 --log-every=1 --out=run --data=../data.bin"
+    assert run_file(folder, 1, " ".join([settings, *options])) == [(0, "")]
     lines = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
     return [{key: line[key] for key in ("step", "loss", "norm")} for line in lines if "loss" in line]
 

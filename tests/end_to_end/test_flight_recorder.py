@@ -30,8 +30,10 @@ Call = tuple[str, str, tuple[int, ...], int]  # where, op as gloo runs it, ranks
 CASES = [
     Case(dp=2, clip=1.0),
     Case(dp=2, tp=2, sp=True, gathered="regather", microbatches=2, precision="fp32"),
-    Case(dp=2, tp=4, sp=True, kv=2, gathered="regather", model="tied"),
-    Case(replicas=2, dp=2, tp=2, sp=True, vocab=False, model="parallel"),
+    Case(tp=4, sp=True, kv=2, gathered="regather", model="tied"),
+    Case(replicas=2, tp=2, sp=True, vocab=False, model="parallel"),
+    pytest.param(Case(dp=2, tp=4, sp=True, kv=2, gathered="regather", model="tied"), marks=pytest.mark.long),
+    pytest.param(Case(replicas=2, dp=2, tp=2, sp=True, vocab=False, model="parallel"), marks=pytest.mark.long),
 ]
 BYTES = {"i64": 8, "f64": 8, "f32": 4, "bf16": 2, "Long": 8, "Double": 8, "Float": 4, "BFloat16": 2}
 ON_GLOO = {"all_reduce": "all_reduce", "reduce_scatter": "all_reduce", "all_gather": "all_gather"}

@@ -8,6 +8,7 @@ Non-goals: what the rest of a model is (`test_numbers`, `test_models`).
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -124,8 +125,21 @@ def total(head: Head, classes: int, p: Tensors, tokens: Tensor, labels: Tensor) 
     return head.loss(head.logits(p, x)[..., :classes], labels)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("name", HEADS)
+FEW = [
+    ("bias", CASES[0]),
+    ("bias", CASES[1]),
+    ("tied, with a bias, capped", replace(PLAIN, pp=2, tp=2, microbatches=3, schedule="zb_h1")),
+    ("tied, with a bias, capped", CASES[5]),
+    ("a function of logits, capped", CASES[2]),
+    ("a function of logits, capped", replace(PLAIN, microbatches=2, recompute="full")),
+    ("two losses", CASES[3]),
+    ("two losses", replace(PLAIN, dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", clip=0.05)),
+]
+"""Each head with the whole vocabulary and with one that is shared out, each kind of mesh and of training."""
+EVERY = [pytest.param(*each, marks=pytest.mark.long) for each in product(HEADS, CASES) if each not in FEW]
+
+
+@pytest.mark.parametrize(("name", "case"), [*FEW, *EVERY], ids=str)
 def test_steps_equal_plain_torch(name: str, case: Case, tmp_path: Path) -> None:
     head = HEADS[name]
     text = plan_text(head, case)

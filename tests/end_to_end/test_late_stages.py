@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from helpers.forked_ranks import run_ranks
 from helpers.late_process_group import Link
 from helpers.oracle import harness
 from helpers.oracle.plans import Case
 from helpers.oracle.reference import Tensors
-from scalec.runtime import Axis, FlatParam, Mesh, stage_grad_reduction, unshard_ahead
+from scalec.runtime import Mesh, TrainState, unshard_ahead
 from scalec.runtime.pipeline import stage_step
-from scalec.runtime.pipeline.stage_buckets import Reduction
-from scalec.runtime.state import grad_reduction, unsharded
+from scalec.runtime.state import flat_param, grad_reduction
 
 CASE = Case(pp=2, dp=2, microbatches=4, layers=4, schedule="interleaved_1f1b(chunks=2)", clip=0.05)
 STATES = ("", "zero 1 over dp", "zero 3 over dp")
@@ -43,17 +43,25 @@ def _step(module: ModuleType, start: Tensors, batch: harness.Inputs, without: st
 def _make_late(module: Any, link: Link) -> None:
     """What chunks gather and reduce is late."""
 
-    def reduced(flat_params: Sequence[FlatParam], scatter: Axis | None = None, add: Axis | None = None) -> Reduction:
-        return stage_grad_reduction(flat_params, scatter=scatter and link.late(scatter), add=add and link.late(add))
-
     module.unshard_ahead = lambda axis, *flat_params: unshard_ahead(link.late(axis), *flat_params)
-    module.stage_grad_reduction = reduced
+    build = module.build
+
+    def built(mesh: Mesh) -> tuple[nn.Module, TrainState]:
+        model, state = build(mesh)
+        for flat in state._flats():
+            flat.shard_axis, flat.reduce_axis = (
+                link.late(flat.shard_axis),
+                flat.reduce_axis and link.late(flat.reduce_axis),
+            )
+        return model, state
+
+    module.build = built
 
 
 def _no_longer(what: str) -> None:
     """Nothing waits for weights, or for the sums of gradients, in this process."""
     if what == "weights":
-        unsharded.Working.arrive = lambda self: None
+        flat_param.FlatParam.wait_for_unshard = lambda self: None
     else:
         grad_reduction.Reductions.finish = lambda self: None
 

@@ -7,9 +7,6 @@ import pytest
 
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
-from scalec.compiler.emit import emit
-from scalec.compiler.passes import compile_plan
-from scalec.compiler.syntax.source import Source
 from scalec.runtime import Loader, Mesh
 from scalec.runtime.data.loader import Stream
 
@@ -45,10 +42,7 @@ train {{
   data text {{ files = ["unused"]  masked = 15%  mask_token = {MASK} }}
 }}
 """
-    source = Source(str(PLANS / "tiny.scale"), text)
-    folder.mkdir()
-    (folder / "train.py").write_text(emit(compile_plan(source), source)["train.py"])
-    return harness.imported(folder / "train.py")
+    return harness.imported(harness.written(text, folder, str(PLANS / "tiny.scale")) / "train.py")
 
 
 def _trained(module: ModuleType, file: str) -> list[float]:

@@ -1,12 +1,15 @@
 """The models of plans/models, each at a tiny size: emitted programs against plain torch in one process, in float64.
 
-However they are sharded and trained: every pair of a model, a degree, a setting and another of these occurs.
+Each in one program; in all of these together every pair of a degree and a setting, and of two settings, occurs.  Long
+tests have every pair with each model, and more degrees and settings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, cycle, product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +17,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from helpers.oracle import harness, matrix
-from helpers.oracle.all_pairs import all_pairs
+from helpers.oracle.all_pairs import Pair, all_pairs
 from helpers.oracle.compare import assert_same
 from helpers.oracle.models import HEADS, MODELS, SIZES, Model
 from helpers.oracle.plans import Case, train_text
 from helpers.oracle.reference import Loss, Tensors, Training, train
-from scalec.compiler.emit import emit
-from scalec.compiler.passes import compile_plan
-from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 LR = 0.01
@@ -38,13 +38,63 @@ IMPOSSIBLE = matrix.IMPOSSIBLE | {
 }
 CASES = [Case(**case) for case in all_pairs(FACTORS, IMPOSSIBLE)]
 
+FEW: Mapping[str, Sequence[Any]] = {
+    "mesh": ("dp", "tp", "dp, tp"),
+    "sp": (False, True),
+    "vocab": (True, False),
+    "kv": (4, 2),
+    "microbatches": (1, 2),
+    "valid": ("uneven", "silent_microbatch"),
+    "gathered": ("save", "regather"),
+    "kernels": ("torch", "triton"),
+    "logits": ("chunk", "save"),
+    "optimizer": ("adamw", "groups"),
+    "recompute": RECOMPUTE,
+    "state": ("", "zero 1 over dp", "zero 3 over dp"),
+    "clip": (0.0, 0.05),
+}
+NOT_AMONG_FEW: frozenset[Pair] = frozenset(
+    {
+        *(frozenset({("mesh", "tp"), ("state", state)}) for state in FEW["state"][1:]),
+        *(frozenset({("mesh", "dp"), each}) for each in (("sp", True), ("vocab", False))),
+        frozenset({("microbatches", 1), ("valid", "silent_microbatch")}),
+    }
+)
+ROWS = all_pairs(FEW, NOT_AMONG_FEW)
+
+
+def _few() -> Iterator[Case]:
+    """A program of each model, one after the other in the next of the rows."""
+    for model, row in zip(MODELS, cycle(ROWS), strict=False):
+        case = {**row, "kv": row["kv"] if model.grouped else HEADS, "model": model.file}
+        case.update((axis, 2) for axis in case.pop("mesh").split(", "))
+        yield Case(**case)
+
 
 def test_every_model_file_is_there() -> None:
     assert set(BY_FILE) == {path.stem for path in (PLANS / "models").glob("*.scale")}
 
 
+def test_the_few_have_every_pair() -> None:
+    assert len(ROWS) <= len(MODELS)
+    for a, b in combinations(FEW, 2):
+        wanted = {frozenset({(a, x), (b, y)}) for x, y in product(FEW[a], FEW[b])} - NOT_AMONG_FEW
+        assert wanted <= {frozenset({(a, row[a]), (b, row[b])}) for row in ROWS}
+
+
+@pytest.mark.parametrize("case", [*_few()], ids=str)
+def test_steps_of_each_model_equal_plain_torch(case: Case, tmp_path: Path) -> None:
+    compare(case, tmp_path)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_steps_equal_plain_torch(case: Case, tmp_path: Path) -> None:
+    compare(case, tmp_path)
+
+
+def compare(case: Case, tmp_path: Path) -> None:
+    """Two steps against plain torch."""
     model = BY_FILE[case.model]
     module = _compiled(model, case, tmp_path)
     start = _drawn(harness.initial(case, module, seed=5))
@@ -57,10 +107,7 @@ def test_steps_equal_plain_torch(case: Case, tmp_path: Path) -> None:
 
 def _compiled(model: Model, case: Case, folder: Path) -> ModuleType:
     """The emitted program of a tiny plan that lies where the shipped ones do."""
-    source = Source(str(PLANS / "tiny.scale"), _plan(model, case))
-    path = folder / "train.py"
-    path.write_text(emit(compile_plan(source), source)["train.py"])
-    return harness.imported(path)
+    return harness.imported(harness.written(_plan(model, case), folder, str(PLANS / "tiny.scale")) / "train.py")
 
 
 def _plan(model: Model, case: Case) -> str:

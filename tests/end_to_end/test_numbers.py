@@ -1,5 +1,9 @@
-"""Emitted programs against the reference: loss, every gradient, their norm, and parameters after each step."""
+"""Emitted programs against the reference: loss, every gradient, their norm, and parameters after each step.
 
+Every pair of ways to shard and to train; in few programs, `test_crossings`.
+"""
+
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -61,17 +65,18 @@ def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -
     assert error <= tolerance * scale, f"{name}: off by {error:.3g}, where the largest element is {scale:.3g}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path))
 
 
-def compare(case: Case, module: ModuleType) -> None:
-    """Three steps against the reference."""
-    start, batches = reference.initial(case.config), list(harness.batches(case, 3))
+def compare(case: Case, module: ModuleType, steps: int = 3) -> None:
+    """So many steps against the reference."""
+    start, batches = reference.initial(case.config), list(harness.batches(case, steps))
     expected = reference.run(case.config, case.training, start, batches, LR)
-    steps = harness.run(case, module, start, batches, LR)
-    for number, (got, want) in enumerate(zip(steps, expected, strict=True)):
+    emitted = harness.run(case, module, start, batches, LR)
+    for number, (got, want) in enumerate(zip(emitted, expected, strict=True)):
         at = f"step {number}: "
         assert got.loss == pytest.approx(want.loss, rel=1e-10, abs=0), at
         assert got.gradients.keys() == want.gradients.keys()
@@ -84,14 +89,14 @@ def compare(case: Case, module: ModuleType) -> None:
 
 MUTANTS = (
     (
-        'all_reduce_(gradients["dp_tp"], dp_tp)',
-        'all_reduce_(gradients["dp_tp"], dp)',
+        'all_reduce_(gradients["vectors"], dp_tp)',
+        'all_reduce_(gradients["vectors"], dp)',
     ),
-    ('all_reduce_(gradients["dp_split_tp"], dp)', ""),
+    ('all_reduce_(gradients["matrices"], dp)', ""),
     ("(loss_sum * inv_num_tokens)", "(loss_sum * inv_num_tokens * 2)"),
     ("num_tokens = all_reduce_(count_valid(batch.labels), dp)", "num_tokens = count_valid(batch.labels)"),
     ("loss += loss_sum.detach()", "loss = loss_sum.detach()"),
-    ('all_reduce_(sum_squares(gradients["dp_split_tp"]), tp)', 'sum_squares(gradients["dp_split_tp"])'),
+    ('all_reduce_(sum_squares(gradients["matrices"]), tp)', 'sum_squares(gradients["matrices"])'),
     ("reduce_scatter(y, self.tp, dim=0)", "reduce_scatter(y * 1.000001, self.tp, dim=0)"),
 )
 
@@ -104,7 +109,7 @@ def test_a_wrong_program_is_noticed(right: str, wrong: str, tmp_path: Path) -> N
     assert right in text
     script.write_text(text.replace(right, wrong))
     with pytest.raises(AssertionError):
-        compare(case, harness.imported(script))
+        compare(case, harness.imported(script), steps=1)
 
 
 def test_the_pairs_are_all_there() -> None:
@@ -134,8 +139,14 @@ RULES = (
 )
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("kv", [4, 2, 1])
+APART = [rules for rules in RULES if "heads" in rules and "heads, kv_heads, ffn" not in rules]
+HEADS = [(rules, 2) for rules in RULES] + [(rules, 1) for rules in APART]
+MORE_HEADS = [each for each in product(RULES, (4, 2, 1)) if each not in HEADS]
+
+
+@pytest.mark.parametrize(
+    ("rules", "kv"), [*HEADS, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_HEADS)]
+)
 def test_other_rules_are_right_or_refused(rules: str, kv: int, tmp_path: Path) -> None:
     """However a plan shards: three steps equal one process, or a diagnostic says why not."""
     case = Case(dp=2, tp=2, kv=kv, rules=rules, microbatches=2, optimizer="adamw", clip=0.05)
@@ -193,7 +204,12 @@ def test_narrower_precisions_come_near(precision: str, tolerance: float, tmp_pat
 def test_initial_values_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
     for kv in (1, 2):
         one = _initial(Case(kv=kv), tmp_path / "one")
-        for case in (Case(dp=2, tp=2, sp=True, kv=kv), Case(tp=4, kv=kv), Case(dp=3, tp=2, vocab=False, kv=kv)):
+        for case in (
+            Case(dp=2, tp=2, sp=True, kv=kv),
+            Case(tp=4, kv=kv),
+            Case(dp=3, kv=kv),
+            Case(tp=2, vocab=False, kv=kv),
+        ):
             assert all(torch.equal(one[name], value) for name, value in _initial(case, tmp_path / "other").items())
 
 

@@ -1,4 +1,7 @@
-"""Emitted programs in stages against the reference: loss, every gradient, their norm, parameters after each step."""
+"""Emitted programs in stages against the reference: loss, every gradient, their norm, parameters after each step.
+
+Every pair of these; in few programs, `test_crossings`.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +12,7 @@ from end_to_end.test_numbers import compare
 from helpers.oracle import harness
 from helpers.oracle.all_pairs import Pair, all_pairs
 from helpers.oracle.plans import Case
-from scalec.compiler.schedules.errors import ScheduleError
+from scalec.compiler.schedules.actions import ScheduleError
 from scalec.compiler.schedules.registry import SCHEDULES as MAKERS
 
 SCHEDULES = (
@@ -49,12 +52,12 @@ IMPOSSIBLE: frozenset[Pair] = frozenset(
 )
 
 
-def _possible(case: Case) -> Case:
+def possible(case: Case) -> Case:
     """The case, with as many more microbatches as its schedule needs."""
     try:
         MAKERS[case.schedule.partition("(")[0]](case.pp, case.microbatches)
     except ScheduleError:
-        return _possible(replace(case, microbatches=case.microbatches + 1))
+        return possible(replace(case, microbatches=case.microbatches + 1))
     return case
 
 
@@ -64,9 +67,10 @@ WITHOUT_TURNS = (  # of the first stage, and of the last
     Case(pp=3, tp=2, stages="[0, 2, 0]", schedule="zb_h2", microbatches=4, clip=0.05),
 )
 REDUCED_WHOLE = Case(pp=2, dp=2, microbatches=4, layers=4, schedule="interleaved_1f1b(chunks=2)", model="tied")
-CASES = [*dict.fromkeys(_possible(Case(**case)) for case in all_pairs(FACTORS, IMPOSSIBLE)), REDUCED_WHOLE]
+CASES = [*dict.fromkeys(possible(Case(**case)) for case in all_pairs(FACTORS, IMPOSSIBLE)), REDUCED_WHOLE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [*CASES, *WITHOUT_TURNS], ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path))

@@ -35,7 +35,7 @@ CASES = [
     FUSED(dp=2, state="zero 3 over dp  bucket = 1KiB  prefetch = 2"),
     STAGES(),
     STAGES(state="zero 1 over dp"),
-    STAGES(state="zero 2 over dp", tp=2, schedule="interleaved_1f1b(chunks=2)"),
+    STAGES(state="zero 2 over dp", schedule="interleaved_1f1b(chunks=2)"),
     STAGES(state="zero 3 over dp", schedule="interleaved_1f1b(chunks=2)"),
     STAGES(state="zero 1 over dp  bucket = 1KiB", schedule="zb_h1", microbatches=3),
     STAGES(state="zero 3 over dp", schedule="zbv", microbatches=4, model="tied"),
@@ -43,7 +43,8 @@ CASES = [
 COMPILED = [
     FUSED(tp=2, sp=True, compile="on"),
     FUSED(dp=2, state="zero 3 over dp", compile="on"),
-    STAGES(state="zero 3 over dp", compile="on"),
+    FUSED(pp=2, layers=4, compile="on"),
+    pytest.param(STAGES(state="zero 3 over dp", compile="on"), marks=pytest.mark.long),
 ]
 LR, STEPS = 0.01, 2
 

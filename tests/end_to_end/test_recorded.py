@@ -1,9 +1,8 @@
 """What `SCALEC_RECORD=1` records of emitted programs is their plan, call for call; and no planted difference passes."""
 
-import importlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -15,17 +14,16 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from helpers.forked_ranks import plain_groups
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from helpers.oracle.recording import recorded
+from helpers.oracle.recording import EVALUATIONS, recorded
 from scalec.compiler.proof.recorded import compare
 from scalec.compiler.proof.recorded.files import Call, Record, RecordError, Stretch
 from scalec.compiler.proof.recorded.order import disorder
 from scalec.runtime import Mesh
 from scalec.runtime.debug.record import Recorder
 from scalec.testing import plans
-
-c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
 
 CASES = [
     Case(tp=2, microbatches=3, clip=1.0),
@@ -44,20 +42,11 @@ CASES = [
 PLANTED = Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0)
 
 
-@pytest.fixture
-def plain_groups() -> Iterator[None]:
-    """Groups without DETAIL's check before each call, at which ranks in different order would wait for ever."""
-    level = c10d.get_debug_level()
-    c10d.set_debug_level(c10d.DebugLevel.OFF)
-    yield
-    c10d.set_debug_level(level)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_record_is_the_plan(case: Case, tmp_path: Path) -> None:
     found = recorded(harness.compiled(case, tmp_path), tmp_path, "--steps 2")
     assert found.equal, found.lines()
-    assert (found.steps, found.evaluations, found.ranks, found.backend) == (2, 8, case.ranks, "gloo")
+    assert (found.steps, found.evaluations, found.ranks, found.backend) == (2, EVALUATIONS, case.ranks, "gloo")
     listed = json.loads((tmp_path / "plan.json").read_text())["collectives"]
     assert found.calls == sum(each["count"] for each in listed if each["ranks"] > 1) > 0
     assert f"equal to the plan, call for call: {found.calls} calls a step on each rank, in its order" in found.lines()
@@ -72,10 +61,9 @@ def test_what_the_sanitizer_compares_is_not_recorded(tmp_path: Path, monkeypatch
 def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
     found = recorded(harness.compiled(Case(), tmp_path), tmp_path, "--steps 1")
     assert found.equal, found.lines()
-    assert "tiny, 1 step and 8 evaluations on 1 rank, no backend, torch" in found.lines()
+    assert f"tiny, 1 step and {EVALUATIONS} evaluations on 1 rank, no backend, torch" in found.lines()
 
 
-@pytest.mark.usefixtures("plain_groups")
 @settings(
     max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -86,12 +74,13 @@ def test_random_plans_communicate_in_the_order_of_the_ir(tmp_path_factory: pytes
     folder = tmp_path_factory.mktemp("random")
     module = harness.imported(harness.written(plan, folder) / "train.py")
     world = prod(module.PLAN.mesh.values())
-    for rank in range(world):
-        dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-        try:
-            _pretend(module, folder / "recorded")
-        finally:
-            dist.destroy_process_group()
+    with plain_groups():
+        for rank in range(world):
+            dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+            try:
+                _pretend(module, folder / "recorded")
+            finally:
+                dist.destroy_process_group()
     shutil.copy(folder / "plan.json", folder / "recorded")
     found = compare(folder / "recorded")
     assert found.equal, found.lines()
@@ -110,14 +99,14 @@ def _pretend(module: ModuleType, folder: Path) -> None:
 
 # ---- a program that does not do what its plan says: (line, what it becomes, what is found)
 
-FIRST = 'all_reduce_(gradients["dp_split_tp"], dp)'
-SECOND = 'all_reduce_(gradients["dp_tp"], dp_tp)'
+FIRST = 'all_reduce_(gradients["matrices"], dp)'
+SECOND = 'all_reduce_(gradients["vectors"], dp_tp)'
 ALONE = '"""The loss alone: the forward of `train_step`."""'
 TURNED = """
     import torch.distributed as dist
     starts = [
-        lambda: dist.all_reduce(gradients["dp_split_tp"], group=dp.group, async_op=True),
-        lambda: dist.all_reduce(gradients["dp_tp"], group=dp_tp.group, async_op=True),
+        lambda: dist.all_reduce(gradients["matrices"], group=dp.group, async_op=True),
+        lambda: dist.all_reduce(gradients["vectors"], group=dp_tp.group, async_op=True),
     ]
     for work in [start() for start in (starts[::-1] if mesh.rank("dp") else starts)]:
         work.wait()
@@ -127,7 +116,7 @@ DEFECTS = {
         SECOND,
         "pass",
         """  ranks 0, 1, 2, 3, step 1, call 50: a call is missing
-    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_dp_tp.1`, tiny.scale:1
+    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_vectors.1`, tiny.scale:1
     recorded  all_reduce (sum) of f64[] over ranks 0, 1""",
     ),
     "missing_in_forward": (
@@ -141,7 +130,7 @@ DEFECTS = {
         FIRST,
         f"{FIRST}; all_reduce_(loss, dp)",
         """, step 1, call 50: a call too many
-    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_dp_tp.1`, tiny.scale:1
+    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_vectors.1`, tiny.scale:1
     recorded  all_reduce (sum) of f64[] over ranks 0, 2""",
     ),
     "at_the_end": (
@@ -155,14 +144,14 @@ DEFECTS = {
         SECOND,
         SECOND.replace("dp_tp)", "dp)"),
         """, step 1, call 50: another group
-    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_dp_tp.1`, tiny.scale:1
+    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_vectors.1`, tiny.scale:1
     recorded  all_reduce (sum) of f64[80] over ranks 0, 2""",
     ),
     "dtype": (
         SECOND,
         SECOND.replace("]", "].bfloat16()"),
         """, step 1, call 50: another dtype
-    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_dp_tp.1`, tiny.scale:1
+    plan      all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3: `g_vectors.1`, tiny.scale:1
     recorded  all_reduce (sum) of bf16[80] over ranks 0, 1, 2, 3""",
     ),
     "shape": (SECOND, SECOND.replace("]", "][1:]"), ", step 1, call 50: another shape\n"),
@@ -184,7 +173,7 @@ DEFECTS = {
         FIRST,
         TURNED.strip(),
         """  ranks 2, 3, step 1, call 49: another order
-    plan      all_reduce (sum) of f64[2432] over ranks 0, 2: `g_dp_split_tp.1`, tiny.scale:1
+    plan      all_reduce (sum) of f64[2432] over ranks 0, 2: `g_matrices.1`, tiny.scale:1
     recorded  all_reduce (sum) of f64[80] over ranks 0, 1, 2, 3
 not one order on all ranks:
   ranks wait for each other for ever
@@ -196,7 +185,6 @@ not one order on all ranks:
 }
 
 
-@pytest.mark.usefixtures("plain_groups")
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_difference_is_found(name: str, tmp_path: Path) -> None:
     line, instead, says = DEFECTS[name]

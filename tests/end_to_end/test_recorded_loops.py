@@ -98,25 +98,26 @@ def test_turns_in_turns(rules: str, recompute: str, tmp_path: Path) -> None:
 
 PLAIN = Case(dp=2, microbatches=2, state="zero 2 over dp")  # all of a turn's weights in one bucket
 ONE_BY_ONE = replace(SHARED, state="zero 3 over dp  prefetch = 0")
-EACH = 'unshard_ahead(dp, flat_params["layers_dp"])'
-REDUCED = "x = reduce_grads_in_backward(x, layer_dp_split_tp, scatter=self.dp, each=True)"
-NORMS = "x = reduce_grads_in_backward(x, layer_dp_tp, scatter=self.dp, add=self.tp, each=True)"
-FREED = "x = reshard(x, layer_dp_split_tp, self.dp)"
+EACH = 'unshard_ahead(dp, flat_params["layers"])'
+OPTIMIZER = "    optimizer = "
+ADDED = 'reduce_axes=("tp",),'
+FREED = "x = reshard(x, params)"
 DEFECTS: dict[str, tuple[Case, dict[str, str], str]] = {
     "a_turn_is_not_gathered": (PLAIN, {EACH: EACH.replace("])", "][1:])")}, "a call is missing"),
     "a_turn_is_gathered_twice": (PLAIN, {EACH: f"{EACH}; {EACH.replace('])', '][:1])')}"}, "a call too many"),
-    "no_turn_reduces": (CASES["zero_3"], {REDUCED: REDUCED.replace("scatter=self.dp, ", "")}, "a call is missing"),
-    "parts_are_not_added": (CASES["zero_3"], {NORMS: NORMS.replace("add=self.tp, ", "")}, "a call is missing"),
-    "another_axis": (CASES["zero_3"], {REDUCED: REDUCED.replace(".dp", ".tp")}, "another group"),
-    "two_change_places": (CASES["zero_3"], {REDUCED: NORMS, NORMS: REDUCED}, "another order"),
-    "not_gathered_again": (ONE_BY_ONE, {FREED: "pass"}, "a call is missing"),
+    "parts_are_not_added": (CASES["zero_3"], {ADDED: ""}, "a call is missing"),
+    "another_axis": (CASES["zero_3"], {ADDED: ADDED.replace("tp", "dp")}, "another group"),
+    "two_change_places": (
+        CASES["zero_3"],
+        {OPTIMIZER: f"    buckets = dict(reversed(buckets.items()))\n{OPTIMIZER}"},
+        "another order",
+    ),
+    "not_gathered_again": (ONE_BY_ONE, {FREED: "pass"}, "plan      all_gather of f64[480] over ranks 0, 2 in backward"),
     "less_far_ahead": (CASES["zero_3_far_ahead"], {"prefetch=2": "prefetch=1"}, "another order"),
     "in_each_microbatch": (
         CASES["freed_and_reduced_once"],
         {
             "reshard_after_forward=True": "reshard_after_forward=True, shard_gradients=True",
-            "scatter=self.dp)": "scatter=self.dp, each=True)",
-            "add=self.tp)": "add=self.tp, each=True)",
         },
         "another op, reduction, shape\n    plan      all_gather of f64[480] over ranks 0, 2 in backward",
     ),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,11 @@ def test_the_rank_that_has_most_is_told_of(tmp_path: Path) -> None:
 
 # ---- a program that does not do what its plan says: (what it becomes, what is found)
 
-ONE = "0F0 0SEND_F0 0F1"
+ONE = "0F0,0SEND_F0,0F1"
 DEFECTS = {
     "later sent": (
         ONE,
-        "0F0 0F1 0SEND_F0",
+        "0F0,0F1,0SEND_F0",
         """  ranks 0, 1, step 1, call 10: another order
     plan      send of f64[4, 2, 16] to rank 2 in forward: `x.1`, tiny.scale:20
     recorded  reduce_scatter (sum) of f64[8, 2, 16] over ranks 0, 1""",
@@ -79,9 +80,12 @@ DEFECTS = {
 def test_a_planted_difference_is_found(name: str, tmp_path: Path) -> None:
     line, instead, says = DEFECTS[name]
     path = harness.written(plan_text(SP), tmp_path) / "train.py"
-    text = path.read_text()
-    assert line in text
-    path.write_text(text.replace(line, instead, 1))
+    text, rows = path.read_text(), path.with_name("schedule.csv").read_text()
+    assert line in text + rows
+    changed = rows.replace(line, instead, 1)
+    path.with_name("schedule.csv").write_text(changed)
+    old, new = (sha256(each.encode()).hexdigest() for each in (rows, changed))
+    path.write_text(text.replace(old, new).replace(line, instead, 1))
     found = recorded(harness.imported(path), tmp_path, "--steps 1")
     assert not found.equal
     assert says in found.lines(), found.lines()

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.forked_ranks import run_ranks
+from helpers.forked_ranks import HANGS, run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime import Batch, Mesh, RunError, TrainState
@@ -51,8 +51,8 @@ def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch)
         Case(replicas=2, dp=2, optimizer="adamw", precision="bf16", state="zero 1 over dp"),
         Case(dp=2, tp=2, sp=True, optimizer="groups", state="zero 1 over dp"),
         Case(pp=2, dp=2, microbatches=4, layers=4, schedule="zbv", state="zero 3 over dp"),
-        Case(pp=3, dp=2, model="tied", microbatches=2, layers=3, clip=1.0, state="zero 1 over dp", optimizer="adamw"),
-        Case(pp=2, tp=2, dp=2, sp=True, schedule="zb_h1", microbatches=3, stages="[0, 2]", clip=1.0),
+        Case(pp=3, model="tied", microbatches=2, layers=3, clip=1.0, optimizer="adamw"),
+        Case(pp=2, tp=2, sp=True, schedule="zb_h1", microbatches=3, stages="[0, 2]", clip=1.0),
     ],
     ids=str,
 )
@@ -284,7 +284,7 @@ def test_what_does_not_come_as_it_was_sent_is_found(sender: int, found: str, tmp
 def test_a_run_ends_with_one_line(tmp_path: Path) -> None:
     program = harness.written(plan_text(SP), tmp_path) / "train.py"
     lines = program.read_text().replace(
-        "    state.update(", '    gradients["dp_tp"][3] += mesh.rank("dp", "tp") == 1\n    state.update('
+        "    state.update(", '    gradients["vectors"][3] += mesh.rank("dp", "tp") == 1\n    state.update('
     )
     program.write_text(lines)
     (tmp_path / "corpus.bin").write_bytes(bytes(i * 7 % 32 for i in range(4000)))
@@ -297,7 +297,7 @@ def test_a_run_ends_with_one_line(tmp_path: Path) -> None:
         env={**os.environ, "SCALEC_SANITIZE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode != 0

@@ -129,7 +129,6 @@ def _lacking(program: Program) -> Iterator[Program]:
 # Where a rule is of use: the plan, and what the checker says without it.
 WITHOUT = {
     "zeros_like": ("dp × tp", "requires all operands to be Partial"),
-    "unflatten": ("tp", "No valid sharding strategy for unflatten"),
     "attention": ("tp", "No valid sharding strategy for scaled_dot_product_attention"),
     "embedding": ("tp", "No valid sharding strategy for embedding"),
     "max_logit": ("tp", "Only sum-Partial is supported"),

@@ -35,7 +35,9 @@ CASES = [
     COMPILED(tp=2, recompute="full", model="tied"),
     COMPILED(dp=2, state="zero 3 over dp", microbatches=2, recompute="full"),
     COMPILED(pp=2, microbatches=2, layers=4, recompute="every(2, layers)"),
-    COMPILED(dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", kernels="triton"),
+    pytest.param(
+        COMPILED(dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", kernels="triton"), marks=pytest.mark.long
+    ),
 ]
 INDUCTOR = Path(sysconfig.get_path("include"), "Python.h").exists() and (which("g++") or which("clang++"))
 

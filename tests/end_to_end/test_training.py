@@ -1,4 +1,4 @@
-"""Whole runs of emitted programs under torchrun: train, save, resume, on the same mesh and on others; how runs fail."""
+"""Whole runs of programs: train, save, resume, on the same mesh and on others; under torchrun, how runs fail."""
 
 import json
 import os
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed.run import get_args_parser
 
+from helpers.forked_ranks import HANGS
+from helpers.launched import run_file
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime.checkpoint.reader import Saved
@@ -103,9 +105,9 @@ def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None)
     if resume:
         middle = f"checkpoints/step-{HALF:06d}"
         shutil.copytree(resume.folder / middle, folder / RUN / middle)
-    options = [f"--steps={STEPS}", f"--save-every={HALF}", "--log-every=1", *(["--resume"] if resume else [])]
-    done = _finished(_start(case.ranks, folder, corpus, *options), 120)
-    assert done.returncode == 0, done.stderr
+    options = f"--device=cpu --steps={STEPS} --save-every={HALF} --log-every=1 --data={corpus}"
+    ended = run_file(folder, case.ranks, f"{options} --resume" if resume else options)
+    assert [status for status, _ in ended] == [0] * case.ranks, ended
     return _Run(folder)
 
 
@@ -122,10 +124,10 @@ def _start(ranks: int, folder: Path, corpus: Path, *options: str) -> subprocess.
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _finished(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
+def _finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """Waits; ends it with all its ranks if it takes longer."""
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=HANGS)
     except subprocess.TimeoutExpired:
         process.terminate()
         raise
@@ -133,7 +135,7 @@ def _finished(process: subprocess.Popen[str], timeout: float) -> subprocess.Comp
 
 
 def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
-    done = _finished(_start(1, harness.written(plan_text(MESH), tmp_path), corpus), 120)
+    done = _finished(_start(1, harness.written(plan_text(MESH), tmp_path), corpus))
     assert done.returncode != 0
     assert done.stderr.startswith("error: ")
     assert "takes 4 ranks, not 1" in done.stderr
@@ -141,8 +143,8 @@ def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
-    """Of all four ranks, which agree on it."""
-    done = _finished(_start(4, harness.written(plan_text(MESH), tmp_path), tmp_path / "nowhere*"), 120)
+    """Of both ranks, which agree on it."""
+    done = _finished(_start(2, harness.written(plan_text(Case(dp=2)), tmp_path), tmp_path / "nowhere*"))
     assert done.returncode != 0
     assert done.stderr.startswith("error: no data: ")
     assert done.stderr.count("error: no data") == 1
@@ -166,7 +168,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
     begun = any(re.match(r"step +1/", line) for line in process.stdout)  # else it has ended
     assert begun, process.communicate()[1]
     os.kill(_children(process.pid)[-1], 9)
-    done = _finished(process, 240)
+    done = _finished(process)
     assert done.returncode != 0
 
 

@@ -22,7 +22,7 @@ from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
@@ -98,7 +98,7 @@ train {{
 """
 
 
-def compiled(text: str, stage: str = STAGES[-1]) -> Program:
+def compiled(text: str, stage: str = PASS_NAMES[-1]) -> Program:
     return compile_plan(Source("m.scale", text), stage)
 
 
@@ -134,14 +134,14 @@ def test_the_mutants_are_caught() -> None:
 
 
 def test_programs_read_back_at_every_stage() -> None:
-    program = compiled(BRANCHES + NAMES + trained("tensor", GROUPS), STAGES[0])
-    for stage in STAGES:
+    program = compiled(BRANCHES + NAMES + trained("tensor", GROUPS), PASS_NAMES[0])
+    for stage in PASS_NAMES:
         program = lower(program, stage)
         assert read_ir(Source("m.ir", print_ir(program))) == program
     text = train_py(program, Source("m.scale", BRANCHES))
     check(text, program)
     assert "for layer_1 in self.layers_1:\n            x = layer_1(x)" in text
-    assert '"""One of 2 layers_0.  x: [b, s, h]"""' in text
+    assert '"""A layer, of 2.  x: [b, s, h]"""' in text
 
 
 def plain(p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def test_forms_of_branches(body: str) -> None:
     start = BRANCHES[: BRANCHES.index("  init w")] + "  x = embedding(tokens, wte[vocab, hidden])\n"
     loss = "  loss = cross_entropy(x @ head[hidden -> vocab], labels)\n}\n"
     text = f"{start}  repeat layers as i {{ {body} }}\n{loss}" + trained("one rank")
-    regions = [stmt for stmt in compiled(text, STAGES[0]).region.body if hasattr(stmt, "dim")]
+    regions = [stmt for stmt in compiled(text, PASS_NAMES[0]).region.body if hasattr(stmt, "dim")]
     program = compiled(text)
     assert [program.size(region.dim) for region in regions] == FORMS[body]  # type: ignore[union-attr]
     assert_equal_step(text)

@@ -26,7 +26,7 @@ from scalec.compiler.config.settings import (
     Train,
 )
 from scalec.compiler.emit import emit
-from scalec.compiler.frontend.arguments import signature
+from scalec.compiler.frontend.calls import signature
 from scalec.compiler.ir import Op, Program, types, walk
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
@@ -34,7 +34,7 @@ from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
 from scalec.compiler.syntax.source import Source, Span
-from scalec.compiler.syntax.tree import Call, Name, Negative, Number, Setting
+from scalec.compiler.syntax.tree import Call, Name, Negative, Number
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
@@ -213,21 +213,21 @@ def takes(field: Field) -> str:
 def refusal(field: Field, value: Call | Negative, span: Span) -> str:
     assert not isinstance(field.what, Part)
     with pytest.raises(PlanError) as caught:
-        field.what.read(Setting(Name(field.key, span), value, span))
+        field.what.read(Name(field.key, span), value)
     return str(caught.value)
 
 
 def default(cls: type[Settings], field: Field) -> str:
     if isinstance(field.what, Part):
-        heading = heading_of(field.what.of)
+        name, heading = heading_of(field.what.of)
         kept = attrs.fields_dict(cls)[field.name].default
-        return "needed" if field.required else f"`{getattr(kept, heading.field)}`" if kept and heading else "none"
+        return "needed" if field.required else f"`{getattr(kept, name)}`" if kept and heading else "none"
     kept = attrs.fields_dict(cls)[field.name].default
     return "needed" if field.required else "none" if kept is None else f"`{field.what.show(kept)}`"
 
 
 def meaning(field: Field) -> str:
-    return field.what.doc if not isinstance(field.what, Part) else "below"
+    return field.doc or "below"
 
 
 MISSING = {  # what a plan cannot say yet, and how one would try

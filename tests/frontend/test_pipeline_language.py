@@ -11,7 +11,7 @@ from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.cli.compile import read
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import high_water
@@ -19,8 +19,7 @@ from scalec.compiler.schedules.csv_file import csv
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES, folded, looped
 from scalec.compiler.schedules.rescale import resized
-from scalec.compiler.schedules.simulate import simulate
-from scalec.compiler.schedules.timeline import Times
+from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source, Span
 
@@ -261,7 +260,7 @@ def test_programs_of_all_passes_read_back(order: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(csv(SCHEDULES["zb_h1"](4, 6)))
     path = str(tmp_path / "plan.scale")
     edits = {"1f1b": order, "global_batch = 24": "global_batch = 32" if "chunks" in order else "global_batch = 24"}
-    for stage in STAGES:
+    for stage in PASS_NAMES:
         program = compiled(edits, stage, path)
         assert read_ir(Source("plan.ir", print_ir(program))) == program
     assert lower(read_ir(Source("plan.ir", print_ir(compiled(edits, "resolve", path))))) == compiled(edits, path=path)

@@ -21,7 +21,7 @@ from scalec.compiler.emit.user_ops import copies
 from scalec.compiler.ir import Op, Region, walk
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
@@ -100,7 +100,7 @@ def written(folder: Path, mesh: str = "sequence parallel", ops: str = OPS, model
 
 
 def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> None:
-    program = compile_plan(load(written(tmp_path)), STAGES[0])
+    program = compile_plan(load(written(tmp_path)), PASS_NAMES[0])
     calls = [dict(op.attrs) for op in walk(program.region.body) if op.kind == "call"]
     assert calls == [
         {
@@ -184,8 +184,8 @@ def test_a_module_whose_name_programs_use(name: str, tmp_path: Path) -> None:
 
 
 def test_the_ir_reads_back_at_every_stage(tmp_path: Path) -> None:
-    program = compile_plan(load(written(tmp_path)), STAGES[0])
-    for stage in STAGES:
+    program = compile_plan(load(written(tmp_path)), PASS_NAMES[0])
+    for stage in PASS_NAMES:
         program = lower(program, stage)
         assert read_ir(Source("own.ir", print_ir(program))) == program
 
@@ -217,7 +217,7 @@ def with_cap(region: Region, cap: str) -> Region:
 
 
 def test_another_number_is_another_function(tmp_path: Path) -> None:
-    model = compile_plan(load(written(tmp_path)), STAGES[0])
+    model = compile_plan(load(written(tmp_path)), PASS_NAMES[0])
     program = lower(model)
     verify(program, model)
     with pytest.raises(PlanError, match="E0701"):
@@ -413,8 +413,8 @@ def test_mutants_of_several_results_are_caught(tmp_path: Path) -> None:
 def test_programs_with_several_results(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They read back, and train as plain torch does."""
     source = load(written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=model))
-    program = compile_plan(source, STAGES[0])
-    for stage in STAGES:
+    program = compile_plan(source, PASS_NAMES[0])
+    for stage in PASS_NAMES:
         program = lower(program, stage)
         assert read_ir(Source("own.ir", print_ir(program))) == program
     out = tmp_path / "out"

@@ -21,7 +21,7 @@ def frame(axes: Mapping[str, int], dims: Mapping[str, int]) -> Program:
     axis, dim = program.axes[0], program.dims[0]
     return evolve(
         program,
-        axes=tuple(evolve(axis, name=name, size=size, whole=name) for name, size in axes.items()),
+        axes=tuple(evolve(axis, name=name, size=size, parent=name) for name, size in axes.items()),
         dims=tuple(evolve(dim, name=name, size=size, valid=size) for name, size in dims.items()),
     )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scalec.runtime import Axis
-from scalec.runtime.state import unsharded
+from scalec.runtime.state import flat_param
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Link:
 
     def poison(self) -> None:
         """From here on memory of weights holds NaN when it is new and when it is freed.  For this process' life."""
-        reserve, release = unsharded.reserve, unsharded.release
+        reserve, release = flat_param.reserve, flat_param.release
 
         def poisoned(x: Tensor) -> None:
             reserve(x)
@@ -52,7 +52,7 @@ class Link:
                 x.fill_(torch.nan)
             release(x)
 
-        unsharded.reserve, unsharded.release = poisoned, released
+        flat_param.reserve, flat_param.release = poisoned, released
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Starts `train(…)` on forked ranks as a launcher would, with SCALEC_RECORD=1."""
+"""Starts `train(…)`, or a program's file, on forked ranks as a launcher would."""
 
 import multiprocessing
 import os
@@ -6,7 +6,10 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
+from math import prod
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import torch
@@ -26,18 +29,25 @@ def run_recorded(
     folder: Path, plan: Plan, build: Any, train_step: Any, eval_step: Any, options: str = "", record: str = "1"
 ) -> list[tuple[int, str]]:
     """Runs the program in `folder` with `options`; exit status and standard error of each rank."""
-    world = 1
-    for size in plan.mesh.values():
-        world *= size
+    return _run(folder, prod(plan.mesh.values()), options, record, lambda: train(plan, build, train_step, eval_step))
+
+
+def run_file(folder: Path, world: int, options: str = "") -> list[tuple[int, str]]:
+    """Runs `train.py` of `folder`, as itself; exit status and standard error of each rank, whose output is `out<rank>`.
+
+    A fork of what has imported torch begins at once, where Python takes seconds, and a launcher as long again.
+    """
+    return _run(folder, world, options, "", partial(run_path, "train.py", run_name="__main__"))
+
+
+def _run(folder: Path, world: int, options: str, record: str, start: Callable[[], Any]) -> list[tuple[int, str]]:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "WORLD_SIZE": str(world)}
     common |= {"LOCAL_WORLD_SIZE": str(world), "SCALEC_RECORD": record}
     ranks = [
         multiprocessing.get_context("fork").Process(
-            target=_program,
-            args=(folder, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, options),
-            kwargs={"start": lambda: train(plan, build, train_step, eval_step)},
+            target=_program, args=(folder, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, options, start)
         )
         for rank in range(world)
     ]
@@ -50,7 +60,7 @@ def run_recorded(
     return [(rank.exitcode or 0, (folder / f"err{i}").read_text()) for i, rank in enumerate(ranks)]
 
 
-def _program(folder: Path, environment: dict[str, str], options: str, start: Callable[[], None]) -> None:
+def _program(folder: Path, environment: dict[str, str], options: str, start: Callable[[], Any]) -> None:
     """In a forked process: the program, its output in files of `folder`."""
     for number, stream in enumerate(("out", "err"), start=1):
         os.dup2(os.open(folder / f"{stream}{environment['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

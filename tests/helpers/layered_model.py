@@ -30,7 +30,6 @@ from scalec.runtime import (
     sum_squares,
     unshard,
     unshard_ahead,
-    wait_for_unshard,
     weight,
 )
 from scalec.runtime.state.shards import Box, whole
@@ -54,17 +53,12 @@ ZERO = [Way(scatters=False), Way(), Way(shard_gradients=True), Way(shard_gradien
 WAYS = [*ZERO, Way(reshard_after_forward=True)]
 
 
-@dataclass(frozen=True)
-class Axes:
-    """Those of a mesh that the model's turns communicate over, perhaps late."""
-
-    dp: Axis
-    replica: Axis
-    all: Axis
-
-
 def _nothing() -> None:
     pass
+
+
+def _as_it_is(axis: Axis) -> Axis:
+    return axis
 
 
 class Block(nn.Module):
@@ -92,7 +86,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Table, turns, head; the plain model without `axes`.
+    """Table, turns, head; the plain model where it is not `shared`.
 
     `computes` is called where a turn begins, in forward and in backward, `ends` where it ends in backward.
     """
@@ -101,7 +95,7 @@ class Model(nn.Module):
         self,
         mesh: Mesh,
         way: Way,
-        axes: Axes | None,
+        shared: bool,
         computes: Callable[[], None] = _nothing,
         ends: Callable[[], None] = _nothing,
     ) -> None:
@@ -110,54 +104,44 @@ class Model(nn.Module):
         turn = Layer if way.nested else Block
         self.layers = nn.ModuleList(turn(mesh) for _ in range(LAYERS))
         self.head = weight(mesh, 3, WIDTH, init=normal(1.0))
-        self.way, self.axes, self.computes, self.ends = way, axes, computes, ends
+        self.way, self.shared, self.computes, self.ends = way, shared, computes, ends
 
     def forward(self, tokens: Tensor, odd: bool, flat_params: FlatParams) -> Tensor:
         """A number."""
         x = self.wte[tokens]
-        names = ("layers_dp", "layers_all")
         if not self.way.nested:
-            for layer, *owns in zip(self.layers, *self._of(flat_params, *names), strict=True):
-                x = self._turn(layer, x, odd, owns)
+            for layer, params in zip(self.layers, self._of(flat_params, "layers"), strict=True):
+                x = self._turn(layer, x, odd, params)
         else:
-            for layer, own, *inner in zip(self.layers, *self._of(flat_params, "outer", *names), strict=True):
-                x = self._enter(x, [own])
+            groups = self._of(flat_params, "layers"), self._of(flat_params, "layers.blocks")
+            nested: list[Any] = [*self.layers]
+            for layer, params, inner in zip(nested, *groups, strict=True):
+                x = self._enter(x, params)
                 x = x * layer.factor
-                for block, *owns in zip(layer.blocks, *inner, strict=True):
-                    x = self._turn(block, x, odd, owns)
-                x = self._leave(x, [own])
+                for block, own in zip(layer.blocks, inner, strict=True):
+                    x = self._turn(block, x, odd, own)
+                x = self._leave(x, params)
         return torch.tanh(x @ self.head.T).square().sum()
 
-    def _of(self, flat_params: FlatParams, *names: str) -> list[list[Any]]:
-        """The flats of these buckets; of the plain model as many without meaning."""
-        turns = [[None] * BLOCKS for _ in range(LAYERS)] if self.way.nested else [None] * LAYERS
-        return [flat_params.get(name, turns) for name in names]
+    def _of(self, flat_params: FlatParams, name: str) -> list[Any]:
+        """The groups of a repeat's layers; of the plain model as many without meaning."""
+        return flat_params.get(name, [[None] * BLOCKS for _ in range(LAYERS)])
 
-    def _turn(self, block: nn.Module, x: Tensor, odd: bool, owns: Sequence[Any]) -> Tensor:
-        x = self._enter(x, owns)
+    def _turn(self, block: nn.Module, x: Tensor, odd: bool, params: Any) -> Tensor:
+        x = self._enter(x, params)
         self.computes()
         _on_backward(x, self.ends)
         x = recomputed(block, x, odd) if self.way.again else block(x, odd)
         _on_backward(x, self.computes)
-        return self._leave(x, owns)
+        return self._leave(x, params)
 
-    def _enter(self, x: Tensor, owns: Sequence[Any]) -> Tensor:
-        """The first has rows, the second is whole on all ranks."""
-        if self.axes is None:
+    def _enter(self, x: Tensor, params: Any) -> Tensor:
+        if not self.shared:
             return x
-        own, *norms = owns
-        for each in norms:
-            x = reduce_grads_in_backward(x, each, add=self.axes.all)
-        if not self.way.scatters:
-            return reduce_grads_in_backward(x, own, add=self.axes.all)
-        add = self.axes.replica if self.axes.replica.size > 1 else None
-        x = reduce_grads_in_backward(x, own, scatter=self.axes.dp, add=add, each=self.way.shard_gradients)
-        return unshard(x, own, self.axes.dp) if self.way.reshard_after_forward else wait_for_unshard(x, own)
+        return unshard(x, params) if self.way.scatters else reduce_grads_in_backward(x, params)
 
-    def _leave(self, x: Tensor, owns: Sequence[Any]) -> Tensor:
-        if self.axes is None or not self.way.reshard_after_forward:
-            return x
-        return reshard(x, owns[0], self.axes.dp)
+    def _leave(self, x: Tensor, params: Any) -> Tensor:
+        return reshard(x, params) if self.shared and self.way.reshard_after_forward else x
 
 
 def _on_backward(x: Tensor, call: Callable[[], None]) -> None:
@@ -177,7 +161,7 @@ Microbatch = tuple[Tensor, bool]
 def plain(way: Way, optimizer: Optimizer, dtypes: Dtypes) -> "Run":
     """The model on one rank."""
     mesh = Mesh({})
-    model = Model(mesh, way, None)
+    model = Model(mesh, way, shared=False)
     names = [name for name, _ in model.named_parameters()]
     named = {last: [name for name in names if name.endswith(last)] for last in _GROUPS}
     groups = [ParamGroup(*names, **_GROUPS[last]) for last, names in named.items() if names]
@@ -199,17 +183,17 @@ def shared(
     mesh: Mesh,
     optimizer: Optimizer,
     dtypes: Dtypes,
-    late: Callable[[Axis], Axis] = lambda axis: axis,
+    late: Callable[[Axis], Axis] = _as_it_is,
     computes: Callable[[], None] = _nothing,
     ends: Callable[[], None] = _nothing,
 ) -> "Run":
     """The model on all ranks of a mesh of dp and replica, its state as `way` says."""
-    axes = Axes(*(late(mesh.axis(*names)) for names in (("dp",), ("replica",), ("dp", "replica"))))
-    model = Model(mesh, way, axes, computes, ends)
+    model = Model(mesh, way, True, computes, ends)
     inner = "layers.*.blocks.*" if way.nested else "layers.*"
     options: dict[str, Any] = {
         "per_layer": True,
         "shard_axes": ("dp",) if way.scatters else (),
+        "reduce_axes": ("replica",) if way.scatters else ("dp", "replica"),
         "shard_gradients": way.shard_gradients,
         "reshard_after_forward": way.reshard_after_forward,
         "prefetch": way.prefetch,
@@ -219,11 +203,14 @@ def shared(
     buckets = {
         "rest": rest,
         "layers_dp": Bucket(weights, biases, **options),
-        "layers_all": Bucket(ParamGroup(f"{inner}.norm"), per_layer=True),
+        "layers_all": Bucket(ParamGroup(f"{inner}.norm"), per_layer=True, reduce_axes=("dp", "replica")),
     }
     if way.nested:
         buckets["outer"] = Bucket(ParamGroup("layers.*.factor"), **options)
-    return Run(model, TrainState(model, mesh, buckets, optimizer, *dtypes))
+    state = TrainState(model, mesh, buckets, optimizer, *dtypes)
+    for flat in (flat for flat in state._flats() if flat.bucket.per_layer):
+        flat.shard_axis, flat.reduce_axis = late(flat.shard_axis), late(flat.reduce_axis or flat.shard_axis)
+    return Run(model, state, late)
 
 
 @dataclass
@@ -232,6 +219,7 @@ class Run:
 
     model: Model
     state: TrainState
+    late: Callable[[Axis], Axis] = _as_it_is
 
     def train_step(self, microbatches: Sequence[Microbatch], skip: bool = False) -> Tensor:
         """The square of the gradient's norm, as a step takes it; then the update."""
@@ -253,11 +241,11 @@ class Run:
         for flat in self.state.weights().values():
             all_gather_(flat, self.state.mesh.axis("dp"))
         flat_params = self.state.flat_params(microbatches)
-        way, axes = self.model.way, self.model.axes
-        if axes and way.scatters and not way.reshard_after_forward:
-            unshard_ahead(axes.dp, flat_params["layers_dp"])
-            if way.nested:
-                unshard_ahead(axes.dp, flat_params["outer"])
+        way = self.model.way
+        if self.model.shared and way.scatters and not way.reshard_after_forward:
+            dp = self.late(self.state.mesh.axis("dp"))
+            for name in ("layers.blocks", "layers") if way.nested else ("layers",):
+                unshard_ahead(dp, flat_params[name])
         return flat_params
 
     def _reduced(self, name: str, gradient: Tensor) -> Tensor:

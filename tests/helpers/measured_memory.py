@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from helpers.forked_ranks import run_ranks
 from scalec.compiler.ops import OPS
 from scalec.runtime import Batch, Mesh, TrainState
-from scalec.runtime.state.unsharded import reserve
+from scalec.runtime.state.flat_param import reserve
 
 AGAIN = "recomputed"
 """In the place of a kind: a layer of which only what enters it is kept."""
@@ -88,9 +88,9 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     model, state = module.build(mesh)
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
-    freed = [own.working for each in state.flat_params().values() for own in each if own.working.is_freed]
+    freed = [own for each in state.flat_params().values() for own in each if own.is_freed]
     for each in freed:
-        reserve(each.whole)
+        reserve(each.buffers.unsharded)
     kept: dict[int, int] = {}
     for stage in module.PIPELINE.stages(mesh):
         seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
@@ -103,7 +103,7 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
             seen.counted(each, "entering")
         kept[stage] = sum(seen.bytes.values())
     for each in freed:
-        each.free()
+        each.reshard()
     return MeasuredStages(kept, *_sizes(model, state, batch))
 
 

@@ -156,6 +156,6 @@ def compiled(text: str, folder: Path) -> tuple[ModuleType, Program]:
     """The emitted program of a plan that lies where the shipped ones do, and its IR."""
     source = Source(str(PLANS / "tiny.scale"), text)
     program = compile_plan(source)
-    path = folder / "train.py"
-    path.write_text(emit(program, source)["train.py"])
-    return harness.imported(path), program
+    for name, content in emit(program, source).items():
+        (folder / name).write_text(content)
+    return harness.imported(folder / "train.py"), program

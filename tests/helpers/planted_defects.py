@@ -19,7 +19,7 @@ from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof.inputs import Inputs
 from scalec.compiler.proof.interpreter import Interpreter, ShapeError
 from scalec.compiler.proof.pipeline.rows import run_rows
@@ -75,7 +75,7 @@ class Defect:
     plan: str
     ir: Edits = field(factory=dict[str, str])
     text: Edits = field(factory=dict[str, str])
-    after: str = STAGES[-1]
+    after: str = PASS_NAMES[-1]
     program: Program = field(default=Factory(_with_defect, takes_self=True), init=False, repr=False)
 
     def types(self) -> str:
@@ -100,7 +100,7 @@ class Defect:
 
 
 @cache
-def lowered(plan: str, until: str = STAGES[-1]) -> Program:
+def lowered(plan: str, until: str = PASS_NAMES[-1]) -> Program:
     """The program of a plan of `TEXTS` after a pass."""
     return compile_plan(Source("tiny.scale", TEXTS[plan]), until)
 

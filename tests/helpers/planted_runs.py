@@ -1,20 +1,16 @@
 """Emitted programs with a defect, run: on gloo ranks, sanitized, or recorded on groups that only pretend."""
 
-import importlib
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from helpers.forked_ranks import run_ranks
+from helpers.forked_ranks import plain_groups, run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.reference import Step
@@ -23,8 +19,6 @@ from scalec.compiler.proof.recorded import Recorded, compare
 from scalec.runtime import Mesh
 from scalec.runtime.debug.record import Recorder
 from scalec.runtime.debug.sanitize import Sanitizer, observed
-
-c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
 
 LR = 0.01
 
@@ -75,7 +69,7 @@ def record(module: ModuleType, folder: Path, mesh: dict[str, int] | None = None)
     `mesh` is what the ranks build instead of the plan's.
     """
     world = prod(module.PLAN.mesh.values())
-    with _plain_groups():
+    with plain_groups():
         for rank in range(world):
             dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
             try:
@@ -84,17 +78,6 @@ def record(module: ModuleType, folder: Path, mesh: dict[str, int] | None = None)
                 dist.destroy_process_group()
     shutil.copy(folder / "plan.json", folder / "recorded")
     return compare(folder / "recorded")
-
-
-@contextmanager
-def _plain_groups() -> Iterator[None]:
-    """Groups without DETAIL's check before each call, which would wait for ranks that are not there."""
-    level = c10d.get_debug_level()
-    c10d.set_debug_level(c10d.DebugLevel.OFF)
-    try:
-        yield
-    finally:
-        c10d.set_debug_level(level)
 
 
 def _pretend(module: ModuleType, folder: Path, mesh: dict[str, int]) -> None:

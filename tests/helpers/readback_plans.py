@@ -1,9 +1,14 @@
 """Small plans of every kind, for tests of the read-back.  No tests."""
 
 import ast
+from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
+import pytest
+
+from scalec.compiler.emit.readback import check, check_files
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
@@ -184,8 +189,29 @@ def compiled(name: str) -> tuple[str, Program]:
 def with_imports(text: str) -> str:
     """The text with all imported that tests put into it."""
     start = "from scalec.runtime import "
-    called = ("all_gather", "all_gather_invariant", "wait_for_unshard", "unshard", "regather", "zeros")
+    called = (
+        "all_gather",
+        "all_gather_invariant",
+        "reduce_grads_in_backward",
+        "reshard",
+        "unshard",
+        "regather",
+        "zeros",
+    )
     imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
     known = {alias.name for node in imports if node.module == "scalec.runtime" for alias in node.names}
     names = [n for n in called if n not in known]
     return text.replace(start, start + "".join(f"{name}, " for name in names))
+
+
+def demand_refused(files: Mapping[str, str], program: Program, name: str, old: str, new: str) -> None:
+    """Fails unless the file `name` with `new` for `old` is refused, by its old hash in the program and by its own."""
+    check_files(files)
+    check(files["train.py"], program)
+    assert old in files[name]
+    changed = {**files, name: files[name].replace(old, new, 1)}
+    with pytest.raises(AssertionError, match=f"emit: {name} is not the file that the program reads"):
+        check_files(changed)
+    was, now = (sha256(each[name].encode()).hexdigest() for each in (files, changed))
+    with pytest.raises(AssertionError, match=r"emit: line \d+: "):
+        check(files["train.py"].replace(was, now), program)

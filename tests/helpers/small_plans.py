@@ -6,7 +6,7 @@ from functools import cache
 from attrs import frozen
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.syntax.source import Source
 
 DIMS = "vocab = 12  hidden = 4  heads = 4  kv_heads = 2  head_dim = 2  ffn = 8  layers = 2  blocks = 2"
@@ -88,12 +88,12 @@ train {{
             rules += [f"{', '.join(used)} over {axes}"] if used else []
         return "  ".join(rules)
 
-    def program(self, until: str = STAGES[-1]) -> Program:
+    def program(self, until: str = PASS_NAMES[-1]) -> Program:
         """The plan after a pass."""
         return _program(self.text(), until)
 
 
 @cache
 def _program(text: str, until: str) -> Program:
-    source, first = Source("tiny.scale", text), STAGES[0]
+    source, first = Source("tiny.scale", text), PASS_NAMES[0]
     return compile_plan(source, first) if until == first else lower(_program(text, first), until)

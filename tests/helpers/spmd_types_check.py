@@ -54,7 +54,7 @@ def checking(axes: dict[str, int]) -> Iterator[Mesh]:
 
 
 class _Named(ast.NodeTransformer):
-    """Gives `x.unflatten(…)` and `torch.zeros_like(…)` the form of a call by name, which can be bound anew."""
+    """Gives `torch.zeros_like(…)` the form of a call by name, which can be bound anew."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)

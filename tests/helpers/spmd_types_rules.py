@@ -21,7 +21,7 @@ from scalec.runtime import Axis, Mesh
 spmd = cast(Any, spmd_types)  # it exports nothing to type checkers
 I, P, R, S, V, rules = spmd.I, spmd.P, spmd.R, spmd.S, spmd.V, spmd.rules  # noqa: E741
 
-METHODS: dict[str, Callable[..., Tensor]] = {"unflatten": torch.Tensor.unflatten, "zeros_like": torch.zeros_like}
+METHODS: dict[str, Callable[..., Tensor]] = {"zeros_like": torch.zeros_like}
 """What emitted programs do not call by a bare name, and the tests do."""
 
 CONVERT: Callable[..., Tensor] = partial(spmd.convert, expert_mode=True)  # it calls some conjugates expert
@@ -105,13 +105,6 @@ class Swap:
             zeros = torch.zeros_like(like)
         return spmd.assert_type(zeros, self._loss)
 
-    def _unflatten(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        assert dim == -1, "a rule for the last dim only"
-        with spmd.no_typecheck():
-            out = x.unflatten(dim, sizes)
-        spec = spmd.get_partition_spec(x)
-        return spmd.assert_type(out, spmd.get_local_type(x), partition_spec=spec and spmd.PartitionSpec(*spec, None))
-
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, seq: int) -> Tensor:
         with spmd.no_typecheck():
             out = runtime.attention(q, k, v, seq)
@@ -180,7 +173,6 @@ def _without_gradient(x: Tensor, beside: Tensor) -> Any:
 
 RULED = {
     "zeros_like": "zeros are P as well as R, which it does not know; the sum over microbatches begins with them",
-    "unflatten": "it refuses to split a sharded dim, here into heads and what is in them",
     "attention": "DTensor's propagation, which it uses, fails in scaled_dot_product_attention with a causal mask",
     "embedding": "tokens are compared with this rank's part of the vocabulary: elementwise ops to it",
     "max_logit": "it knows partial sums, not maxima",

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.errors import ScheduleError
+from scalec.compiler.schedules.actions import Schedule, ScheduleError
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times
@@ -121,4 +120,4 @@ def schedules(ranks: int, microbatches: Iterable[int]) -> Iterator[tuple[str, Sc
 
 def pipeline(schedule: Schedule) -> Pipeline:
     """As a program has it."""
-    return Pipeline("pp", schedule.homes, CARRIED, [" ".join(map(str, row)) for row in schedule.rows])
+    return Pipeline("pp", schedule.homes, CARRIED, [",".join(map(str, row)) for row in schedule.rows])

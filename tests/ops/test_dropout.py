@@ -47,8 +47,8 @@ def test_a_share_of_zero_leaves_no_trace() -> None:
 
 def test_each_dropout_is_told_from_the_others_and_backward_is_told_which_it_is() -> None:
     assert [op.get("site") for op in drops(compiled(TEXT, "resolve"))] == [1, 2, 3]
-    assert [(op.kind, op.get("site")) for op in drops(compiled(TEXT))] == [
-        ("dropout", 1), ("attention", 2), ("dropout", 3), ("dropout", 3), ("attention_dx", 2), ("dropout", 1)
+    assert [(dict(op.attrs).get("of", op.kind), op.get("site")) for op in drops(compiled(TEXT))] == [
+        ("dropout", 1), ("attention", 2), ("dropout", 3), ("dropout", 3), ("attention", 2), ("dropout", 1)
     ]  # fmt: skip
 
 

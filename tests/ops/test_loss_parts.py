@@ -24,6 +24,10 @@ M, Z, T = type_("batch", MAXIMUM), type_("batch share", sharded("share")), type_
 DZ, DT = Z, type_("batch", REPLICATED)
 
 
+OF: dict[str, Attr] = {"of": "linear_softmax_stats", "grads": 2}
+"""What a `vjp` says."""
+
+
 def infer(kind: str, *types: Type, **attrs: Attr) -> list[Type]:
     results = (Value("y", type_("")),)
     return [*OPS[kind].infer(PROGRAM, types, Op(kind, (), results, tuple(attrs.items()), span=PROGRAM.region.span))]
@@ -36,19 +40,21 @@ def test_parts_of_a_product_are_those_of_its_logits() -> None:
 
 
 def test_gradients_lie_as_those_of_the_ops_that_are_one() -> None:
-    own = DZ, DT, M
-    assert infer("logit_softmax_stats_dx", *own, LOGITS, LABELS, **SHARE) == [LOGITS]
+    """They are made of those of z and t, the operands and m."""
+    of_logits = OF | {"of": "logit_softmax_stats", "wrt": ("logits",)}
+    assert infer("vjp", DZ, DT, LOGITS, LABELS, M, **of_logits, **SHARE) == [LOGITS]
     for operands in ((X, W, LABELS), (X, W, LABELS, BIAS)):
-        gradients = [infer(f"linear_softmax_stats_{of}", *own, *operands, **INNER, **SHARE) for of in ("dx", "dw")]
+        gradients = [infer("vjp", DZ, DT, *operands, M, **OF, wrt=(of,), **INNER, **SHARE) for of in ("x", "w")]
         assert gradients == [[type_("batch hidden", PARTIAL)], [W]]
-    assert infer("linear_softmax_stats_db", *own, X, W, LABELS, BIAS, **INNER, **SHARE) == [BIAS]
+    assert infer("vjp", DZ, DT, X, W, LABELS, BIAS, M, **OF, wrt=("bias",), **INNER, **SHARE) == [BIAS]
 
 
 def test_the_gradient_of_a_bias_is_a_sum_over_ranks_tokens() -> None:
     labels, scalar = type_("batch", OF_TOKENS, "i64"), type_("", PARTIAL)
     x, w, bias = type_("batch hidden", OF_TOKENS), type_("vocab hidden", REPLICATED), type_("vocab", REPLICATED)
     assert infer("linear_cross_entropy", x, w, labels, bias, **INNER) == [scalar]
-    found = infer("linear_cross_entropy_db", type_("", REPLICATED), x, w, labels, bias, **INNER)
+    head: dict[str, Attr] = {"of": "linear_cross_entropy", "wrt": ("bias",)}
+    found = infer("vjp", type_("", REPLICATED), x, w, labels, bias, **head, **INNER)
     assert found == [type_("vocab", PARTIAL)]
 
 
@@ -102,11 +108,6 @@ REFUSED: dict[str, tuple[str, tuple[Type, ...], str]] = {
         "linear_softmax_stats",
         (X, W, LABELS, type_("vocab", OF_CLASSES, "bf16")),
         "takes a bias of [vocab]",
-    ),
-    "a gradient of z without shares": (
-        "linear_softmax_stats_dx",
-        (DT, DT, M, X, W, LABELS),
-        "takes gradients of z and t",
     ),
 }
 

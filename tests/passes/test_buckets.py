@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from helpers.plan_table import FUSED
 from helpers.small_plans import HEAD, LLAMA, MLP, START, Plan
-from scalec.compiler.analysis.bucket_comms import Route, routes
 from scalec.compiler.analysis.param_uses import products
 from scalec.compiler.analysis.verifier.declarations import Declarations
 from scalec.compiler.ir import Kind, Program, Region, walk
@@ -31,9 +30,10 @@ def plan(state: str, body: str = LLAMA) -> Program:
 
 def where(program: Program, bucket: str) -> str:
     """The route of a bucket, in short."""
-    it: Route = routes(program)[bucket]
-    gather = f"gather {'*'.join(it.gather)} {'turn' if it.reshard_after_forward else 'step'}, " if it.gather else ""
-    reduce = " then ".join(filter(None, ("*".join(it.scatter) and f"scatter {'*'.join(it.scatter)}", "*".join(it.add))))
+    it = program.bucket(bucket)
+    shards, reduced = "*".join(it.shard_axes), "*".join(it.reduce_axes)
+    gather = f"gather {shards} {'turn' if it.reshard_after_forward else 'step'}, " if shards else ""
+    reduce = " then ".join(filter(None, (shards and f"scatter {shards}", reduced)))
     return f"{gather}{reduce} {'turn' if it.shard_gradients else 'step'}"
 
 

@@ -350,4 +350,4 @@ def test_a_head_of_fewer_classes_than_tokens_reads_back() -> None:
         ONE, dims=f"{DIMS}  classes = 5", body=LLAMA.replace("head[hidden -> vocab]", "head[hidden -> classes]")
     )
     source = Source("few.scale", plan.text())
-    assert "    vocab=5," in emit(compile_plan(source), source)["train.py"]
+    assert "    vocab=CLASSES," in emit(compile_plan(source), source)["train.py"]

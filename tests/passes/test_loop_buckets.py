@@ -125,7 +125,7 @@ def stacked(op: Op) -> tuple[Op]:
 
 
 def other_bucket(op: Op) -> tuple[Op]:
-    return (evolve(op, attrs=(("bucket", "layers_dp_split_tp_2"),)),)
+    return (evolve(op, attrs=(("bucket", "layers.matrices_2"),)),)
 
 
 def renamed(op: Op, source: str) -> Op:

@@ -8,7 +8,7 @@ from attrs import evolve
 from helpers.plan_table import PLANS
 from scalec.compiler.ir import Op, Program, Region, Stmt, walk
 from scalec.compiler.ir.placements import coercion, coercion_of, ends
-from scalec.compiler.passes import STAGES, lower
+from scalec.compiler.passes import PASS_NAMES, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 
@@ -18,7 +18,7 @@ SP = "data, tensor, sequence"
 
 def programs(name: str) -> tuple[Program, Program]:
     """A plan's program before any placement, and after the last pass."""
-    model = PLANS[name].program(STAGES[0])
+    model = PLANS[name].program(PASS_NAMES[0])
     return model, lower(model)
 
 
@@ -123,7 +123,7 @@ def test_the_smallest_mesh_is_shown() -> None:
 def test_a_step_that_is_wrong_without_ranks() -> None:
     """The backward of silu lost: on one rank too."""
     model, program = programs(SP)
-    (slope,) = (op for op in walk(program.region.body) if op.kind == "silu_dx")
+    (slope,) = (op for op in walk(program.region.body) if dict(op.attrs).get("of") == "silu")
     diagnostic = said(without(program, slope), model)
     assert diagnostic.message == "even on one rank the step is not that of the model"
     assert diagnostic.notes[0].text == "wrong only after the forward"

@@ -18,7 +18,7 @@ from helpers.small_plans import DIMS, HEAD, LLAMA, START, Plan
 from scalec.compiler.analysis.certificate import Proof
 from scalec.compiler.ir import Op, Program, Region, Stmt, walk
 from scalec.compiler.ir.placements import coercion_of
-from scalec.compiler.passes import STAGES, compile_plan, lower
+from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.interpreter import Interpreter
 from scalec.compiler.proof.prime_field import Field
@@ -67,9 +67,9 @@ def test_the_reduced_program_is_that_of_the_reduced_plan(name: str) -> None:
     for i, axes in enumerate(meshes(compiled(name)[0])):
         small = case(name, i)
         again = anew(small)
-        assert again == evolve(small.program, stage=again.stage), f"on {axes}"
+        assert again == evolve(small.program, after=again.after), f"on {axes}"
         if not any(bucket.turns for bucket in again.buckets):
-            assert lower(small.model) == evolve(again, stage=STAGES[-1]), f"on {axes}"
+            assert lower(small.model) == evolve(again, after=PASS_NAMES[-1]), f"on {axes}"
 
 
 def test_a_right_step_is_refused_that_the_plan_does_not_compile_to() -> None:
@@ -228,6 +228,11 @@ def on(kind: str, change: Change) -> Change:
     return lambda op: change(op) if op.kind == kind else op
 
 
+def of(kind: str, wrt: str, change: Change) -> Change:
+    """A change of ops that make the gradient of an operand, and perhaps of others, of ops of one kind."""
+    return on("vjp", lambda op: change(op) if op.get("of") == kind and wrt in op.names("wrt") else op)
+
+
 def named(value: str, change: Change) -> Change:
     """A change of the op that makes a value."""
     return lambda op: change(op) if op.outputs[0].name == value else op
@@ -247,18 +252,18 @@ PLANTED: dict[str, Change] = {
     "residual branch dropped forward": named("x.2", less_one),
     "residual branch dropped backward": named("d_x.3", less_one),
     "one of three gradients dropped": named("d_a.3", less_one),
-    "rotated forward in backward": on("rope_dx", lambda op: evolve(op, kind="rope")),
+    "rotated forward in backward": of("rope", "x", lambda op: evolve(op, kind="rope", attrs=op.attrs[2:])),
     "a bucket left out of the norm": on("grad_norm", less_one),
     "loss not divided by the count": named("loss.3", identity),
     "gradients not divided by the count": named("inv_num_tokens.1", lambda op: evolve(op, kind="zeros")),
-    "two gradients exchanged in their bucket": named("g_dp_split_tp", lambda op: swapped(op, 5, 6)),
+    "two gradients exchanged in their bucket": named("g_matrices", lambda op: swapped(op, 5, 6)),
     "two parameters exchanged in the update": named("norm1.4", lambda op: swapped(op, 3, 4)),
-    "another eps in backward": on("rmsnorm_dx", lambda op: evolve(op, attrs=(("eps", 1e-6),))),
+    "another eps in backward": of("rmsnorm", "x", lambda op: evolve(op, attrs=(*op.attrs[:2], ("eps", 1e-6)))),
     "another theta": named("q", lambda op: evolve(op, attrs=(("theta", 1e5),))),
-    "gradients of z and t exchanged": on("local_softmax_stats_dx", lambda op: swapped(op, 0, 1)),
-    "queries for keys in backward": on("attention_dx", lambda op: swapped(op, 1, 4)),
+    "gradients of z and t exchanged": of("local_softmax_stats", "logits", lambda op: swapped(op, 0, 1)),
+    "queries for keys in backward": of("attention", "q", lambda op: swapped(op, 1, 4)),
     "clipped to another norm": on("clip_scale", lambda op: evolve(op, attrs=(("max", 1.0),))),
-    "labels for tokens": on("embedding_dw", lambda op: evolve(op, inputs=(op.inputs[0], "labels", op.inputs[2]))),
+    "labels for tokens": of("embedding", "table", lambda op: evolve(op, inputs=(op.inputs[0], "labels", op.inputs[2]))),
     "weight of the other projection": named("d_m", lambda op: evolve(op, inputs=(op.inputs[0], "w_gate.3"))),
 }
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.proof.arithmetic import Numbers
 from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.interpreter import Interpreter, ShapeError
 from scalec.compiler.proof.prime_field import Field
@@ -18,6 +17,7 @@ from scalec.compiler.proof.reference import Reference
 from scalec.compiler.proof.semantics import MEANINGS
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
+from scalec.compiler.proof.tensors import Numbers
 from scalec.compiler.syntax.source import Source
 from scalec.testing import plans
 from scalec.testing.audit.mutants import mutants

@@ -17,12 +17,12 @@ from helpers.uneven_stages import CHUNKS, unlike
 from scalec.compiler.ir import Op, Pipeline, Program, Region, Stmt, walk
 from scalec.compiler.ir.stages import crossing
 from scalec.compiler.proof import verify
-from scalec.compiler.proof.ownership import held, known, settled
 from scalec.compiler.proof.pipeline.shrink import covers, shared
 from scalec.compiler.proof.pipeline.split import shares
 from scalec.compiler.proof.pipeline.split_backward import halves
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, case_of, prove, unequal
+from scalec.compiler.proof.sharded_state import held, known, settled
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
@@ -199,7 +199,7 @@ def test_a_stage_waits_for_weights_alone() -> None:
     for share in shares(program, pipeline_of(program), region):
         both = halves(share.backward, types)
         then = [op for op in walk(both.weight.body) if op.kind not in ("add", "coerce")]
-        assert {op.kind for op in then} <= {"contract", "embedding_dw"}
+        assert {dict(op.attrs).get("of", op.kind) for op in then} <= {"contract", "embedding"}
         assert all("w" in op.outputs[0].name for op in then)
         names = Counter(v.name for part in (both.input, both.weight) for op in walk(part.body) for v in op.outputs)
         assert names == Counter(v.name for op in walk(share.backward.body) for v in op.outputs)
@@ -214,9 +214,11 @@ def test_the_weight_of_a_head_waits_with_its_bias(name: str, head: str) -> None:
     types = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
     types |= {arg.value.name: arg.value.type for inner in _regions(region) for arg in inner.args}
     last = halves(shares(program, pipeline_of(program), region)[-1].backward, types)
-    now, then = ({op.kind for op in walk(part.body)} for part in (last.input, last.weight))
-    assert {kind for kind in now | then if kind.startswith(head)} == {f"{head}_d{of}" for of in "xwb"}
-    assert {f"{head}_dw", f"{head}_db"} == {kind for kind in then if kind.startswith(head)}
+    now, then = (
+        [op.names("wrt") for op in walk(part.body) if dict(op.attrs).get("of") == head]
+        for part in (last.input, last.weight)
+    )
+    assert (now, then) == ([("x",)], [("w", "bias")])
 
 
 def _regions(region: Region) -> list[Region]:

@@ -20,6 +20,7 @@ from helpers.pointwise import POINTWISE
 from scalec.compiler.config.settings import Optimizer, ParamGroup, Schedule
 from scalec.compiler.ir import Attr, Bucket, Op, Program, Type, Value
 from scalec.compiler.ops import OPS
+from scalec.compiler.ops import gradients as written
 from scalec.compiler.proof.float64 import FUNCTIONS, Reals
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.semantics import MEANINGS, Call
@@ -131,10 +132,6 @@ def token_loss(
     return (z.log() - t + z_loss * (z.log() + peak).pow(2))[labels >= 0].sum()
 
 
-def token_loss_dx(dy: torch.Tensor, z: torch.Tensor, labels: torch.Tensor, *peak: torch.Tensor, z_loss: float) -> Any:
-    return vjp(partial(token_loss, z_loss=z_loss), 0, 1)(dy, z, torch.zeros_like(z), labels, *peak)
-
-
 def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
     """Bounded if there is a cap."""
     return cap * torch.tanh(logits / cap) if cap else logits
@@ -172,13 +169,6 @@ def linear_softmax_stats(
     return logit_softmax_stats(F.linear(x, w, bias), labels, **options)
 
 
-def linear_softmax_stats_back(wanted: int, **options: float) -> Formula:
-    def below(m: torch.Tensor, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, *bias: torch.Tensor) -> Any:
-        return parts_below(m, F.linear(x, w, *bias), labels, **options)
-
-    return vjp(below, wanted, results=2)
-
-
 def rescale_to_global_max(
     m: torch.Tensor, z: torch.Tensor, t: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,16 +193,6 @@ def updated_by_turns(grad: torch.Tensor, scale: torch.Tensor, count: torch.Tenso
     return tuple(torch.stack(stack) for stack in zip(*turns, strict=True))
 
 
-def vjp(formula: Formula, *wanted: int, results: int = 1) -> Formula:
-    """The gradients of the operands `wanted`, as a function of the results' gradients and the operands."""
-
-    def gradients(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        grads, operands = args[:results], [x.clone() for x in args[results:]]
-        return _pulled(formula, operands, grads, wanted)
-
-    return gradients
-
-
 def _pulled(
     formula: Formula, operands: list[torch.Tensor], grads: Sequence[torch.Tensor], wanted: Sequence[int]
 ) -> Any:
@@ -223,12 +203,6 @@ def _pulled(
     return torch.autograd.grad(results, [operands[i] for i in wanted], grads, create_graph=True)
 
 
-def attention_dx(layout: str, dropout: float = 0) -> Formula:
-    """Of dy, q, k, v, the result, which a definition does not need, documents and draws."""
-    back = vjp(partial(attention, layout=layout, dropout=dropout), 0, 1, 2)
-    return lambda dy, q, k, v, o, *rest: back(dy, q, k, v, *rest)
-
-
 # ---- the table
 
 
@@ -236,8 +210,7 @@ def attention_dx(layout: str, dropout: float = 0) -> Formula:
 class Case:
     """What an op takes and gives, in words of letters, and its definition.
 
-    Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar,
-    `=bsnd` the attention of the three before, with the documents and draws behind, if there are such.
+    Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar.
     `fh+h` is one flat dim.  Where each turn over `l` has a bucket, `l|fh` is the stack of all, `l/fh` one turn's.
     """
 
@@ -271,27 +244,11 @@ def parted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x.split((sizes["f"], sizes["d"]), -1)
 
 
-def softmax_dx(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """By the Jacobian, diag(y) − y · yᵀ."""
-    return torch.einsum("bsij,bsj->bsi", torch.diag_embed(y) - y[..., :, None] * y[..., None, :], dy)
-
-
-def norm_back(*wanted: int, norm: Formula = rms_norm) -> Formula:
-    """Of dy, weight, x."""
-    back = vjp(lambda weight, x, *rest: norm(x, weight, *rest, eps=0.1), *wanted)
-    return lambda *args: back(*args)[0]
-
-
 def sum_and_norm(norm: Formula) -> Formula:
     def both(x: torch.Tensor, y: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + y, norm(x + y, *weights, eps=0.1)
 
     return both
-
-
-def sum_and_norm_dx(norm: Formula) -> Formula:
-    """Of the gradients of both, the weight and the sum."""
-    return lambda d_sum, d_norm, weight, total: d_sum + norm_back(1, norm=norm)(d_norm, weight, total)
 
 
 def gated(function: Formula) -> Formula:
@@ -305,7 +262,7 @@ def two_ropes(seq: int, theta: float) -> Formula:
 ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
     name: [(partial(row.formula, **attrs), attrs) for attrs in row.attrs] for name, row in POINTWISE.items()
 }
-"""Functions of one operand with their attributes, which those of their slopes are too."""
+"""Functions of one operand with their attributes."""
 
 DROPS: dict[str, Attr] = {"mask": "causal", "dropout": 0.25, "site": 1}
 """Attention that drops weights."""
@@ -325,9 +282,6 @@ PARTS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "cap": 0.5
 INNER: dict[str, Attr] = {"inner": ("hidden",)}
 PRODUCTS = ("sbh vh #sb", "sbh vh #sb v")
 """Operands of a loss that makes its own logits, without and with a bias."""
-
-OF_PRODUCTS = {"x": (0, "sbh", PRODUCTS), "w": (1, "vh", PRODUCTS), "b": (3, "v", PRODUCTS[1:])}
-"""Which operand there is a gradient of, its shape, and of which of these."""
 
 SHARE: dict[str, Attr] = {"as": "share"}
 SHARED = INNER | SHARE
@@ -356,7 +310,6 @@ BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidd
 BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
 TWO = BY_ELEMENT | {"gives": (".. hidden", ".. hidden")}
 
-NORMS = {"rmsnorm": rms_norm, "layernorm": layer_norm}
 GATES = {f"{name}_mul": ELEMENTWISE[name] for name in ("gelu", "silu")}
 
 FUSED = {
@@ -368,13 +321,6 @@ FUSED = {
         case("bsh bsh h -> bsh bsh", sum_and_norm(rms_norm), eps=0.1),
         case("sbnd sbnd nd -> sbnd sbnd", sum_and_norm(rms_norm), eps=0.1),
     ],
-    **{
-        f"add_{name}_dx": [
-            case("bsh bsh h bsh -> bsh", sum_and_norm_dx(norm), eps=0.1),
-            case("sbnd sbnd nd sbnd -> sbnd", sum_and_norm_dx(norm), eps=0.1),
-        ]
-        for name, norm in NORMS.items()
-    },
     "contracts": [
         case("bsh fh -> bsf", einsum("bsh,fh->bsf"), over=("hidden",)),
         case(
@@ -388,41 +334,17 @@ FUSED = {
             over=("heads", "head_dim"),
         ),
     ],
-    "contracts_dx": [
-        case("bsf bskd fh kdh -> bsh", lambda f, k, w, v: f @ w + k.flatten(2) @ v.flatten(0, 1), inner=("hidden",)),
-    ],
     **{name: [case("bsh bsh -> bsh", gated(f), **attrs) for f, attrs in each] for name, each in GATES.items()},
-    **{
-        f"{name}_dx": [case("bsh bsh bsh -> bsh bsh", vjp(gated(f), 0, 1), **attrs) for f, attrs in each]
-        for name, each in GATES.items()
-    },
     "linear_cross_entropy": [
         case(f"{word} -> .", partial(head, **it), **it, **INNER) for word in PRODUCTS for it in HEADS
     ],
-    **{
-        f"linear_cross_entropy_d{of}": [
-            case(f". {word} -> {shape}", vjp(partial(head, **it), at), **it, **INNER) for word in words for it in HEADS
-        ]
-        for of, (at, shape, words) in OF_PRODUCTS.items()
-    },
     "linear_softmax_stats": [
         case(f"{word} -> sb sbo sb", partial(linear_softmax_stats, **it), **it, **SHARED)
         for word in PRODUCTS
         for it in PARTS
     ],
-    **{
-        f"linear_softmax_stats_d{of}": [
-            case(f"sbo sb sb {word} -> {shape}", linear_softmax_stats_back(at + 1, **it), **it, **SHARED)
-            for word in words
-            for it in PARTS
-        ]
-        for of, (at, shape, words) in OF_PRODUCTS.items()
-    },
     "logit_softmax_stats": [
         case("sbv #sb -> sb sbo sb", partial(logit_softmax_stats, **it), **it, **SHARE) for it in PARTS
-    ],
-    "logit_softmax_stats_dx": [
-        case("sbo sb sb sbv #sb -> sbv", vjp(partial(parts_below, **it), 1, results=2), **it, **SHARE) for it in PARTS
     ],
     "rescale_to_global_max": [
         case("sb sbo sb sb #sb -> sb sb", rescale_to_global_max, classes="vocab"),
@@ -430,19 +352,9 @@ FUSED = {
             "sb sbo sb sb #sb -> sb sb", partial(rescale_to_global_max, smoothing=0.1), smoothing=0.1, classes="vocab"
         ),
     ],
-    "rescale_to_global_max_dz": [
-        case("sb sb sb -> sbo", lambda dz, m, peak: (dz * (m - peak).exp())[..., None], **{"as": "share"})
-    ],
     "rope_pair": [
         case("bsnd bskd -> bsnd bskd", two_ropes(1, 100.0), theta=100.0),
         case("sbnd sbkd -> sbnd sbkd", two_ropes(0, 5e5), theta=5e5),
-    ],
-    "rope_pair_dx": [
-        case(
-            "bsnd bskd -> bsnd bskd",
-            lambda dq, dk: vjp(two_ropes(1, 100.0), 0, 1, results=2)(dq, dk, dq, dk),
-            theta=100.0,
-        ),
     ],
 }
 """Ops that do the work of several: each is held to what these mean one after the other."""
@@ -450,7 +362,6 @@ FUSED = {
 CASES = {
     **FUSED,
     **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in ELEMENTWISE.items()},
-    **{f"{name}_dx": [case("bsh bsh -> bsh", vjp(f, 0), **attrs) for f, attrs in e] for name, e in ELEMENTWISE.items()},
     "add": [case("bsh bsh bsh -> bsh", added), case("h bsh sh -> bsh", added), case(". . -> .", added)],
     "attention": [
         case("bsnd bskd bskd -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
@@ -462,25 +373,12 @@ CASES = {
         case("bsnd bskd bskd #b -> bsnd", partial(attention, layout="bsnd", dropout=0.25), **DROPS),
         case("sbnd sbkd sbkd #sb #b -> sbnd", partial(attention, layout="sbnd", dropout=0.25), **DROPS),
     ],
-    "attention_dx": [
-        case("bsnd bsnd bskd bskd =bsnd -> bsnd bskd bskd", attention_dx("bsnd"), mask="causal"),
-        case("sbnd sbnd sbkd sbkd =sbnd -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
-        case("bsnd bsnd bskd bskd =bsnd #bs -> bsnd bskd bskd", attention_dx("bsnd"), mask="causal"),
-        case("sbnd sbnd sbkd sbkd =sbnd #sb -> sbnd sbkd sbkd", attention_dx("sbnd"), mask="causal"),
-        case("bsnd bsnd bskd bskd =bsnd #bs #b -> bsnd bskd bskd", attention_dx("bsnd", dropout=0.25), **DROPS),
-        case("sbnd sbnd sbkd sbkd =sbnd #b -> sbnd sbkd sbkd", attention_dx("sbnd", dropout=0.25), **DROPS),
-    ],
     "begin": [case("fh h ->", lambda *xs: (), bucket="flat")],
     "cast": [case("bsh -> bsh", same, dtype="f64")],
     "call": [
         case("bsh bsh -> bsh", own_by_element, **BY_ELEMENT),
         case("sbh fh -> sbh", own_by_row, **BY_ROW),
         case("bsh bsh -> bsh bsh", own_two, **TWO),
-    ],
-    "call_dx": [
-        case("bsh bsh bsh -> bsh bsh", vjp(own_by_element, 0, 1), **BY_ELEMENT),
-        case("sbh sbh fh -> sbh fh", vjp(own_by_row, 0, 1), **BY_ROW),
-        case("bsh bsh bsh -> bsh bsh", vjp(lambda x, y: own_two(x, y)[1], 0, 1), of=1, **TWO),
     ],
     "clip_scale": [case("+. -> .", partial(clip_scale, most=most), max=most) for most in (1e-9, 0.5, 1.0, 1e9, 0.0)],
     "concat": [
@@ -499,10 +397,6 @@ CASES = {
         case("sbv #sb -> .", cross_entropy),
         *(case("sbv #sb -> .", partial(whole, **options), **options) for options in LOSSES),
     ],
-    "cross_entropy_dx": [
-        case(". sbv #sb -> sbv", vjp(cross_entropy, 0)),
-        *(case(". sbv #sb -> sbv", vjp(partial(whole, **options), 0), **options) for options in LOSSES),
-    ],
     "div": [
         case("bsh bsh -> bsh", torch.div),
         case("bsh +h -> bsh", torch.div),
@@ -513,7 +407,6 @@ CASES = {
         case("sbnd #b -> sbnd", partial(dropout, batch=1), p=0.25, site=1),
     ],
     "embedding": [case("#bs vh -> bsh", embedding), case("#sb vnd -> sbnd", embedding)],
-    "embedding_dw": [case("bsh #bs vh -> vh", vjp(embedding, 1)), case("sbh #sb vh -> vh", vjp(embedding, 1))],
     "grad_norm": [case("+. +. -> .", lambda *xs: added(*xs).sqrt()), case("+. -> .", torch.sqrt)],
     "if_finite": [case("#. +. -> .", lambda count, norm: count)],
     "layernorm": [
@@ -521,11 +414,6 @@ CASES = {
         case("bsh h -> bsh", layer_norm, eps=0.1),
         case("sbnd nd nd -> sbnd", layer_norm, eps=0.1),
     ],
-    "layernorm_dx": [
-        case("bsh h bsh -> bsh", norm_back(1, norm=layer_norm), eps=0.1),
-        case("sbnd nd sbnd -> sbnd", norm_back(1, norm=layer_norm), eps=0.1),
-    ],
-    "layernorm_dw": [case("sbnd nd sbnd -> nd", norm_back(0, norm=layer_norm), eps=0.1)],
     "leaf": [case("vh -> vh", same)],
     "leaf_grad": [case("vh -> vh", same)],
     "max_logit": [case("sbv -> sb", lambda x: x.amax(-1)), case("v -> .", lambda x: x.amax(-1))],
@@ -533,12 +421,10 @@ CASES = {
         case("bsh -> h", lambda x: x.mean((0, 1)), over=("batch", "seq")),
         case("bsh -> bs", lambda x: x.mean(-1), over=("hidden",)),
     ],
-    "mean_dx": [case("bh bsh -> bsh", lambda dy, x: vjp(lambda x: x.mean(1), 0)(dy, x)[0])],
     "mean_square": [
         case("sbnd -> sb", lambda x: (x * x).mean((2, 3)), over=("heads", "head_dim")),
         case("bsh -> bs", lambda x: (x * x).mean(-1), over=("hidden",)),
     ],
-    "mean_square_dx": [case("sb sbnd -> sbnd", vjp(lambda x: (x * x).mean((2, 3)), 0))],
     "mul": [
         case("bsh bsh -> bsh", torch.mul),
         case("bsh h -> bsh", torch.mul),
@@ -556,31 +442,19 @@ CASES = {
         case("sbnd nd -> sbnd", partial(rms_norm, eps=1e-5), eps=1e-5),
         case("bsnd d -> bsnd", partial(rms_norm, eps=2.0), eps=2.0),
     ],
-    "rmsnorm_dx": [
-        case("bsh h bsh -> bsh", norm_back(1), eps=0.1),
-        case("sbnd nd sbnd -> sbnd", norm_back(1), eps=0.1),
-    ],
-    "rmsnorm_dw": [
-        case("bsh h bsh -> h", norm_back(0), eps=0.1),
-        case("sbnd nd sbnd -> nd", norm_back(0), eps=0.1),
-    ],
     "rms_scaled": [
         case("bsh h +bs -> bsh", partial(rms_scaled, eps=0.1), eps=0.1),
         case("sbnd nd +sb -> sbnd", partial(rms_scaled, eps=0.1), eps=0.1),
     ],
-    "rms_scaled_dw": [case("sbnd nd sbnd +sb -> nd", norm_back(0, norm=rms_scaled), eps=0.1)],
-    "rms_scaled_dsquare": [case("sbnd nd sbnd +sb -> sb", norm_back(2, norm=rms_scaled), eps=0.1)],
     "rope": [
         case("bsnd -> bsnd", partial(rope, theta=100.0, seq=1), theta=100.0),
         case("sbkd -> sbkd", partial(rope, theta=5e5, seq=0), theta=5e5),
         case("sd -> sd", partial(rope, theta=2.0, seq=0), theta=2.0),
     ],
-    "rope_dx": [case("bsnd -> bsnd", lambda dy: vjp(partial(rope, theta=100.0, seq=1), 0)(dy, dy)[0], theta=100.0)],
     "softmax": [
         case("bsh -> bsh", lambda x: x.softmax(-1), over=("hidden",)),
         case("bsh -> bsh", lambda x: x.softmax(1), over=("seq",)),
     ],
-    "softmax_dx": [case("bsh bsh -> bsh", softmax_dx, over=("hidden",))],
     "scale": [case("bsh -> bsh", lambda x: -0.75 * x, by=-0.75)],
     "shift": [case("bsh -> bsh", lambda x: x - 0.75, by=-0.75)],
     "local_softmax_stats": [
@@ -588,25 +462,16 @@ CASES = {
         case("bsv bs #bs -> bs bs", local_softmax_stats),
         case("sbv sb #sb -> sb sb", partial(local_softmax_stats, smoothing=0.1), smoothing=0.1),
     ],
-    "local_softmax_stats_dx": [
-        case("sb sb sbv sb #sb -> sbv", vjp(local_softmax_stats, 0, results=2)),
-        case("sb sb sbv sb #sb -> sbv", vjp(partial(local_softmax_stats, smoothing=0.1), 0, results=2), smoothing=0.1),
-    ],
     "split": [case("sbv -> sbf sbd", parted, parts=("ffn", "head_dim"))],
     "sum": [
         case("bsh -> h", lambda x: x.sum((0, 1)), over=("batch", "seq")),
         case("bsh -> bs", lambda x: x.sum(-1), over=("hidden",)),
     ],
-    "sum_dx": [case("bh bsh -> bsh", lambda dy, x: dy[:, None].expand_as(x))],
     "sum_squares": [case("bsh fh -> .", lambda *xs: sum((x * x).sum() for x in xs)), case("v -> .", lambda x: x @ x)],
     "token_loss": [
         case("+sb sb #sb -> .", token_loss),
         case("+bs bs #bs -> .", token_loss),
         case("+sb sb #sb sb -> .", partial(token_loss, z_loss=0.25), z_loss=0.25),
-    ],
-    "token_loss_dx": [
-        case(". +sb #sb -> sb sb", partial(token_loss_dx, z_loss=0.0)),
-        case(". +sb #sb sb -> sb sb", partial(token_loss_dx, z_loss=0.25), z_loss=0.25),
     ],
     "unpack": [
         case("h+h -> h h", lambda x: x.chunk(2), bucket="flat"),
@@ -623,7 +488,10 @@ CASES = {
     ],
 }
 """For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results,
-`loss_scale`, any number, and `zeros`, which has no operands."""
+`loss_scale`, any number, `zeros`, which has no operands, and `vjp`, which is of all others that have gradients."""
+
+OF_PARTS = ("linear_softmax_stats", "logit_softmax_stats")
+"""Ops whose first result, a maximum, has no gradient."""
 
 WITHOUT_GRADIENT = {
     ("max_logit", 0),
@@ -636,14 +504,15 @@ WITHOUT_GRADIENT = {
 
 ALL = [pytest.param(kind, it, id=f"{kind} {i}") for kind, them in CASES.items() for i, it in enumerate(them)]
 OF_A_FORWARD = [param for param in ALL if MEANINGS[str(param.values[0])].gradients]
+WITH_VJP = [param for param in ALL if (entry := OPS[str(param.values[0])]).vjp and not entry.adjoint]
 
 
 def test_every_op_has_a_meaning_and_stands_here() -> None:
-    assert set(CASES) | {"fork", "loss_scale", "zeros"} == set(MEANINGS) == set(OPS) - {"coerce"}
+    assert set(CASES) | {"fork", "loss_scale", "vjp", "zeros"} == set(MEANINGS) == set(OPS) - {"coerce"}
 
 
 def test_every_op_with_an_adjoint_has_gradients() -> None:
-    forward = {kind for kind, entry in OPS.items() if entry.adjoint} | {"cast", "leaf"}
+    forward = {kind for kind, entry in OPS.items() if entry.differentiable} | {"cast", "leaf"}
     assert forward <= {kind for kind, meaning in MEANINGS.items() if meaning.gradients}
 
 
@@ -656,7 +525,7 @@ def dims(word: str, sizes: Numbers) -> dict[str, int]:
     if bar:
         return dims(stack, sizes) | dims(own, sizes)
     word = word.rpartition("/")[2]
-    letters = word.lstrip("#0+=").replace(".", "")
+    letters = word.lstrip("#0+").replace(".", "")
     if "+" in letters:
         return {"flat": sum(int(np.prod(list(dims(part, sizes).values()))) for part in letters.split("+"))}
     return {DIMS[letter]: sizes[letter] for letter in letters}
@@ -724,16 +593,15 @@ class Drawn:
         found = self.case.formula(*self.tensors())
         return [*found] if isinstance(found, tuple) else [found]
 
+    def grads(self) -> list[Tensor]:
+        """Gradients of the results, drawn."""
+        rng, results = np.random.default_rng(1), zip(self.case.results, self.defined(), strict=True)
+        return [Tensor(self._result(word).dims, rng.normal(size=(1, *result.shape))) for word, result in results]
+
 
 def draw(kind: str, case: Case, sizes: str, seed: int = 0) -> Drawn:
     rng = np.random.default_rng(seed)
-    operands = [drawn(word, SIZES[sizes], rng) for word in case.operands]
-    for i, word in enumerate(case.operands):
-        if word[0] == "=":
-            given = [*operands[i - 3 : i], *operands[i + 1 :]]
-            share = float(str(dict(case.attrs).get("dropout", 0)))
-            operands[i] = attention(*map(torch.from_numpy, given), layout=word[1:], dropout=share).numpy()
-    return Drawn(kind, case, SIZES[sizes], operands)
+    return Drawn(kind, case, SIZES[sizes], [drawn(word, SIZES[sizes], rng) for word in case.operands])
 
 
 def assert_same(found: Tensor, expected: torch.Tensor, dims: Sequence[str], what: str) -> None:
@@ -758,19 +626,64 @@ def test_meanings_are_the_definitions(kind: str, case: Case, sizes: str) -> None
 @pytest.mark.parametrize(("kind", "case"), OF_A_FORWARD)
 def test_gradients_are_those_of_autograd(kind: str, case: Case, sizes: str) -> None:
     it = draw(kind, case, sizes)
-    call, gradients = it.call(), MEANINGS[kind].gradients
-    assert gradients
-    rng = np.random.default_rng(1)
-    dys = [rng.normal(size=result.shape) for result in it.defined()]
-    grads = [Tensor(value.type.dims, dy[None]) for value, dy in zip(call.op.outputs, dys, strict=True)]
-    found = gradients(call, grads)
-    wanted = [i for i, type in enumerate(call.types) if type.dtype != "i64" and (kind, i) not in WITHOUT_GRADIENT]
+    call, stated = it.call(), MEANINGS[kind].gradients
+    assert stated
+    grads = it.grads()
+    found = stated(evolve(call, results=MEANINGS[kind].value(call)), grads)
+    assert_autograd(it, grads, found)
+
+
+@frozen
+class Tape:
+    """Evaluates each `vjp` that is written: the `Builder` of the op protocol."""
+
+    forward: Call
+    held: dict[str, Tensor]
+
+    def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
+        types, names = dict(zip(self.forward.op.inputs, self.forward.types, strict=True)), [f"d_{x}" for x in like]
+        outputs = tuple(Value(name, types[x]) for name, x in zip(names, like, strict=True))
+        op = Op(kind, tuple(inputs), outputs, tuple(attrs.items()), span=self.forward.op.span)
+        args = [self.held[name] for name in inputs]
+        call = evolve(self.forward, op=op, args=args, types=[Type("f64", x.dims) for x in args])
+        self.held.update(zip(names, MEANINGS[kind].value(call), strict=True))
+        return tuple(names)
+
+    def saved(self, name: str) -> str:
+        return name
+
+    def type(self, name: str) -> Type:
+        return dict(zip(self.forward.op.inputs, self.forward.types, strict=True))[name]
+
+    def wanted(self, name: str) -> bool:
+        return self.type(name).dtype != "i64"
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("kind", "case"), WITH_VJP)
+def test_a_vjp_gives_those_gradients_of_what_it_reads(kind: str, case: Case, sizes: str) -> None:
+    """A maximum has none."""
+    it = draw(kind, case, sizes)
+    call, grads = it.call(), it.grads()
+    names = [f"dy{i}" for i in range(len(grads))]
+    results = zip((value.name for value in call.op.outputs), MEANINGS[kind].value(call), strict=True)
+    tape = Tape(call, dict(zip((*call.op.inputs, *names), (*call.args, *grads), strict=True)) | dict(results))
+    without = ["" if kind in OF_PARTS and not i else name for i, name in enumerate(names)]
+    found = [tape.held[name] if name else None for name in written(OPS[kind], call.op, without, tape)]
+    assert_autograd(it, grads, found)
+
+
+def assert_autograd(it: Drawn, grads: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
+    """The gradients that autograd makes of an op's operands."""
+    types = it.call().types
+    wanted = [i for i, type in enumerate(types) if type.dtype != "i64" and (it.kind, i) not in WITHOUT_GRADIENT]
     assert [i for i, grad in enumerate(found) if grad] == wanted
-    expected = _pulled(case.formula, it.tensors(), [torch.from_numpy(dy) for dy in dys], wanted) if wanted else ()
+    dys = [torch.from_numpy(grad.array)[0] for grad in grads]
+    expected = _pulled(it.case.formula, it.tensors(), dys, wanted) if wanted else ()
     for i, want in zip(wanted, expected, strict=True):
         grad = found[i]
         assert grad
-        assert_same(grad, want, call.types[i].dims, f"{kind}: the gradient of operand {i}")
+        assert_same(grad, want, types[i].dims, f"{it.kind}: the gradient of operand {i}")
 
 
 @pytest.mark.parametrize("sizes", SIZES)

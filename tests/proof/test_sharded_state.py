@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from helpers.plan_table import PLANS
-from scalec.compiler.analysis.bucket_layout import shard_axes
 from scalec.compiler.ir import Bucket
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of
@@ -50,10 +49,10 @@ def everywhere(value: Tensor, world: SimulatedMesh) -> Tensor:
 def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
     """Ranks of the bucket's axes hold all of a turn, each element once; ranks of other axes hold the same."""
     for case in cases(name):
-        shared = [bucket for bucket in case.program.buckets if shard_axes(case.program, bucket)]
+        shared = [bucket for bucket in case.program.buckets if bucket.shard_axes]
         assert shared
         for bucket in shared:
-            axes = shard_axes(case.program, bucket)
+            axes = bucket.shard_axes
             at = tuple(list(case.mesh).index(axis) for axis in axes)
             _, right = held(case, bucket)
             for own in right:

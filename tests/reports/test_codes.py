@@ -7,7 +7,7 @@ import pytest
 from scalec.compiler.analysis.memory import account, fits, too_large
 from scalec.compiler.cli import main
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.reports.codes import texts
+from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
 from scalec.compiler.syntax.source import Source

@@ -12,7 +12,7 @@ import pytest
 
 from scalec.compiler.cli import main
 from scalec.compiler.ir import Program, uses, walk
-from scalec.compiler.passes import STAGES, compile_plan
+from scalec.compiler.passes import PASS_NAMES, compile_plan
 from scalec.compiler.reports.ir_graph import ir_graph, print_graph
 from scalec.compiler.syntax.limits import load
 
@@ -20,11 +20,11 @@ PLANS = Path(__file__).parents[2] / "plans"
 TINY = PLANS / "tiny_llama.scale"
 
 
-def program(plan: str, stage: str = STAGES[-1]) -> Program:
+def program(plan: str, stage: str = PASS_NAMES[-1]) -> Program:
     return compile_plan(load(PLANS / f"{plan}.scale"), stage)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", PASS_NAMES)
 @pytest.mark.parametrize("plan", ["tiny_llama", "tiny_pipeline", "distilbert_base"])
 def test_every_op_is_a_node_and_every_use_an_edge(plan: str, stage: str) -> None:
     of = program(plan, stage)

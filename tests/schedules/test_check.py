@@ -16,8 +16,7 @@ from scalec.compiler.schedules.actions import Action, Schedule, Work
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.dependencies import Value, made_by, needs
 from scalec.compiler.schedules.p2p import with_messages
-from scalec.compiler.schedules.simulate import simulate
-from scalec.compiler.schedules.timeline import Times
+from scalec.compiler.schedules.timeline import Times, simulate
 
 PICK = st.integers(0, 2**32)
 

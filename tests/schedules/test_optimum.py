@@ -14,8 +14,7 @@ import pytest
 from helpers.schedules.solver import optimum
 from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget, least
 from scalec.compiler.schedules.list_scheduling import listed
-from scalec.compiler.schedules.simulate import simulate
-from scalec.compiler.schedules.timeline import Times
+from scalec.compiler.schedules.timeline import Times, simulate
 
 Case = tuple[tuple[int, ...], int, Times, MemoryBudget]
 

@@ -11,8 +11,7 @@ from helpers.schedules.samples import durations, gpipe, one_f_one_b, orders, par
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import Keeps, high_water
 from scalec.compiler.schedules.dependencies import Stuck, made_by, needs
-from scalec.compiler.schedules.simulate import simulate
-from scalec.compiler.schedules.timeline import Times
+from scalec.compiler.schedules.timeline import Times, simulate
 
 
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])

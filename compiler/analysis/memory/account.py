@@ -7,10 +7,8 @@ from attrs import evolve, frozen
 from ...ir import ITEM_BYTES, Op, Program, types, walk
 from ...ir import Bucket as Shared
 from ...ir.stages import has
-from ...ops.attention import ROPES
+from ...ops import roles
 from ...ops.saved_tensors import Device
-from ..bucket_comms import Route, routes
-from ..bucket_layout import shard_axes
 from ..local_program import of_rank
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
@@ -141,12 +139,11 @@ def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:
 
 def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot) -> Account:
     """Of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
-    found = routes(storages.program)
     return Account(
         device_of(program),
-        tuple(_bucket(bucket, found[bucket.name], storages) for bucket in program.buckets if bucket.params),
+        tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
         STEP_COUNT + LOSS_SCALE * (program.train.precision == "fp16"),
-        _tables(program),
+        _tables(storages.program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
         peak,
@@ -154,15 +151,15 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
     )
 
 
-def _bucket(bucket: Shared, route: Route, storages: Storages) -> Bucket:
+def _bucket(bucket: Shared, storages: Storages) -> Bucket:
     """Masters and the optimizer's own are this rank's part of the bucket."""
     program, wide = storages.program, ITEM_BYTES[bucket.type.dtype]
     part, item = program.elements(bucket.type), ITEM_BYTES[_used(bucket, storages)]
-    whole = part * program.degree(shard_axes(program, bucket))
+    whole = part * program.degree(bucket.shard_axes)
     return Bucket(
         bucket.name,
-        (part if route.reshard_after_forward else whole) * item,
-        (part if route.shard_gradients else whole) * wide,
+        (part if bucket.reshard_after_forward else whole) * item,
+        (part if bucket.shard_gradients else whole) * wide,
         part * wide if item < wide else 0,
         tuple((slot, part * wide) for slot in program.train.optimizer.slots),
         1 - _elements(program, bucket) / whole,
@@ -186,10 +183,10 @@ def _tables(program: Program) -> int:
     known = types(program)
     sizes: dict[object, int] = {}
     for op in walk(program.region.body):
-        if op.kind in ROPES:
+        if (at := roles(op, known)).rotated:
             type = known[op.inputs[0]]
             own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
             own.pop("every", None)  # backward's turns that are done again use forward's
-            size = 2 * program.local_size(type, "seq") * round(float(str(own["dims"]))) * ITEM_BYTES[type.dtype]
-            sizes[len(type.dims) - type.dims.index("seq"), tuple(sorted(own.items())), type.dtype] = size
+            size = 2 * program.local_size(type, at.query_seq) * round(float(str(own["dims"]))) * ITEM_BYTES[type.dtype]
+            sizes[len(type.dims) - type.dims.index(at.query_seq), tuple(sorted(own.items())), type.dtype] = size
     return sum(sizes.values())

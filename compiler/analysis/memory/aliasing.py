@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ...ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, Type, types, walk
 from ...ops import OPS
-from ...ops.fused_loss import KEPT
+from ...ops.fused_loss import KEPT, LINEAR_CROSS_ENTROPY
 
 
 @frozen
@@ -44,7 +44,7 @@ class Storages:
     """
 
     def __init__(self, program: Program, cut: Cut = Cut()) -> None:
-        assert program.region.kind == "step", f"memory: a program after {program.stage} has no step"
+        assert program.region.kind == "step", f"memory: a program after {program.after} has no step"
         self.program = program
         self.cut = cut
         self.types = {**cut.types, **types(program)}
@@ -141,12 +141,13 @@ class Storages:
         losses = {
             tuple(map(self.root, op.inputs)): op.outputs[0].name
             for op in walk(self.forward.body)
-            if op.kind == "linear_cross_entropy"
+            if op.kind == LINEAR_CROSS_ENTROPY.name
         }
         for op in walk(self.backward.body):
-            if op.kind in KEPT:
+            if dict(op.attrs).get("of") == LINEAR_CROSS_ENTROPY.name:
                 loss = losses[tuple(map(self.origin, op.inputs[1:]))]
-                self._root[op.outputs[0].name] = f"{loss}: {KEPT[op.kind]}"
+                pairs = zip(op.outputs, op.names("wrt"), strict=True)
+                self._root |= {value.name: f"{loss}: {KEPT[operand]}" for value, operand in pairs}
 
     def _does(self, op: Op) -> object:
         attrs = tuple(attr for attr in op.attrs if attr[0] != "every")

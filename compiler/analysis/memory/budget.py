@@ -7,9 +7,8 @@ Non-goals: the rows (`schedules.listing`), and what they hold in the end (`rows`
 from ...config.units import amount
 from ...ir import Program
 from ...ir.stages import has
-from ...schedules.actions import Work
+from ...schedules.actions import ScheduleError, Work
 from ...schedules.activation_memory import MemoryBudget, least
-from ...schedules.errors import ScheduleError
 from .account import Account, idle
 from .pipeline_peak import Chunks, Stage, keeps, stages_of
 

@@ -11,7 +11,6 @@ from math import prod
 from attrs import frozen
 
 from ...ir import ITEM_BYTES, Op, Region, Stmt
-from ..bucket_comms import routes
 from ..bucket_layout import layout_of
 from .aliasing import Storages
 
@@ -36,9 +35,9 @@ class Passing:
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._ahead = storages.program.flow.prefetch
-        found = routes(storages.program)
-        self._sent = {name: route.sent for name, route in found.items()}
-        self._apart = {name for name, route in found.items() if route.sent != route.bucket.type.dtype}
+        program = storages.program
+        self._sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
+        self._apart = {bucket.name for bucket in program.buckets if self._sent[bucket.name] != bucket.type.dtype}
         self._bucket = {name: str(op.get("bucket")) for op in storages.packs for name in op.inputs}
         self._gathered: list[int] = []
         self._made: dict[str, int] = {}

@@ -7,7 +7,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from ...ir import Leave, Op, Region, Stmt, Value, walk
+from ...ir import BATCH, Leave, Op, Region, Stmt, Value, walk
+from ...ops import VJPS
+from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from .aliasing import Storages, carried
 from .saved_activations import Keeper, bound
 
@@ -154,30 +156,15 @@ def put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[st
         if isinstance(stmt, Region):
             found |= put_off(storages, stmt.body, turns * storages.program.size(stmt.dim))
         elif is_put_off(stmt):
-            names = [name for name in _needed(stmt) if not storages.held(name)]
+            given = dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name  # made by forward, and only to be scaled
+            read = [value.name for value in stmt.outputs] if given else stmt.inputs
+            names = [name for name in read if not storages.held(name)]
             found |= {storages.root(name): turns * storages.bytes(name) for name in names}
     return found
-
-
-def _needed(op: Op) -> Sequence[str]:
-    """What a weight's gradient is made of; a loss makes it, and it is only to be scaled."""
-    match op.kind:
-        case "linear_cross_entropy_dw" | "linear_cross_entropy_db":
-            return [value.name for value in op.outputs]
-        case "linear_softmax_stats_dw" | "linear_softmax_stats_db":
-            return op.inputs
-        case _:
-            return op.inputs[:2]
-
-
-OF_WEIGHTS = (
-    *("embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
-    *("linear_softmax_stats_dw", "linear_softmax_stats_db"),
-)
 
 
 def is_put_off(stmt: Stmt) -> bool:
     """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
     if isinstance(stmt, Region):
         return False
-    return stmt.kind in OF_WEIGHTS or (stmt.kind == "contract" and "batch" in stmt.names("over"))
+    return VJPS.delayed(stmt) or (stmt.kind == "contract" and BATCH in stmt.names("over"))

@@ -17,7 +17,6 @@ from ...ir.stages import crossing, groups, stages
 from ...ops.saved_tensors import Device
 from ...schedules.actions import Work
 from ...schedules.activation_memory import Beside, Keeps, beside
-from ..bucket_comms import routes
 from ..local_program import of_stage
 from ..stage_buckets import chunks, needed
 from .aliasing import Cut, Storages
@@ -177,7 +176,9 @@ class Chunks:
 
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
         row = pipeline.schedule.rows[rank] if pipeline.schedule else None
-        self._routes = routes(program)
+        self._freed = {bucket.name for bucket in program.buckets if bucket.reshard_after_forward}
+        sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
+        self._sent_bytes = {b.name: ITEM_BYTES[sent[b.name]] * (sent[b.name] != b.type.dtype) for b in program.buckets}
         self._own = [(chunk, needed(row, chunk).end if row else 1) for chunk in chunks(program, rank)]
         unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
         self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
@@ -192,7 +193,7 @@ class Chunks:
 
     def weights(self, at: int) -> int:
         """Bytes that are there in a cell, all gathered at the step's start."""
-        freed = [chunk for chunk, end in self._own if at < end and self._routes[chunk.bucket].reshard_after_forward]
+        freed = [chunk for chunk, end in self._own if at < end and chunk.bucket in self._freed]
         return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
 
     def gradients(self, at: int) -> int:
@@ -201,8 +202,7 @@ class Chunks:
         return self._sent({chunk.bucket: chunk.size for chunk, _ in ended})
 
     def _sent(self, sizes: Mapping[str, int]) -> int:
-        sent = ((self._routes[name], size) for name, size in sizes.items())
-        return sum(size * ITEM_BYTES[it.sent] for it, size in sent if it.sent != it.bucket.type.dtype)
+        return sum(size * self._sent_bytes[name] for name, size in sizes.items())
 
 
 def _size(program: Program, value: Value) -> int:

@@ -4,8 +4,8 @@ Non-goals: how much each takes (`gpus`).
 """
 
 from ...config.gpus import gpu
-from ...ir import Program, walk
-from ...ir.placements import coercion_of
+from ...ir import Program, types, walk
+from ...ops import messages
 
 
 def reserve(program: Program) -> int:
@@ -18,5 +18,6 @@ def reserve(program: Program) -> int:
 
 def communicators(program: Program) -> int:
     """The groups of ranks in which a rank communicates: each has buffers of its own."""
-    moves = [op for op in walk(program.region.body) if op.kind == "coerce" and coercion_of(op).collective]
-    return len({(op.names("axes"), op.names("among")) for op in moves}) + bool(program.pipeline)
+    known = types(program)
+    sent = (each for op in walk(program.region.body) for each in messages(program, op, known))
+    return len({(each.axes, each.among) for each in sent}) + bool(program.pipeline)

@@ -89,7 +89,9 @@ class Keeper:
 
     def _want(self, op: Op) -> None:
         """A result has a gradient if an operand has one, and it is a number that the op has a gradient of."""
-        if any(name in self._wanted for name in op.inputs) and (OPS[op.kind].adjoint or op.kind in ("coerce", "cast")):
+        if any(name in self._wanted for name in op.inputs) and (
+            OPS[op.kind].differentiable or op.kind in ("coerce", "cast")
+        ):
             self._wanted |= {value.name for value in op.outputs if value.type.differentiable}
 
     def saved(self, op: Op) -> dict[str, Kept]:
@@ -115,7 +117,7 @@ class Keeper:
         wanted = tuple(name in self._wanted for name in op.inputs)
         if not any(wanted):
             return Saved()
-        return OPS[op.kind].saves(Local(self._storages.program, op, types, wanted, self._device))
+        return OPS[op.kind].saved(Local(self._storages.program, op, types, wanted, self._device))
 
     def _made_of(self, name: str) -> list[str]:
         """A value, or what it is made of where backward makes it once more."""

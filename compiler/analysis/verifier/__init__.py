@@ -18,6 +18,7 @@ def check(program: Program) -> None:
     declarations.check()
     Stages(program).check()
     Regions(program).outermost()
+    declarations.check_moves()
     declarations.check_products()
 
 

@@ -2,7 +2,7 @@
 
 from ...ir import INVARIANT, ITEM_BYTES, Kind, Placement, Program, Type
 
-STEP_STAGES = ("differentiate", "place_state", "place_stages", "fuse_buckets", "schedule_pipeline")
+STEP_PASSES = ("differentiate", "place_state", "place_stages", "fuse_buckets", "schedule_pipeline")
 """After these passes the program is a training step, before them a model."""
 
 
@@ -16,7 +16,7 @@ class Checker:
 
     def at(self, what: str) -> str:
         """A message."""
-        return f"{self.program.stage}: {what}"
+        return f"{self.program.after}: {what}"
 
     def type(self, name: str, type: Type) -> None:
         """Dims and axes are declared, placements canonical, and what is sharded divides."""

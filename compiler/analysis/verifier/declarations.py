@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Collection
 
-from ...ir import FLOATS, MICROBATCHES, Param
+from ...ir import BATCH, FLOATS, MICROBATCHES, SEQUENCE, Param
 from ..param_uses import products
-from .base import STEP_STAGES, Checker
+from .base import STEP_PASSES, Checker
+from .bucket_facts import misstated
 
 FIRST = "resolve"
 """After this stage a claim may still stand twice: `validate` tells the user."""
@@ -25,10 +26,10 @@ class Declarations(Checker):
             ("dim", [dim.name for dim in it.dims]),
             ("parameter", [param.name for param in it.params]),
             ("bucket", [bucket.name for bucket in it.buckets]),
-            ("claim", [] if it.stage == FIRST else [(claim.dim, claim.axis) for claim in it.claims]),
+            ("claim", [] if it.after == FIRST else [(claim.dim, claim.axis) for claim in it.claims]),
         ):
             self._once(what, names)
-        for name in (it.name, *self.axes, *(axis.whole for axis in it.axes), *self.sizes):
+        for name in (it.name, *self.axes, *(axis.parent for axis in it.axes), *self.sizes):
             assert name.isidentifier(), self.at(f"`{name}` is not a plain name")
         for each in (*it.axes, *it.dims):
             assert each.size >= 1, self.at(f"{each.name}: a size of {each.size}")
@@ -75,15 +76,20 @@ class Declarations(Checker):
     def _buckets(self) -> None:
         it = self.program
         held = [name for bucket in it.buckets for name in bucket.params]
-        fused = it.stage in STEP_STAGES[3:]
+        fused = it.after in STEP_PASSES[3:]
         want = sorted(p.name for p in it.params) if fused else []
         assert sorted(held) == want, self.at("buckets and parameters differ")
         for bucket in it.buckets:
             assert bucket.params, self.at(f"bucket {bucket.name} is empty")
             self.type(bucket.name, bucket.type)
 
+    def check_moves(self) -> None:
+        """Buckets are as the ops move them; asked of a program whose ops are right."""
+        for words in misstated(self.program):
+            raise AssertionError(self.at(words))
+
     def check_products(self) -> None:
-        """The weights of one product lie side by side in a bucket; asked of a program whose ops are right."""
+        """The weights of one product lie side by side in a bucket; likewise."""
         buckets = self.program.buckets
         for names in products(self.program) if buckets else ():
             (bucket,) = (bucket for bucket in buckets if names[0] in bucket.params)
@@ -94,7 +100,7 @@ class Declarations(Checker):
     def _train(self) -> None:
         """The settings are those that the dims were made from."""
         it, train = self.program, self.program.train
-        batch = train.microbatch * it.degree(tuple(claim.axis for claim in it.claims if claim.dim == "batch"))
-        for dim, size in (("seq", train.seq), ("batch", batch), (MICROBATCHES, train.global_batch / batch)):
+        batch = train.microbatch * it.degree(tuple(claim.axis for claim in it.claims if claim.dim == BATCH))
+        for dim, size in ((SEQUENCE, train.seq), (BATCH, batch), (MICROBATCHES, train.global_batch / batch)):
             said = f"dim {dim} is {self.sizes.get(dim, 'missing')}, but {size:g} by `train`"
             assert self.sizes.get(dim) == size, self.at(said)

@@ -1,14 +1,14 @@
 """The form of an op: how many operands, which attributes, and what those name."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...ir import FLOATS, Attr, Bucket, Kind, Op, Program, Type
 from ...ir.placements import COERCIONS, ends
-from ...ops import OPS, TypingError
+from ...ops import OPS, VJPS, TypingError
 from ..bucket_layout import layout_of
 from .base import Checker
 
-WORK_STAGES = ("propagate", "choose_layout")
+WORK_PASSES = ("propagate", "choose_layout")
 """After these passes every op but leaves says what it works on."""
 
 
@@ -19,7 +19,7 @@ class Ops(Checker):
         super().__init__(program)
         self._buckets = {bucket.name: bucket for bucket in program.buckets}
         self._params = {p.name: p.type for p in program.params}
-        self._has_work = program.stage in WORK_STAGES
+        self._has_work = program.after in WORK_PASSES
 
     def check(self, op: Op, here: Mapping[str, Type], in_reverse: bool) -> tuple[Type, ...]:
         """Its results' types, of what is bound `here`; `in_reverse` says whether a reversed repeat is around it."""
@@ -28,8 +28,8 @@ class Ops(Checker):
             assert name in here, self.at(f"{name} is used before it is bound, in {op.kind}")
         operands = [here[name] for name in op.inputs]
         self._form(op, in_reverse)
-        self._attributes(op, operands)
         try:
+            self._attributes(*VJPS.forward(op, operands))
             types = OPS[op.kind].infer(self.program, operands, op)
         except (TypingError, LookupError, StopIteration) as error:  # the latter two: operands of too few dims
             raise AssertionError(self.at(f"{error} ({op.outputs[0].name if op.outputs else op.kind})")) from None
@@ -39,9 +39,10 @@ class Ops(Checker):
     def _form(self, op: Op, in_reverse: bool) -> None:
         """As many operands, and such attributes, as an op of the kind has."""
         entry, count = OPS[op.kind], len(op.inputs)
+        attributes = (*entry.attributes, *VJPS.attributes(op))
         assert entry.fits(count), self.at(f"{op.kind} of {count} operands")
         assert op.outputs or op.kind == "begin", self.at(f"{op.kind} without a result")
-        wanted: dict[str, tuple[type, ...]] = {attribute.name: attribute.types for attribute in entry.attributes}
+        wanted: dict[str, tuple[type, ...]] = {attribute.name: attribute.types for attribute in attributes}
         if self._has_work and op.kind != "leaf":
             wanted["work"] = (tuple,)
         if op.kind == "update" and self._buckets:
@@ -50,7 +51,7 @@ class Ops(Checker):
             wanted["every"] = (int,)
         given, optional = (
             [key for key, _ in op.attrs],
-            {a.name: a.default for a in entry.attributes if a.default is not None},
+            {a.name: a.default for a in attributes if a.default is not None},
         )
         fits = len({*given}) == len(given) and {*wanted} - {*optional} <= {*given} <= {*wanted}
         assert fits, self.at(f"{op.kind} has {', '.join(wanted)}")
@@ -58,12 +59,12 @@ class Ops(Checker):
         for key, value in op.attrs:
             assert isinstance(value, wanted[key]), self.at(f"{op.kind}: {key} is not {wanted[key][0].__name__}")
 
-    def _attributes(self, op: Op, operands: list[Type]) -> None:
+    def _attributes(self, op: Op, operands: Sequence[Type]) -> None:
         """What the attributes name is there."""
         for key, value in op.attrs:
             assert self._right(op, key, value, operands), self.at(f"{op.kind}: {key} = {value}")
 
-    def _right(self, op: Op, key: str, value: Attr, operands: list[Type]) -> bool:
+    def _right(self, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> bool:
         match key:
             case "work":
                 return self._works(op.names("work"), [*operands, *(v.type for v in op.outputs)])
@@ -94,13 +95,13 @@ class Ops(Checker):
             case _:
                 return True
 
-    def _works(self, work: Iterable[str], types: list[Type]) -> bool:
+    def _works(self, work: Iterable[str], types: Sequence[Type]) -> bool:
         """Items are `axis:dim`, or `axis:*` for replicated work."""
         space = {dim for type in types for dim in type.dims} | {"*"}
         items = [item.partition(":") for item in work]
         return all(axis in self.axes and colon and dim in space for axis, colon, dim in items)
 
-    def _fits(self, op: Op, bucket: Bucket, operands: list[Type]) -> bool:
+    def _fits(self, op: Op, bucket: Bucket, operands: Sequence[Type]) -> bool:
         """All parameters of a bucket or their gradients, of a turn or stacked, and its whole or its gradient."""
         if op.kind == "update":
             return bucket.params == op.inputs[3:] and bucket.type == operands[0]

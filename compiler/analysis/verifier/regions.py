@@ -5,7 +5,7 @@ from attrs import evolve
 from ...ir import MICROBATCHES, PARTIAL, Arg, Enter, Leave, Op, Program, Region, Type, Value, Yield
 from ...syntax.limits import MAX_DEPTH
 from .async_reductions import misbegun
-from .base import STEP_STAGES, Checker
+from .base import STEP_PASSES, Checker
 from .ops import Ops
 
 INSIDE: dict[str, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ class Regions(Checker):
     def outermost(self) -> None:
         """Checks the program's region, and what stands in it by the program's stage."""
         region = self.program.region
-        kind = "step" if self.program.stage in STEP_STAGES else "model"
+        kind = "step" if self.program.after in STEP_PASSES else "model"
         assert region.kind == kind, self.at(f"a program after this pass is a {kind}, not a {region.kind}")
         self.region(region, dict(self._params))
         lasts = all(end.leave is Leave.LAST for end in region.yields)

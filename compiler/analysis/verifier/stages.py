@@ -4,9 +4,9 @@ from ...config.settings import AUTO
 from ...ir import MICROBATCHES, Pipeline
 from ...schedules.actions import Schedule
 from ...schedules.check import problems
-from .base import STEP_STAGES, Checker
+from .base import STEP_PASSES, Checker
 
-PLACED_STAGES = STEP_STAGES[STEP_STAGES.index("place_stages") :]
+PLACED_PASSES = STEP_PASSES[STEP_PASSES.index("place_stages") :]
 """After these passes rows that the compiler makes are there."""
 
 
@@ -23,8 +23,8 @@ class Stages(Checker):
             self._stages(pipeline)
         for rows in filter(None, (pipeline.given, pipeline.schedule)):
             self._counts(pipeline, rows)
-        made = self.program.stage in PLACED_STAGES and pipeline.settings.schedule.kind == AUTO
-        last = self.program.stage == PLACED_STAGES[-1]
+        made = self.program.after in PLACED_PASSES and pipeline.settings.schedule.kind == AUTO
+        last = self.program.after == PLACED_PASSES[-1]
         assert pipeline.given or not made, self.at("a pipeline without rows")
         assert pipeline.schedule or not last, self.at("a pipeline without rows")
 

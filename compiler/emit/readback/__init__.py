@@ -1,13 +1,17 @@
 """Reads an emitted `train.py` back and matches it to the IR: it does all that the IR says, and nothing else.
 
-Purpose: a second opinion on emission; shares with what writes the text the IR and its tables, and no code.
-Non-goals: whether the IR is right (`wellformed`, `verify`), comments, docstrings and layout.
+Purpose: a second opinion on emission: the text is run on symbols, of which Python executes nothing, and what it calls
+is held to the IR.  With what writes the text it shares the IR, its tables, and how a single op is called.
+Non-goals: whether the IR is right (`analysis.verifier`, `proof`), comments, docstrings and layout.
 """
 
 import ast
 
 from ...ir import Program
+from .files import check_files
 from .module import File
+
+__all__ = ["check", "check_files"]
 
 
 def check(text: str, program: Program) -> int:
@@ -16,7 +20,8 @@ def check(text: str, program: Program) -> int:
     Raises AssertionError, with the line, where the two differ.
     """
     try:
-        tree = ast.parse(text)
+        return File(program, ast.parse(text)).read()
     except SyntaxError as error:
         raise AssertionError(f"emit: line {error.lineno}: {error.msg}") from None
-    return File(program, tree).read()
+    except (MemoryError, RecursionError):
+        raise AssertionError("emit: line 0: is nested too deeply to be a program") from None

@@ -1,270 +1,310 @@
-"""Reads the classes of emitted text: each `forward` against the body of the IR that it runs, repeats as they stand.
+"""Holds the `forward` of a text, as it was run on symbols, to the forward block of the IR.
 
-Purpose: follows statements, repeats and weights; expressions are read by `expressions`.
-Non-goals: what stands around the model (`step`, `file`).
+Purpose: each op of the IR is written as the emitter's table of expressions has it and run on the terms of its operands;
+what it logs is what the text must have logged.  Loops of the text are the repeats of the IR, in their order.
+Non-goals: stages of a pipeline (`stages`), and the step around the model (`step`).
 """
 
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
-from ...ir import INVARIANT, REPLICATED, Arg, Enter, Leave, Op, Region, uses
+from attrs import evolve
+
+from ...analysis.bucket_layout import stored_as_matrix
+from ...analysis.param_uses import leaves
+from ...ir import FLOATS, INVARIANT, PRECISIONS, REPLICATED, Arg, Enter, Op, Program, Region, Stmt, types, uses
 from ...ir.placements import ends
+from ...ops import roles
 from ...ops.dropout import are_draws
-from .ast_matching import Names, Ops, demand, statements, targets, wrong
-from .bucket_moves import Turn
-from .calls import VIEWS, coerced, readers
-from .classes import Model, Modules, Place
-from .expressions import Expressions
-from .loop_hooks import check_moves
-from .loops import Loop
-from .parameters import weights
-from .values import Axes, Buffers, Local, Seen, Table
+from ..expressions import ATOM, Context, Expr, express
+from ..loop_hooks import repeat_of
+from ..naming import DTYPES
+from .blocks import blocks
+from .bucket_moves import Repeats, Turn
+from .compare import compare, demand_known
+from .evaluate import Instance, Modules
+from .execute import Machine
+from .recompute import Twins
+from .terms import Event, Log, Loop, constants_in, demand, frozen_key, wrong
+
+Loops = Iterator[tuple[Loop, Log]]
+"""Loops of a body, and what was done before each."""
 
 
 class Forward:
-    """Reads one `forward`, which returns `results`; `whole` says of how many of its turns backward does one again."""
+    """Holds one run of `forward` to the IR; `values` are the terms of its values, `paths` the parameters' names."""
 
-    def __init__(
-        self,
-        model: Model,
-        name: str,
-        region: Region,
-        results: Sequence[str],
-        given: Sequence[Seen],
-        place: Place,
-        whole: int = 0,
+    def __init__(self, machine: Machine, program: Program, paths: Mapping[str, str]) -> None:
+        self._machine, self._program, self._paths = machine, program, paths
+        self._region, self._forward, backward = blocks(program)
+        self._types, self._twins = types(program), Twins(self._forward, backward)
+        self._leaves = leaves(program)
+        self._texts: dict[str, str] = {}
+        self._params: dict[str, object] = {}  # layers' groups of flat parameters, by repeat
+        self.done: set[str] = set()  # the ops, by their first results
+        self.values: dict[str, object] = {}
+        self._context = Context(program, self._types.__getitem__, _axis, self._rotary, self._is_matrix, {})
+
+    def hold(self, model: Instance, given: Sequence[str]) -> None:
+        """Runs the model, which is given the inputs of these names, and holds it to the forward block."""
+        named = {name: self._machine.terms.name(name) for name in given}
+        node = model.of.forward
+        found = self.begin(named)
+        result = self._machine.forward(node, model, [*named.values()])
+        before = self.expect()
+        self.body(self._forward.body, iter_loops(found), Counter(uses(self._forward)) + Counter(self._yields()))
+        compare(node, found, before)
+        self.demand_result(node, result, [self.term(name) for name in self._yields()])
+
+    # ---- what a run is held to
+
+    def begin(self, named: Mapping[str, object]) -> list[Event | Loop]:
+        """The log of a run of the model, and its inputs, by the names that the IR's have without their numbers."""
+        self.values = {arg.value.name: named[_base(arg)] for arg in self._region.args if _base(arg) in named}
+        flat_params = self._machine.terms.name("flat_params")
+        repeats = {repeat_of(self._paths[bucket.params[0]]) for bucket in self._program.buckets if bucket.per_layer}
+        self._params = {name: self._machine.terms("getitem", flat_params, name) for name in repeats}
+        self._machine.log = []
+        return self._machine.log
+
+    def expect(self) -> list[Event | Loop]:
+        """The log of what the IR does, from here on."""
+        self._machine.log = []
+        return self._machine.log
+
+    def demand_result(self, node: ast.FunctionDef, result: object, wanted: Sequence[object]) -> None:
+        """Raises where a function returns anything else."""
+        given = cast(tuple[object, ...], result) if isinstance(result, tuple) else (result,)
+        same = len(given) == len(wanted) and all(a is b for a, b in zip(given, wanted, strict=True))
+        last = [stmt for stmt in ast.walk(node) if isinstance(stmt, ast.Return)][-1]
+        demand(last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}")
+
+    def _yields(self) -> list[str]:
+        return [self._region.yields[0].name]
+
+    def term(self, name: str) -> object:
+        """The term of a value of the IR."""
+        if name not in self.values:
+            assert name in self._leaves, f"emit: {name} is read before it is made"
+            return self._machine.terms("param", self._leaves[name])
+        return self.values[name]
+
+    # ---- ops
+
+    def body(
+        self, body: Iterable[Stmt], loops: Loops, used: Counter[str], around: Repeats = (), whole: int = 0
     ) -> None:
-        self._model, self._place, self._region, self._results = model, place, region, results
-        self._whole = whole
-        self._blocks: set[str] = set()  # values that have blocks of their own
-        self._class = model.classes.pop(name)
-        self._node = self._class.forward
-        self._inner = [stmt for stmt in region.body if isinstance(stmt, Region)]
-        self._forks = {  # what makes draws for a repeat: for all that turn as often, they are the same
-            op.outputs[0].name: (op.inputs, model.program.size(op.outputs[0].type.dims[0]))
-            for op in region.body
-            if isinstance(op, Op) and op.kind == "fork"
-        }
-        self._ops = Ops(region.body, model.same, self._is_silent)
-        arguments = [arg.arg for arg in self._node.args.args[1:]]
-        demand(self._node, len(arguments) == len(given), f"takes {len(arguments)} arguments, is given {len(given)}")
-        held: dict[str, Seen] = {
-            name: held for name, held in self._class.attributes.items() if isinstance(held, (Axes, Table))
-        }
-        self._expressions = Expressions(
-            readers(model.program), VIEWS, model.program, model.types, model.again, bool(whole),
-            Names.of(self._node, model.names), self._ops,
-            held | weights(model, self._class, place), dict(zip(arguments, given, strict=True)), set(), set(),
-        )  # fmt: skip
-        self._env = self._expressions.env
+        """Does what the statements of a body do."""
+        ops = [stmt for stmt in body if isinstance(stmt, Op)]
+        if whole:
+            self._demand_all_up_to_one(ops, whole)
+        for stmt in body:
+            if isinstance(stmt, Op):
+                self._op(stmt, bool(whole))
+            else:
+                self._repeat(stmt, loops, used, around)
+
+    def _op(self, op: Op, whole: bool) -> None:
+        results = [value.name for value in op.outputs]
+        self.done.add(results[0])
+        if self._is_silent(op):
+            self.values[results[0]] = self.term(op.inputs[0])
+            return
+        names = {f"a{i}": self.term(name) for i, name in enumerate(op.inputs)}
+        log = self._machine.log
+        before = len(log)
+        value = self._machine.spec(self._text(op), **names)
+        self._demand_numbers(op, value, names)
+        if len(log) == before:
+            assert (op.kind, op.get("by")) == ("scale", -1), f"emit: {op.kind} does nothing"
+            self.values[results[0]] = value
+            return
+        last = log[-1]
+        assert isinstance(last, Event), f"emit: {op.kind} is no call"
+        if not whole and (op.kind in self._selected() or self._twins.count[self._twins.of(results[0])]):
+            log[-1] = evolve(last, block=True)
+        parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
+        self.values |= dict(zip(results, parts, strict=True))
+
+    def _demand_numbers(self, op: Op, value: object, operands: Mapping[str, object]) -> None:
+        """Raises where the expression of an op lacks one of its numbers: the one thing that all expressions share."""
+        numbers = [each for _, each in op.attrs if isinstance(each, int | float)]
+        found = constants_in(value, {*operands.values()}) if numbers else set[float]()
+        for each in numbers:
+            said = {each, -each, round(each)} & found or (op.kind == "scale" and each == -1)
+            assert said, f"emit: the call of {op.kind} does not say {each}"
+
+    def _text(self, op: Op) -> str:
+        """The expression of an op, of operands `a0`, `a1`, …"""
+        key = op.outputs[0].name
+        if key not in self._texts:
+            operands = [Expr(f"a{i}", ATOM, ()) for i in range(len(op.inputs))]
+            self._texts[key] = express(op, operands, self._context).text
+        return self._texts[key]
 
     def _is_silent(self, op: Op) -> bool:
         """Whether a coercion does nothing at run time: I → R of what has no gradient."""
-        return (
-            op.kind == "coerce"
-            and ends(op) == (INVARIANT, REPLICATED)
-            and not self._model.types[op.inputs[0]].differentiable
-        )
-
-    def read(self) -> None:
-        """Reads all statements."""
-        *body, last = statements(self._node)
-        self._body(body)
-        if not isinstance(last, ast.Return) or not last.value:
-            raise wrong(last, "does not return")
-        self._expressions.closed.clear()
-        elements = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]
-        returned = [self._ops.first(self._expressions.plain(element).name) for element in elements]
-        wanted = [self._ops.first(name) for name in self._results]
-        demand(last, returned == wanted, f"returns {returned}, not {wanted}")
-        self._model.taken += self._ops.finish(self._node)
-        self._demand_again()
-        demand(self._node, not self._inner, "a repeat of the IR is not run")
-        unread = set(self._class.attributes) - self._expressions.read
-        demand(self._node, not unread, f"nothing reads {sorted(unread)}")
-
-    def _body(self, body: Sequence[ast.stmt]) -> None:
-        for stmt in body:
-            self._statement(stmt)
-
-    def _demand_again(self) -> None:
-        """Backward does again what stands in a block, or of a body that it runs again all up to some op."""
-        ops = [stmt for stmt in self._region.body if isinstance(stmt, Op) and not self._is_silent(stmt)]
-        firsts = [self._ops.first(op.outputs[0].name) for op in ops]
-        if self._whole:
-            self._demand_all_up_to_one(firsts)
-            return
-        named = {op.outputs[0].name for op in ops if op.kind in self._selected()}
-        done = {op.outputs[0].name for op, first in zip(ops, firsts, strict=True) if self._model.again[first]}
-        for name in named | done:
-            demand(self._node, name in self._blocks, f"{name} is made again, and has no block")
-
-    def _demand_all_up_to_one(self, firsts: Sequence[str]) -> None:
-        """Of ops that are computed alike, those that come first are done again."""
-        left = Counter({first: self._model.again[first] for first in firsts})
-        every = {self._model.every[first] for first in firsts if left[first]}
-        demand(self._node, every <= {self._whole}, f"in the IR, backward does one of {every} turns again")
-        once = left.total()
-        left.subtract(firsts[:once])
-        demand(self._node, not any(left[first] for first in firsts[:once]), "in the IR, backward does other ops again")
+        without = op.kind == "coerce" and self._types[op.inputs[0]].dtype not in FLOATS
+        return without and ends(op) == (INVARIANT, REPLICATED)
 
     def _selected(self) -> set[str]:
         """The kinds of ops that the plan says to do again wherever they stand."""
-        recompute = self._model.program.train.recompute
+        recompute = self._program.train.recompute
         return {*recompute.names} if recompute.word == "selective" else set()
 
-    # ---- statements
+    def _demand_all_up_to_one(self, ops: Sequence[Op], whole: int) -> None:
+        """Of a body that backward runs again: it does so up to some op.  Of ops that are alike, the first are done."""
+        firsts = [self._twins.of(op.outputs[0].name) for op in ops if not self._is_silent(op)]
+        left = Counter({first: self._twins.count[first] for first in firsts})
+        every = {self._twins.every[first] for first in firsts if left[first]}
+        assert every <= {whole}, f"emit: line 0: in the IR, backward does one of {every} turns again"
+        once = left.total()
+        left.subtract(firsts[:once])
+        assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward does other ops again"
 
-    def _statement(self, stmt: ast.stmt) -> None:
-        match stmt:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="recomputed")) as call):
-                self._block(call, name, [])
-            case ast.Assign(targets=[target]):
-                values = self._values(stmt.value)
-                names = targets(target)
-                demand(stmt, len(names) == len(values), f"{len(values)} values for {len(names)} names")
-                self._env.update(zip(names, values, strict=True))
-            case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=ast.Name(id=name))]):
-                self._block(call, name, stmt.body)
-            case ast.For():
-                self._repeat(stmt, Loop.of(self._expressions, stmt))
-            case _:
-                raise wrong(stmt, f"nothing in the IR does `{ast.unparse(stmt)}`")
+    def _rotary(self, op: Op) -> str:
+        """The table of rotary positions that an op turns by."""
+        type, given, positions = self._types[op.inputs[0]], dict(op.attrs), roles(op, self._types).query_seq
+        seq, width = (self._program.local_size(type, dim) for dim in (positions, type.dims[-1]))
+        theta, dims = given.pop("theta"), round(float(str(given.pop("dims", width))))
+        between = len(type.dims) - type.dims.index(positions) - 2
+        options = {"theta": theta, "between": between, **given}
+        dtype = DTYPES[PRECISIONS[self._program.train.precision]]
+        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        return f"rope_frequencies({seq}, {dims}, {said}, mesh=mesh, dtype={dtype})"
 
-    def _values(self, node: ast.expr) -> Sequence[Seen]:
-        """What one expression gives, or several with commas."""
-        if isinstance(node, ast.Tuple):
-            return [self._expressions.value(element) for element in node.elts]
-        value = self._expressions.value(node)
-        return value if isinstance(value, tuple) else (value,)
-
-    def _block(self, call: ast.Call, name: str, body: Sequence[ast.stmt]) -> None:
-        """`with … as …`: what is read outside the block would be kept for backward."""
-        groups = self._made(call).groups
-        own = self._ops.done[-1].outputs[0].name  # not the first that is the same: each block ends for itself
-        self._env[name] = Local(own, groups)
-        self._blocks.add(own)
-        for inner in body:
-            self._statement(inner)
-        self._expressions.closed.add(own)
-
-    def _made(self, call: ast.Call) -> Local:
-        """The value of a block: `regather(…)`, or `recompute(function, …)` of an op that the plan names."""
-        match call:
-            case ast.Call(func=ast.Name(id="regather")):
-                self._expressions.names.demand(call, "regather")
-                return coerced(self._expressions, call, "all_gather", again=True)
-            case ast.Call(
-                func=ast.Name(id="recompute" | "recomputed" as called),
-                args=[ast.Name() | ast.Attribute(value=ast.Name(id="torch")) as function, *args],
-            ):
-                self._expressions.names.demand(call, called)
-                made = self._expressions.tensor(ast.copy_location(ast.Call(function, args, call.keywords), call))
-                selected = self._ops.done[-1].kind in self._selected()
-                demand(call, selected, f"`{ast.unparse(function)}` is not to be done again")
-                return made
-            case _:
-                raise wrong(call, "opens a block other than `regather` or `recompute`")
+    def _is_matrix(self, name: str) -> bool:
+        param = self._leaves.get(name)
+        return any(each.name == param and stored_as_matrix(each) for each in self._program.params)
 
     # ---- repeats
 
-    def _repeat(self, stmt: ast.For, loop: Loop) -> None:
-        """The next repeat; a name that is both passed and bound is carried."""
-        demand(stmt, bool(self._inner), "the IR has no further repeat here")
-        region = self._inner.pop(0)
-        self._ops.in_turn(stmt, region)
-        modules = self._modules(stmt, loop.held, region)
-        zipped = {name: self._expressions.value(node) for name, node in loop.zipped.items()}
-        for name in (loop.item, *loop.zipped):
-            self._env.pop(name, None)
-        carried = self._carried(stmt, region, loop.names)
-        draws = {name: seen for name, seen in zipped.items() if isinstance(seen, Local)}
-        place = self._place.inside(loop.held, region)
-        turn = self._turn(region, place)
-        inside: dict[str, Seen] = {name: self._expressions.local(arg.value.name) for name, arg in carried.items()}
-        inside |= self._drawn(stmt, region, draws)
-        buffers = {name: seen for name, seen in zipped.items() if name not in draws}
-        inside |= self._moved(loop, self._followed(region, loop.names), buffers, turn)
-        given = [self._passed(node, inside) for node in loop.args]
-        self._slice(region, turn)
-        whole = self._turns_again(region)
-        demand(stmt, loop.again == whole, f"of turns, backward does one of {whole} again")
-        turns = self._model.program.size(region.dim)
-        demand(stmt, loop.turns in (0, turns), f"says of {loop.turns} turns which are done again, of {turns}")
-        results = [end.name for end in region.yields if end.leave is Leave.LAST]
-        Forward(self._model, modules.of, turn.rest(), results, given, place, whole).read()
-        after = zip(loop.names, region.results, strict=False)
-        self._env |= {name: self._expressions.local(value.name) for name, value in after}
+    def _repeat(self, region: Region, loops: Loops, used: Counter[str], around: Repeats) -> None:
+        """The next loop of the text, which runs once for all layers."""
+        machine, found = self._machine, next(loops, None)
+        if found is None:
+            raise wrong(self._forward_node, f"a loop over {region.dim} is not run")
+        loop, done = found
+        carried = self._carry(region, loop, done)
+        machine.log.append(loop)
+        outer, machine.log = machine.log, []
+        around = (*around, (region.dim, str(region.span)))
+        slices = {self.leaf(arg.source) for arg in region.args if arg.enter is Enter.EACH}
+        turn = Turn(self._program, region, around, slices)
+        self._slice(region, loop)
+        own, groups = turn.groups(turn.own, self._paths), turn.groups([*turn.own, *turn.inner], self._paths)
+        before = dict(self._params)
+        self._params |= {name: machine.terms("each", self._params[name], loop.symbol) for name in groups}
+        self.demand_turns(region, loop, [before[name] for name in groups])
+        assert len(own) < 2, f"emit: {', '.join(own)} are one loop"
+        (first, last), followed = turn.functions(), self._followed(region, used)
+        for function in first:
+            self.values[followed] = self._move(function, self.values[followed], own[0])
+        inner = turn.rest()
+        self.done |= {op.outputs[0].name for op in turn.flat()}
+        whole = self.recomputes(region)
+        machine.again = self.again(loop, whole)
+        self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
+        machine.again = None
+        results = {arg.value.name: self.term(end.name) for arg, end in zip(carried, region.yields, strict=False)}
+        for function in last:
+            results[followed] = self._move(function, results[followed], own[0])
+        compare(loop.node, loop.log, machine.log)
+        for (arg, name), value in zip(carried.items(), region.results, strict=False):
+            demand(loop.node, loop.end[name] is results[arg.value.name], f"`{name}` does not end as {value.name}")
+            self.values[value.name] = loop.after[name]
+        machine.log, self._params = outer, before
 
-    def _turns_again(self, region: Region) -> int:
-        """Of how many turns backward does one again, all of it; 0 for none."""
-        recompute = self._model.program.train.recompute
+    def leaf(self, name: str) -> str:
+        """The parameter that a value is, or else its own name."""
+        return self._leaves.get(name, name)
+
+    def _carry(self, region: Region, loop: Loop, done: Log) -> dict[Arg, str]:
+        """The names that carry a repeat's values: those that begin as these do, as they are bound, after `done`."""
+        free, found = [*loop.begin], dict[Arg, str]()
+        for arg in (arg for arg in region.args if arg.enter is Enter.CARRY):
+            name = next((name for name in free if loop.begin[name] is self.term(arg.source)), None)
+            if name is None:
+                demand_known(done, self._machine.log)
+                raise wrong(loop.node, f"nothing here begins as {arg.source}")
+            free.remove(name)
+            found[arg], self.values[arg.value.name] = name, loop.carried[name]
+        return found
+
+    def _slice(self, region: Region, loop: Loop) -> None:
+        """What a layer has of its own: draws, and slices of parameters, which go by the parameter's name."""
+        for arg in region.args:
+            if arg.enter is Enter.EACH and are_draws(arg.value.type):
+                self.values[arg.value.name] = self.drawn(loop, self.term(arg.source))
+            elif arg.enter is Enter.EACH and arg.source in self._leaves:
+                self._leaves[arg.value.name] = self._leaves[arg.source]
+
+    def drawn(self, loop: Loop, all_: object) -> object:
+        """The draws of one layer."""
+        return self._machine.terms("each", all_, loop.symbol)
+
+    def demand_turns(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
+        """Raises where a loop goes over other modules, draws or groups of flat parameters, or over more or fewer."""
+        size = self._program.size(region.dim)
+        held = [each for each in loop.domains if isinstance(each, Modules)]
+        count = len(held[0].by_key) if held else 0
+        demand(loop.node, len(held) == 1 and count == size, f"has {count} modules for the {size} {region.dim}")
+        draws = [self.term(arg.source) for arg in region.args if are_draws(arg.value.type)]
+        every = self.recomputes(region)
+        rest = Counter(frozen_key(each) for each in loop.domains if not isinstance(each, Modules))
+        wanted = Counter(map(frozen_key, [*draws, *groups, *([self._which(size, every)] if every > 1 else [])]))
+        demand(loop.node, rest == wanted, f"goes over {_said(rest)}, not {_said(wanted)}")
+
+    def _which(self, size: int, every: int) -> tuple[bool, ...]:
+        return tuple(i % every == 0 for i in range(size))
+
+    def recomputes(self, region: Region) -> int:
+        """Of how many layers backward runs one again, all of it; 0 for none."""
+        recompute = self._program.train.recompute
         if any(isinstance(inner, Region) for inner in region.body):
             return 0
         if recompute.word == "every" and region.dim in recompute.names:
             return recompute.number
         return int(recompute.word == "full")
 
-    def _carried(self, stmt: ast.For, region: Region, names: Sequence[str]) -> dict[str, Arg]:
-        """What is carried, by the names in the loop."""
-        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
-        demand(stmt, len(names) == len(carried), f"carries {names}, not {[arg.value.name for arg in carried]}")
-        for name, arg in zip(names, carried, strict=True):
-            begin = self._env.get(name)
-            fits = isinstance(begin, Local) and self._ops.first(begin.name) == self._ops.first(arg.source)
-            demand(stmt, fits, f"`{name}` does not begin as {arg.source}")
-        return dict(zip(names, carried, strict=True))
+    def again(self, loop: Loop, every: int) -> object:
+        """Whether backward runs this layer again."""
+        if every < 2:
+            return True if every else None
+        size = next(len(each.by_key) for each in loop.domains if isinstance(each, Modules))
+        return self._machine.terms("each", self._which(size, every), loop.symbol)
 
-    def _passed(self, node: ast.expr, inside: Mapping[str, Seen]) -> Seen:
-        """An argument of a turn."""
-        text = ast.unparse(node)
-        return inside[text] if text in inside else self._expressions.value(node)
-
-    def _drawn(self, stmt: ast.For, region: Region, draws: Mapping[str, Local]) -> dict[str, Local]:
-        """The draws of one iteration, where the repeat takes any."""
-        slices = [arg for arg in region.args if are_draws(arg.value.type)]
-        demand(stmt, len(slices) == len(draws), f"draws {len(draws)} times, not {len(slices)}")
-        for arg, all_ in zip(slices, draws.values(), strict=True):
-            demand(stmt, self._forks.get(all_.name) == self._forks[arg.source], f"`{all_.name}` is not {arg.source}")
-        return {name: self._expressions.local(arg.value.name) for name, arg in zip(draws, slices, strict=True)}
-
-    def _turn(self, region: Region, place: Place) -> Turn:
-        slices = [arg.source for arg in region.args if arg.enter is Enter.EACH]
-        return Turn(self._model.program, region, place, {self._ops.first(name) for name in slices})
-
-    def _moved(self, loop: Loop, x: str, zipped: Mapping[str, Seen], turn: Turn) -> dict[str, Buffers]:
-        """Reads the lines around a turn, which pass on `x`; the buffers that are given to the turns inside."""
-        level = len(self._place.repeats)
-        buffers = {n: seen for n, seen in zipped.items() if isinstance(seen, Buffers) and seen.level == level}
-        demand(loop.node, len(buffers) == len(zipped), f"zips what are no buffers of these turns: {', '.join(zipped)}")
-        check_moves(self._expressions, loop, x, buffers, turn)
-        return {n: Buffers(seen.bucket, level + 1) for n, seen in buffers.items() if seen.bucket in turn.inner}
-
-    def _followed(self, region: Region, names: Sequence[str]) -> str:
-        """The first name by which backward comes through all turns: what is carried is read, and in the end used."""
-        inside, after = uses(region), uses(self._region) + Counter(self._results)
+    def _followed(self, region: Region, used: Counter[str]) -> str:
+        """The first value by which backward comes through all layers: it is read in one, and in the end used."""
+        inside = uses(region)
         carried = (arg.value for arg in region.args if arg.enter is Enter.CARRY)
-        found = zip(names, carried, region.results, strict=False)
-        able = (n for n, it, end in found if it.type.differentiable and inside[it.name] and after[end.name])
-        return next(able, "")
+        found = zip(carried, region.results, strict=False)
+        return next((it.name for it, end in found if it.type.differentiable and inside[it.name] and used[end.name]), "")
 
-    def _modules(self, node: ast.AST, name: str, region: Region) -> Modules:
-        modules = self._class.attributes.get(name)
-        if not isinstance(modules, Modules) or name in self._expressions.read or modules.of not in self._model.classes:
-            raise wrong(node, f"`self.{name}` holds no modules that are not run yet")
-        self._expressions.read.add(name)
-        wanted = self._turns_of(region)
-        demand(node, modules.turns == wanted, f"has modules for the turns {modules.turns}, not {wanted}")
-        return modules
+    def _move(self, function: str, x: object, repeat: str) -> object:
+        """What a line around a layer makes of what it passes on."""
+        return self._machine.spec(f"{function}(x, params)", x=x, params=self._params[repeat])
 
-    def _turns_of(self, region: Region) -> int | str:
-        """What a repeat has modules for: for all of so many turns."""
-        return self._model.program.size(region.dim)
+    @property
+    def _forward_node(self) -> ast.AST:
+        return next(each.forward for each in reversed(self._machine.classes))
 
-    def _slice(self, region: Region, turn: Turn) -> None:
-        """Inside a repeat a parameter's slice, or what a turn gathers of it, goes by the parameter's name."""
-        held = [arg for arg in region.args if arg.enter is Enter.EACH and not are_draws(arg.value.type)]
-        slices = {arg.value.name: self._ops.first(arg.source) for arg in held}
-        self._model.same.update(slices | turn.weights())
-        self._model.taken += len(turn.flat())
+
+def iter_loops(log: Log) -> Loops:
+    """The loops of a log."""
+    return iter([(each, log[:i]) for i, each in enumerate(log) if isinstance(each, Loop)])
+
+
+def _base(arg: Arg) -> str:
+    return arg.value.name.split(".")[0]
+
+
+def _axis(axes: tuple[str, ...]) -> str:
+    """The group of ranks over axes."""
+    return f"mesh.axis({', '.join(map(repr, axes))})"
+
+
+def _said(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values)) or "nothing else"

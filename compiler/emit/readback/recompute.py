@@ -14,19 +14,14 @@ Path = tuple[tuple[str, Span], ...]
 Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 
 
-def made_again(forward: Region, backward: Region) -> "tuple[Counter[str], dict[str, int]]":
-    """How often backward makes a result of forward once more, of what was kept or is made again; by the first result.
+class Twins:
+    """Each value's twin: the first value of forward's body that is the same.
 
-    Of values of a body that are computed alike, the first stands for all.  Then, of how many turns it does so in one.
+    `count` says how often backward makes a value of forward once more, and `every` of how many turns it does so in
+    one, by twin.
     """
-    twins = _Twins(forward)
-    return twins.within(backward), twins.every
 
-
-class _Twins:
-    """Each value's twin: the first value of forward's body that is the same."""
-
-    def __init__(self, forward: Region) -> None:
+    def __init__(self, forward: Region, backward: Region) -> None:
         self._twins: dict[str, str] = {}
         self._turns: dict[str, str] = {}  # what lies stacked over all turns of a repeat → what one turn calls it
         self._firsts: dict[Key, Op] = {}
@@ -37,8 +32,9 @@ class _Twins:
             self._slice(region)
             for op in _ops(region):
                 self._bind(op, self._firsts.setdefault(self._key(path, op), op))
+        self.count = self._made(backward)
 
-    def within(self, backward: Region) -> "Counter[str]":
+    def _made(self, backward: Region) -> "Counter[str]":
         """How often ops of backward, in their order, make what forward made."""
         found: Counter[str] = Counter()
         for path, region in _regions(backward):
@@ -54,15 +50,16 @@ class _Twins:
         """What turns read of the same stack is the same, also in another repeat that turns as often."""
         for arg in region.args:
             if arg.enter is Enter.EACH:
-                first = self._turns.setdefault(self._of(arg.source), arg.value.name)
-                self._twins[arg.value.name] = self._of(first)
+                first = self._turns.setdefault(self.of(arg.source), arg.value.name)
+                self._twins[arg.value.name] = self.of(first)
 
-    def _of(self, name: str) -> str:
+    def of(self, name: str) -> str:
+        """The twin of a value."""
         return self._twins.get(name, name)
 
     def _key(self, path: Path, op: Op) -> Key:
         attrs = frozenset((key, value) for key, value in op.attrs if key != "every")
-        return path, op.kind, tuple(map(self._of, op.inputs)), attrs
+        return path, op.kind, tuple(map(self.of, op.inputs)), attrs
 
     def _bind(self, op: Op, first: Op) -> None:
         self._twins |= {new.name: old.name for new, old in zip(op.outputs, first.outputs, strict=True)}

@@ -1,67 +1,68 @@
-"""What `PLAN` must say of files of weights, from the IR alone.
+"""Matches the weights that the classes of a text declare to the parameters of the IR.
 
-Non-goals: the other settings.
+Non-goals: what they are read for (`forward`), and how they lie in buckets (`build`).
 """
 
+import ast
 from math import prod
 
-from ...config.hf_names import HFWeight
-from ...ir import Param, Program, base, walk
-from .ast_matching import DTYPES
+from attrs import Factory, define
+
+from ...analysis.bucket_layout import stored_as_matrix
+from ...ir import Param, Program
+from .evaluate import Instance, Modules
+from .execute import Machine
+from .terms import Term, demand, wrong
 
 
-def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
-    """The setting `names`, if the program has names; `paths` are the parameters' name patterns, `dtype` the model's."""
-    if not program.names:
-        return {}
-    entries = (f"{paths[each.param]!r}: HFWeight({_place(each, program)})" for each in program.names)
-    repeats = _counts(program, paths)
-    return {"names": f"HFNames({DTYPES[dtype]}, {{{', '.join(entries)}}}, {repeats=})"}
+@define
+class Weights:
+    """The name in the model's state of each parameter that is declared, and where each class's modules are."""
 
+    machine: Machine
+    program: Program
+    paths: dict[str, str] = Factory(dict[str, str])
+    _done: dict[Instance, str] = Factory(dict[Instance, str])
 
-def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
-    """The size of each repeat that has parameters, by the path of its modules."""
-    around = {
-        paths[param.name].rsplit(".*.", param.stacked - at)[0]: param.type.dims[at]
-        for param in program.params
-        for at in range(param.stacked)
-    }
-    return {path: program.size(dim) for path, dim in around.items()}
+    def declare(self, of: Instance, prefix: str = "", depth: int = 0) -> None:
+        """Holds what a module declares, inside so many repeats, to the IR; from now on reading it gives a parameter."""
+        demand(of.of.node, self._done.setdefault(of, prefix) == prefix, "is the class of modules in two places")
+        for name, value in of.attributes.items():
+            match value:
+                case Term(head="call", args=(Term(head="name", args=("weight",)), *_)):
+                    of.attributes[name] = self._param(of, name, value, prefix + name, depth)
+                case Modules(by_key):
+                    for module in dict.fromkeys(by_key.values()):
+                        assert isinstance(module, Instance), "emit: no module"
+                        self.declare(module, f"{prefix}{name}.*.", depth + 1)
+                case _:
+                    pass
 
+    def demand_all(self, node: ast.AST) -> None:
+        """Raises where a parameter of the IR is not declared."""
+        missing = sorted({param.name for param in self.program.params} - {*self.paths})
+        demand(node, not missing, f"declares no {', '.join(missing)}")
 
-def _place(each: HFWeight, program: Program) -> str:
-    """The arguments of one entry."""
-    params = {param.name: param for param in program.params}
-    rows = {other.part: _rows(params[other.param], program) for other in program.names if other.tensor == each.tensor}
-    own = params[each.param]
-    columns = _columns(own, program)
-    shape = (sum(rows.values()), *columns)
-    start = sum(rows[part] for part in range(each.part))
-    words = [repr(each.tensor), repr(shape[::-1] if each.transposed else shape)]
-    if each.part:
-        words.append(f"start={start}")
-    if each.transposed:
-        words.append("transposed=True")
-    if each.interleaved:
-        outer = own.type.dims[: -own.inner or None]
-        words.append(f"interleaved=({each.interleaved}, {program.valid(outer[-1])})")
-    if own.type.dims[own.stacked :][:1] == ("seq",) and not (own.inner or each.transposed or each.parts > 1):
-        words.append("positions=True")
-    return ", ".join(words)
+    def _param(self, of: Instance, name: str, value: Term, path: str, depth: int) -> Term:
+        """The parameter that a weight is: its namesake, or what is named so but for a suffix."""
+        node = self.machine.set_at[of, name]
+        params = {param.name: param for param in self.program.params if param.stacked == depth}
+        param = params.get(name) or params.get(name.rstrip("0123456789").rstrip("_"))
+        if param is None or self.paths.setdefault(param.name, path) != path:
+            raise wrong(node, f"`{name}` is no parameter of the IR, or declared already")
+        declared = self._declared(param)
+        demand(node, value is declared, f"`{value}` should be `{declared}`")
+        return self.machine.terms("param", param.name)
 
-
-def _rows(param: Param, program: Program) -> int:
-    """How much of the tensor's first dim, or of its transpose's, is the parameter's."""
-    whole = prod(program.valid(dim) for dim in param.type.dims[param.stacked :])
-    return whole // prod(_columns(param, program))
-
-
-def _columns(param: Param, program: Program) -> tuple[int, ...]:
-    """The tensor's other dims: the joined dims that a product sums over, and all but the first of a table
-    of tokens or positions."""
-    looked_up = {base(op.inputs[1]) for op in walk(program.region.body) if op.kind == "embedding"}
-    if param.inner:
-        return (prod(program.valid(dim) for dim in param.type.dims[-param.inner :]),)
-    if param.name in looked_up or "seq" in param.type.dims:
-        return tuple(program.valid(dim) for dim in param.type.dims[param.stacked + 1 :])
-    return ()
+    def _declared(self, param: Param) -> object:
+        """The call that declares a parameter: each dim its own, or the outer and the inner ones joined to a matrix."""
+        type, dims = param.type, param.type.dims[param.stacked :]
+        cut = len(dims) - param.inner
+        groups = (dims[:cut], dims[cut:]) if stored_as_matrix(param) else tuple((dim,) for dim in dims)
+        split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
+        inner = [dim for group in groups for dim in group[1:] if type.axes_of(dim)]
+        assert not inner, f"emit: {param.name} joins dims of which not the first is split"
+        sizes = ", ".join(str(prod(self.program.size(dim) for dim in group)) for group in groups)
+        init = f"{param.init.kind}({', '.join(map(repr, param.init.args))})"
+        shard = {i: axes[0] if len(axes) == 1 else axes for i, axes in split.items()}
+        return self.machine.spec(f"weight(mesh, {sizes}, {f'shard={shard!r}, ' if shard else ''}init={init})")

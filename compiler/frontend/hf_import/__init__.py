@@ -1,15 +1,46 @@
 """From the configuration of a Hugging Face model (`config.json`) to a plan that trains the same model.
 
-Purpose: a plan with the model in it, one file to read and change: the text of a model of `plans/models` with the
-configuration's sizes.  What a plan cannot express is an error at its field, never left out in silence.
-Non-goals: weights (`train.py --init` reads them), and how to train: batch, steps and learning rate are examples.
-"""
+A plan with the model in it, one file to read and change: the text of a model of `plans/models` with the
+configuration's sizes.  What a plan cannot express is an error at its field, never left out in silence."""
+
+from collections.abc import Callable
+
+from attrs import frozen
 
 from ...syntax.diagnostics import did_you_mean, listing
 from ...syntax.source import Source
 from .config import TEXT, Config, as_json
-from .plan_text import plan_text
-from .registry import FAMILIES
+from .gemma import gemma, gemma2, gemma3
+from .gpt import distilbert, gpt2, gpt_neox, gptj
+from .llama import llama, mistral, olmo2, phi3, qwen2, qwen3, starcoder2
+from .plan_text import Model, plan_text
+
+
+@frozen
+class Family:
+    """The class of transformers that is the language model, and what makes a configuration one of our models."""
+
+    architecture: str
+    model: Callable[[Config], Model]
+
+
+FAMILIES: dict[str, Family] = {
+    "distilbert": Family("DistilBertForMaskedLM", distilbert),
+    "gemma": Family("GemmaForCausalLM", gemma),
+    "gemma2": Family("Gemma2ForCausalLM", gemma2),
+    "gemma3_text": Family("Gemma3ForCausalLM", gemma3),
+    "gpt2": Family("GPT2LMHeadModel", gpt2),
+    "gpt_neox": Family("GPTNeoXForCausalLM", gpt_neox),
+    "gptj": Family("GPTJForCausalLM", gptj),
+    "llama": Family("LlamaForCausalLM", llama),
+    "mistral": Family("MistralForCausalLM", mistral),
+    "olmo2": Family("Olmo2ForCausalLM", olmo2),
+    "phi3": Family("Phi3ForCausalLM", phi3),
+    "qwen2": Family("Qwen2ForCausalLM", qwen2),
+    "qwen3": Family("Qwen3ForCausalLM", qwen3),
+    "starcoder2": Family("Starcoder2ForCausalLM", starcoder2),
+}
+"""By `model_type`."""
 
 
 def import_config(source: Source) -> str:

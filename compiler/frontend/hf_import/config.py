@@ -1,7 +1,6 @@
 """A configuration whose every field is accounted for.
 
-Purpose: fields by name, each of the type that it has to be, with its place in the file; what no one took is an error.
-Non-goals: what fields mean (`families`).
+Fields by name, each of the type that it has to be, with its place in the file; what no one took is an error.
 """
 
 import json
@@ -43,12 +42,12 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|[\[\]{}]')
 
 @frozen
 class Kind:
-    """What a field can be."""
+    """A type of a field."""
 
     text: str
     holds: Callable[[Any], bool]
     instead: Any
-    """What is read in place of a mistake."""
+    """The value read in place of a mistake."""
 
 
 def _is_number(value: object) -> bool:
@@ -203,7 +202,7 @@ def _unreadable(span: Span, why: str) -> PlanError:
 
 
 def _places(source: Source) -> Places:
-    """Of a name that is given twice the last place, whose value counts."""
+    """The place of a name; of a name given twice the last one, whose value counts."""
     found: dict[tuple[str, ...], Span] = {(): source.whole()}
     path, name = list[str](), ""
     for token in _TOKEN.finditer(source.text):

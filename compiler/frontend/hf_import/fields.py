@@ -1,4 +1,4 @@
-"""What configurations of several models share: heads, rotary positions, windows, element types."""
+"""Fields that configurations of several models share: heads, rotary positions, windows, element types."""
 
 from typing import cast
 
@@ -42,7 +42,7 @@ class Rope:
 
     theta: float
     scaling: str = ""
-    """What `rope` is given besides, where it turns by `theta`."""
+    """Other arguments of a `rope` with this `theta`."""
     dims: int = 0
     """How many dims of a head turn; 0 for all."""
 

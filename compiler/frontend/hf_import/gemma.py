@@ -78,7 +78,7 @@ def _both_positions(config: Config) -> tuple[Rope, float]:
 
 
 def _gemma(config: Config) -> tuple[int, int]:
-    """What all must have; their layers and the dims of a head."""
+    """Checks for all Gemmas; their layers and the dims of a head."""
     config.must_be("hidden_activation", ACTIVATION, None)
     config.must_be("attention_bias", False)
     config.must_be("use_bidirectional_attention", False, None)

@@ -1,7 +1,6 @@
-"""GPT-2, GPT-J and GPT-NeoX, each of whose configurations has names of its own.
+"""GPT-2, GPT-J, GPT-NeoX and DistilBERT, whose configurations have names of their own.
 
-Defaults are those of their configuration classes in transformers 5.23.
-"""
+Defaults are those of their configuration classes in transformers 5.23."""
 
 from .config import Config
 from .fields import GELU_TANH, LONGEST, deviation, positions, precision
@@ -40,7 +39,7 @@ def gptj(config: Config) -> Model:
 
 
 def _sizes(config: Config, *, vocab: int, hidden: int, heads: int, layers: int, dropout: float) -> dict[str, float]:
-    """What GPT-2 and GPT-J share, with these defaults."""
+    """Settings that GPT-2 and GPT-J share, with these defaults."""
     config.must_be("activation_function", *GELU_TANH)
     config.must_be("scale_attn_weights", True)
     for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
@@ -89,3 +88,23 @@ def gpt_neox(config: Config) -> Model:
         tied=config.flag("tie_word_embeddings", False),
         replaced={**replaced, **rope.replaced("rotary")},
     )
+
+
+def distilbert(config: Config) -> Model:
+    """DistilBERT with its head, whose positions are learned."""
+    config.must_be("activation", "gelu")
+    config.must_be("sinusoidal_pos_embds", False)  # such are not trained
+    for name in ("tie_weights_", "tie_word_embeddings"):
+        config.must_be(name, True)
+    for name in ("attention_dropout", "dropout"):
+        config.leave_out(name, 0.1)
+    sizes = {
+        "vocab": config.size("vocab_size", 30522),
+        "hidden": config.size("dim", 768),
+        "heads": config.size("n_heads", 12),
+        "ffn": config.size("hidden_dim", 3072),
+        "layers": config.layers("n_layers", 6),
+    }
+    config.quotient("dim", "n_heads")
+    seq = config.size("max_position_embeddings", 512)
+    return Model("distilbert.scale", sizes, deviation(config), seq, precision(config), masked=True)

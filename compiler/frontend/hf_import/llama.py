@@ -66,14 +66,7 @@ def starcoder2(config: Config) -> Model:
     for name in ("embedding_dropout", "residual_dropout"):
         config.leave_out(name, 0)
     return _decoder(
-        config,
-        "starcoder2.scale",
-        eps=1e-5,
-        norm="norm_epsilon",
-        act=GELU_TANH,
-        kv=2,
-        tied=True,
-        window=window(config),
+        config, "starcoder2.scale", eps=1e-5, norm="norm_epsilon", act=GELU_TANH, kv=2, tied=True, window=window(config)
     )
 
 
@@ -98,7 +91,7 @@ def _decoder(
     part: str = "",
     tied: bool = False,
 ) -> Model:
-    """What they share.
+    """Dims and blocks that they share.
 
     `eps`, `head`, `kv` and `tied` are defaults, `norm` is the field of `eps`, `part` that of heads that turn in part.
     """

@@ -1,7 +1,4 @@
-"""The text of a plan, from that of one of our models: numbers replaced where they stand, everything else as it is.
-
-Purpose: edits at the places that the syntax tree knows.  Non-goals: which edits (`families`).
-"""
+"""The text of a plan, from that of one of our models: numbers replaced where they stand, everything else as it is."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -37,7 +34,7 @@ train {{ # examples: yours to set
 """
 
 MASK_TOKEN = 103
-"""Of the vocabulary of uncased English that BERT and DistilBERT share (Devlin et al. 2019)."""
+"""Ids in the vocabulary of uncased English that BERT and DistilBERT share (Devlin et al. 2019)."""
 
 
 @frozen
@@ -49,7 +46,7 @@ class Model:
     sizes: Mapping[str, float]
     """Dims and constants."""
     std: float
-    """Of initial values."""
+    """The standard deviation of initial values."""
     seq: int
     """Tokens of a sequence."""
     precision: str

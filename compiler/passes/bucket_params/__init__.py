@@ -58,7 +58,7 @@ class _Fuser:
         self._frame = evolve(
             program,
             dims=(*program.dims, *map(self._flat, self._groups)),
-            buckets=tuple(Bucket(g.name, g.names, Type(g.key.dtype, (*g.turns, g.dim))) for g in self._groups),
+            buckets=tuple(map(self._bucket, self._groups)),
         )
         known = types(program)
         self._lines = Lines(self._frame, Names(known.keys() - self._sums()), known)
@@ -123,6 +123,20 @@ class _Fuser:
                 if param.home and group.shard_gradients:
                     gone |= {param.summed, *param.home.sums}
         return gone
+
+    def _bucket(self, group: BucketGroup) -> Bucket:
+        """The bucket, whose gradient of record is not placed yet; stages free what they gather where parameters are
+        sharded."""
+        staged = bool(self._program.pipeline and group.shards and self._program.state_of(group.names[0]).parameters)
+        return Bucket(
+            group.name,
+            group.names,
+            Type(group.key.dtype, (*group.turns, group.dim)),
+            group.shards,
+            group.reduce_axes,
+            group.reshard_after_forward or staged,
+            group.shard_gradients,
+        )
 
     def _flat(self, group: BucketGroup) -> Dim:
         degree = self._program.degree

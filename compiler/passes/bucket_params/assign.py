@@ -7,7 +7,7 @@ Non-goals: what is done with them (`flat_params`, `turns`).
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import count, groupby
 from math import prod
 
 from attrs import evolve, frozen
@@ -27,10 +27,6 @@ class Key:
     reduced: tuple[str, ...]
     sharded: tuple[str, ...]
     dtype: str
-
-    @property
-    def name(self) -> str:
-        return "_".join([*(self.reduced or ("local",)), *(("split", *self.sharded) if self.sharded else ())])
 
 
 @frozen
@@ -52,18 +48,28 @@ class BucketGroup:
     `reshard_after_forward`, and reduced in each microbatch if `shard_gradients`.
     """
 
-    name: str
     key: Key
     params: tuple[Used, ...]
     turns: tuple[str, ...]
     shards: tuple[str, ...]
     reshard_after_forward: bool
     shard_gradients: bool
+    name: str = ""
 
     @property
     def dim(self) -> str:
         """The flat dim."""
-        return f"flat_{self.name}"
+        return f"flat_{self.identifier}"
+
+    @property
+    def identifier(self) -> str:
+        """The name in those of dims and values."""
+        return self.name.replace(".", "_")
+
+    @property
+    def reduce_axes(self) -> tuple[str, ...]:
+        """The axes over which the gradient is reduced but not scattered."""
+        return tuple(axis for axis in self.key.reduced if axis not in self.shards)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,10 +99,18 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
             buckets += _capped(program, key, each, turns)
         else:
             rest.setdefault((key, apart), []).extend(each)
+    buckets = _by_repeat(buckets)
     for each in rest.values():
         each.sort(key=lambda param: order[param.name])
         buckets += _capped(program, _key(each[0].gradient), each, 0)
-    return _named(buckets)
+    return _named(program, buckets)
+
+
+def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
+    """Those of each repeat together, and of these those that the same axes shard: they are gathered together."""
+    places = [*dict.fromkeys(group.home.place for group in groups)]
+    shards = [*dict.fromkeys(group.shards for group in groups)]
+    return sorted(groups, key=lambda group: (places.index(group.home.place), shards.index(group.shards)))
 
 
 def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[BucketGroup]:
@@ -176,15 +190,30 @@ def _group(program: Program, key: Key, params: list[Used], turns: int) -> Bucket
     shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
     dims = params[0].gradient.dims[:turns]
     ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))  # group by group
-    sharded = (bool(turns and shards and axes) for axes in (state.parameters, state.gradients))
-    return BucketGroup("_".join([*dims, key.name]), key, ordered, dims, shards, *sharded)
+    each = bool(turns and shards)
+    return BucketGroup(key, ordered, dims, shards, each and bool(state.parameters), each and bool(state.gradients))
 
 
-def _named(groups: list[BucketGroup]) -> list[BucketGroup]:
-    """Each with a name of its own: `dp`, `dp_2`, …"""
-    seen: dict[str, int] = {}
-    found: list[BucketGroup] = []
-    for group in groups:
-        number = seen[group.name] = seen.get(group.name, 0) + 1
-        found.append(evolve(group, name=f"{group.name}_{number}") if number > 1 else group)
-    return found
+def _named(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
+    """Each with a name of its own: by its contents, then the axes that split these, then a number.
+
+    For instance `layers.matrices`; `matrices` and `matrices.tp`; `matrices.tp` and `matrices.tp_2`.
+    """
+    words = [_contents(program, group) for group in groups]
+    alike = {word: {g.key.sharded for g, w in zip(groups, words, strict=True) if w == word} for word in words}
+    found: dict[str, BucketGroup] = {}  # by the identifier
+    for group, word in zip(groups, words, strict=True):
+        like = ".".join([word, *(["_".join(group.key.sharded)] if len(alike[word]) > 1 and group.key.sharded else [])])
+        named = (evolve(group, name=f"{like}_{i}" if i > 1 else like) for i in count(1))
+        own = next(each for each in named if each.identifier not in found)
+        found[own.identifier] = own
+    return [*found.values()]
+
+
+def _contents(program: Program, group: BucketGroup) -> str:
+    """The kind of parameters, matrices or vectors, after the repeats that all of them are in."""
+    params = [param for param in program.params if param.name in group.names]
+    repeats = {param.type.dims[: param.stacked] for param in params}
+    vectors = {len(param.type.dims) - param.stacked < 2 for param in params}
+    kind = "params" if len(vectors) > 1 else "vectors" if True in vectors else "matrices"
+    return ".".join([*(repeats.pop() if len(repeats) == 1 else ()), kind])

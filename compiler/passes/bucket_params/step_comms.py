@@ -13,7 +13,7 @@ from .builder import Lines
 
 def held(group: BucketGroup, leaves: Sequence[Value], lines: Lines) -> Value:
     """Writes what leads from a shared bucket's state of record to what each rank keeps of it for the model."""
-    value = lines.write("pack", group.names, f"w_{group.name}", bucket=group.name)
+    value = lines.write("pack", group.names, f"w_{group.identifier}", bucket=group.name)
     value = lines.coerce(value, Step(group.shards, INVARIANT, sharded(group.dim)))
     return lines.cast(value, leaves[0].type.dtype)
 
@@ -28,8 +28,7 @@ def gathered(group: BucketGroup, value: Value, leaves: Sequence[Value], lines: L
 
 def reduced(group: BucketGroup, gradients: Sequence[str], lines: Lines) -> Value:
     """Writes what leads from gradients to the bucket's gradient of record."""
-    value = lines.write("pack", gradients, f"g_{group.name}", bucket=group.name)
+    value = lines.write("pack", gradients, f"g_{group.identifier}", bucket=group.name)
     value = lines.cast(value, group.key.dtype)
     value = lines.reduce(value, Step(group.shards, PARTIAL, sharded(group.dim)))
-    rest = tuple(axis for axis in group.key.reduced if axis not in group.shards)
-    return lines.reduce(value, Step(rest, PARTIAL, INVARIANT))
+    return lines.reduce(value, Step(group.reduce_axes, PARTIAL, INVARIANT))

@@ -13,7 +13,7 @@ from attrs import evolve
 from ...analysis.recompute import is_made_again, runs_again, turns_again
 from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield
 from ...ir.placements import Step, conjugate, dual_type, ends
-from ...ops import OPS
+from ...ops import OPS, gradients
 from ...ops.saved_tensors import Local
 from ...syntax.source import Span
 from .builder import Book, Writer
@@ -38,7 +38,8 @@ class Backward(Writer):
 
     def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
         assert self._span, "differentiate: no op is being differentiated"
-        return self.write(kind, inputs, [gradient_name(name) for name in like], self._span, **attrs)
+        due = [Value(gradient_name(name), dual_type(self.type(name))) for name in like]
+        return self.typed(Op(kind, tuple(inputs), tuple(due), tuple(attrs.items()), span=self._span))
 
     def type(self, name: str) -> Type:
         return self.book.types[name]
@@ -55,11 +56,6 @@ class Backward(Writer):
             else:
                 self._saved[name] = self.kept(name)
         return self._saved[name]
-
-    def like(self, name: str) -> str:
-        """Zeros: nothing is kept or made again for its shape, which autograd takes note of."""
-        assert self._span, "differentiate: no op is being differentiated"
-        return self._zeros(name, self.type(name), self._span)
 
     def again(self, op: Op) -> bool:
         """Whether this body makes what an op made again."""
@@ -107,10 +103,8 @@ class Backward(Writer):
 
     def zeros(self, name: str, span: Span) -> str:
         """A zero gradient of `name`."""
-        return self._zeros(gradient_name(name), dual_type(self.type(name)), span)
-
-    def _zeros(self, like: str, type: Type, span: Span) -> str:
-        return self.append(Op("zeros", (), (self.book.value(like, type),), span=span))[0]
+        value = self.book.value(gradient_name(name), dual_type(self.type(name)))
+        return self.append(Op("zeros", (), (value,), span=span))[0]
 
     def _stmt(self, stmt: Stmt) -> Stmt:
         self._span = stmt.span
@@ -129,9 +123,7 @@ class Backward(Writer):
             step = Step(op.names("axes"), *conjugate(*ends(op)))
             self.add(op.inputs[0], self.coerce(grads[0], step, gradient_name(op.inputs[0]), op.span))
             return
-        adjoint = OPS[op.kind].adjoint
-        assert adjoint, f"differentiate: {op.kind} has no adjoint"
-        for name, grad in zip(op.inputs, adjoint(op, grads, self), strict=True):
+        for name, grad in zip(op.inputs, gradients(OPS[op.kind], op, grads, self), strict=True):
             if grad:
                 self.add(name, grad)
 
@@ -188,7 +180,7 @@ class _RepeatBackward(Backward):
         """Whether autograd keeps a tensor of an op that does not enter the iteration as it is."""
         types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.wanted, op.inputs))
         device = "cuda" if self.book.program.cluster.gpu else "cpu"
-        found = OPS[op.kind].saves(Local(self.book.program, op, types, wanted, device))
+        found = OPS[op.kind].saved(Local(self.book.program, op, types, wanted, device))
         own = bool(found.results or found.others) or op.kind == "call"  # of a user's op nothing is known
         return own or any(self._is_made(op.inputs[i]) for i in found.operands)
 

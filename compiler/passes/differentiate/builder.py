@@ -36,9 +36,14 @@ class Writer:
         self, kind: str, inputs: Sequence[str], like: Sequence[str], span: Span, **attrs: Attr
     ) -> tuple[str, ...]:
         """Appends an op with results named like `like`, typed as its entry infers."""
-        op = Op(kind, tuple(inputs), (), tuple(attrs.items()), span=span)
-        found = OPS[kind].infer(self.book.program, [self.book.types[name] for name in inputs], op)
-        return self.append(evolve(op, outputs=tuple(self.book.value(n, t) for n, t in zip(like, found, strict=True))))
+        due = tuple(Value(name, Type("", ())) for name in like)
+        return self.typed(Op(kind, tuple(inputs), due, tuple(attrs.items()), span=span))
+
+    def typed(self, op: Op) -> tuple[str, ...]:
+        """Appends an op with results named like those that it has, typed as its entry infers."""
+        found = OPS[op.kind].infer(self.book.program, [self.book.types[name] for name in op.inputs], op)
+        pairs = zip(op.outputs, found, strict=True)
+        return self.append(evolve(op, outputs=tuple(self.book.value(due.name, type) for due, type in pairs)))
 
     def append(self, op: Op) -> tuple[str, ...]:
         """Appends an op as it is; returns its results."""

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...ir import Op, Param, Stmt
+from ...ops.attention import ROPE
 from ...ops.fused import CONTRACTS
 from .context import Known, replaced
 
@@ -44,7 +45,7 @@ def _kept(param: Param, known: Known) -> object:
 
 def _turned(body: Sequence[Stmt]) -> set[str]:
     """What rope takes, and nothing keeps for backward."""
-    return {name for stmt in body if isinstance(stmt, Op) and stmt.kind == "rope" for name in stmt.inputs}
+    return {name for stmt in body if isinstance(stmt, Op) and stmt.kind == ROPE.name for name in stmt.inputs}
 
 
 def _together(several: Sequence[Op], turned: set[str]) -> Op:

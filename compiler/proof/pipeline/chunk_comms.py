@@ -1,24 +1,19 @@
-"""What moves around the stages of a rank while it does its row: weights that come and go, gradients that are reduced.
-
-Purpose: between which cells the weights of a chunk are there, and from which on its gradient is what ranks have summed.
-Non-goals: the gathers and reductions themselves, which are ops of the step (`machine`).
-"""
+"""Communication around the stages of a rank during its row: unsharded weights, reduced gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
-from ...analysis.bucket_comms import routes
 from ...analysis.stage_buckets import Chunk, chunks, needed
 from ...ir import Op, Program, Region
 from ...schedules.actions import Row
 from ...schedules.dependencies import Cell
-from ..ownership import origins
+from ..sharded_state import origins
 
 
 @frozen
 class Move:
-    """Of a chunk of a rank: the cells before which its weights are awaited, its reduction begun, its weights freed.
+    """Cells of a chunk of a rank: before them its weights are awaited, its reduction begun, its weights freed.
 
     None where that does not happen.
     """
@@ -39,19 +34,18 @@ class Move:
 
 
 def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
-    """Those of all ranks, as they follow from their rows."""
-    of = routes(program)
+    """Communication of all ranks, as it follows from their rows."""
     found: list[Move] = []
     for rank, row in enumerate(rows):
         for chunk in chunks(program, rank):
-            route, span = of[chunk.bucket], needed(row, chunk)
+            bucket, span = program.bucket(chunk.bucket), needed(row, chunk)
             found.append(
                 Move(
                     rank,
                     chunk,
-                    awaited=span.begin if route.gather else None,
-                    begun=span.end if route.scatter or route.add else None,
-                    freed=span.end if route.reshard_after_forward else None,
+                    awaited=span.begin if bucket.shard_axes else None,
+                    begun=span.end if bucket.shard_axes or bucket.reduce_axes else None,
+                    freed=span.end if bucket.reshard_after_forward else None,
                 )
             )
     return tuple(found)
@@ -59,14 +53,14 @@ def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
 
 @frozen
 class Names:
-    """What the microbatches call weights and gradients: the parameter of each value that they read or add up."""
+    """Names of weights and gradients in the microbatches: the parameter of each value that they read or add up."""
 
     weights: Mapping[str, str]
     gradients: Mapping[str, str]
 
 
 def names(program: Program, region: Region) -> Names:
-    """Those of the microbatches `region` of a step."""
+    """The names in the microbatches `region` of a step."""
     packs = [op for op in program.region.body if isinstance(op, Op) and op.kind == "pack"]
     of = {name: param for op in packs for name, param in zip(op.inputs, _params(program, op), strict=False)}
     ends = zip(region.yields, region.results, strict=True)
@@ -79,7 +73,7 @@ def _params(program: Program, pack: Op) -> tuple[str, ...]:
 
 
 class Moved:
-    """What is there and what is lost, cell by cell."""
+    """Present weights and lost gradients, cell by cell."""
 
     def __init__(self, moves: Sequence[Move], names: Names) -> None:
         self._moves, self._names = moves, names

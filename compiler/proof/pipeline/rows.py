@@ -1,22 +1,21 @@
 """Does the rows of a pipeline's schedule: each rank its actions in order, on what it holds and what it is sent.
 
-Purpose: the microbatches of a step as its ranks do them.  What crosses from stage to stage lies in slots of a rank; an
+The microbatches of a step as its ranks do them.  What crosses from stage to stage lies in slots of a rank; an
 action takes what it needs, and then it is gone.  A receive waits for nothing, what takes its value does; of two ranks'
 messages the first that is sent is the first that is received.
 So what is not there when it is read is an error, and what is there but wrong comes out in the results.  Weights are
 there from where their gather is awaited to where they are freed; what is added to a gradient that is being reduced is
 lost (`moves`).
-Non-goals: what a stage does (`staged`); time; rows that wait for each other because a send blocks
-(`schedules.rendezvous`).
 """
 
 from collections import defaultdict, deque
 from typing import TypeAlias
 
 from ...ir import Region, walk
+from ...ops import messages
 from ...schedules.actions import Action, Schedule, Work
 from ...schedules.dependencies import Cell
-from ...schedules.p2p_matching import SENDS
+from ...schedules.p2p import SENDS
 from ..interpreter import Env, Interpreter, differing
 from ..simulated_mesh import SimulatedMesh
 from .chunk_comms import Move, Moved, moves, names
@@ -24,7 +23,7 @@ from .split import shares
 from .stage import Staged, Sums, result
 
 Slot: TypeAlias = tuple[str, int, int]
-"""What lies there, for which stage and which microbatch."""
+"""The content of a slot: value, stage and microbatch."""
 
 ENTERING, RETURNING, KEPT, LEFT = "what enters", "the gradient of what leaves", "what `F` keeps", "what `I` leaves"
 
@@ -56,7 +55,8 @@ def run_rows(
     assert pipeline, "verify: no pipeline"
     assert pipeline.schedule, "verify: no rows"
     for op in walk(region.body):
-        if op.kind == "coerce" and pipeline.axis in op.names("axes"):
+        sent = (axis for each in messages(machine.program, op, machine.types) for axis in each.axes)
+        if pipeline.axis in (*op.names("axes"), *sent):
             raise RowsError(
                 f"`{op.outputs[0].name}` is computed by all stages at once, which work on different microbatches"
             )
@@ -163,13 +163,13 @@ class _Rows:
         return True
 
     def _deliver(self, source: int, target: int) -> None:
-        """What is sent goes to what is received, as far as there is both."""
+        """Delivers sent values to receives, as far as there are both."""
         sent, awaited = self._sent[source, target], self._awaited[source, target]
         while sent and awaited:
             self._put(target, awaited.popleft(), sent.popleft())
 
     def _taken(self, action: Action) -> list[Slot]:
-        """What an action takes."""
+        """The inputs of an action."""
         stage, work, microbatch = action.stage, action.work, action.microbatch
         match work:
             case Work.FORWARD:

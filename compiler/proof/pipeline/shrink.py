@@ -1,9 +1,8 @@
 """A pipeline at small sizes: its stages with few turns each, its rows for few microbatches.
 
-Purpose: on few ranks the same kinds of stages: a first and a last one that have turns if the plan's have, one that has
+On few ranks the same kinds of stages: a first and a last one that have turns if the plan's have, one that has
 more turns than the others, and cuts where as different values cross as at the plan's.  What the step says of ranks by
 their numbers is said of the small pipeline's.
-Non-goals: the sizes themselves (`shapes`).
 """
 
 from itertools import accumulate, pairwise
@@ -13,13 +12,12 @@ from attrs import evolve
 from ...analysis import stage_schedule
 from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base, types
 from ...ir.stages import crossing, stages
-from ...schedules.actions import Schedule
-from ...schedules.errors import ScheduleError
+from ...schedules.actions import Schedule, ScheduleError
 from ...schedules.p2p import with_messages
 from ...schedules.registry import SCHEDULES
 from ...schedules.rescale import resized
 from ...schedules.timeline import Times
-from ..ownership import readers
+from ..sharded_state import readers
 from .split import blocks
 
 
@@ -56,7 +54,7 @@ def covers(program: Program, small: Program) -> bool:
 
 
 def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
-    """What crosses cuts, each list once, and the first repeat in which it does."""
+    """The values that cross cuts, each list once, and the first repeat in which they do."""
     assert program.pipeline, "verify: no pipeline"
     begun = (stage.begins for stage in stages(program, program.pipeline)[1:])
     found: dict[tuple[Value, ...], int] = {}
@@ -83,14 +81,14 @@ def _before(number: int, ranks: int) -> int:
 
 
 def _filled(pipeline: Pipeline, count: int) -> list[int]:
-    """Of so many stages those that have turns; all, if only stages in the middle had and there are none."""
+    """The stages, of so many, that have layers; all, if only stages in the middle had and there are none."""
     ends = (0, *pipeline.turns[:1]), (count - 1, *pipeline.turns[-1:])
     empty = {stage for stage, *turns in ends if turns == [0]}
     return [k for k in range(count) if k not in empty] or [*range(count)]
 
 
 def _rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
-    """Those of the schedule's name; where it has none, a part of the plan's own, or these and more."""
+    """Rows by the schedule's name; where it has none, a part of the plan's own, or these and more."""
     if _is_unnamed(pipeline):
         assert pipeline.schedule, "verify: no schedule"
         return resized(pipeline.schedule, ranks, microbatches)
@@ -122,7 +120,7 @@ def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
 
 
 def _turns(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[int, ...]:
-    """Of stages that begin in one repeat each has a turn, and the last of them all to where the next one begins."""
+    """Layers: one for each stage that begins in a repeat, and for the last of them all to where the next one begins."""
     ranks, sizes = small.axis(pipeline.axis).size, [small.size(dim) for dim in pipeline.dims]
     ends, filled = [0, *accumulate(sizes)], _filled(pipeline, len(pipeline.homes))
     cuts: list[int] = []

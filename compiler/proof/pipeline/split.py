@@ -1,8 +1,7 @@
-"""What each stage of a pipeline does of a microbatch: statements of forward and backward, what enters and what leaves.
+"""The part of a microbatch of each pipeline stage: statements of forward and backward, inputs and outputs.
 
-Purpose: the step's microbatches are those of all stages together; here they come apart, at the carries of the repeats
+The step's microbatches are those of all stages together; here they come apart, at the carries of the repeats
 that are cut.  A gradient of which several stages make parts is a sum that each stage does of the parts it has.
-Non-goals: doing any of it (`rows`), and backward's two parts (`halves`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from ...ir import Arg, Enter, Op, Pipeline, Program, Region, Stmt
 from ...ir.stages import Stage, groups, is_free, stages
 
 SUMS = ("add", "cast", "coerce")
-"""What the parts of a parameter's gradient go through: linear in each."""
+"""Ops on parts of a parameter's gradient: linear in each."""
 
 
 @frozen
@@ -36,10 +35,10 @@ class Part:
 
 @frozen
 class Share:
-    """What a stage does of a microbatch."""
+    """The part of a microbatch of one stage."""
 
     turns: dict[str, range]
-    """Of the repeats over each dim that is cut."""
+    """The layers of the repeats over each dim that is split."""
     forward: Part
     backward: Part
 
@@ -58,13 +57,13 @@ def blocks(region: Region) -> tuple[Region, Region]:
 
 
 def free(pipeline: Pipeline, region: Region) -> list[Stmt]:
-    """What every stage does by itself before it does its share."""
+    """Statements that every stage does for itself before its own."""
     bodies, _ = groups(pipeline, blocks(region)[0].body)
     return [stmt for stmt in bodies[0] if is_free(stmt)]
 
 
 def shares(program: Program, pipeline: Pipeline, region: Region) -> list[Share]:
-    """What each stage does of a microbatch, in the model's order."""
+    """The part of a microbatch of each stage, in the model's order."""
     all_ = stages(program, pipeline)
     borders = [None, *map(_Border.before, all_[1:]), None]
     forward, backward = blocks(region)
@@ -112,7 +111,7 @@ class _Block:
         """The arguments of each repeat that cross from stage to stage."""
 
     def part(self, stage: Stage, enter: _Border | None, leave: _Border | None) -> Part:
-        """What a stage does that begins at one border and ends at another."""
+        """Statements of a stage between two borders."""
         body: list[Stmt] = []
         crossing: list[str] = []
         for number, group in enumerate(self.bodies):
@@ -130,7 +129,7 @@ class _Block:
         return not group and is_free(stmt)
 
     def begun(self, repeat: Region) -> list[Stmt]:
-        """What each stage does before its turns of a repeat."""
+        """Statements of each stage before its layers of a repeat."""
         return []
 
     def _taken(self, border: _Border | None) -> tuple[str, ...]:
@@ -156,7 +155,7 @@ class _Block:
         return tuple(f"{arg.value.name} received" for arg in self.crossing[number])
 
     def results(self, number: int) -> tuple[str, ...]:
-        """What a repeat makes of what crosses."""
+        """The outputs of a repeat for the values that cross."""
         return tuple(value.name for value, _ in zip(self.repeats[number].results, self.crossing[number], strict=False))
 
 
@@ -185,7 +184,7 @@ class _Mirrored(_Block):
         return found[::-1]
 
     def mirrored(self, stage: Stage, enter: _Border | None, leave: _Border | None) -> Part:
-        """What a stage of the model does."""
+        """Statements of a stage of the model."""
         last = len(self.repeats)
         turned = Stage(tuple(last - group for group in stage.groups), stage.turns[::-1])
         part = self.part(turned, enter and enter.mirrored(last), leave and leave.mirrored(last))

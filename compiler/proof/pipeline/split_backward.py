@@ -1,8 +1,7 @@
 """Backward in two parts: what the gradient that is handed on needs, and the gradients of weights alone.
 
-Purpose: what the runtime puts off, weights' gradients of matrix products and embeddings and all that is made of these,
+What the runtime puts off, weights' gradients of matrix products and embeddings and all that is made of these,
 is taken out of the statements, into statements of its own; what these read, repeats keep for them.
-Non-goals: when each part is done (`schedules`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import evolve, field, frozen
 
 from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, uses
+from ...ops import VJPS
 from .split import Part, made
-
-PUT_OFF = (
-    *("contract", "embedding_dw", "linear_cross_entropy_dw", "linear_cross_entropy_db"),
-    *("linear_softmax_stats_dw", "linear_softmax_stats_db"),
-)
 
 
 @frozen
@@ -34,7 +29,7 @@ def halves(part: Part, types: Mapping[str, Type]) -> Halves:
 
 @frozen
 class _Found:
-    """What is done now, what then, and the names that are not there before then."""
+    """Statements now, statements later, and the names that later ones define."""
 
     now: list[Stmt] = field(factory=list[Stmt])
     then: list[Stmt] = field(factory=list[Stmt])
@@ -54,7 +49,7 @@ class _Split:
         for stmt in body:
             if isinstance(stmt, Region):
                 self._region(stmt, needed, found)
-            elif found.late & {*stmt.inputs} or (stmt.kind in PUT_OFF and not needed & {*made(stmt)}):
+            elif found.late & {*stmt.inputs} or (_is_put_off(stmt) and not needed & {*made(stmt)}):
                 found.then.append(stmt)
                 found.late.update(made(stmt))
             else:
@@ -116,6 +111,10 @@ def _needed(body: Sequence[Stmt], wanted: Iterable[str]) -> set[str]:
         if found & {*made(stmt)}:
             found.update(_read(stmt))
     return found
+
+
+def _is_put_off(op: Op) -> bool:
+    return op.kind == "contract" or VJPS.delayed(op)
 
 
 def _read(stmt: Stmt) -> Iterable[str]:

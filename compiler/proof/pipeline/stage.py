@@ -1,8 +1,7 @@
 """A stage of a pipeline on its rank: its turns, what it holds, and what it does of a microbatch.
 
-Purpose: the stage's statements are evaluated as a step of their own, in which the repeats that are cut have only its
+The stage's statements are evaluated as a step of their own, in which the repeats that are cut have only its
 turns, on ranks that are alone along the stages' axis.  `result` puts together what all stages add up.
-Non-goals: in which order (`rows`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from attrs import evolve, frozen
 from ...ir import Enter, Pipeline, Region, Stmt, Type, Yield, uses
 from ...schedules.actions import Work
 from ..interpreter import Env, Interpreter, Where
-from ..ownership import noise
+from ..sharded_state import noise
 from ..simulated_mesh import SimulatedMesh
 from ..tensors import RANDOM, Array, Tensor, degree_of
 from .split import Part, Share, free
@@ -34,7 +33,7 @@ class Staged:
     share: Share
     rank: int
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh]
-    """Those of all stages."""
+    """The statements of all stages."""
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -45,7 +44,7 @@ class Staged:
 
     @cached_property
     def parts(self) -> Mapping[Work, Part]:
-        """What each action does."""
+        """The statements of each action."""
         both = halves(self.share.backward, self.machine.types)
         forward, backward = self.share.forward, self.share.backward
         return {Work.FORWARD: forward, Work.BACKWARD: backward, Work.INPUT: both.input, Work.WEIGHT: both.weight}
@@ -76,7 +75,7 @@ class Staged:
 
     @cached_property
     def _held(self) -> Env:
-        """What the rank has of all that the microbatches read."""
+        """The rank's values of all that the microbatches read."""
         return {name: self._here(self.outer[name]) for name in uses(self.region) if name in self.outer}
 
     @cached_property
@@ -91,14 +90,14 @@ class Staged:
         return self.machine.made(("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
     def given(self, microbatch: int) -> Env:
-        """What a microbatch begins with."""
+        """The inputs of a microbatch."""
         inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
         env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
         env = self._alone.body(self._free, env, ((self.region.dim, microbatch),))
         return {name: self._turns(value) for name, value in env.items()}
 
     def _turns(self, x: Tensor) -> Tensor:
-        """Of what repeats that are cut take slices of, the stage's."""
+        """The stage's slices of the inputs of split repeats."""
         turns = self.share.turns.get(x.dims[0]) if x.dims else None
         if turns is None:
             return x
@@ -112,7 +111,7 @@ class Staged:
         return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
 
     def sums(self, part: Part, env: Env) -> Env:
-        """What a part makes of the microbatches' results."""
+        """The results of the microbatches after one part."""
         made = set(part.made)
         return {end.name: env[end.name] for end in self.region.yields if end.name in made}
 
@@ -130,7 +129,7 @@ class Staged:
 
 
 def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
-    """What each rank holds of a result of the microbatches; where it has no part, of the loss 0, else noise."""
+    """A result of the microbatches on each rank; where a rank has no part, 0 for the loss, else noise."""
     machine, dim = stages[0].machine, stages[0].region.dim
     makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
     parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
@@ -148,7 +147,7 @@ def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tens
 
 
 def _nothing(machine: Interpreter, name: str, type: Type, is_loss: bool) -> Array:
-    """What ranks hold that make nothing, to be written to."""
+    """Outputs of ranks that compute nothing, to be written to."""
     world, n = machine.world, machine.numbers
     shape = world.shape(type)
     zero = n.constant(np.zeros((*(1,) * (1 + len(world.axes)), *shape), int), type.dims)

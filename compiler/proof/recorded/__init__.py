@@ -5,8 +5,6 @@ in the order of the program, so backward is the program's exact reverse, and the
 collective that is awaited later is recorded, and stands in the plan, where it begins.
 
 What a record cannot show: two calls of one kind, group, shape and dtype that changed places.
-
-Non-goals: what is in the tensors; what the loop communicates outside of steps and evaluations, but for its order.
 """
 
 from collections import Counter
@@ -66,7 +64,7 @@ class Recorded:
         return self.steps > 0 and not self.differences and not self.disorder
 
     def lines(self) -> str:
-        """What the user is told."""
+        """The text for the user."""
         run = f"{_number(self.steps, 'step')} and {_number(self.evaluations, 'evaluation')}"
         where = f"{_number(self.ranks, 'rank')}, {self.backend or 'no backend'}, torch {self.torch}"
         return "\n".join((f"recorded: {self.name}, {run} on {where}", *self._verdict()))
@@ -124,7 +122,7 @@ def _differences(plan: Sequence[Calls], records: Sequence[Record]) -> Iterator[D
 
 
 def _held(record: Record) -> list[Stretch]:
-    """What is held against the plan."""
+    """The recorded calls to compare with the plan."""
     return [stretch for stretch in record.stretches if stretch.phase != "loop"]
 
 
@@ -157,14 +155,12 @@ def _what(plan: Sequence[Call], stretch: Stretch, at: int) -> str:
         return "a call too many"
     if done[at : at + _NEAR] == plan[at + 1 : at + _NEAR + 1]:
         return "a call is missing"
-    return "another " + ", ".join(it.name for it in fields(Call) if _differ(plan[at], done[at], it.name))
+    return "another " + ", ".join(
+        it.name for it in fields(Call) if getattr(plan[at], it.name) != getattr(done[at], it.name)
+    )
 
 
 _NEAR = 3  # calls that must be the plan's again for one to count as missing or as too many
-
-
-def _differ(call: Call, other: Call, name: str) -> bool:
-    return getattr(call, name) != getattr(other, name)
 
 
 def _alike(differences: Sequence[Difference]) -> Iterator[tuple[Difference, list[int]]]:

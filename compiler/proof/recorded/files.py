@@ -1,7 +1,4 @@
-"""Reads what `SCALEC_RECORD=1` left of a run: one file of JSON lines for each rank.
-
-Non-goals: what the plan says (`recorded.plan`), and whether it was done (`recorded`).
-"""
+"""Reads what `SCALEC_RECORD=1` left of a run: one file of JSON lines for each rank."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,8 +20,8 @@ class RecordError(Exception):
 class Call:
     """A collective or a message as one rank asks for it.
 
-    op         all_reduce, all_gather, reduce_scatter or all_to_all; send or receive; torch's own name of any other,
-               with `::` in it
+    op         all_reduce, all_gather, reduce_scatter, all_to_all or rotate; send or receive; torch's own name of any
+               other, with `::` in it
     reduction  `sum` or `max`; empty for what reduces nothing
     group      as global ranks
     shape      of the local tensor that goes in, as is its dtype; or of what is received
@@ -64,7 +61,7 @@ class Stretch:
 
 @frozen
 class Record:
-    """What one rank recorded; ranks that were started together share `run`."""
+    """The record of one rank; ranks that were started together share `run`."""
 
     rank: int
     run: str

@@ -3,8 +3,6 @@
 Ranks that take two groups in different order wait for each other for ever, though each group's own calls agree (row 34
 of the catalogue of silent failures); so the calls of all ranks are played, not compared group by group.  A message
 waits for nobody where it begins: of two ranks, what one sends is what the other receives, in one order.
-
-Non-goals: the plan; whether ranks wait for messages in a circle, which the compiler has checked of the plan's rows.
 """
 
 from collections import defaultdict, deque
@@ -15,7 +13,7 @@ from .files import Call, Record, Stretch, ranks
 
 
 def disorder(records: Sequence[Record]) -> tuple[str, ...]:
-    """What keeps the ranks from meeting, in lines; none where all calls of all ranks can be carried out."""
+    """Why ranks do not meet, in lines; none where all calls of all ranks can be carried out."""
     if lines := _lost(records):
         return lines
     calls = [[it for it in record.calls() if it[1].peer is None] for record in records]
@@ -65,7 +63,7 @@ def _meeting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int],
 
 
 def _essence(call: Call) -> Call | str:
-    """What has to be equal on all ranks; with torch's other ops (saving uses some) only the root may send."""
+    """The part of a call that must be equal on all ranks; with torch's other ops only the root may send."""
     return call.op if "::" in call.op else call
 
 

@@ -1,8 +1,4 @@
-"""What each rank has to communicate, written out from plan.json call for call.
-
-Non-goals: the IR.  Reading the account alone, and working out groups from the mesh anew, this shares nothing with what
-wrote the program.
-"""
+"""The expected communication of each rank, written out from plan.json call for call."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -31,7 +27,7 @@ class Expected:
 
 
 Calls = dict[str, tuple[Expected, ...]]
-"""Those of a rank in each `train` step and each `evaluate`, in order."""
+"""Calls of a rank in each `train` step and each `evaluate`, in order."""
 
 
 def expected(plan: dict[str, Any], rank: int) -> Calls:
@@ -51,7 +47,7 @@ def _calls(plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int) ->
 def _in_row(
     plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, turns: dict[str, range]
 ) -> Iterator[Expected]:
-    """What a rank of a pipeline does: its row stands where its stages do in the list.
+    """The calls of a rank of a pipeline: its row takes the place of its stages in the list.
 
     What of that row's stages is reduced as soon as they have ended stands behind them.
     """
@@ -101,10 +97,16 @@ def _in_order(
 ) -> Iterator[Expected]:
     """A list from its first to its last, those in loops as often as these turn."""
     calls = [_call(each, plan, rank) for each in listed]
-    loops = [(i, tuple(each["loops"])) for i, each in enumerate(listed) if each["ranks"] > 1]
+    loops = [(i, (*each["loops"], *_hops(each))) for i, each in enumerate(listed) if each["ranks"] > 1]
     for i, turn in _unrolled(loops, turns, ()):
-        if not turn or _is_one_of(listed[i]["every"], *turn[-1]):
+        around = turn[: len(turn) - len(_hops(listed[i]))]
+        if not around or _is_one_of(listed[i]["every"], *around[-1]):
             yield from [calls[i]] * _begin(listed[i]["last"], listed[i]["ahead"], turn)
+
+
+def _hops(each: dict[str, Any]) -> list[str]:
+    """The loop within the op that communicates, if there is one."""
+    return [each["hops"]] if each.get("hops") else []
 
 
 def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:

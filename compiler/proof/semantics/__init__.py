@@ -21,8 +21,9 @@ from . import (
     user,
 )
 from .call import Call, Semantics
+from .vjp import vjp
 
-MEANINGS: dict[str, Semantics] = {
+_OPS: dict[str, Semantics] = {
     **algebra.MEANINGS,
     **attention.MEANINGS,
     **dropout.MEANINGS,
@@ -38,6 +39,7 @@ MEANINGS: dict[str, Semantics] = {
     **step.MEANINGS,
     **user.MEANINGS,
 }
+MEANINGS = {**_OPS, "vjp": Semantics(lambda c: vjp(c, _OPS))}
 """By the op's kind."""
 
 __all__ = ["MEANINGS", "Call", "Semantics"]

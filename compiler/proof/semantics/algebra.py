@@ -1,7 +1,6 @@
 """Sums and products."""
 
-from ..arithmetic import Numbers
-from ..tensors import Dims, Tensor
+from ..tensors import Dims, Numbers, Tensor
 from .call import Call, Semantics
 
 

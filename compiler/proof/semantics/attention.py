@@ -1,10 +1,8 @@
 """Rotary positions, and softmax attention with key/value heads that serve several query heads."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ...ops.attention import SEQUENCE, documents_and_draws, head_dims
+from ...ops.attention import attention_roles, documents_and_draws, rope_roles
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
 from .dropout import kept
@@ -24,8 +22,9 @@ def _rotated(c: Call, x: Tensor, sign: int) -> Tensor:
 def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
     n, last, half = c.numbers, x.dims[-1], x.array.shape[-1] // 2
     scaling = (c.get("scaling"), *(c.number(name) for name in ("factor", "low", "high", "original")))
-    cos, sin = n.angles(c.indices(0, SEQUENCE), half, c.number("theta"), scaling)
-    cos, sin = (Tensor((SEQUENCE, last), t.array, t.degree) for t in (cos, sin))
+    at = rope_roles(c.types, c.op).query_seq
+    cos, sin = n.angles(c.indices(0, at), half, c.number("theta"), scaling)
+    cos, sin = (Tensor((at, last), t.array, t.degree) for t in (cos, sin))
     back = n.negative(sin)
     ahead, behind = (sin, back) if sign > 0 else (back, sin)
     first, second = Tensor(x.dims, x.array[..., :half], x.degree), Tensor(x.dims, x.array[..., half:], x.degree)
@@ -42,22 +41,22 @@ def joined(low: Tensor, high: Tensor) -> Tensor:
 class _Softmax:
     """softmax(q·kᵀ · scale + mask) of each query head with the keys of its group, and what dropout leaves of it."""
 
-    def __init__(self, c: Call, first: int, rest: Sequence[Tensor]) -> None:
-        """q and k are the operands from `first` on; `rest` are documents and draws, where there are such."""
+    def __init__(self, c: Call) -> None:
         self.c, self.n = c, c.numbers
+        q, k, self.v, *rest = c.args
         self.documents, draws = documents_and_draws(c.op, rest)
-        q, k = c.args[first : first + 2]
-        self.heads, few = head_dims(*c.types[first : first + 2])
+        roles = attention_roles(c.types, c.op)
+        self.heads, self.at, few = roles.heads, roles.query_seq, roles.kv_heads
         self.q, self.own = q, k.dims
-        self.few: Dims = tuple({SEQUENCE: KEY, few: GROUP}.get(dim, dim) for dim in k.dims)
+        self.few: Dims = tuple({roles.key_seq: KEY, few: GROUP}.get(dim, dim) for dim in k.dims)
         self.many: Dims = tuple(self.heads if dim == GROUP else dim for dim in self.few)
-        self.pick = self._group(c.indices(first, self.heads), c.indices(first + 1, few), few)
+        self.pick = self._group(c.indices(0, self.heads), c.indices(1, few), few)
         self.k = self.spread(k)
         self.scale = self._scale(q)
-        self.pairs: Dims = (*(dim for dim in q.dims[:-1] if dim != SEQUENCE), SEQUENCE, KEY)
-        positions = c.indices(first, SEQUENCE)
-        places = [(self.heads, c.indices(first, self.heads)), (SEQUENCE, positions), (KEY, positions)]
-        self.p = self._weights(positions)
+        self.pairs: Dims = (*(dim for dim in q.dims[:-1] if dim != self.at), self.at, KEY)
+        queries, keys = c.indices(0, self.at), c.indices(1, roles.key_seq)
+        places = [(self.heads, c.indices(0, self.heads)), (self.at, queries), (KEY, keys)]
+        self.p = self._weights(queries, keys)
         self.kept = [kept(c, each, c.number("dropout"), places) for each in draws]
         self.left = self.n.product(self.pairs, self.p, *self.kept) if draws else self.p
 
@@ -76,39 +75,39 @@ class _Softmax:
         """Keys or values, copied to every query head of their group."""
         return self.n.product(self.many, self.pick, Tensor(self.few, x.array, x.degree))
 
-    def _weights(self, positions: Array) -> Tensor:
+    def _weights(self, queries: Array, keys: Array) -> Tensor:
         n = self.n
         scores = n.product(self.pairs, self.q, self.k, self.scale)
         self.slope: Tensor | None = None
         if cap := self.c.number("softcap"):
             self.slope = n.function("softcap slope", scores, constants=(cap,))
             scores = n.function("softcap", scores, constants=(cap,))
-        return n.softmax(scores, self._seen(positions))
+        return n.softmax(scores, self._seen(queries, keys))
 
-    def _seen(self, positions: Array) -> Tensor:
+    def _seen(self, queries: Array, keys: Array) -> Tensor:
         """One where a query sees a key, else zero."""
-        ahead = positions[..., :, None] - positions[..., None, :]
+        ahead = queries[..., :, None] - keys[..., None, :]
         seen = ahead >= 0 if self.c.get("mask") == "causal" else ahead == ahead
         window = self.c.number("window")
         seen = seen & (np.abs(ahead) < window) if window else seen
-        near = self.n.constant(seen.astype(int), (SEQUENCE, KEY))
+        near = self.n.constant(seen.astype(int), (self.at, KEY))
         alike = [self._alike(each) for each in self.documents]
         return self.n.product(alike[0].dims, near, *alike) if alike else near
 
     def _alike(self, documents: Tensor) -> Tensor:
         """One where two tokens are of one document, else zero."""
-        rows = tuple(dim for dim in documents.dims if dim != SEQUENCE)
-        ids = documents.onto((*rows, SEQUENCE))
+        rows = tuple(dim for dim in documents.dims if dim != self.at)
+        ids = documents.onto((*rows, self.at))
         alike = ids[..., :, None] == ids[..., None, :]
-        return self.n.constant(alike.astype(int), (*rows, SEQUENCE, KEY))
+        return self.n.constant(alike.astype(int), (*rows, self.at, KEY))
 
-    def result(self, v: Tensor) -> Tensor:
-        return self.n.product(self.q.dims, self.left, self.spread(v))
+    def result(self) -> Tensor:
+        return self.n.product(self.q.dims, self.left, self.spread(self.v))
 
-    def gradients(self, dy: Tensor, v: Tensor, result: Tensor) -> list[Tensor]:
+    def gradients(self, dy: Tensor, result: Tensor) -> list[Tensor]:
         """dq, dk and dv (Dao 2023, appendix)."""
         n = self.n
-        dp = n.product(self.pairs, dy, self.spread(v), *self.kept)
+        dp = n.product(self.pairs, dy, self.spread(self.v), *self.kept)
         mean = n.negative(n.product(self.pairs[:-1], dy, result))
         ds = n.product(self.pairs, self.p, n.total(self.pairs, dp, mean), self.scale)
         ds = n.product(self.pairs, ds, self.slope) if self.slope else ds
@@ -120,41 +119,16 @@ class _Softmax:
         return Tensor(self.own, grad.array, grad.degree)
 
 
-def _attention(c: Call) -> list[Tensor]:
-    _, _, v, *rest = c.args
-    return [_Softmax(c, 0, rest).result(v)]
-
-
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    _, _, v, *rest = c.args
-    softmax = _Softmax(c, 0, rest)
-    return [*softmax.gradients(grads[0], v, softmax.result(v)), *(None for _ in rest)]
+    return [*_Softmax(c).gradients(grads[0], c.results[0]), *(None for _ in c.args[3:])]
 
 
-def _dx(c: Call) -> list[Tensor]:
-    dy, _, _, v, result, *rest = c.args
-    return _Softmax(c, 1, rest).gradients(dy, v, result)
-
-
-def _turned(sign: int) -> Semantics:
-    return Semantics(
-        lambda c: [_rotated(c, c.args[0], sign)],
-        lambda c, grads: [_rotated(c, grads[0], -sign)],
-    )
-
-
-def _both_turned(sign: int) -> Semantics:
-    return Semantics(
-        lambda c: [_rotated(c, x, sign) for x in c.args],
-        lambda c, grads: [_rotated(c, grad, -sign) for grad in grads],
-    )
-
-
+_TURNED = Semantics(
+    lambda c: [_rotated(c, x, 1) for x in c.args],
+    lambda c, grads: [_rotated(c, grad, -1) for grad in grads],
+)
 MEANINGS = {
-    "rope": _turned(1),
-    "rope_pair": _both_turned(1),
-    "rope_pair_dx": _both_turned(-1),
-    "rope_dx": _turned(-1),
-    "attention": Semantics(_attention, _gradients),
-    "attention_dx": Semantics(_dx),
+    "rope": _TURNED,
+    "rope_pair": _TURNED,
+    "attention": Semantics(lambda c: [_Softmax(c).result()], _gradients),
 }

@@ -6,14 +6,17 @@ from attrs import frozen
 
 from ...ir import Attr, Op, Program, Type
 from ...ops import OPS
-from ..arithmetic import Numbers
 from ..simulated_mesh import SimulatedMesh
-from ..tensors import Array, Dims, Tensor
+from ..tensors import Array, Dims, Numbers, Tensor
 
 
 @frozen
 class Call:
-    """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in."""
+    """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in.
+
+    For its gradients it has results too: at least the first, if its `vjp` reads that; and `wrt` are the operands whose
+    gradients are wanted, None all: each is evaluated once in a step, which the bound of the proof counts.
+    """
 
     program: Program
     world: SimulatedMesh
@@ -21,6 +24,8 @@ class Call:
     op: Op
     args: Sequence[Tensor]
     types: Sequence[Type]
+    results: Sequence[Tensor] = ()
+    wrt: Sequence[int] | None = None
 
     @property
     def dims(self) -> Dims:
@@ -36,6 +41,10 @@ class Call:
         value = self.get(key)
         assert isinstance(value, int | float), f"verify: {self.op.kind}: {key} is no number"
         return float(value)
+
+    def wants(self, operand: int) -> bool:
+        """Whether the gradient of an operand is wanted."""
+        return self.wrt is None or operand in self.wrt
 
     def indices(self, operand: int, dim: str) -> Array:
         """The global indices along `dim` of what each rank holds of an operand: [1, *mesh axes, n]."""
@@ -57,7 +66,8 @@ Gradients = Callable[[Call, list[Tensor]], list[Tensor | None]]
 class Semantics:
     """What an op computes; and, of ops of the forward, the gradients of operands from those of the results.
 
-    The gradients are for the single-device step; a sharded step computes them with ops of its own.
+    These are what the single-device step takes, and what the op's `vjp` means.  A result without a gradient may be
+    left out, if it stands before those that have one.
     """
 
     value: Value

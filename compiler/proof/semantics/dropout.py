@@ -11,12 +11,12 @@ LAYERS_OF_STAGE = 1000
 
 
 def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]) -> Tensor:
-    """What elements are multiplied by: its dims are `batch` and those of `places`, each with its global indices.
+    """What elements are multiplied by: its dims are those of `draws` and of `places`, each with its global indices.
 
     In the field these are any numbers: steps that agree for all of them agree for 0 and 1 / (1 − share).
     """
     n = c.numbers
-    dims: Dims = ("batch", *(dim for dim, _ in places))
+    dims: Dims = (*draws.dims, *(dim for dim, _ in places))
     indices = [draws, *(Tensor((dim,), at) for dim, at in places)]
     operands = [Tensor(dims, n.constant(each.onto(dims), dims).array) for each in indices]
     return n.function("kept", *operands, constants=(c.get("site"), share))
@@ -24,7 +24,7 @@ def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array
 
 def _kept(c: Call) -> Tensor:
     x, draws = c.args
-    places = [(dim, c.indices(0, dim)) for dim in x.dims if dim != "batch"]
+    places = [(dim, c.indices(0, dim)) for dim in x.dims if dim not in draws.dims]
     return kept(c, draws, c.number("p"), places)
 
 

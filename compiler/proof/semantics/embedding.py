@@ -14,9 +14,4 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [None, c.numbers.product(table.dims, c.hot(0, 1, table.dims[0]), grads[0])]
 
 
-def _dw(c: Call) -> list[Tensor]:
-    dy, _, table = c.args
-    return [c.numbers.product(table.dims, c.hot(1, 2, table.dims[0]), dy)]
-
-
-MEANINGS = {"embedding": Semantics(_embedding, _gradients), "embedding_dw": Semantics(_dw)}
+MEANINGS = {"embedding": Semantics(_embedding, _gradients)}

@@ -8,8 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..arithmetic import Numbers
-from ..tensors import Dims, Tensor
+from ..tensors import Dims, Numbers, Tensor
 from .call import Call, Semantics
 
 
@@ -128,9 +127,9 @@ def whole_dx(c: Call, dy: Tensor, logits: Labelled, labels: Tensor) -> Tensor:
     return logits.gradient(*token_loss_dx(c, z_loss, dy, z, labels, *([peak] if z_loss else [])), peak)
 
 
-def logits_of(c: Call, at: int) -> Capped:
-    """The logits, the operand `at`, and the labels behind them."""
-    return Capped(c, c.args[at], at, at + 1)
+def logits_of(c: Call) -> Capped:
+    """The logits of a call, and the labels behind them."""
+    return Capped(c, c.args[0], 0, 1)
 
 
 # ---- in parts
@@ -141,11 +140,6 @@ def _local_softmax_stats_gradients(c: Call, grads: list[Tensor]) -> list[Tensor 
     return [Labelled(c, c.args[0], 0, 2).gradient(dz, dt, c.args[1]), None, None]
 
 
-def _local_softmax_stats_dx(c: Call) -> list[Tensor]:
-    dz, dt, _, peak, _ = c.args
-    return [Labelled(c, c.args[2], 2, 4).gradient(dz, dt, peak)]
-
-
 def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     z, _, *rest = c.args
     return [*token_loss_dx(c, c.number("z_loss"), grads[0], z, *rest), *(None for _ in rest)]
@@ -153,15 +147,12 @@ def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "cross_entropy": Semantics(
-        lambda c: [whole(c, logits_of(c, 0), c.args[1])],
-        lambda c, grads: [whole_dx(c, grads[0], logits_of(c, 0), c.args[1]), None],
+        lambda c: [whole(c, logits_of(c), c.args[1])],
+        lambda c, grads: [whole_dx(c, grads[0], logits_of(c), c.args[1]), None],
     ),
-    "cross_entropy_dx": Semantics(lambda c: [whole_dx(c, c.args[0], logits_of(c, 1), c.args[2])]),
     "max_logit": Semantics(lambda c: [Logits(c, c.args[0], 0).peak()], lambda c, grads: [None]),
     "local_softmax_stats": Semantics(
         lambda c: [*Labelled(c, c.args[0], 0, 2).parts(c.args[1])], _local_softmax_stats_gradients
     ),
-    "local_softmax_stats_dx": Semantics(_local_softmax_stats_dx),
     "token_loss": Semantics(lambda c: [token_loss(c, c.number("z_loss"), *c.args)], _token_loss_gradients),
-    "token_loss_dx": Semantics(lambda c: [*token_loss_dx(c, c.number("z_loss"), *c.args)]),
 }

@@ -3,7 +3,7 @@
 Of layernorm x is what remains of it without its mean, and the variance is the mean of squares of that.
 """
 
-from collections.abc import Callable
+from attrs import evolve
 
 from ..tensors import Dims, Tensor
 from .call import Call, Semantics
@@ -51,7 +51,11 @@ def _scaled_dsquare(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tens
 def _scaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (dy,), (x, weight, square) = grads, c.args
     back = (dy, weight, x, square)
-    return [_scaled(c, dy, weight, square), _scaled_dw(c, *back), _scaled_dsquare(c, *back)]
+    return [
+        _scaled(c, dy, weight, square) if c.wants(0) else None,
+        _scaled_dw(c, *back) if c.wants(1) else None,
+        _scaled_dsquare(c, *back) if c.wants(2) else None,
+    ]
 
 
 def _mean_square_dx(c: Call, dy: Tensor, x: Tensor) -> Tensor:
@@ -77,48 +81,27 @@ def _rms_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _rms_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    x, weight = c.args
-    return [_rms_dx(c, grads[0], weight, x), _rms_dw(c, grads[0], weight, x)]
+    (x, weight), (dy,) = c.args, grads
+    return [_rms_dx(c, dy, weight, x) if c.wants(0) else None, _rms_dw(c, dy, weight, x) if c.wants(1) else None]
 
 
 def _layer(c: Call, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     return c.numbers.total(x.dims, _rms(c, _centred(c, x, weight.dims), weight), *bias)
 
 
-def _layer_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    return _centred(c, _rms_dx(c, dy, weight, _centred(c, x, weight.dims)), weight.dims)
-
-
-def _layer_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    return _rms_dw(c, dy, weight, _centred(c, x, weight.dims))
-
-
 def _layer_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (dy,), (x, weight, *bias) = grads, c.args
-    return [_layer_dx(c, dy, weight, x), _layer_dw(c, dy, weight, x), *(c.numbers.product(b.dims, dy) for b in bias)]
+    dx, dw = _rms_gradients(evolve(c, args=[_centred(c, x, weight.dims), weight]), grads)
+    dx = _centred(c, dx, weight.dims) if dx else None
+    return [dx, dw, *(c.numbers.product(b.dims, dy) for b in bias)]
 
-
-NORM_VALUES: dict[str, Callable[..., Tensor]] = {"rmsnorm": _rms, "layernorm": _layer}
-"""Whole norms: of a call, x, a weight and perhaps a bias."""
-
-Back = Callable[[Call, Tensor, Tensor, Tensor], Tensor]
-
-NORM_GRADIENTS: dict[str, tuple[Back, Back]] = {"rmsnorm": (_rms_dx, _rms_dw), "layernorm": (_layer_dx, _layer_dw)}
-"""The gradients of x and of the weight: of a call, dy, the weight and x."""
 
 MEANINGS = {
     "rmsnorm": Semantics(lambda c: [_rms(c, *c.args)], _rms_gradients),
-    "rmsnorm_dx": Semantics(lambda c: [_rms_dx(c, *c.args)]),
-    "rmsnorm_dw": Semantics(lambda c: [_rms_dw(c, *c.args)]),
     "layernorm": Semantics(lambda c: [_layer(c, *c.args)], _layer_gradients),
-    "layernorm_dx": Semantics(lambda c: [_layer_dx(c, *c.args)]),
-    "layernorm_dw": Semantics(lambda c: [_layer_dw(c, *c.args)]),
     "mean_square": Semantics(
         lambda c: [_mean(c, c.op.names("over"), c.args[0], c.args[0])],
         lambda c, grads: [_mean_square_dx(c, grads[0], c.args[0])],
     ),
-    "mean_square_dx": Semantics(lambda c: [_mean_square_dx(c, *c.args)]),
     "rms_scaled": Semantics(lambda c: [_scaled(c, *c.args)], _scaled_gradients),
-    "rms_scaled_dw": Semantics(lambda c: [_scaled_dw(c, *c.args)]),
-    "rms_scaled_dsquare": Semantics(lambda c: [_scaled_dsquare(c, *c.args)]),
 }

@@ -26,8 +26,8 @@ def shared_gradient(logits: Labelled, dz: Tensor, dt: Tensor, m: Tensor) -> Tens
 
 
 def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    logits = logits_of(c, 0)
-    return [shared_gradient(logits, grads[1], grads[2], logits.peak()), None]
+    dz, dt = grads[-2:]
+    return [shared_gradient(logits_of(c), dz, dt, c.results[0]), None]
 
 
 # ---- together again
@@ -62,14 +62,7 @@ def _rescaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [None, _shared(dz, z.dims), grads[1], None, None]
 
 
-def _rescaled_dz(c: Call) -> list[Tensor]:
-    dz, m, peak = c.args
-    return [_shared(c.numbers.product(m.dims, dz, _below(c, m, peak)), c.dims)]
-
-
 MEANINGS = {
-    "logit_softmax_stats": Semantics(lambda c: parts(c, logits_of(c, 0)), _logit_gradients),
-    "logit_softmax_stats_dx": Semantics(lambda c: [shared_gradient(logits_of(c, 3), *c.args[:3])]),
+    "logit_softmax_stats": Semantics(lambda c: parts(c, logits_of(c)), _logit_gradients),
     "rescale_to_global_max": Semantics(_rescaled, _rescaled_gradients),
-    "rescale_to_global_max_dz": Semantics(_rescaled_dz),
 }

@@ -16,16 +16,12 @@ def slope(c: Call, name: str, x: Tensor) -> Tensor:
     return applied(c, f"{name} slope", x)
 
 
-def _meanings(name: str) -> dict[str, Semantics]:
-    """The function and the op of its gradient; both have the same attributes."""
+def _meaning(name: str) -> Semantics:
+    def gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+        (x,), (dy,) = c.args, grads
+        return [c.numbers.product(x.dims, dy, slope(c, name, x))]
 
-    def back(c: Call, dy: Tensor, x: Tensor) -> Tensor:
-        return c.numbers.product(x.dims, dy, slope(c, name, x))
-
-    return {
-        name: Semantics(lambda c: [applied(c, name, c.args[0])], lambda c, grads: [back(c, grads[0], c.args[0])]),
-        f"{name}_dx": Semantics(lambda c: [back(c, *c.args)]),
-    }
+    return Semantics(lambda c: [applied(c, name, c.args[0])], gradients)
 
 
-MEANINGS = {kind: meaning for entry in FUNCTIONS for kind, meaning in _meanings(entry.name).items()}
+MEANINGS = {entry.name: _meaning(entry.name) for entry in FUNCTIONS}

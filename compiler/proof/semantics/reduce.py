@@ -48,11 +48,6 @@ def _rest(c: Call, x: Tensor) -> Dims:
 
 MEANINGS = {
     "sum": Semantics(_sum, lambda c, grads: [_sum_dx(c, grads[0], c.args[0])]),
-    "sum_dx": Semantics(lambda c: [_sum_dx(c, *c.args)]),
     "mean": Semantics(_mean, lambda c, grads: [_mean_dx(c, grads[0], c.args[0])]),
-    "mean_dx": Semantics(lambda c: [_mean_dx(c, *c.args)]),
-    "softmax": Semantics(
-        lambda c: [_softmax(c, c.args[0])], lambda c, grads: [_softmax_dx(c, grads[0], _softmax(c, c.args[0]))]
-    ),
-    "softmax_dx": Semantics(lambda c: [_softmax_dx(c, *c.args)]),
+    "softmax": Semantics(lambda c: [_softmax(c, c.args[0])], lambda c, grads: [_softmax_dx(c, grads[0], c.results[0])]),
 }

@@ -1,16 +1,15 @@
 """What a step does around forward and backward."""
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 
 from ...config.settings import Optimizer
 from ...ir import Bucket, Program
-from ..arithmetic import Numbers
 from ..sharded_state import counted, own, packed, padded, parts
-from ..tensors import RANDOM, Tensor
+from ..tensors import RANDOM, Numbers, Tensor
 from .call import Call, Semantics
+from .vjp import zero
 
 
 def count_valid(labels: Tensor) -> Tensor:
@@ -76,10 +75,8 @@ def updated(
 
 def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
     """What the optimizer does to the parameter `name`; its averages are functions of the same element's gradients."""
-    own = next((g for g in optimizer.groups if any(fnmatchcase(name, p) for p in g.params)), None)
-    decay, scale = (own.weight_decay, own.lr_scale) if own else (optimizer.weight_decay, 1.0)
-    o, s = optimizer, optimizer.schedule
-    return (o.kind, o.lr, o.betas, o.eps, o.momentum, s.kind, s.warmup, s.floor, decay, scale)
+    own, o, s = optimizer.group_of(name), optimizer, optimizer.schedule
+    return (o.kind, o.lr, o.betas, o.eps, o.momentum, s.kind, s.warmup, s.floor, own.weight_decay, own.lr_scale)
 
 
 def _same(c: Call) -> list[Tensor]:
@@ -117,12 +114,6 @@ def _update(c: Call) -> list[Tensor]:
     return own(c.program, c.world, bucket, moved, c.numbers) if bucket else moved
 
 
-def _zeros(c: Call) -> list[Tensor]:
-    """Alike on all ranks."""
-    shape = (1, *(1 for _ in c.world.axes), *c.world.shape(c.op.outputs[0].type))
-    return [c.numbers.constant(np.zeros(shape, int), c.dims)]
-
-
 MEANINGS = {
     "begin": Semantics(lambda c: []),
     "cast": Semantics(_same, lambda c, grads: [grads[0]]),
@@ -140,5 +131,5 @@ MEANINGS = {
     "unscaled": Semantics(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
     "unscaled_norm": Semantics(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
     "update": Semantics(_update),
-    "zeros": Semantics(_zeros),
+    "zeros": Semantics(lambda c: [zero(c, c.op.outputs[0].type)]),
 }

@@ -7,19 +7,19 @@ combinations of the operands that it is linear in.
 
 from collections.abc import Iterable
 
-from ...ops.user import constants, linear_in, result_of
+from ...ops.user import constants, linear_in
 from ..tensors import RANDOM, Dims, Tensor
 from .call import Call, Semantics
 
 
 class _Slices:
-    """The combinations of all operands, which are those of the call from `first` on, for one result."""
+    """The combinations of all operands, for one result."""
 
-    def __init__(self, c: Call, first: int, result: int, dims: Dims) -> None:
+    def __init__(self, c: Call, result: int, dims: Dims) -> None:
         """`dims` are those of the result."""
         self.n, self.dims, self.op, self.result = c.numbers, dims, c.op, result
         self.along, self.linear = c.op.names("along"), linear_in(c.op)
-        self.operands = [self._apart(x) for x in c.args[first:]]
+        self.operands = [self._apart(x) for x in c.args]
         self.keys = [self._key(c, i, x) for i, x in enumerate(self.operands)]
         self.parts = [
             self.n.product(self._among([*x.dims, *key.dims]), x, key)
@@ -66,15 +66,12 @@ class _Slices:
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    through = [each.gradients(dy) for each, dy in zip(_results(c), grads, strict=True)]
+    through = [_Slices(c, i, dy.dims).gradients(dy) for i, dy in enumerate(grads)]
     return [c.numbers.total(x.dims, *parts) for x, *parts in zip(c.args, *through, strict=True)]
 
 
-def _results(c: Call) -> list[_Slices]:
-    return [_Slices(c, 0, i, value.type.dims) for i, value in enumerate(c.op.outputs)]
+def _values(c: Call) -> list[Tensor]:
+    return [_Slices(c, i, value.type.dims).value() for i, value in enumerate(c.op.outputs)]
 
 
-MEANINGS = {
-    "call": Semantics(lambda c: [each.value() for each in _results(c)], _gradients),
-    "call_dx": Semantics(lambda c: _Slices(c, 1, result_of(c.op), c.args[0].dims).gradients(c.args[0])),
-}
+MEANINGS = {"call": Semantics(_values, _gradients)}

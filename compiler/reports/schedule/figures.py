@@ -1,14 +1,73 @@
-"""A schedule in figures: how long each rank computes and waits, what it holds, and the bubble."""
+"""A schedule in figures: busy and idle time of each rank, its memory, and the bubble beside the paper's formula."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
+
+from attrs import frozen
 
 from ...analysis.memory import Account
 from ...config.units import amount
 from ...schedules.activation_memory import high_water
+from ...schedules.timeline import Times
 from ..summary import table
-from .formulas import expected
 from .picture import Picture, number, share
+
+
+@frozen
+class Formula:
+    """The idle time of each rank where messages take none, for p ranks, and where that is true."""
+
+    text: str
+    idle: Callable[[float, float, float], float]
+    """A function of f, b and w, for p = 2."""
+    least: Callable[[int], int]
+    """The number of microbatches from which on it is true, for p ranks."""
+    holds: Callable[[float, float, float], bool] = lambda f, b, w: True
+
+
+def _full(least: Callable[[int], int]) -> Formula:
+    return Formula("(p - 1)(f + b + w)", lambda f, b, w: f + b + w, least)
+
+
+def _weights_fill(least: Callable[[int], int]) -> Formula:
+    return Formula("(p - 1)(f + b - w)", lambda f, b, w: f + b - w, least, lambda f, b, w: w <= min(f, b))
+
+
+def _ramps(least: Callable[[int], int]) -> Formula:
+    """Only before a rank's first action and behind its last."""
+    return Formula("(p - 1)f", lambda f, b, w: f, least, lambda f, b, w: f == b == w)
+
+
+FORMULAS = {
+    "gpipe": _full(lambda p: 1),  # arXiv 1811.06965
+    "1f1b": _full(lambda p: 1),  # arXiv 2006.09503
+    "interleaved_1f1b": _full(lambda p: p),  # arXiv 2104.04473, section 2.2, in times of its smaller stages
+    "breadth_first": _full(lambda p: p),  # arXiv 2211.05953
+    "zb_h1": _weights_fill(lambda p: p),  # arXiv 2401.10241, table 1
+    "interleaved_zero_bubble": _weights_fill(lambda p: p),
+    "zb_h2": _ramps(lambda p: 2 * p - 1),  # arXiv 2401.10241, table 1, and what it leaves out
+    "zbv": _ramps(lambda p: 2 * p - 1),  # arXiv 2405.15362
+    "dualpipev": _ramps(lambda p: 2 * p),
+}
+"""By schedule, for stages that all take equally long."""
+
+
+@frozen
+class Expected:
+    """The result of a formula for one schedule."""
+
+    text: str
+    idle: float
+    """The idle time of each rank."""
+
+
+def expected(kind: str, ranks: int, microbatches: int, times: Times) -> Expected | None:
+    """The idle time of each rank of the schedule `kind`; none where no formula is known to be true."""
+    formula = FORMULAS.get(kind)
+    if formula is None or microbatches < formula.least(ranks) or not times.are_alike:
+        return None
+    f, b, w = times.forward[0], times.input[0], times.weight[0]
+    return Expected(formula.text, (ranks - 1) * formula.idle(f, b, w)) if formula.holds(f, b, w) else None
 
 
 def figures(picture: Picture, accounts: Sequence[Account] = ()) -> str:
@@ -17,7 +76,8 @@ def figures(picture: Picture, accounts: Sequence[Account] = ()) -> str:
     `accounts` are those of the ranks, where the schedule is a plan's.
     """
     heads = (*_HEAD, *(_BYTES if accounts else ()))
-    rows = [row + _bytes(it) for row, it in zip_longest(_rows(picture), accounts)]
+    bytes = [(amount(it.peak.bytes), amount(it.total)) for it in accounts]
+    rows = [row + more for row, more in zip_longest(_rows(picture), bytes, fillvalue=())]
     return "\n".join((*table([heads, *rows]), "", *_bubble(picture, accounts)))
 
 
@@ -31,10 +91,6 @@ def _rows(picture: Picture) -> Iterator[tuple[str, ...]]:
         busy, idle = timeline.busy(rank), timeline.idle(rank)
         stages = " ".join(map(str, picture.schedule.stages_of(rank)))
         yield str(rank), stages, number(busy), number(idle), share(idle / timeline.total), number(held)
-
-
-def _bytes(account: Account | None) -> tuple[str, ...]:
-    return (amount(account.peak.bytes), amount(account.total)) if account else ()
 
 
 def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:

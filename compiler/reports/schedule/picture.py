@@ -1,7 +1,4 @@
-"""What is drawn: a schedule in time, and the words that all drawings of it share.
-
-Non-goals: any one form of drawing.
-"""
+"""A schedule with all that its pictures show, and the colours of its actions."""
 
 from collections.abc import Iterator
 from itertools import count, takewhile
@@ -10,8 +7,31 @@ from math import floor, log10
 from attrs import frozen
 
 from ...schedules.actions import Action, Schedule, Work
-from ...schedules.simulate import simulate
-from ...schedules.timeline import Slot, Timeline, Times
+from ...schedules.timeline import Slot, Timeline, Times, simulate
+
+HUES = (  # forward, backward or its input part, weight part
+    ("87afff", "5f87d7", "d7d7ff"),
+    ("ffaf5f", "d7875f", "ffd7af"),
+    ("87d787", "5faf5f", "d7ffd7"),
+    ("ff87d7", "d75faf", "ffd7ff"),
+    ("5fd7d7", "5fafaf", "d7ffff"),
+    ("ffd75f", "d7af5f", "ffffaf"),
+)
+"""All of the 216 colours that terminals have."""
+
+_SHADES = {Work.FORWARD: 0, Work.BACKWARD: 1, Work.INPUT: 1, Work.WEIGHT: 2}
+
+
+def colour(chunk: int, work: Work) -> str:
+    """Six hexadecimal digits."""
+    return HUES[chunk % len(HUES)][_SHADES[work]]
+
+
+def terminal_colour(chunk: int, work: Work) -> int:
+    """Its number in a terminal's palette of 256, whose cube begins at 16 with levels 00, 5f, 87, af, d7, ff."""
+    red, green, blue = (max(0, (level - 35) // 40) for level in bytes.fromhex(colour(chunk, work)))
+    return 16 + 36 * red + 6 * green + blue
+
 
 MARK = "Written by scalec schedule"
 """Stands in the opening lines of every file that has room for it."""
@@ -25,7 +45,7 @@ WORDS = {
     Work.INPUT: "input gradients",
     Work.WEIGHT: "weight gradients",
 }
-"""What the letters stand for."""
+"""The meaning of the letters."""
 
 
 @frozen
@@ -39,7 +59,7 @@ class Picture:
     times: Times
     timeline: Timeline
     chunks: tuple[int, ...]
-    """Of each stage, its place among those of its rank."""
+    """The place of each stage among those of its rank."""
 
     @property
     def depth(self) -> int:
@@ -48,7 +68,7 @@ class Picture:
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """What is done at all, in the order of `WORDS`."""
+        """The kinds of work that occur, in the order of `WORDS`."""
         done = {action.work for _, _, action in self.schedule.cells()}
         return tuple(work for work in WORDS if work in done)
 

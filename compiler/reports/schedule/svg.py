@@ -1,16 +1,13 @@
-"""A schedule as SVG: a row for each rank, to scale, with an axis and a legend.
-
-Purpose: one static picture that any viewer shows, in which actions hold their labels, but for those that are
-much shorter than others.
-"""
+"""A schedule as a picture: SVG, or a page with a row for each rank, zoomed by wheel and dragged."""
 
 from collections.abc import Iterator
 from html import escape
+from typing import Any
 
 from ...schedules.actions import Work
 from ...schedules.timeline import Slot
-from .colours import HUES, colour
-from .picture import MARK, WORDS, Picture, label, number, ticks
+from ...syntax.package_data import filled
+from .picture import HUES, MARK, WORDS, Picture, colour, label, number, ticks
 
 _LETTER = 7  # the width of one, in pixels, as are all of these
 _LEFT, _TOP, _EDGE = 60, 56, 12
@@ -107,3 +104,44 @@ def _style(chunk: int, work: Work) -> str:
 
 def _pixels(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def html(picture: Picture) -> str:
+    """The text of the file."""
+    return filled(
+        "schedule.html.j2",
+        escaped=True,
+        mark=MARK,
+        title=picture.title,
+        subtitle=picture.subtitle,
+        works=[(work.value, WORDS[work]) for work in picture.works],
+        chunks=[
+            (picture.stages_of(chunk), [(work.value, f"#{colour(chunk, work)}") for work in picture.works])
+            for chunk in range(picture.depth)
+        ],
+        drawn={
+            "total": picture.timeline.total,
+            "rows": _rows(picture),
+            "words": {work.value: WORDS[work] for work in picture.works},
+        },
+    )
+
+
+def _rows(picture: Picture) -> list[list[list[Any]]]:
+    """Each rank's actions: label, colour, letter, stage, microbatch, start, end."""
+    tells_stage = picture.depth > len(HUES)
+    return [
+        [
+            [
+                str(slot.action) if tells_stage else label(slot.action),
+                f"#{colour(picture.chunks[slot.action.stage], slot.action.work)}",
+                slot.action.work.value,
+                slot.action.stage,
+                slot.action.microbatch,
+                slot.start,
+                slot.end,
+            ]
+            for slot in row
+        ]
+        for row in picture.timeline.slots
+    ]

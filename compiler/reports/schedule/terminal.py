@@ -1,7 +1,7 @@
 """A schedule as text: a row for each rank, time from left to right.
 
-Purpose: legible with colours and without; what is wider than the terminal loses its middle, so that the pipeline is
-seen to fill and to drain.  Non-goals: which colours (`colours`), and whether the terminal has them (`cli`).
+Legible with colours and without; what is wider than the terminal loses its middle, so that the pipeline is
+seen to fill and to drain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,7 @@ from attrs import frozen
 
 from ...schedules.actions import Action, Work
 from ...schedules.timeline import Slot
-from .colours import HUES, terminal_colour
-from .picture import WORDS, Picture, label, number, ticks
+from .picture import HUES, WORDS, Picture, label, number, terminal_colour, ticks
 
 GAP = " ⋯ "
 _FILL = "─"
@@ -33,7 +32,7 @@ class _Window:
     stop: int
 
     def cut(self, text: str, at: int) -> str:
-        """Of a text at column `at` what is inside."""
+        """The part of a text at column `at` that is inside."""
         return text[max(self.start - at, 0) : max(self.stop - at, 0)]
 
     def has(self, text: str, at: int) -> bool:
@@ -58,7 +57,7 @@ class _Grid:
             yield self._line(f"rank {rank}", (self._part(row, window) for window in self._windows))
 
     def legend(self) -> Iterator[str]:
-        """What letters, colours and gaps mean."""
+        """The legend: letters, colours and gaps."""
         yield ", ".join(f"{work.value} {WORDS[work]}" for work in self._picture.works)
         if self._tells_stage:
             yield "2F1: stage 2, forward, microbatch 1"
@@ -95,7 +94,7 @@ class _Grid:
         return self._paint(window.cut(filled, start), self._picture.chunks[action.stage], action.work) + blank
 
     def _marks(self) -> list[tuple[str, int]]:
-        """What stands on the axis, at which column."""
+        """The labels of the axis, with their columns."""
         times = ticks(self._picture.timeline.total, _APART / self._scale)
         return [(number(time), self._column(time)) for time in times]
 

@@ -1,7 +1,4 @@
-"""A schedule as a trace that Perfetto and chrome://tracing show: a track for each rank, an arrow for each message.
-
-Purpose: the Trace Event Format.  A unit of time is shown as a millisecond.
-"""
+"""A schedule as a trace that Perfetto and chrome://tracing show: a track for each rank, an arrow for each message."""
 
 import json
 from collections.abc import Iterator

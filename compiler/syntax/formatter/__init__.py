@@ -1,9 +1,8 @@
 """Lays a plan out as plans are written.
 
-Purpose: indentation, spaces, alignment and blank lines in one style, with every word and every comment kept.  Where
+Indentation, spaces, alignment and blank lines in one style, with every word and every comment kept.  Where
 lines end is the author's choice, but for lines longer than `LIMIT` and for brackets that open on one line and close on
 another.
-Non-goals: meaning, beyond that it never changes; IR text, which has one form; the text of comments, however long.
 """
 
 from ..diagnostics import Diagnostic, PlanError
@@ -12,8 +11,7 @@ from ..parser import parse_plan
 from ..source import Source, is_ir
 from .alignment import aligned
 from .breaks import line_starts
-from .lines import lines
-from .words import arrange, read
+from .words import arrange, lines, read
 
 
 def format_plan(source: Source) -> str:

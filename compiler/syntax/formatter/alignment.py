@@ -1,8 +1,7 @@
-"""What stands in columns: the `=` of settings, the `over` of rules, the `{` of sections, comments.
+"""Alignment in columns: the `=` of settings, the `over` of rules, the `{` of sections, comments.
 
-Purpose: settings, rules and sections that stand one to a line, without a blank line between, share a column.  Comments
+Settings, rules and sections that stand one to a line, without a blank line between, share a column.  Comments
 behind code share one where they did in the source.
-Non-goals: statements of a model, whose `=` stays where it is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,10 @@ from itertools import groupby
 from attrs import frozen
 
 from .breaks import LIMIT
-from .lines import Line, code, text
-from .words import Arranged
+from .words import Arranged, Line, code, text
 
 STATEMENTS = ("model", "repeat", "if", "route")
-"""What has statements in its braces."""
+"""Heads of sections that have statements in their braces."""
 
 
 def aligned(plan: Arranged, lines: Sequence[Line]) -> Iterator[str]:

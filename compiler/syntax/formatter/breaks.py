@@ -1,7 +1,6 @@
 """Where lines begin: where the author chose, and where a line would be too long.
 
-Purpose: one walk from the first line to the last; it goes back where a line found later divides one before.
-Non-goals: what has neither brackets nor operators stays on its line, however long.
+One walk from the first line to the last; it goes back where a line found later divides one before.
 """
 
 from collections.abc import Callable
@@ -9,8 +8,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from ..limits import MAX_BYTES
-from .lines import INDENT, Line, ends, line
-from .words import Arranged
+from .words import INDENT, Arranged, Line, ends, line
 
 LIMIT = 120
 
@@ -89,7 +87,7 @@ class _Breaks:
             first = self.end_of[first]
 
     def _width(self, found: Line) -> int:
-        """Of the code, without its indentation."""
+        """The width of the code, without its indentation."""
         first, end = found.first, found.end
         return self._ends[end - 1] - self._ends[first] + len(self._plan.words[first].text) if first < end else 0
 

@@ -1,8 +1,7 @@
 """Flash attention: forward, backward, and the merge of partial results."""
 
-from .backend import Choice, backend
 from .merge import Merge
-from .op import Attention
+from .op import Attention, Choice, backend
 from .tiles import Block, Blocks
 
 __all__ = ["Attention", "Block", "Blocks", "Choice", "Merge", "backend"]

@@ -7,10 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import launching
-from .layouts import sizes, strides, unit
-from .masks import LOG2E, PRECISION, load_ids, logits, near, seen, span
-from .setting import Setting
-from .tiles import Block, load_tile, place, store_row, store_tile
+from .layouts import Setting, sizes, strides, unit
+from .tiles import LOG2E, PRECISION, Block, load_ids, load_tile, logits, near, place, seen, span, store_row, store_tile
 
 
 @triton.jit(do_not_specialize=["heads", "queries", "keys", "shift"])

@@ -2,16 +2,96 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from ...comm.mesh import Axis
 from ...ops import functional
 from .. import launching
-from .backend import backend
-from .function import attend
-from .setting import Setting
+from . import backward, forward, plain
+from .layouts import Saved, Setting
 from .tiles import Blocks
+
+
+class Choice(NamedTuple):
+    """torch: scalec.runtime.attention, and what torch has for it; triton: our kernels; plain: their twin."""
+
+    backend: Literal["torch", "triton", "plain"]
+    reason: str
+
+
+def backend(
+    op: object, blocks: Mapping[int, Blocks], q: Tensor, k: Tensor, v: Tensor, *, special: bool, drops: bool
+) -> Choice:
+    """torch's kernels where it has some, ours where it has none, plain torch where we have none either.
+
+    special: a mask other than a causal one, or a soft cap; drops: dropout.  torch's flash and cuDNN attention know
+    neither; on GPUs they are for bfloat16 and float16, and copy q, k and v unless head_dim is a multiple of 8.  torch
+    decides which of them.  For float32 it has memory-efficient attention, where queries have as many heads as keys and
+    rows are multiples of 16 bytes, and else holds all scores.
+    """
+    dim = q.shape[-1]
+    if drops:
+        return Choice("torch", "dropout has no kernel")
+    if not special and not (q.is_cuda or q.is_meta):
+        return Choice("torch", "flash attention for CPUs")
+    if not special and q.dtype in (torch.bfloat16, torch.float16) and dim % 8 == 0 and dim <= 256:
+        return Choice("torch", "flash or cuDNN attention")
+    if not special and q.dtype == torch.float32 and dim % 4 == 0 and q.shape[2] == k.shape[2]:
+        return Choice("torch", "memory-efficient attention")
+    if launching.tile_for(op, blocks, dim, q, k, v) is None:
+        if not special:
+            return Choice("torch", "plain attention")
+        return Choice("plain", "no kernel for this device, element type or head_dim")
+    return Choice("triton", "torch has no kernel for this mask, cap, element type or head_dim")
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting, blocks: Blocks | None
+) -> tuple[Tensor, Tensor]:
+    """The result [as q] and its log-sum-exp [b, n, s], natural, float32 at least; in plain torch without blocks.
+
+    Queries that see nothing have 0 and −∞.  Saves q, k, v, the documents and both results.
+    """
+    k_ids = None if k_ids is q_ids else k_ids  # torch.compile traces no tensor that is given twice
+    return cast(Any, _Attend).apply(q, k, v, q_ids, k_ids, how, blocks)
+
+
+class _Attend(Function):
+    """Both results have gradients: that of the log-sum-exp adds to each score's as much as the score's weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_ids: Tensor | None,
+        k_ids: Tensor | None,
+        how: Setting,
+        blocks: Blocks | None,
+    ) -> tuple[Tensor, Tensor]:
+        k_ids = q_ids if k_ids is None else k_ids
+        given = (q, k, v, q_ids, k_ids, how)
+        out, lse = forward.forward(*given, blocks.forward) if blocks else plain.forward(*given)
+        ctx.save_for_backward(q, k, v, q_ids, k_ids, out, lse)
+        ctx.how, ctx.blocks = how, blocks
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        g_out, g_lse = grad_outputs
+        saved = cast(Saved, ctx.saved_tensors)
+        g_out = saved[5].new_zeros(saved[5].shape) if g_out is None else g_out
+        if ctx.blocks:
+            gradients = backward.backward(saved, g_out, g_lse, ctx.how, ctx.blocks)
+        else:
+            gradients = plain.backward(saved, g_out, g_lse, ctx.how)
+        return *gradients, None, None, None, None
 
 
 @dataclass(frozen=True)

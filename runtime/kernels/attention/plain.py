@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .layouts import sizes
-from .setting import Saved, Setting
+from .layouts import Saved, Setting, sizes
 
 _QUERIES = 256
 """How many queries have their scores in memory at a time."""

@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ....compiler.analysis.bucket_layout import shard_axes
 from ....compiler.ir import (
     INVARIANT,
     PARTIAL,
@@ -90,7 +89,7 @@ def _reduced_twice(program: Program) -> Found:
     for region in regions(program, "microbatches"):
         for i, value in enumerate(region.results):
             bucket = _bucket_of(program, value)
-            axes = shard_axes(program, bucket) if bucket else ()
+            axes = bucket.shard_axes if bucket else ()
             if program.degree(axes) > 1:
                 again = Op("coerce", (aside(value).name,), (value,), tuple(_summed(axes).items()), span=region.span)
                 wrong = replaced(program, region, _with_result(region, i, aside(value)), again)

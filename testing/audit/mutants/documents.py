@@ -12,15 +12,13 @@ from .edits import Edit, before, replaced, wide
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
-PLACES = {"attention": 3, "attention_dx": 5}
-"""Where documents stand among an op's operands, if it has any."""
-
 
 def _attended(program: Program) -> Iterator[tuple[Op, int]]:
     """Ops that take documents, and the place of these."""
     for op in walk(program.region.body):
-        at = PLACES.get(op.kind)
-        if at and documents_and_draws(op, op.inputs[at:])[0]:
+        back = op.kind == "vjp"
+        at, rest = (4, op.inputs[4:-1]) if back else (3, op.inputs[3:])  # behind dy, and before the result
+        if dict(op.attrs).get("of", op.kind) == "attention" and documents_and_draws(op, rest)[0]:
             yield op, at
 
 

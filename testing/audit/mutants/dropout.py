@@ -10,12 +10,9 @@ from .edits import Edit, before, regions, replaced, wide, with_attrs, with_stack
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
-DRAWING = ("dropout", "attention", "attention_dx")
-"""Ops whose last operand may be draws."""
-
 
 def _drawing(program: Program) -> list[Op]:
-    return [op for op in walk(program.region.body) if op.kind in DRAWING and SITE.name in dict(op.attrs)]
+    return [op for op in walk(program.region.body) if SITE.name in dict(op.attrs)]
 
 
 def _other_site(program: Program) -> Found:
@@ -25,11 +22,12 @@ def _other_site(program: Program) -> Found:
 
 
 def _other_rank(program: Program) -> Found:
+    of = types(program)
     for op in _drawing(program):
-        type = types(program)[op.inputs[-1]]
+        at, type = next((i, of[name]) for i, name in enumerate(op.inputs) if are_draws(of[name]))
         for axis in type.axes_of("batch"):
             if axis in wide(program):
-                shifted = before(op, len(op.inputs) - 1, type, "shifted", axes=(axis,))
+                shifted = before(op, at, type, "shifted", axes=(axis,))
                 words = f"{op.outputs[0].name} made of the draws of another rank of {axis}"
                 yield words, op.span, replaced(program, op, *shifted)
 

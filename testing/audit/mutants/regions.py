@@ -12,8 +12,8 @@ from .edits import Edit, aside, regions, renamed, replaced, with_input, with_sta
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
-LIKE = {"embedding_dw": 2, "rmsnorm_dw": 1}
-"""Operands that only say what the result's shape is."""
+LIKE = {"embedding": {"table"}, "rmsnorm": {"weight"}, "layernorm": {"weight", "bias"}, "rms_scaled": {"weight"}}
+"""Weights that ops are linear in: their own gradients read the first of them for its shape alone."""
 
 
 def _last_microbatch(program: Program) -> Found:
@@ -144,8 +144,13 @@ def _reading_other(region: Region, index: int, op: Op) -> tuple[Op, Region]:
 
 def _says_shape(region: Region, name: str) -> bool:
     """Whether a value is read for its shape only."""
-    reads = [LIKE.get(op.kind) == i for op in walk(region.body) for i, read in enumerate(op.inputs) if read == name]
+    reads = [_of_shape(op, i) for op in walk(region.body) for i, read in enumerate(op.inputs) if read == name]
     return bool(reads) and all(reads)
+
+
+def _of_shape(op: Op, operand: int) -> bool:
+    """Whether an op reads an operand for its shape only: a `vjp` what stands behind dy and the first operand."""
+    return op.kind == "vjp" and operand == 2 and {*op.names("wrt")} <= LIKE.get(str(op.get("of")), {""})
 
 
 def _other_kept(program: Program) -> Found:
@@ -160,7 +165,7 @@ def _other_kept(program: Program) -> Found:
 def _swapped_operands(program: Program, region: Region, op: Op) -> Found:
     kept = {arg.value.name: arg for arg in _slices(region)}
     for i, name in enumerate(op.inputs):
-        if name in kept and LIKE.get(op.kind) != i:
+        if name in kept and not _of_shape(op, i):
             other = _another(kept, name, op)
             if other:
                 words = f"{op.outputs[0].name} made of {other} instead of {name}"

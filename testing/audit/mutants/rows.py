@@ -12,7 +12,7 @@ from attrs import evolve
 from ....compiler.ir import Program
 from ....compiler.schedules.actions import Action, Row, Schedule, Work
 from ....compiler.schedules.dependencies import Cell
-from ....compiler.schedules.p2p_matching import SENDS
+from ....compiler.schedules.p2p import SENDS
 from .edits import Mutant
 
 Found: TypeAlias = Iterator[tuple[str, Schedule]]

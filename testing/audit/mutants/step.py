@@ -7,6 +7,7 @@ from typing import TypeAlias
 from attrs import evolve
 
 from ....compiler.ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, sharded, types, walk
+from ....compiler.ops import VJPS
 from ....compiler.ops.attention import head_dims
 from ....compiler.syntax.source import Span
 from .edits import Edit, aside, before, instead, ops, replaced, then, wide, with_input
@@ -152,33 +153,27 @@ def _positions(program: Program) -> Found:
         for dim, type in _indexed(program, op, [found[name] for name in op.inputs]):
             if program.degree(type.axes_of(dim)) > 1:
                 first = instead(op, "as_first", **dict(op.attrs), **{"op": op.kind, "part of": dim})
-                yield (
-                    f"{op.kind}: every rank's part of {dim} taken for the first",
-                    op.span,
-                    replaced(program, op, first),
-                )
+                word = f"vjp of {op.get('of')} wrt {', '.join(op.names('wrt'))}" if op.kind == "vjp" else op.kind
+                words = f"{word}: every rank's part of {dim} taken for the first"
+                yield words, op.span, replaced(program, op, first)
 
 
-def _indexed(program: Program, op: Op, types: list[Type]) -> list[tuple[str, Type]]:
+def _indexed(program: Program, backward: Op, operands: list[Type]) -> list[tuple[str, Type]]:
     """The dims along which it matters to an op which part a rank holds, with the type of what it holds."""
+    op, types = VJPS.forward(backward, operands)
     match op.kind:
-        case "embedding" | "embedding_dw":
+        case "embedding":
             table = types[-1]
             return [(table.dims[0], table)]
-        case "local_softmax_stats" | "local_softmax_stats_dx":
-            logits = types[op.kind.endswith("dx") * 2]
-            return [(logits.dims[-1], logits)]
-        case "logit_softmax_stats" | "logit_softmax_stats_dx":
-            logits = types[op.kind.endswith("dx") * 3]
-            return [(logits.dims[-1], logits)]
-        case "linear_softmax_stats" | "linear_softmax_stats_dx" | "linear_softmax_stats_dw" | "linear_softmax_stats_db":
-            weight = types[1 if op.kind == "linear_softmax_stats" else 4]
-            return [(weight.dims[0], weight)]
-        case "rescale_to_global_max":
+        case "local_softmax_stats" | "logit_softmax_stats":
+            return [(types[0].dims[-1], types[0])]
+        case "linear_softmax_stats":
+            return [(types[1].dims[0], types[1])]
+        case "rescale_to_global_max" if op is backward:
             classes, axes = str(op.get("classes")), types[0].axes_in(Kind.MAXIMUM)
             return [(classes, Type(types[0].dtype, (classes,), tuple((axis, sharded(classes)) for axis in axes)))]
-        case "attention" | "attention_dx":
-            q, k = types[op.kind.endswith("dx") :][:2]
+        case "attention":
+            q, k = types[:2]
             drops = "dropout" in dict(op.attrs)
             return [(heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1 or drops]
         case "dropout":

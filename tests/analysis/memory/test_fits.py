@@ -276,7 +276,7 @@ def test_a_plan_is_compiled_with_each_change_in_little_time() -> None:
         before = time.process_time()
         warned(source)
         took.append(time.process_time() - before)
-    assert min(took) < 2
+    assert min(took) < 5
 
 
 # ---- the commands

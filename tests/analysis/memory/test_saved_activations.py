@@ -43,4 +43,4 @@ def test_every_op_that_has_a_gradient_is_among_them() -> None:
     """But for a user's own: what it keeps is its author's, and the account counts its operands."""
     programs = (compile_plan(Source(str(PLANS / "tiny.scale"), text)) for text in TEXTS.values())
     kinds = {op.kind for program in programs for op in walk(Storages(program).forward.body)}
-    assert {kind for kind, entry in OPS.items() if entry.adjoint} - kinds == {"call"}
+    assert {kind for kind, entry in OPS.items() if entry.differentiable} - kinds == {"call"}

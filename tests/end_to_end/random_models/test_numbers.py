@@ -15,13 +15,14 @@ from scalec.compiler.syntax.source import Source
 
 pytestmark = pytest.mark.xdist_group("random numbers")  # one process draws the sample
 
-PLANS = 20
+PLANS, MORE = 10, 30
+"""So many, and so many more where long tests are asked for."""
 LIMIT = 1e3
 """Of numbers and of slopes: a rounding error of 2^-53 in such a number has become 1e-10 behind such a slope."""
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> list[Trial]:
+def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Trial]:
     """Of plans that do without powers, sums of sums, and norms of nothing but rounding."""
 
     def tried(plan: str) -> Trial | None:
@@ -31,7 +32,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> list[Trial]:
             return None
         return trial if trial.largest() <= LIMIT else None
 
-    return covering(PLANS, drawn(DRAWS), tried)
+    return covering(PLANS + (MORE if request.config.getoption("--long") else 0), drawn(DRAWS), tried)
 
 
 def test_all_of_the_language_is_executed(sample: list[Trial]) -> None:
@@ -41,7 +42,9 @@ def test_all_of_the_language_is_executed(sample: list[Trial]) -> None:
     assert executed >= table(), table() - executed
 
 
-@pytest.mark.parametrize("number", range(PLANS))
+@pytest.mark.parametrize(
+    "number", [*range(PLANS), *(pytest.param(PLANS + each, marks=pytest.mark.long) for each in range(MORE))]
+)
 def test_steps_equal_plain_torch(sample: list[Trial], number: int) -> None:
     """Loss, every gradient, their norm and the parameters after each step."""
     trial = sample[number]

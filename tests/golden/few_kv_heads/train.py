@@ -1,21 +1,20 @@
-"""llama on 8 ranks: dp 2 × tp_0 2 × tp_1 2.
+"""Llama on 8 ranks: data parallel 2 × tensor parallel 2 × tensor parallel 2.
 
 Written by scalec 0.1.0 from few_kv_heads.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=8 train.py
 
-and options [--steps N] [--lr X] [--data GLOB ...] [--resume], of which --help says more.
+Options: see --help.  Shapes in comments are one rank's:
 
-Shapes in comments are one rank's: v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192,
-layers 2, s seq 128, b batch 8 per rank; v/tp is the part of v that a rank of axis tp holds.  On an axis a value is
-I invariant, R replicated, S(dim) sharded or P partial; P→I is a change of placement, and bwd what backward does for
-it.
+    v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192, layers 2, s seq 128,
+    b batch 8 per rank
+    v/tp    the part of v that a rank of tp holds
+    I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
+    P→I     a change of placement; bwd: what backward does for it
 
-Shown: the IR's step evaluated equal to the single-device step of the model before any placement (loss, gradient
-norm, count of labels, 12 gradients and 12 updated parameters; on dp 2 × tp_0 3 × tp_1 2 and dp 3 × tp_0 2 × tp_1 3
-at small sizes, in integers modulo 2147483579, 6 trials, error below 2^-80), and this file matches the IR, op for
-op.  Not shown: rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this
-program by SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
+Shown: the IR's step evaluated equal to the single-device step of the model before any placement,
+and this file matches the IR, op for op.
+Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run.
 """
 
 import torch
@@ -28,8 +27,6 @@ from scalec.runtime import (
     Batch,
     Bucket,
     Cosine,
-    HFNames,
-    HFWeight,
     Input,
     Mesh,
     Metrics,
@@ -47,6 +44,7 @@ from scalec.runtime import (
     max_logit,
     normal,
     ones,
+    read_hf_names,
     reduce_scatter,
     regather,
     rms_norm,
@@ -58,30 +56,34 @@ from scalec.runtime import (
     weight,
 )
 
+VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 256, 64, 2, 4, 16, 2, 192, 128
+
 
 class Layer(nn.Module):
-    """One of 2 layers.  x: [s/tp, b, h]"""
+    """A layer, of 2.  x: [s/tp, b, h]"""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.tp = mesh.axis("tp_0", "tp_1")
-        self.norm1 = weight(mesh, 64, init=ones())  # [h]
-        self.wq = weight(mesh, 64, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [n/tp*d, h]
-        self.wk = weight(mesh, 32, 64, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
-        self.wv = weight(mesh, 32, 64, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
-        self.wo = weight(mesh, 64, 64, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, n/tp*d]
-        self.norm2 = weight(mesh, 64, init=ones())  # [h]
-        self.w_gate = weight(mesh, 192, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
-        self.w_up = weight(mesh, 192, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
-        self.w_down = weight(mesh, 64, 192, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, f/tp]
+        self.norm1 = weight(mesh, HIDDEN, init=ones())  # [h]
+        # [n/tp*d, h]
+        self.wq = weight(mesh, HEADS * HEAD_DIM, HIDDEN, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))
+        self.wk = weight(mesh, KV_HEADS * HEAD_DIM, HIDDEN, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
+        self.wv = weight(mesh, KV_HEADS * HEAD_DIM, HIDDEN, shard={0: "tp_0"}, init=normal(0.02))  # [k/tp_0*d, h]
+        # [h, n/tp*d]
+        self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))
+        self.norm2 = weight(mesh, HIDDEN, init=ones())  # [h]
+        self.w_gate = weight(mesh, FFN, HIDDEN, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
+        self.w_up = weight(mesh, FFN, HIDDEN, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [f/tp, h]
+        self.w_down = weight(mesh, HIDDEN, FFN, shard={1: ("tp_0", "tp_1")}, init=normal(0.02))  # [h, f/tp]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
         # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:22
         with regather(a, self.tp, dim=0) as a:
-            q = rope(linear(a, self.wq).unflatten(-1, (1, 16)), rotary)  # [s, b, n/tp, d]  llama.scale:22
-            k = rope(linear(a, self.wk).unflatten(-1, (1, 16)), rotary)  # [s, b, k/tp_0, d]  llama.scale:23
-            v = linear(a, self.wv).unflatten(-1, (1, 16))  # [s, b, k/tp_0, d]  llama.scale:24
+            q = rope(linear(a, self.wq).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [s, b, n/tp, d]  llama.scale:22
+            k = rope(linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [s, b, k/tp_0, d]  llama.scale:23
+            v = linear(a, self.wv).unflatten(-1, (-1, HEAD_DIM))  # [s, b, k/tp_0, d]  llama.scale:24
         y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
         m = rms_norm(x, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
@@ -89,21 +91,20 @@ class Layer(nn.Module):
         with regather(m, self.tp, dim=0) as m:
             # [s, b, h] partial over tp  llama.scale:28
             y = linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)
-        x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:28
-        return x
+        return x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:28
 
 
 class Llama(nn.Module):
-    """The sum of token losses of this rank's part of a microbatch.  tokens: [s, b], labels: [s, b]"""
+    """Llama; forward returns the summed token loss of a microbatch.  tokens: [s, b], labels: [s, b]"""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.tp = mesh.axis("tp_0", "tp_1")
-        self.wte = weight(mesh, 256, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
-        self.norm = weight(mesh, 64, init=ones())  # [h]
-        self.head = weight(mesh, 256, 64, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
-        self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_frequencies(128, 16, theta=500_000, between=2, mesh=mesh, dtype=torch.bfloat16)
+        self.wte = weight(mesh, VOCAB, HIDDEN, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
+        self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
+        self.head = weight(mesh, VOCAB, HIDDEN, shard={0: ("tp_0", "tp_1")}, init=normal(0.02))  # [v/tp, h]
+        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
+        rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, between=2, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -115,21 +116,20 @@ class Llama(nn.Module):
         # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:30
         with regather(n, self.tp, dim=0) as n:
             logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
-        logits_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
-        logits_max = all_reduce(logits_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
+        local_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
+        logits_max = all_reduce(local_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
         # [s, b] partial over tp  llama.scale:30
         sum_exp, label_logit = local_softmax_stats(logits, logits_max, labels, self.tp)
         sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
-        loss = token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
-        return loss
+        return token_loss(sum_exp, label_logit, labels)  # [] partial over dp  llama.scale:30
 
 
 def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
-    """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
+    """The model, and its state: parameters grouped by how their gradients are reduced."""
     model = Llama(mesh)
     buckets = {
-        "dp_split_tp_0_tp_1": Bucket(
+        "matrices": Bucket(
             ParamGroup(
                 "wte",
                 "layers.*.wq",
@@ -141,8 +141,8 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
                 weight_decay=0.1,
             ),
         ),
-        "dp_tp_0_tp_1": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
-        "dp_tp_1_split_tp_0": Bucket(ParamGroup("layers.*.wk", "layers.*.wv", weight_decay=0.1)),
+        "vectors": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
+        "layers.matrices": Bucket(ParamGroup("layers.*.wk", "layers.*.wv", weight_decay=0.1)),
     }
     optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8)
     return model, TrainState(model, mesh, buckets, optimizer, dtype=torch.bfloat16, master=torch.float32)
@@ -165,13 +165,14 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
-    all_reduce_(gradients["dp_split_tp_0_tp_1"], dp)  # P→I  30,720 × f32
-    all_reduce_(gradients["dp_tp_0_tp_1"], dp_tp)  # P→I  320 × f32
-    all_reduce_(gradients["dp_tp_1_split_tp_0"], dp_tp_1)  # P→I  4,096 × f32
-    grad_norm_sq = all_reduce_(sum_squares(gradients["dp_split_tp_0_tp_1"]), tp)
-    grad_norm_sq_2 = sum_squares(gradients["dp_tp_0_tp_1"])
-    grad_norm_sq_3 = all_reduce_(sum_squares(gradients["dp_tp_1_split_tp_0"]), tp_0)
-    grad_norm = (grad_norm_sq + grad_norm_sq_2 + grad_norm_sq_3).sqrt()
+    all_reduce_(gradients["matrices"], dp)  # P→I  30,720 × f32
+    all_reduce_(gradients["vectors"], dp_tp)  # P→I  320 × f32
+    all_reduce_(gradients["layers.matrices"], dp_tp_1)  # P→I  4,096 × f32
+    grad_norm = (
+        all_reduce_(sum_squares(gradients["matrices"]), tp)
+        + sum_squares(gradients["vectors"])
+        + all_reduce_(sum_squares(gradients["layers.matrices"]), tp_0)
+    ).sqrt()
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -198,8 +199,8 @@ PLAN = Plan(
         "tokens": Input(("seq", "batch"), {"batch": ("dp",)}),
         "labels": Input(("seq", "batch"), {"batch": ("dp",)}),
     },
-    vocab=256,
-    seq=128,
+    vocab=VOCAB,
+    seq=SEQ,
     global_batch=32,
     microbatches=2,
     steps=240,
@@ -208,23 +209,10 @@ PLAN = Plan(
     schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (3245700,)),
     model="d68821ee93ce",  # what is computed, on any mesh
-    names=HFNames(
-        torch.bfloat16,
-        {
-            "wte": HFWeight("model.embed_tokens.weight", (256, 64)),
-            "layers.*.norm1": HFWeight("model.layers.{i}.input_layernorm.weight", (64,)),
-            "layers.*.wq": HFWeight("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
-            "layers.*.wk": HFWeight("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
-            "layers.*.wv": HFWeight("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
-            "layers.*.wo": HFWeight("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
-            "layers.*.norm2": HFWeight("model.layers.{i}.post_attention_layernorm.weight", (64,)),
-            "layers.*.w_gate": HFWeight("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
-            "layers.*.w_up": HFWeight("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
-            "layers.*.w_down": HFWeight("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
-            "norm": HFWeight("model.norm.weight", (64,)),
-            "head": HFWeight("lm_head.weight", (256, 64)),
-        },
-        repeats={"layers": 2},
+    names=read_hf_names(
+        "hf_names.json",
+        beside=__file__,
+        sha256="ce986fddb32171f0b34a665561dcfc32103ffdca153ab80314b798d8d0f9e45c",
     ),
 )
 

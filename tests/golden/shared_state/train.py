@@ -1,20 +1,19 @@
-"""llama on 2 ranks: dp 2 × tp 1.
+"""Llama on 2 ranks: data parallel 2 × tensor parallel 1.
 
 Written by scalec 0.1.0 from shared_state.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=2 train.py
 
-and options [--steps N] [--lr X] [--data GLOB ...] [--resume], of which --help says more.
+Options: see --help.  Shapes in comments are one rank's:
 
-Shapes in comments are one rank's: v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192,
-layers 2, s seq 128, b batch 8 per rank.  On an axis a value is I invariant, R replicated, S(dim) sharded or P
-partial; P→I is a change of placement, and bwd what backward does for it.
+    v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192, layers 2, s seq 128,
+    b batch 8 per rank
+    I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
+    P→I     a change of placement; bwd: what backward does for it
 
-Shown: the IR's step evaluated equal to the single-device step of the model before any placement (loss, gradient
-norm, count of labels, 12 gradients and 12 updated parameters; on dp 2 × tp 1 and dp 3 × tp 1 at small sizes, in
-integers modulo 2147483579, 6 trials, error below 2^-89), and this file matches the IR, op for op.  Not shown:
-rounding, kernels, the network; run time is tested by scalec's own suite on gloo, and for this program by
-SCALEC_RECORD=1 and SCALEC_SANITIZE=1.
+Shown: the IR's step evaluated equal to the single-device step of the model before any placement,
+and this file matches the IR, op for op.
+Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run.
 """
 
 import torch
@@ -27,8 +26,6 @@ from scalec.runtime import (
     Batch,
     Bucket,
     Cosine,
-    HFNames,
-    HFWeight,
     Input,
     Mesh,
     Metrics,
@@ -45,6 +42,7 @@ from scalec.runtime import (
     embedding,
     normal,
     ones,
+    read_hf_names,
     reduce_scatter_,
     rms_norm,
     rope,
@@ -54,43 +52,44 @@ from scalec.runtime import (
     weight,
 )
 
+VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 256, 64, 2, 4, 16, 2, 192, 128
+
 
 class Layer(nn.Module):
-    """One of 2 layers.  x: [b, s, h]"""
+    """A layer, of 2.  x: [b, s, h]"""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
-        self.norm1 = weight(mesh, 64, init=ones())  # [h]
-        self.wq = weight(mesh, 64, 64, init=normal(0.02))  # [n*d, h]
-        self.wk = weight(mesh, 32, 64, init=normal(0.02))  # [k*d, h]
-        self.wv = weight(mesh, 32, 64, init=normal(0.02))  # [k*d, h]
-        self.wo = weight(mesh, 64, 64, init=normal(0.02))  # [h, n*d]
-        self.norm2 = weight(mesh, 64, init=ones())  # [h]
-        self.w_gate = weight(mesh, 192, 64, init=normal(0.02))  # [f, h]
-        self.w_up = weight(mesh, 192, 64, init=normal(0.02))  # [f, h]
-        self.w_down = weight(mesh, 64, 192, init=normal(0.02))  # [h, f]
+        self.norm1 = weight(mesh, HIDDEN, init=ones())  # [h]
+        self.wq = weight(mesh, HEADS * HEAD_DIM, HIDDEN, init=normal(0.02))  # [n*d, h]
+        self.wk = weight(mesh, KV_HEADS * HEAD_DIM, HIDDEN, init=normal(0.02))  # [k*d, h]
+        self.wv = weight(mesh, KV_HEADS * HEAD_DIM, HIDDEN, init=normal(0.02))  # [k*d, h]
+        self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM, init=normal(0.02))  # [h, n*d]
+        self.norm2 = weight(mesh, HIDDEN, init=ones())  # [h]
+        self.w_gate = weight(mesh, FFN, HIDDEN, init=normal(0.02))  # [f, h]
+        self.w_up = weight(mesh, FFN, HIDDEN, init=normal(0.02))  # [f, h]
+        self.w_down = weight(mesh, HIDDEN, FFN, init=normal(0.02))  # [h, f]
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         a = rms_norm(x, self.norm1, eps=1e-5)  # [b, s, h]  llama.scale:21
-        q = rope(linear(a, self.wq).unflatten(-1, (4, 16)), rotary)  # [b, s, n, d]  llama.scale:22
-        k = rope(linear(a, self.wk).unflatten(-1, (2, 16)), rotary)  # [b, s, k, d]  llama.scale:23
-        v = linear(a, self.wv).unflatten(-1, (2, 16))  # [b, s, k, d]  llama.scale:24
+        q = rope(linear(a, self.wq).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [b, s, n, d]  llama.scale:22
+        k = rope(linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [b, s, k, d]  llama.scale:23
+        v = linear(a, self.wv).unflatten(-1, (-1, HEAD_DIM))  # [b, s, k, d]  llama.scale:24
         x = x + linear(attention(q, k, v, seq=1).flatten(-2), self.wo)  # [b, s, h]  llama.scale:25
         m = rms_norm(x, self.norm2, eps=1e-5)  # [b, s, h]  llama.scale:27
-        x = x + linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)  # [b, s, h]  llama.scale:28
-        return x
+        return x + linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)  # [b, s, h]  llama.scale:28
 
 
 class Llama(nn.Module):
-    """The sum of token losses of this rank's part of a microbatch.  tokens: [b, s], labels: [b, s]"""
+    """Llama; forward returns the summed token loss of a microbatch.  tokens: [b, s], labels: [b, s]"""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
-        self.wte = weight(mesh, 256, 64, init=normal(0.02))  # [v, h]
-        self.norm = weight(mesh, 64, init=ones())  # [h]
-        self.head = weight(mesh, 256, 64, init=normal(0.02))  # [v, h]
-        self.layers = nn.ModuleList(Layer(mesh) for _ in range(2))
-        rotary = rope_frequencies(128, 16, theta=500_000, between=1, mesh=mesh, dtype=torch.bfloat16)
+        self.wte = weight(mesh, VOCAB, HIDDEN, init=normal(0.02))  # [v, h]
+        self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
+        self.head = weight(mesh, VOCAB, HIDDEN, init=normal(0.02))  # [v, h]
+        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
+        rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, between=1, mesh=mesh, dtype=torch.bfloat16)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -98,15 +97,14 @@ class Llama(nn.Module):
         for layer in self.layers:
             x = layer(x, self.rotary)  # llama.scale:20
         # [] partial over dp  llama.scale:30
-        loss = cross_entropy(linear(rms_norm(x, self.norm, eps=1e-5), self.head), labels)
-        return loss
+        return cross_entropy(linear(rms_norm(x, self.norm, eps=1e-5), self.head), labels)
 
 
 def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
-    """The model, and its parameters, gradients and optimizer state in a flat bucket for each placement."""
+    """The model, and its state: parameters grouped by how their gradients are reduced."""
     model = Llama(mesh)
     buckets = {
-        "dp": Bucket(
+        "params": Bucket(
             ParamGroup(
                 "wte",
                 "layers.*.norm1",
@@ -137,15 +135,15 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
-    all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
+    all_gather_(weights["params"], dp)  # S→R  131,712 × bf16
     for tokens, labels in batch.microbatches():
         loss_sum = model(tokens, labels)
         (loss_sum * inv_num_tokens).backward()
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
-    gradients["dp"] = reduce_scatter_(gradients["dp"], dp)  # P→S  65,856 × f32
-    grad_norm = all_reduce_(sum_squares(gradients["dp"]), dp).sqrt()
+    gradients["params"] = reduce_scatter_(gradients["params"], dp)  # P→S  65,856 × f32
+    grad_norm = all_reduce_(sum_squares(gradients["params"]), dp).sqrt()
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -159,7 +157,7 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
-    all_gather_(weights["dp"], dp)  # S→R  131,712 × bf16
+    all_gather_(weights["params"], dp)  # S→R  131,712 × bf16
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels)
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
@@ -174,8 +172,8 @@ PLAN = Plan(
         "tokens": Input(("batch", "seq"), {"batch": ("dp",)}),
         "labels": Input(("batch", "seq"), {"batch": ("dp",)}),
     },
-    vocab=256,
-    seq=128,
+    vocab=VOCAB,
+    seq=SEQ,
     global_batch=32,
     microbatches=2,
     steps=240,
@@ -184,23 +182,10 @@ PLAN = Plan(
     schedule=Cosine(warmup=20, floor=3e-4),
     account=Account("cpu", (12037644,)),
     model="d68821ee93ce",  # what is computed, on any mesh
-    names=HFNames(
-        torch.bfloat16,
-        {
-            "wte": HFWeight("model.embed_tokens.weight", (256, 64)),
-            "layers.*.norm1": HFWeight("model.layers.{i}.input_layernorm.weight", (64,)),
-            "layers.*.wq": HFWeight("model.layers.{i}.self_attn.q_proj.weight", (64, 64)),
-            "layers.*.wk": HFWeight("model.layers.{i}.self_attn.k_proj.weight", (32, 64)),
-            "layers.*.wv": HFWeight("model.layers.{i}.self_attn.v_proj.weight", (32, 64)),
-            "layers.*.wo": HFWeight("model.layers.{i}.self_attn.o_proj.weight", (64, 64)),
-            "layers.*.norm2": HFWeight("model.layers.{i}.post_attention_layernorm.weight", (64,)),
-            "layers.*.w_gate": HFWeight("model.layers.{i}.mlp.gate_proj.weight", (192, 64)),
-            "layers.*.w_up": HFWeight("model.layers.{i}.mlp.up_proj.weight", (192, 64)),
-            "layers.*.w_down": HFWeight("model.layers.{i}.mlp.down_proj.weight", (64, 192)),
-            "norm": HFWeight("model.norm.weight", (64,)),
-            "head": HFWeight("lm_head.weight", (256, 64)),
-        },
-        repeats={"layers": 2},
+    names=read_hf_names(
+        "hf_names.json",
+        beside=__file__,
+        sha256="ce986fddb32171f0b34a665561dcfc32103ffdca153ab80314b798d8d0f9e45c",
     ),
 )
 

@@ -21,7 +21,7 @@ def outcomes(module: str) -> dict[str, str]:
     """The traceback of each case of a module, empty if it passed; in one process for all, since starting takes long."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, __file__, module]
-    result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=250)
+    result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

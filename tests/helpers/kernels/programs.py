@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from scalec.compiler.emit.train_py import train_py
+from scalec.compiler.emit.train_py import program_files
 from scalec.compiler.frontend import resolve
 from scalec.compiler.frontend.loss_chunking import logits_for
 from scalec.compiler.ir import Program, Region
@@ -49,9 +51,15 @@ def _repeats(region: Region) -> Iterator[Region]:
 
 
 def emitted(program: Program, source: Source) -> ModuleType:
-    """The program, as Python has it."""
+    """The program, as Python has it; the files that it reads lie beside it until it has begun."""
     module = ModuleType("emitted")
-    exec(compile(train_py(program, source), "train.py", "exec"), vars(module))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "train.py"
+        files = program_files(program, source)
+        for name, text in files.items():
+            path.with_name(name).write_text(text)
+        module.__file__ = str(path)
+        exec(compile(files["train.py"], "train.py", "exec"), vars(module))
     return module
 
 

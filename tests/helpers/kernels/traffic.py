@@ -32,7 +32,7 @@ def traffic() -> list[tuple[str, Times]]:
     """Of each launch, its kernel, and how often it loads and stores what it is given; in a process of its own."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     result = subprocess.run(
-        [sys.executable, __file__], env=environment, check=False, capture_output=True, text=True, timeout=250
+        [sys.executable, __file__], env=environment, check=False, capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stderr
     return [(name, {key: tuple(each) for key, each in times.items()}) for name, times in json.loads(result.stdout)]

@@ -4,8 +4,9 @@ What a rank holds are the boxes of its state; where ranks hold copies, these mus
 """
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -55,13 +56,18 @@ def compiled(case: Case, folder: Path) -> ModuleType:
     return imported(written(plan_text(case), folder) / "train.py")
 
 
-def written(text: str, folder: Path) -> Path:
-    """`folder` with the emitted files of a plan."""
-    source = Source("tiny.scale", text)
+def written(text: str, folder: Path, path: str = "tiny.scale") -> Path:
+    """`folder` with the emitted files of a plan, which is read as if it lay at `path`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in emit(compile_plan(source), source).items():
+    for name, content in _emitted(text, path).items():
         (folder / name).write_text(content)
     return folder
+
+
+@cache
+def _emitted(text: str, path: str) -> Mapping[str, str]:
+    source = Source(path, text)
+    return emit(compile_plan(source), source)
 
 
 def imported(path: Path) -> ModuleType:
@@ -125,9 +131,9 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
 
 def _gradient(state: Any, box: Box) -> Part:
     """That of the elements which this rank keeps of a parameter: they lie in their buffer as masters do in theirs."""
-    flat = next(flat for flat in state._flats() if _holds(flat.master, box.tensor))
-    start = box.tensor.storage_offset() - flat.master.storage_offset()
-    own = flat.gradient.part()[start : start + box.tensor.numel()]
+    flat = next(flat for flat in state._flats() if _holds(flat.buffers.master, box.tensor))
+    start = box.tensor.storage_offset() - flat.buffers.master.storage_offset()
+    own = flat.gradient_shard()[start : start + box.tensor.numel()]
     return Part(own.view(box.tensor.shape).clone(), box.shape, box.offset)
 
 

@@ -18,7 +18,7 @@ from helpers.forked_ranks import HANGS
 from helpers.small_state import made
 from scalec.runtime import TrainState
 from scalec.runtime.checkpoint import saver
-from scalec.runtime.checkpoint.disk import Disk
+from scalec.runtime.checkpoint.files import Disk
 
 NEW = 3
 Axes = dict[str, int]

@@ -16,7 +16,7 @@ from helpers.forked_ranks import run_ranks
 from helpers.small_state import made, whole
 from scalec.runtime import RunError
 from scalec.runtime.checkpoint import saver
-from scalec.runtime.checkpoint.disk import Disk
+from scalec.runtime.checkpoint.files import Disk
 
 STEP = "step-000003"
 TP = {"dp": 1, "tp": 2}

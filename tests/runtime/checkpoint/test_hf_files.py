@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from helpers import hf_models
 from helpers.forked_ranks import run_ranks
+from helpers.launched import run_file
 from helpers.oracle import harness
 from scalec.runtime import Mesh, RunError
 from scalec.runtime.checkpoint import export, saver
@@ -58,21 +57,20 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     (tmp_path / "corpus").write_bytes(bytes(range(hf_models.VOCAB)) * 20)
     folder = harness.written(plan, tmp_path / "program")
 
-    done = _run(folder, "--init", "../in", "--data", "../corpus")
-    assert "beginning with ../in" in done.stdout
-    again = _run(folder, "--resume", "--init", "../in", "--data", "../corpus", status=2)
-    assert again.stderr == "error: --init begins a run and --resume goes on with one: choose one\n"
-    _run(folder, "--export", "../out")
-    there = _run(folder, "--export", "../out", status=2)
-    assert there.stderr == "error: ../out is there already: name a new folder\n"
-    below = _run(folder, "--export", "../corpus/below", status=2)
-    assert re.fullmatch(r"error: \.\./corpus/\.below\.\w+: Not a directory\n", below.stderr)
+    assert "beginning with ../in" in _run(folder, "--init ../in --data ../corpus")
+    again = _run(folder, "--resume --init ../in --data ../corpus", status=2)
+    assert again == "error: --init begins a run and --resume goes on with one: choose one\n"
+    _run(folder, "--export ../out")
+    there = _run(folder, "--export ../out", status=2)
+    assert there == "error: ../out is there already: name a new folder\n"
+    below = _run(folder, "--export ../corpus/below", status=2)
+    assert re.fullmatch(r"error: \.\./corpus/\.below\.\w+: Not a directory\n", below)
 
-    _run(folder, "--export", "../half", "--export-dtype", "bf16")
+    _run(folder, "--export ../half --export-dtype bf16")
     whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "half"))
     assert all(_bits(half[name]) == _bits(value.bfloat16()) for name, value in whole.items())
-    alone = _run(folder, "--export-dtype", "bf16", status=2)
-    assert alone.stderr == "error: --export-dtype says how weights are written: it needs --export\n"
+    alone = _run(folder, "--export-dtype bf16", status=2)
+    assert alone == "error: --export-dtype says how weights are written: it needs --export\n"
 
     before, after = (transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32) for _ in "io")
     after.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=False)
@@ -113,11 +111,11 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert sorted(tmp_path.iterdir()) == before
 
 
-def _run(folder: Path, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "train.py", "--device=cpu", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == status, done.stderr
-    return done
+def _run(folder: Path, options: str, status: int = 0) -> str:
+    """What the program in `folder` says: its errors, or else its output."""
+    ((ended, errors),) = run_file(folder, 1, f"--device=cpu {options}")
+    assert ended == status, errors
+    return errors if status else (folder / "out0").read_text()
 
 
 def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
@@ -134,6 +132,20 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
     assert torch.equal(values["layers.1.wk"], model.transformer.h[1].attn.c_attn.weight[:, 32:64].T)
     assert torch.equal(values["wte"][:100], model.transformer.wte.weight)
     assert not values["wte"][100:].any()
+
+
+def test_a_tied_head_may_be_stored_beside_its_embedding(tmp_path: Path) -> None:
+    """Some programs save it twice; one that differs is another model's."""
+    hf_models.model("gpt2", torch.float64).save_pretrained(tmp_path)
+    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    path, tensors = tmp_path / "model.safetensors", load_file(tmp_path / "model.safetensors")
+    head = tensors["transformer.wte.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, path)
+    Reader(path, module.PLAN.names)
+    head[-1, -1] += 1
+    save_file({**tensors, "lm_head.weight": head}, path)
+    with pytest.raises(RunError, match="lm_head"):
+        Reader(path, module.PLAN.names)
 
 
 def test_masks_and_frequencies_of_gpt_neox_are_no_weights(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import Axis, Mesh, all_gather, all_reduce, all_reduce_, reduce_scatter, regather, replicate, shard
 from scalec.runtime.comm import collectives
-from scalec.runtime.debug.compare import Comparison, Difference
-from scalec.runtime.debug.fingerprint import BLOCK, Fingerprints
+from scalec.runtime.debug.compare import BLOCK, Comparison, Difference, Fingerprints
 from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.errors import RunError
 

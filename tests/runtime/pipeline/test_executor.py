@@ -98,7 +98,7 @@ def test_one_rank_needs_no_group() -> None:
 def test_evaluation_makes_no_graph() -> None:
     graphs = list[bool]()
     model = Model([0], 1, begins=lambda _: graphs.append(torch.is_grad_enabled()))
-    Pipeline("pp", (0,), CARRIED, ("0F0 0B0",)).evaluate(model, data(0, 1), Mesh({"pp": 1}))
+    Pipeline("pp", (0,), CARRIED, ("0F0,0B0",)).evaluate(model, data(0, 1), Mesh({"pp": 1}))
     assert graphs == [False]
 
 
@@ -151,9 +151,9 @@ def test_without_waits_it_is_wrong() -> None:
 
 def test_rows_are_read_whole() -> None:
     with pytest.raises(AssertionError, match="`0G0` is no action"):
-        _row("0F0 0G0")
+        _row("0F0,0G0")
     with pytest.raises(AssertionError, match="another number of microbatches"):
-        _row("0F0 0B0")
+        _row("0F0,0B0")
 
 
 def _row(row: str) -> None:

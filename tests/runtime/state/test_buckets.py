@@ -112,7 +112,7 @@ def _views(state: TrainState) -> list[Tensor]:
 
 def _parameters(state: TrainState) -> list[Tensor]:
     (flat,) = state._flats()
-    return [piece.view(flat.working.whole).clone() for piece in _pieces(state)]
+    return [piece.view(flat.buffers.unsharded).clone() for piece in _pieces(state)]
 
 
 def _pieces(state: TrainState) -> list[Piece]:

@@ -149,5 +149,5 @@ def _unused() -> None:
 
 
 def test_gradients_that_backward_has_not_reduced_are_no_gradients() -> None:
-    with pytest.raises(pytest.fail.Exception, match="backward has not come by every turn"):
+    with pytest.raises(pytest.fail.Exception, match="backward has not come by every layer"):
         run_ranks(2, _unused)

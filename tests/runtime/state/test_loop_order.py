@@ -16,7 +16,7 @@ from helpers.layered_model import F64, LAYERS, WAYS, WIDTH, ZERO, Dtypes, Model,
 from scalec.runtime import AdamW, Bucket, Mesh, ParamGroup, TrainState, unshard_ahead
 from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.errors import RunError
-from scalec.runtime.state import unsharded
+from scalec.runtime.state import flat_param
 
 # ---- when what moves
 
@@ -77,13 +77,13 @@ def test_gathers_that_all_begin_together_are_awaited_by_each_turn_once(way: Way)
 def _together() -> list[int]:
     """The sizes of what is gathered, in order, of two buckets of the same turns."""
     link, mesh = Link(), Mesh({"dp": 2})
-    model = Model(mesh, ZERO[1], None)
+    model = Model(mesh, ZERO[1], shared=False)
     buckets = {
-        name: Bucket(ParamGroup(f"layers.*.{name}"), per_layer=True, shard_axes=("dp",)) for name in ("w", "bias")
+        name: Bucket(ParamGroup(f"layers.*.{name}"), per_layer=True, shard_axes=("dp",)) for name in ("bias", "w")
     }
     buckets["rest"] = Bucket(ParamGroup("wte", "head", "layers.*.norm"))
     flat_params = TrainState(model, mesh, buckets, AdamW()).flat_params()
-    unshard_ahead(link.late(mesh.axis("dp")), flat_params["w"], flat_params["bias"])
+    unshard_ahead(link.late(mesh.axis("dp")), flat_params["layers"])
     return [late.output.numel() for late in link.under_way]
 
 
@@ -122,7 +122,7 @@ def test_collectives_go_on_while_turns_compute() -> None:
 def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
     """Bytes of a state, and after two steps; the most turns in memory meanwhile, of weights and of whole gradients."""
     mesh, turns, there = Mesh({"dp": 2, "replica": 1}), [0], [0]
-    reserve, release = unsharded.reserve, unsharded.release
+    reserve, release = flat_param.reserve, flat_param.release
 
     def reserved(x: Tensor) -> None:
         there.append(there[-1] + 1)
@@ -140,7 +140,7 @@ def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
     ours = shared(way, mesh, AdamW(), dtypes, computes=computes)
     ours.state.initialise(seed=2)
     state, at_first = sum(_storages()), _turns(dtypes[1])
-    unsharded.reserve, unsharded.release = reserved, released
+    flat_param.reserve, flat_param.release = reserved, released
     for step in range(2):
         ours.train_step(data(step, dist.get_rank(), 2))
     return state, _settled(state), max(there), max(turns) - at_first
@@ -197,15 +197,15 @@ def test_what_a_rank_keeps_is_what_was_said(way: Way, dtypes: Dtypes) -> None:
 
 def _told(way: Way) -> str:
     """What a sanitized run says of gathered weights that rank 1 has otherwise."""
-    arrive = unsharded.Working.arrive
+    wait = flat_param.FlatParam.wait_for_unshard
 
-    def odd(self: unsharded.Working) -> None:
+    def odd(self: flat_param.FlatParam) -> None:
         if self._gather:
-            self._gather.work.wait()
-            self.whole[3] += dist.get_rank()
-        arrive(self)
+            self._gather[0].wait()
+            self.buffers.unsharded[3] += dist.get_rank()
+        wait(self)
 
-    unsharded.Working.arrive = odd
+    flat_param.FlatParam.wait_for_unshard = odd
     mesh = Mesh({"dp": 2, "replica": 1}, watch=Sanitizer(torch.device("cpu")))
     ours = shared(way, mesh, AdamW(), F64)
     ours.state.initialise(seed=2)

@@ -20,12 +20,12 @@ from helpers.forked_ranks import run_ranks
 from helpers.late_process_group import Link
 from helpers.layered_model import F64, LAYERS, ZERO, Way, data, furthest, plain, shared
 from scalec.runtime import AdamW, Mesh
-from scalec.runtime.state import engine, grad_reduction, loop_hooks, unsharded
+from scalec.runtime.state import engine, flat_param, flat_param_group, grad_reduction
 
-MODULES = (unsharded, grad_reduction, loop_hooks, engine)
-MEMORY = "Reductions._make_room"
+MODULES = (flat_param, grad_reduction, flat_param_group, engine)
+MEMORY = "Reductions.make_room"
 """Waits for the sake of memory, not of numbers: `test_flow_order` counts what is there."""
-WAITS = {"wait", "arrive", "finish", "abandon", "_abandon", "_scattered"}
+WAITS = {"wait", "wait_for_unshard", "finish", "abandon", "_abandon", "_scattered"}
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.forked_ranks import HANGS
+
 ENDING = "from scalec.runtime.train.shutdown import ending\nfrom scalec.runtime.errors import RunError\nwith ending(): "
 KILLED = (
-    "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else time.sleep(60)"
+    "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else time.sleep(600)"
 )
 PROGRAMS = {
     f"{ENDING}raise RunError('no data')": "error: no data",
@@ -24,7 +26,7 @@ def test_the_last_line(program: str, tmp_path: Path) -> None:
     ranks = 2 if program == KILLED else 1
     options = ["--standalone", f"--nproc-per-node={ranks}", str(tmp_path / "train.py")]
     command = [sys.executable, "-m", "scalec.runtime.train.torchrun", *options]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANGS)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == PROGRAMS[program]
     assert "train.py FAILED" in ended.stderr

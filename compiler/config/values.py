@@ -1,0 +1,298 @@
+"""The values of settings: how each kind is read and shown, its range, and the errors for what does not fit."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
+from ..syntax.source import Span
+from ..syntax.synonyms import value_meant
+
+
+@frozen
+class Bound:
+    """A range of numbers and its name."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+AT_LEAST_1 = Bound("at least 1", lambda number: number >= 1)
+POSITIVE = Bound("above 0", lambda number: number > 0)
+NOT_NEGATIVE = Bound("at least 0", lambda number: number >= 0)
+INT64 = Bound("below 2^63", lambda number: number < 2**63)
+FRACTION = Bound("at least 0 and below 1", lambda number: 0 <= number < 1)
+SOME = Bound("above 0 and below 1", lambda number: 0 < number < 1)
+TOKEN_ID = Bound("an id from 0 to 2^32 - 1", lambda number: 0 <= number < 2**32 and number % 1 == 0)
+
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+POWERS = {"k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
+"""Letters for thousands, millions and so on, which may be those of 1000 or of 1024."""
+
+_NOUNS: dict[type, str] = {
+    tree.Name: "a name",
+    tree.String: "a string",
+    tree.List: "a list",
+    tree.Call: "a call",
+    tree.ParamUse: "a parameter",
+}
+
+
+@frozen
+class Value:
+    """A kind of value: what a setting takes, how it is read, shown, bounded, and what helps if it does not fit."""
+
+    takes: str
+    parse: Callable[[tree.Name, tree.Expr], Any]
+    """The value of an expression for a setting of this key; None if it is of another type."""
+    show: Callable[[Any], str] = str
+    bounds: tuple[Bound, ...] = ()
+    to: Callable[[Any], Any] = lambda value: value
+    """The value as an instance of settings has it."""
+    help: Callable[[tree.Expr], str] = lambda _: ""
+
+    def read(self, key: tree.Name, expr: tree.Expr) -> Any:
+        """The value of an expression.  Raises PlanError if it does not fit."""
+        value = self.parse(key, expr)
+        if value is None:
+            raise unfit(key, expr, self.takes, self.help(expr))
+        for bound in self.bounds:
+            if not bound.holds(value):
+                raise wrong("E0405", f"`{key}` must be {bound.text}", expr.span)
+        return self.to(value)
+
+
+def wrong(code: str, message: str, span: Span, help: str = "") -> PlanError:
+    """The error for a value, with help."""
+    return PlanError([Diagnostic(code, message, span, help=help)])
+
+
+def unfit(key: tree.Name, expr: tree.Expr, takes: str, help: str = "") -> PlanError:
+    """The error for a value of the wrong type; the setting `takes` another."""
+    given = f"`{expr.span.words}`" if isinstance(expr, tree.Number) else _NOUNS.get(type(expr), "an expression")
+    return wrong("E0404", f"`{key}` takes {takes}, not {given}", expr.span, help)
+
+
+def spelled(expr: tree.Expr) -> str:
+    """Help for a whole number that is not written in digits; "" for others."""
+    match expr:
+        case tree.Number(value=value, unit=unit) if unit.casefold() in POWERS:
+            meant = (value * base ** POWERS[unit.casefold()] for base in (1024, 1000))
+        case tree.Number(value=float() as value, unit=""):
+            meant = (value,)
+        case _:
+            return ""
+    numbers = " or ".join(f"`{number:.0f}`" for number in meant if number % 1 == 0)
+    return f"write {numbers}: a whole number is written in digits" if numbers else ""
+
+
+# ---- numbers
+
+
+def _number(_: tree.Name, expr: tree.Expr) -> int | float | None:
+    match expr:
+        case tree.Number(value=value, unit=""):
+            return value
+        case tree.Negative(value=tree.Number(value=value, unit="")):
+            return -value
+        case _:
+            return None
+
+
+def _whole(key: tree.Name, expr: tree.Expr) -> int | None:
+    return number if isinstance(number := _number(key, expr), int) else None
+
+
+def _share(key: tree.Name, expr: tree.Expr) -> int | float | None:
+    return expr.value / 100 if isinstance(expr, tree.Number) and expr.unit == "%" else _number(key, expr)
+
+
+def whole(bound: Bound = NOT_NEGATIVE, takes: str = "an integer") -> Value:
+    """An integer."""
+    return Value(takes, _whole, bounds=(INT64, bound), help=spelled)
+
+
+def real(bound: Bound, takes: str = "a number") -> Value:
+    """A number."""
+    return Value(takes, _number, repr, (bound,), float)
+
+
+def share(bound: Bound) -> Value:
+    """A part of the whole: `5%` or `0.05`."""
+    return Value("a number", _share, repr, (bound,), float)
+
+
+@frozen
+class Size:
+    """A number of bytes where a number without unit counts something else."""
+
+    bytes: int
+
+
+def _bytes(_: tree.Name, expr: tree.Expr) -> int | None:
+    match expr:
+        case tree.Number(value=int() as value, unit=unit) if value > 0 and unit in UNITS:
+            return value * UNITS[unit]
+        case _:
+            return None
+
+
+def _count_or_bytes(key: tree.Name, expr: tree.Expr) -> int | Size:
+    return (
+        whole(AT_LEAST_1, COUNT_OR_BYTES.takes).read(key, expr)
+        if _bytes(key, expr) is None
+        else Size(BYTES.read(key, expr))
+    )
+
+
+def _sized(size: int) -> str:
+    unit = next(unit for unit, factor in UNITS.items() if size % factor == 0)
+    return f"{size // UNITS[unit]}{unit}"
+
+
+_SIZES = f"a size is a whole number above 0 and one of {listing(UNITS)}"
+BYTES = Value("a size, as in `25MiB`", _bytes, _sized, (INT64,), help=lambda _: _SIZES)
+COUNT_OR_BYTES = Value(
+    "an integer or a size, as in `40GiB`",
+    _count_or_bytes,
+    lambda value: _sized(value.bytes) if isinstance(value, Size) else str(value),
+)
+
+
+# ---- lists
+
+
+def listed(item: Value, takes: str, length: int | None = None, empty: bool = False) -> Value:
+    """A list of `length` items, or of one or more; with `empty`, an empty one has an error of its own."""
+
+    def parse(key: tree.Name, expr: tree.Expr) -> tuple[Any, ...] | None:
+        if empty and isinstance(expr, tree.List) and not expr.items:
+            raise wrong("E0405", f"`{key}` is empty", expr.span)
+        if isinstance(expr, tree.List) and expr.items and length in (None, len(expr.items)):
+            return tuple(item.read(key, each) for each in expr.items)
+        return None
+
+    return Value(takes, parse, lambda items: f"[{', '.join(map(item.show, items))}]")
+
+
+def pair(bound: Bound) -> Value:
+    """Two numbers."""
+    return listed(real(bound), "two numbers, as in `[0.9, 0.95]`", length=2)
+
+
+COUNTS = listed(whole(takes="integers"), "a list of integers, as in `[9, 10, 10, 9]`")
+
+
+# ---- words
+
+
+def one_of(*choices: str) -> Value:
+    """One of a few words."""
+
+    def parse(key: tree.Name, expr: tree.Expr) -> str | None:
+        if isinstance(expr, tree.Name) and expr.name not in choices:
+            help = did_you_mean(value_meant(expr.name), choices) or f"it is one of {listing(choices)}"
+            raise wrong("E0404", f"`{key}` cannot be `{expr}`", expr.span, help)
+        return expr.name if isinstance(expr, tree.Name) else None
+
+    return Value(f"one of {listing(choices)}", parse)
+
+
+@frozen
+class Selection:
+    """A word, and the number and the names that it was given as in a call."""
+
+    word: str
+    names: tuple[str, ...] = ()
+    number: int = 0
+
+    def __str__(self) -> str:
+        given = [*([str(self.number)] if self.number else []), *self.names]
+        return f"{self.word}({', '.join(given)})" if given else self.word
+
+
+def selection(*words: str, of: str, each: str) -> Value:
+    """One of a few words, the word `of` with names, `selective(attention)`, or `each` with a number and a name."""
+    names = Value("names", lambda _, expr: expr.name if isinstance(expr, tree.Name) else None)
+    choices = listing((*words, f"{of}(…)", f"{each}(2, …)"))
+
+    def parse(key: tree.Name, expr: tree.Expr) -> Selection | None:
+        match expr:
+            case tree.Name(name=name) if name in words:
+                return Selection(name)
+            case tree.Call(name=tree.Name(name=name), args=(_, *_) as args, kwargs=()) if name == of:
+                return Selection(of, tuple(dict.fromkeys(names.read(key, arg) for arg in args)))
+            case tree.Call(
+                name=tree.Name(name=name),
+                args=(tree.Number(value=int() as number, unit=""), tree.Name(name=dim)),
+                kwargs=(),
+            ) if name == each and number > 0:
+                return Selection(each, (dim,), number)
+            case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == each:
+                help = f"write `{each}(2, layers)`: every second iteration of the repeat over `layers`"
+                raise wrong("E0404", f"`{each}` takes a number and the dim of a repeat", expr.span, help)
+            case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == of:
+                raise wrong("E0404", f"`{of}` names nothing", expr.span, f"write `{of}(…)` with names in it")
+            case tree.Name(name=name):
+                raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, f"it is one of {choices}")
+            case _:
+                return None
+
+    return Value(f"one of {choices}", parse)
+
+
+# ---- strings
+
+
+def strings(*names: str) -> Value:
+    """A list of strings, and of names with a meaning of their own."""
+
+    def parse(key: tree.Name, expr: tree.Expr) -> str | None:
+        match expr:
+            case tree.String(value=text) if text in names:
+                help = f'write `{text}`, or `"./{text}"` for a file of this name'
+                raise wrong("E0404", f"write `{text}` without quotes", expr.span, help)
+            case tree.String(value=text):
+                return text
+            case _:
+                return expr.name if isinstance(expr, tree.Name) and expr.name in names else None
+
+    takes = "strings" + "".join(f" or `{name}`" for name in names)
+    item = Value(takes, parse, lambda text: text if text in names else _quoted(text))
+    return listed(item, 'a list, as in `["corpus/*.txt"]`', empty=True)
+
+
+def _word(_: tree.Name, expr: tree.Expr) -> str | None:
+    return expr.value if isinstance(expr, tree.String) else expr.name if isinstance(expr, tree.Name) else None
+
+
+def _text(key: tree.Name, expr: tree.Expr) -> str | None:
+    if isinstance(expr, tree.String) and not expr.value:
+        raise wrong("E0405", f"`{key}` is empty", expr.span)
+    return expr.value if isinstance(expr, tree.String) else None
+
+
+def _token(key: tree.Name, expr: tree.Expr) -> int | str:
+    if not isinstance(expr, tree.String):
+        return int(real(TOKEN_ID, TOKEN.takes).read(key, expr))
+    if len(expr.value.encode()) == 1:
+        return expr.value
+    raise wrong("E0404", f"`{key}` is one byte, not {len(expr.value.encode())}", expr.span)
+
+
+def _quoted(text: str) -> str:
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
+    return f'"{"".join(escapes.get(character, character) for character in text)}"'
+
+
+WORD = Value("a name", _word, lambda text: text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text))
+"""A name, in quotes where it is not made of letters, digits and underscores."""
+
+TEXT = Value("a string", _text, _quoted)
+"""A string that is not empty."""
+
+TOKEN = Value('a token, as 103 or "\\n"', _token, lambda it: _quoted(it) if isinstance(it, str) else str(it))
+"""A token: its id, or, where tokens are bytes, the character of a byte."""

@@ -1,0 +1,78 @@
+"""Compares what a body of the text did with what the IR does there: the same ops, and what communicates in its order.
+
+Non-goals: what the IR does (`forward`, `step`).
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from ...ir.placements import COERCIONS
+from .terms import Event, Log, Loop, Term, wrong
+
+MOVES = ("reduce_grads_in_backward", "reshard", "unshard")
+"""What the loops over layers do with flat buffers."""
+
+ORDERED = frozenset({*(entry.function for entry in COERCIONS.values()), *MOVES})
+"""The functions that communicate, forward or backward: their order is the program's."""
+
+
+def compare(node: ast.AST, found: Log, expected: Log, ordered: Collection[str] = ORDERED) -> None:
+    """Raises where a body does anything else than the IR."""
+    left = demand_known(found, expected)
+    missing = [event for event in expected if isinstance(event, Event) and left[event.key] > 0]
+    if missing:
+        raise wrong(node, f"nothing does {', '.join(dict.fromkeys(str(event.term) for event in missing))}")
+    _compare_order(node, _ordered(found, ordered), _ordered(expected, ordered))
+
+
+def demand_known(found: Log, expected: Log) -> "Counter[object]":
+    """Raises where a body does what the IR does not; returns what of the IR it has not done."""
+    left = Counter[object](event.key for event in expected if isinstance(event, Event))
+    for event in found:
+        if isinstance(event, Event):
+            left[event.key] -= 1
+            if left[event.key] < 0:
+                said = _kept(event, expected) or _instead(found, expected)
+                raise wrong(event.node, f"nothing in the IR does `{ast.unparse(event.node)}`{said}")
+    return left
+
+
+def _kept(event: Event, expected: Log) -> str:
+    """What is said where only what backward does again differs."""
+    alike = [other for other in expected if isinstance(other, Event) and other.term is event.term]
+    if not alike or any(other.key == event.key for other in alike):
+        return ""
+    said = "in a block, and made again" if alike[0].block else "again" if alike[0].again else "without doing it again"
+    return f" but {said}"
+
+
+def _instead(found: Log, expected: Log) -> str:
+    """The first op of the IR that the text does not do."""
+    done = {event.key for event in found if isinstance(event, Event)}
+    missing = (event for event in expected if isinstance(event, Event) and event.key not in done)
+    return f" here, which does {first.term}" if (first := next(missing, None)) else " here"
+
+
+def _ordered(log: Log, functions: Collection[str]) -> list[Event | Loop]:
+    return [each for each in log if isinstance(each, Loop) or function_of(each.term) in functions]
+
+
+def function_of(term: Term) -> str:
+    """The function that a term calls, or method; "" where it calls none."""
+    match term:
+        case Term(head="call", args=(Term(head="name", args=(str(name),)), *_)):
+            return name
+        case Term(head="call", args=(Term(head="attr", args=(_, str(name))), *_)):
+            return f".{name}"
+        case _:
+            return ""
+
+
+def _compare_order(node: ast.AST, found: Sequence[Event | Loop], expected: Sequence[Event | Loop]) -> None:
+    for ours, theirs in zip(found, expected, strict=False):
+        same = ours is theirs if isinstance(ours, Loop) or isinstance(theirs, Loop) else ours.key == theirs.key
+        if not same:
+            raise wrong(ours.node, f"`{ast.unparse(ours.node)}` comes before what the IR communicates first")
+    if len(found) != len(expected):
+        raise wrong(node, "a loop of the IR is not run, or one more")

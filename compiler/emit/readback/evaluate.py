@@ -1,0 +1,367 @@
+"""Runs the text of a program on symbols: the whitelist of syntax is what has a method here, and anything else an error.
+
+Purpose: no part of the text is executed by Python: names stand for terms, numbers and the text's own classes, and what
+is called makes a term.  Non-goals: statements (`execute`), what special names do (`stubs`).
+"""
+
+import ast
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import cast
+
+from attrs import Factory, define, field, frozen
+
+from .terms import Event, Log, Term, Terms, demand, frozen_key, wrong
+
+STEPS = 1_000_000
+"""The most nodes that are run before a text is refused."""
+
+BUILT_IN = frozenset({"__file__", "float", "int", "len", "list", "range", "str", "super", "tuple", "zip"})
+"""What of Python programs use under its own name."""
+
+
+OPERATORS = {
+    ast.Add: ("+", "add"),
+    ast.Sub: ("-", "sub"),
+    ast.Mult: ("*", "mul"),
+    ast.Div: ("/", "truediv"),
+    ast.FloorDiv: ("//", "floordiv"),
+    ast.Mod: ("%", "mod"),
+    ast.BitAnd: ("&", "and_"),
+    ast.USub: ("neg", "neg"),
+    ast.Invert: ("~", "invert"),
+    ast.Eq: ("==", "eq"),
+    ast.NotEq: ("!=", "ne"),
+    ast.Lt: ("<", "lt"),
+    ast.LtE: ("<=", "le"),
+    ast.Gt: (">", "gt"),
+    ast.GtE: (">=", "ge"),
+    ast.In: ("in", "contains"),
+}
+
+
+@define
+class Block:
+    """A `with` that keeps a value; nothing but `return` reads it when it is closed."""
+
+    closed: bool = False
+
+
+@define
+class Binding:
+    """What a name stands for, where it was bound, and the block that it belongs to, if any."""
+
+    value: object
+    store: ast.AST | None = None
+    block: Block | None = None
+
+
+@frozen
+class Function:
+    """A function of the text."""
+
+    node: ast.FunctionDef
+
+
+@frozen(eq=False)
+class Class:
+    """A class of the text."""
+
+    node: ast.ClassDef
+    init: ast.FunctionDef
+    forward: ast.FunctionDef
+
+
+@define(eq=False)
+class Instance:
+    """A module: what its `__init__` set, and what of it was read.  One object stands for all that are made alike."""
+
+    of: Class
+    attributes: dict[str, object] = Factory(dict[str, object])
+    read: set[str] = Factory(set[str])
+    is_whole: bool = False  # whether `__init__` has returned
+
+
+@frozen
+class Modules:
+    """`nn.ModuleList(…)` or `nn.ModuleDict(…)`: the modules by key."""
+
+    by_key: dict[object, object] = field(hash=False)
+
+
+@frozen
+class Zip:
+    """`zip(…, strict=True)`."""
+
+    domains: tuple[object, ...] = field(hash=False)
+
+
+@define
+class Frame:
+    """The names of one call of a function."""
+
+    own: frozenset[str] = frozenset()  # those that it binds somewhere
+    names: dict[str, Binding] = Factory(dict[str, Binding])
+    cells: dict[tuple[object, object], object] = Factory(dict[tuple[object, object], object])
+    returns: bool = False  # whether a `return` is being run
+    is_spec: bool = False  # whether the text is the compiler's own, which no name of the module is hidden in
+
+
+Stub = Callable[["Evaluator", ast.Call, Sequence[object], dict[str, object]], object]
+
+
+class Evaluator(ABC):
+    """Runs expressions; `known` are the names of the module, `stubs` what of them does other than make a term."""
+
+    def __init__(self, terms: Terms, stubs: dict[str, Stub]) -> None:
+        self.terms, self.stubs = terms, {terms.name(name): stub for name, stub in stubs.items()}
+        self.known: dict[str, object] = {}
+        self.log: Log = []
+        self.again: object = None  # whether backward does what is run now again
+        self.frame = Frame()
+        self.read: set[ast.AST] = set()  # the stores of local names that were read
+        self._steps = 0
+
+    def value(self, node: ast.expr) -> object:
+        """What an expression gives."""
+        self._steps += 1
+        demand(node, self._steps < STEPS, "runs on and on")
+        run = getattr(self, f"_{type(node).__name__}", None)
+        if run is None:
+            raise wrong(node, f"`{ast.unparse(node)}` is no part of a program")
+        return run(node)
+
+    def spec(self, text: str, **names: object) -> object:
+        """What a text of the compiler's own gives, where `names` stand for these values."""
+        own = {name: Binding(value) for name, value in names.items()}
+        before, self.frame = self.frame, Frame(names=own, is_spec=True)
+        try:
+            return self.value(parsed(text))
+        finally:
+            self.frame = before
+
+    # ---- names
+
+    def _Constant(self, node: ast.Constant) -> object:
+        demand(node, isinstance(node.value, int | float | str | None), f"`{node.value!r}` is no part of a program")
+        return node.value
+
+    def _Name(self, node: ast.Name) -> object:
+        return self.bound(node).value
+
+    def bound(self, node: ast.Name) -> Binding:
+        """What a name is bound to."""
+        if found := self.frame.names.get(node.id):
+            closed = found.block is not None and found.block.closed
+            demand(node, self.frame.returns or not closed, f"`{node.id}` is read outside its block")
+            if found.store is not None:
+                self.read.add(found.store)
+            return found
+        if self.frame.is_spec:
+            return Binding(self.terms.name(node.id))
+        demand(node, node.id not in self.frame.own, f"`{node.id}` is read before it is bound")
+        if node.id in self.known:
+            return Binding(self.known[node.id])
+        demand(node, node.id in BUILT_IN, f"`{node.id}` is not imported or defined")
+        return Binding(self.terms.name(node.id))
+
+    def _Attribute(self, node: ast.Attribute) -> object:
+        demand(node, not node.attr.startswith("_"), f"`{node.attr}` is not for programs")
+        match self.value(node.value):
+            case Instance(is_whole=True) as of:
+                if node.attr not in of.attributes:
+                    raise wrong(node, f"`{ast.unparse(node)}` is not set, or not on this stage")
+                of.read.add(node.attr)
+                return of.attributes[node.attr]
+            case Instance() | Term() as of:
+                return self.terms("attr", of, node.attr)
+            case _:
+                raise wrong(node, f"`{ast.unparse(node.value)}` has no `{node.attr}`")
+
+    def _Subscript(self, node: ast.Subscript) -> object:
+        of, key = self.value(node.value), self.value(node.slice)
+        match of:
+            case Term():
+                return self.frame.cells.get((of, frozen_key(key)), self.terms("getitem", of, key))
+            case Modules(by_key):
+                return self._module(node, by_key, key)
+            case dict() | tuple() if isinstance(key, int | str):
+                try:
+                    return cast(dict[object, object], of)[key]
+                except (KeyError, IndexError, TypeError):
+                    raise wrong(node, f"there is no `{ast.unparse(node)}`") from None
+            case _:
+                raise wrong(node, f"`{ast.unparse(node.value)}` has no parts")
+
+    def _module(self, node: ast.Subscript, by_key: dict[object, object], key: object) -> object:
+        """The module of a layer, by its number as text: of all layers of a loop it is the same one."""
+        match key:
+            case Term(
+                head="call", args=(Term(head="name", args=("str",)), (Term(head="index", args=(range() as of, _)),), _)
+            ):
+                found = {id(by_key.get(str(i))): by_key.get(str(i)) for i in of}
+                demand(node, len(found) == 1 and None not in found.values(), f"not all of {of} have a module")
+                return next(iter(found.values()))
+            case _:
+                raise wrong(node, f"`{ast.unparse(node)}` is no layer's module")
+
+    # ---- operators
+
+    def operate(self, node: ast.AST, kind: type, *operands: object) -> object:
+        """What an operator gives: a term of terms, and of numbers and sets what Python gives."""
+        word, run = OPERATORS.get(kind, ("", ""))
+        if not run:
+            raise wrong(node, f"an operator `{kind.__name__}` is no part of a program")
+        if not any(isinstance(each, Term) for each in operands):
+            fits = all(isinstance(each, int | float | set) for each in operands) or word in ("in", "==")
+            demand(node, fits, "computes with what are no numbers")
+            try:
+                return getattr(operator, run)(*(operands[::-1] if word == "in" else operands))
+            except (TypeError, ZeroDivisionError, OverflowError) as error:
+                raise wrong(node, str(error)) from None
+        if word == "-":  # a - b is a + (-b), and less a number is plus its negative
+            left, right = operands
+            negative = -right if isinstance(right, int | float) else self.operate(node, ast.USub, right)
+            return self.operate(node, ast.Add, left, negative)
+        made = self.terms(word, *operands)
+        return made if word == "neg" else self.done(node, made)  # a sign is part of what is added or returned
+
+    def done(self, node: ast.AST, term: Term, block: bool = False) -> Term:
+        """Logs what was computed; of a layer's number nothing is."""
+        numbers = term.head in ("%", "==") and isinstance(term.args[0], Term) and term.args[0].head in ("index", "%")
+        if not numbers:
+            self.log.append(Event(term, node, block, self.again))
+        return term
+
+    def _BinOp(self, node: ast.BinOp) -> object:
+        return self.operate(node, type(node.op), self.value(node.left), self.value(node.right))
+
+    def _UnaryOp(self, node: ast.UnaryOp) -> object:
+        return self.operate(node, type(node.op), self.value(node.operand))
+
+    def _Compare(self, node: ast.Compare) -> object:
+        left, holds = self.value(node.left), True
+        for kind, right in zip(node.ops, map(self.value, node.comparators), strict=True):
+            holds = self.operate(node, type(kind), left, right)
+            if len(node.ops) > 1 and not isinstance(holds, bool):
+                raise wrong(node, "compares several values at once")
+            if not holds:
+                break
+            left = right
+        return holds
+
+    # ---- several values
+
+    def several(self, nodes: Sequence[ast.expr]) -> Iterator[object]:
+        """The values of expressions, those with a star one by one."""
+        for node in nodes:
+            if not isinstance(node, ast.Starred):
+                yield self.value(node)
+                continue
+            match self.value(node.value):
+                case Term() as term:
+                    yield self.terms("star", term)
+                case all_:
+                    demand(node, isinstance(all_, tuple | set), f"`{ast.unparse(node)}` are no values")
+                    yield from cast(tuple[object, ...], all_)
+
+    def _Tuple(self, node: ast.Tuple) -> object:
+        return tuple(self.several(node.elts))
+
+    def _List(self, node: ast.List) -> object:
+        return tuple(self.several(node.elts))
+
+    def _Set(self, node: ast.Set) -> object:
+        found = [*self.several(node.elts)]
+        demand(node, all(isinstance(each, int) for each in found), "is a set of what are no numbers")
+        return {*found}
+
+    def _Dict(self, node: ast.Dict) -> object:
+        keys = [self.value(key) if key else None for key in node.keys]
+        known = all(isinstance(key, int | str) for key in keys) and len({*keys}) == len(keys)
+        demand(node, known, "has a key that is no number or word, or has it twice")
+        return dict(zip(keys, map(self.value, node.values), strict=True))
+
+    def _GeneratorExp(self, node: ast.GeneratorExp | ast.ListComp) -> object:
+        return tuple(self.value(node.elt) for _ in self._turns(node, node.generators))
+
+    _ListComp = _GeneratorExp
+
+    def _DictComp(self, node: ast.DictComp) -> object:
+        return {self.value(node.key): self.value(node.value) for _ in self._turns(node, node.generators)}
+
+    def _turns(self, node: ast.expr, generators: Sequence[ast.comprehension]) -> Iterator[None]:
+        """Binds the names of a comprehension to each of their values, as long as it runs."""
+        if not generators:
+            yield
+            return
+        first, *rest = generators
+        if first.ifs or first.is_async or not isinstance(first.target, ast.Name):
+            raise wrong(node, f"`{ast.unparse(node)}` is no part of a program")
+        all_, name = self.value(first.iter), first.target.id
+        if not isinstance(all_, range | tuple):
+            raise wrong(node, f"`{ast.unparse(first.iter)}` are not known")
+        demand(node, name not in self.known and name not in BUILT_IN, f"`{name}` hides what the module calls so")
+        before = self.frame.names.get(name)
+        for each in cast(tuple[object, ...], all_):
+            self.frame.names[name] = Binding(each)
+            yield from self._turns(node, rest)
+        self.frame.names.pop(name, None)
+        if before:
+            self.frame.names[name] = before
+
+    # ---- calls
+
+    def _Call(self, node: ast.Call) -> object:
+        function, args = self.value(node.func), [*self.several(node.args)]
+        options: dict[str, object] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise wrong(node, "gives keywords that are not written")
+            options[keyword.arg] = self.value(keyword.value)
+        return self.call(node, function, args, options)
+
+    def call(self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]) -> object:
+        """What a call gives: of a module or a class of the text what it does, else a term."""
+        match function:
+            case Term() if stub := self.stubs.get(function):
+                return stub(self, node, args, options)
+            case Term(head="attr", args=(Term(head="neg", args=(positive,)), "unsqueeze" as view)):
+                return self.operate(node, ast.USub, self.call(node, self.terms("attr", positive, view), args, options))
+            case Term(head="attr", args=(Instance() as of, str(name))):
+                return self.register(node, of, name, args, options)
+            case Term():
+                return self.done(node, self.terms("call", function, tuple(args), dict(sorted(options.items()))))
+            case Class():
+                demand(node, not options, "is given keywords")
+                return self.instantiate(node, function, args)
+            case Instance():
+                demand(node, not options, "is given keywords")
+                return self.forward(node, function, args)
+            case _:
+                raise wrong(node, f"`{ast.unparse(node.func)}` is nothing to call")
+
+    @abstractmethod
+    def register(
+        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
+    ) -> object:
+        """What a method of a module under construction does."""
+        ...
+
+    @abstractmethod
+    def instantiate(self, node: ast.AST, of: Class, args: Sequence[object]) -> object:
+        """A module of a class."""
+        ...
+
+    @abstractmethod
+    def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
+        """What a module gives."""
+        ...
+
+
+@cache
+def parsed(text: str) -> ast.expr:
+    """The expression of a text of the compiler's own."""
+    return ast.parse(text, mode="eval").body

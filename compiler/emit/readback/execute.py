@@ -1,0 +1,335 @@
+"""Runs statements, functions and classes of a program's text on symbols; a loop is run once, for all of its turns.
+
+Purpose: what every statement binds, logs and returns, and which ones were run.  Non-goals: expressions (`evaluate`).
+"""
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from .annotations import demand_type, types_of
+from .evaluate import BUILT_IN, Binding, Block, Class, Evaluator, Frame, Function, Instance, Modules, Zip
+from .stubs import METHODS, STUBS
+from .terms import Event, Loop, Term, Terms, demand, frozen_key, within, wrong
+
+NOTHING = object()
+"""What a body gives that does not return."""
+
+
+class Machine(Evaluator):
+    """Runs the text of one program."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms, STUBS)
+        for (of, name), stub in METHODS.items():
+            owner = self.spec(of)
+            self.stubs[terms("attr", owner, name)] = stub
+        self.ran: set[ast.AST] = set()
+        self.last = Frame()  # that of the function that was run last
+        self.set_at: dict[tuple[Instance, str], ast.AST] = {}
+        self.entered: set[ast.AST] = set()  # functions
+        self.classes: list[Class] = []
+        self._running: set[ast.AST] = set()
+        self._own: dict[ast.AST, frozenset[str]] = {}
+        self._instances: dict[object, Instance] = {}
+        self._loops = 0
+
+    # ---- bodies
+
+    def run(self, body: Sequence[ast.stmt]) -> object:
+        """Runs statements; gives what is returned."""
+        for stmt in body:
+            self._steps += 1
+            self.ran.add(stmt)
+            statement = getattr(self, f"_do_{type(stmt).__name__}", None)
+            if statement is None:
+                raise wrong(stmt, f"`{ast.unparse(stmt)}` is no part of a program")
+            if (given := statement(stmt)) is not NOTHING:
+                return given
+        return NOTHING
+
+    def function(self, node: ast.FunctionDef, args: Sequence[object], own: Instance | None = None) -> object:
+        """Runs a function; the types of what it takes and gives are those that it says."""
+        demand(node, node not in self._running, f"`{node.name}` runs itself")
+        self.entered.add(node)
+        self._running.add(node)
+        parameters, before = node.args.args, self.frame
+        demand(node, len(parameters) == len(args), f"takes {len(parameters)} arguments, is given {len(args)}")
+        own_names = self._own.get(node) or self._own.setdefault(node, _own(node))
+        self.frame = Frame(own_names, {p.arg: Binding(value) for p, value in zip(parameters, args, strict=True)})
+        self._demand_free(node)
+        for parameter, value in zip(parameters, args, strict=True):
+            if value is not own or own is None:
+                demand_type(self, parameter.annotation, value, parameter)
+        try:
+            given = self.run(body_of(node))
+        finally:
+            self.last, self.frame = self.frame, before
+            self._running.discard(node)
+        result = None if given is NOTHING else given
+        demand_type(self, node.returns, result, node)
+        return result
+
+    def _demand_free(self, node: ast.FunctionDef) -> None:
+        taken = self.frame.own & ({*self.known} | BUILT_IN | {"torch", "nn"})
+        demand(node, not taken, f"{', '.join(sorted(taken))} hides what the module calls so")
+
+    # ---- statements
+
+    def _do_Assign(self, stmt: ast.Assign) -> object:
+        demand(stmt, len(stmt.targets) == 1, "assigns twice")
+        (target,) = stmt.targets
+        value = self.value(stmt.value)
+        if isinstance(target, ast.Tuple) and isinstance(stmt.value, ast.Tuple):
+            demand(stmt, len(target.elts) == len(stmt.value.elts), "assigns unevenly")
+            blocks = [self._block_of(each) for each in stmt.value.elts]
+            for each, part, block in zip(target.elts, self.parts(stmt, value, len(blocks)), blocks, strict=True):
+                self._bind(each, part, block)
+            return NOTHING
+        self._bind(target, value, self._block_of(stmt.value))
+        return NOTHING
+
+    def _block_of(self, node: ast.expr) -> Block | None:
+        """The block of what a name alone, or an op that is done again by itself, stands for."""
+        if isinstance(node, ast.Name):
+            return self.bound(node).block
+        match node:
+            case ast.Call(func=ast.Name(id="recomputed"), args=[ast.Name() | ast.Attribute() as function, *_]):
+                return None if isinstance(self.value(function), Instance) else Block(closed=True)
+            case _:
+                return None
+
+    def _bind(self, target: ast.expr, value: object, block: Block | None = None) -> None:
+        match target:
+            case ast.Name(id=name):
+                self.frame.names[name] = Binding(value, target, block)
+            case ast.Tuple(elts=elements):
+                names = [each.id for each in elements if isinstance(each, ast.Name) and each.id != "_"]
+                demand(target, len({*names}) == len(names), "binds a name twice")
+                for each, part in zip(elements, self.parts(target, value, len(elements)), strict=True):
+                    self._bind(each, part)
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                own = self.frame.names["self"].value
+                if not isinstance(own, Instance) or own.is_whole:
+                    raise wrong(target, "sets an attribute when it runs")
+                self._set(target, own, name, value)
+            case ast.Subscript():
+                of, key = self.value(target.value), self.value(target.slice)
+                demand(target, isinstance(of, Term), "sets a part of what is none of the state's")
+                self.frame.cells[of, frozen_key(key)] = value
+            case _:
+                raise wrong(target, f"cannot assign to `{ast.unparse(target)}`")
+
+    def _set(self, node: ast.AST, own: Instance, name: str, value: object) -> None:
+        """Sets an attribute, which has one value."""
+        demand(node, name not in own.attributes and not name.startswith("_"), f"sets `self.{name}` twice")
+        own.attributes[name], self.set_at[own, name] = value, node
+
+    def parts(self, node: ast.AST, value: object, count: int) -> Sequence[object]:
+        """The values of a value that is several."""
+        match value:
+            case Term(head="call" | "each"):
+                if isinstance(function := value.args[0], Term) and function.head == "name":
+                    self.done(node, self.terms("unpack", value, count))
+                return [self.terms("item", value, i, count) for i in range(count)]
+            case tuple() if len(several := cast(tuple[object, ...], value)) == count:
+                return several
+            case _:
+                raise wrong(node, f"there are no {count} values for {count} names")
+
+    def _do_AugAssign(self, stmt: ast.AugAssign) -> object:
+        if not (isinstance(stmt.op, ast.Add) and isinstance(stmt.target, ast.Name)):
+            raise wrong(stmt, "changes a value in place")
+        before, more = self.value(ast.copy_location(ast.Name(stmt.target.id), stmt)), self.value(stmt.value)
+        demand(stmt, isinstance(before, Term), "changes what is no value of the step")
+        self.frame.names[stmt.target.id] = Binding(self.done(stmt, self.terms("+=", before, more)), stmt.target)
+        return NOTHING
+
+    def _do_Expr(self, stmt: ast.Expr) -> object:
+        if not isinstance(stmt.value, ast.Call):
+            raise wrong(stmt, f"`{ast.unparse(stmt)}` does nothing")
+        if not any(stmt is body_of(each.init)[0] for each in self.classes):  # `super().__init__()`
+            self.value(stmt.value)
+        return NOTHING
+
+    def _do_Return(self, stmt: ast.Return) -> object:
+        self.frame.returns = True
+        return self.value(stmt.value) if stmt.value else None
+
+    def _do_If(self, stmt: ast.If) -> object:
+        test = self.value(stmt.test)
+        demand(stmt, isinstance(test, bool | set), f"`{ast.unparse(stmt.test)}` is not known before it runs")
+        return self.run(stmt.body if test else stmt.orelse)
+
+    def _do_With(self, stmt: ast.With) -> object:
+        match stmt.items:
+            case [ast.withitem(ast.Call(func=ast.Name(id="regather" | "recompute")) as call, ast.Name() as name)]:
+                block = Block()
+                self._bind(name, self.value(call), block)
+                given = self.run(stmt.body)
+                demand(stmt, given is NOTHING, "returns from a block")
+                block.closed = True
+                return NOTHING
+            case _:
+                raise wrong(stmt, "opens a block other than `regather` or `recompute`")
+
+    # ---- loops
+
+    def _do_For(self, stmt: ast.For) -> object:
+        demand(stmt, not stmt.orelse, "does something after the loop")
+        all_ = self.value(stmt.iter)
+        if isinstance(all_, range) and not all_:
+            return NOTHING  # a stage without layers
+        domains = all_.domains if isinstance(all_, Zip) else (all_,)
+        self._loops += 1
+        loop = Loop(stmt, self.terms("loop", self._loops), domains)
+        self._enter(stmt, loop, isinstance(all_, Zip))
+        outer, self.log = self.log, loop.log
+        given = self.run(stmt.body)
+        self.log = outer
+        demand(stmt, given is NOTHING, "returns from a loop")
+        self._leave(loop)
+        self.log.append(loop)
+        return NOTHING
+
+    def _enter(self, stmt: ast.For, loop: Loop, zipped: bool) -> None:
+        """Binds what a turn has of its own, and what it carries."""
+        names = self.frame.names
+        targets = _stored([stmt.target])
+        for name in dict.fromkeys(sorted(_stored(stmt.body), key=_first(stmt))):
+            if name in names and name not in targets:
+                if (store := names[name].store) is not None:
+                    self.read.add(store)
+                loop.begin[name], loop.carried[name] = names[name].value, self.terms("carried", loop.symbol, name)
+                names[name] = Binding(loop.carried[name])
+        each = [self._each(stmt, domain, loop.symbol) for domain in loop.domains]
+        self._bind(stmt.target, tuple(each) if zipped else each[0])
+
+    def _each(self, stmt: ast.For, domain: object, symbol: Term) -> object:
+        match domain:
+            case Modules(by_key):
+                found = {*by_key.values()}
+                demand(stmt, len(found) == 1, "runs modules that are not all alike")
+                return next(iter(found))
+            case range():
+                return self.terms("index", domain, symbol)
+            case _ if isinstance(domain, Term | tuple):
+                return self.terms("each", cast(object, domain), symbol)
+            case _:
+                raise wrong(stmt, f"`{ast.unparse(stmt.iter)}` are no modules")
+
+    def _leave(self, loop: Loop) -> None:
+        """Behind a loop only what it carries has a name."""
+        names = self.frame.names
+        for name in _stored(loop.node.body) | _stored([loop.node.target]):
+            end = names.pop(name, None)
+            if end and end.store is not None and name in loop.carried:
+                self.read.add(end.store)
+            if end and name in loop.carried:
+                loop.end[name], loop.after[name] = end.value, self.terms("after", loop.symbol, name)
+                names[name] = Binding(loop.after[name])
+
+    # ---- classes
+
+    def instantiate(self, node: ast.AST, of: Class, args: Sequence[object]) -> Instance:
+        """A module of a class; those that are given the same are one."""
+        key = (of, *map(frozen_key, args))
+        if key not in self._instances:
+            made = Instance(of)
+            outer, self.log = self.log, []
+            self.function(of.init, [made, *args], made)
+            used, (log, self.log) = within([*made.attributes.values()]), (self.log, outer)
+            for event in log:
+                kept = isinstance(event, Event) and event.term in used
+                demand(event.node, kept, f"nothing uses `{ast.unparse(event.node)}`")
+            made.is_whole = True
+            self._instances[key] = made
+        return self._instances[key]
+
+    def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
+        """What a module gives."""
+        return self.function(of.of.forward, [of, *args], of)
+
+    def register(
+        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
+    ) -> object:
+        """`register_buffer` of a table that is made anew when a program starts."""
+        match name, args, options:
+            case "register_buffer", [str(attribute), value], {"persistent": False}:
+                self._set(node, of, attribute, value)
+                return None
+            case _:
+                raise wrong(node, f"`{ast.unparse(node)}` declares nothing")
+
+    def _do_FunctionDef(self, stmt: ast.FunctionDef) -> object:
+        self.define(stmt, stmt.name, Function(stmt))
+        return NOTHING
+
+    def _do_ClassDef(self, stmt: ast.ClassDef) -> object:
+        demand(stmt, [*map(ast.unparse, stmt.bases)] == ["nn.Module"], "is no module")
+        demand(stmt, not stmt.keywords and not stmt.decorator_list, "has keywords or decorators")
+        match body_of(stmt):
+            case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
+                self.ran |= {init, forward}
+                first = ast.unparse(body_of(init)[0])
+                demand(init, first == "super().__init__()", f"`{first}` should be `super().__init__()`")
+                for each in (init, forward):
+                    demand(each, not each.decorator_list, "is decorated")
+                    types_of(each)
+                self.classes.append(Class(stmt, init, forward))
+                self.define(stmt, stmt.name, self.classes[-1])
+            case _:
+                raise wrong(stmt, "is more or less than `__init__` and `forward`")
+        return NOTHING
+
+    def define(self, node: ast.AST, name: str, value: object) -> None:
+        """Binds a name of the module, once."""
+        demand(node, name not in self.known, f"binds `{name}` twice")
+        demand(node, name not in BUILT_IN, f"hides Python's `{name}`")
+        self.known[name] = value
+
+    # ---- what was not run
+
+    def demand_all(self, tree: ast.Module) -> None:
+        """Raises for a statement that nothing ran, and a local name that nothing read."""
+        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+            demand(function, function in self.entered, f"nothing runs `{function.name}`")
+            for stmt in body_of(function):
+                for node in ast.walk(stmt):
+                    if isinstance(node, ast.stmt) and node not in self.ran:
+                        raise wrong(node, f"nothing runs `{ast.unparse(node)}`")
+                    if isinstance(node, ast.Assign):
+                        self._demand_read(node)
+
+    def _demand_read(self, stmt: ast.Assign) -> None:
+        """Of several results at once some may be of no use."""
+        (target,) = stmt.targets
+        names = [node for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        if names and not any(name in self.read for name in names):
+            raise wrong(stmt, f"nothing reads `{ast.unparse(target)}`")
+
+
+def body_of(node: ast.FunctionDef | ast.ClassDef | ast.Module) -> list[ast.stmt]:
+    """The body without its docstring."""
+    return node.body[ast.get_docstring(node, clean=False) is not None :]
+
+
+def _stored(nodes: Sequence[ast.AST]) -> set[str]:
+    """The names that statements or targets bind."""
+    every = (node for top in nodes for node in ast.walk(top))
+    return {node.id for node in every if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _own(node: ast.FunctionDef) -> frozenset[str]:
+    return frozenset(_stored(node.body) | {parameter.arg for parameter in node.args.args})
+
+
+def _first(loop: ast.For) -> Callable[[str], int]:
+    """Sorts names as the line binds them that binds the most: that of the module's call."""
+    order = [
+        node.id
+        for stmt in sorted(loop.body, key=lambda stmt: -len(_stored([stmt])))
+        for node in ast.walk(stmt)
+        if isinstance(node, ast.Name)
+    ]
+    return order.index

@@ -1,0 +1,134 @@
+"""Holds the `forward` of a model in stages to the IR: run once as each stage, with the modules of that stage alone.
+
+Purpose: every stage does what the IR gives it, is given what crosses, and declares no more than it reads.
+Non-goals: which stage has what (`ir.stages`), and in which order stages work (`pipeline`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ...ir import Enter, Pipeline, Program, Region, uses
+from ...ir.stages import Stage, crossing, groups, has, is_free, stages
+from .annotations import NOTHING
+from .compare import compare
+from .evaluate import Class, Instance, Modules
+from .execute import Machine
+from .forward import Forward, Loops, iter_loops
+from .terms import Loop, Term, demand
+from .weights import Weights
+
+
+class StagedForward(Forward):
+    """Holds all stages to the IR."""
+
+    def __init__(self, machine: Machine, program: Program, pipeline: Pipeline, weights: Weights) -> None:
+        super().__init__(machine, program, weights.paths)
+        self._pipeline, self._stages = pipeline, stages(program, pipeline)
+        self._groups, self._cut = groups(pipeline, self._forward.body)
+        self._counts = [len(values) for values in crossing(program, pipeline)]
+        self._weights = weights
+        self._turns: dict[str, range] = {}  # of the stage that runs, by dim
+
+    def hold_all(self, model: Class, given: Sequence[str]) -> None:
+        """Runs every stage, which is given the inputs of these names behind its number and what crosses."""
+        mesh = self._machine.terms.name("mesh")
+        alone: list[Instance] = []
+        for number, stage in enumerate(self._stages):
+            alone.append(self._machine.instantiate(model.node, model, [mesh, (number,)]))
+            self._weights.declare(alone[-1])
+            self._hold_stage(number, stage, alone[-1], given)
+        for rank in sorted({*self._pipeline.homes}):
+            held = has(self._pipeline, rank)
+            of = self._machine.instantiate(model.node, model, [mesh, held])
+            self._weights.declare(of)
+            self._demand_together(of, [alone[number] for number in held])
+        self._weights.demand_all(model.node)
+        read = {name for each in alone for name in each.read}
+        demand(model.init, {*alone[0].attributes} <= read | {*self._of_stages(alone[0])}, "sets what no stage reads")
+
+    def _of_stages(self, of: Instance) -> list[str]:
+        return [name for name, value in of.attributes.items() if isinstance(value, Modules)]
+
+    def _demand_together(self, of: Instance, alone: Sequence[Instance]) -> None:
+        """A rank's model has what its stages need, each by itself."""
+        wanted = {name: value for each in alone for name, value in each.attributes.items()}
+        for name in self._of_stages(of) if {*of.attributes} == {*wanted} else ():
+            parts = [each.attributes[name] for each in alone if name in each.attributes]
+            wanted[name] = Modules(
+                {key: m for part in parts if isinstance(part, Modules) for key, m in part.by_key.items()}
+            )
+        demand(of.of.init, of.attributes == wanted, f"declares {sorted(of.attributes)}, not {sorted(wanted)}")
+
+    def _hold_stage(self, number: int, stage: Stage, model: Instance, given: Sequence[str]) -> None:
+        machine, node = self._machine, model.of.forward
+        named = {name: machine.terms.name(name) for name in given}
+        found = self.begin(named)
+        enters = [machine.terms("enters", number, i) for i in range(self._counts[number - 1] if number else 0)]
+        what = (enters[0] if len(enters) == 1 else tuple(enters)) if number else machine.terms.name(NOTHING)
+        result = machine.forward(node, model, [number, what, *named.values()])
+        before = self.expect()
+        self._turns = dict(zip(self._pipeline.dims, stage.turns, strict=True))
+        if number:
+            self.values |= dict(zip(_sources(self._cut[stage.begins]), enters, strict=True))
+        used = Counter(uses(self._forward)) + Counter(self._yields())
+        loops = iter_loops(found)
+        self.body([stmt for group in self._groups for stmt in group if is_free(stmt)], loops, used)
+        for at, group in enumerate(self._groups):
+            self.body([stmt for stmt in group if at in stage.groups and not is_free(stmt)], loops, used)
+            if at < len(self._cut):
+                self._layers(self._cut[at], loops, used)
+        compare(node, found, before)
+        self.demand_result(node, result, [self.term(name) for name in self._leaving(number)])
+        self._demand_declared(model)
+
+    def _layers(self, repeat: Region, loops: Loops, used: Counter[str]) -> None:
+        """Those of the stage, or none: then what is carried goes on as it is."""
+        if self._turns[repeat.dim]:
+            self.body([repeat], loops, used)
+            return
+        for source, result in zip(_sources(repeat), repeat.results, strict=False):
+            if source in self.values:
+                self.values[result.name] = self.values[source]
+
+    def _leaving(self, number: int) -> list[str]:
+        """What a stage hands on, or gives in the end."""
+        if number + 1 == len(self._stages):
+            return self._yields()
+        repeat = self._cut[self._stages[number + 1].begins]
+        return [value.name for value in repeat.results[: len(_sources(repeat))]]
+
+    def _demand_declared(self, model: Instance) -> None:
+        """A stage has no weight and no modules that it does not read."""
+        for name, value in model.attributes.items():
+            is_own = isinstance(value, Term) and value.head == "param"
+            is_own = is_own or (isinstance(value, Modules) and bool(value.by_key))
+            node = self._machine.set_at[model, name]
+            demand(node, name in model.read or not is_own, f"a stage has `{name}`, and does not read it")
+
+    def demand_turns(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
+        """Of a repeat that is cut, the layers of the stage; their modules are looked up by number."""
+        if region.dim not in self._pipeline.dims:
+            super().demand_turns(region, loop, groups)
+            return
+        turns = self._turns[region.dim]
+        demand(loop.node, loop.domains == (turns,), f"goes over {loop.domains[0]}, not {turns}")
+
+    def drawn(self, loop: Loop, all_: object) -> object:
+        """The draws of one layer, by its number."""
+        if not isinstance(loop.domains[0], range):
+            return super().drawn(loop, all_)
+        return self._machine.terms("getitem", all_, self._index(loop))
+
+    def again(self, loop: Loop, every: int) -> object:
+        """Whether backward runs this layer again, by its number."""
+        if every < 2 or not isinstance(loop.domains[0], range):
+            return super().again(loop, every)
+        return self._machine.spec(f"i % {every} == 0", i=self._index(loop))
+
+    def _index(self, loop: Loop) -> Term:
+        return self._machine.terms("index", loop.domains[0], loop.symbol)
+
+
+def _sources(repeat: Region) -> list[str]:
+    """What a repeat's first layer is given to carry."""
+    return [arg.source for arg in repeat.args if arg.enter is Enter.CARRY]

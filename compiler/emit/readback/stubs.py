@@ -1,0 +1,124 @@
+"""What some names do in the text of a program other than make a term: loops, blocks, modules, what changes in place.
+
+Non-goals: all other functions, which are terms by their names.
+"""
+
+import ast
+from collections.abc import Sequence
+from typing import cast
+
+from .evaluate import Binding, Evaluator, Instance, Modules, Stub, Zip
+from .terms import Term, demand, frozen_key, wrong
+
+Options = dict[str, object]
+
+
+def _range(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    numbers = [each for each in args if type(each) is int]
+    demand(node, len(numbers) == len(args) and 1 <= len(args) <= 2 and not options, "is no range of numbers")
+    return range(*numbers)
+
+
+def _zip(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    demand(node, options == {"strict": True} and len(args) > 1, "does not zip as many as there are")
+    return Zip(tuple(args))
+
+
+def _str(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    match args:
+        case [int(number)]:
+            return str(number)
+        case [Term(head="index")]:
+            return e.terms("call", e.terms.name("str"), tuple(args), {})
+        case _:
+            raise wrong(node, "is no layer's number")
+
+
+def _len(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    return e.terms("call", e.terms.name("len"), tuple(args), options)
+
+
+def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    """A function's result that only a block has, and that backward makes again."""
+    function, *rest = args
+    demand(node, isinstance(function, Term), "recomputes no function")
+    return e.done(node, e.terms("call", function, tuple(rest), dict(sorted(options.items()))), block=True)
+
+
+def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    """The same of a module, all of which backward runs again, or `again` says in which layers it does."""
+    demand(node, bool(args), "recomputes nothing")
+    if not isinstance(args[0], Instance):
+        return _recompute(e, node, args, options)
+    demand(node, {*options} <= {"again"} and e.again is None, "recomputes otherwise than a module")
+    e.again = options.get("again", True)
+    given = e.forward(node, args[0], args[1:])
+    e.again = None
+    return given
+
+
+def _regather(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    return _recompute(e, node, [e.terms.name("all_gather"), *args], options)
+
+
+def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    """Whatever held the value holds the result from now on."""
+    before, after = args[0] if args else None, e.terms("call", e.value(node.func), tuple(args), options)
+    e.frame.names |= {name: Binding(after, held.store) for name, held in e.frame.names.items() if held.value is before}
+    e.frame.cells |= {key: after for key, held in e.frame.cells.items() if held is before}
+    if isinstance(before, Term) and before.head == "getitem":
+        e.frame.cells.setdefault((before.args[0], frozen_key(before.args[1])), after)
+    return e.done(node, after)
+
+
+def _accessor(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    """What only gives, so that it does not matter how often it is asked."""
+    return e.terms("call", e.value(node.func), tuple(args), dict(sorted(options.items())))
+
+
+def _module_list(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    demand(node, len(args) == 1, "is no list of modules")
+    return _modules(node, dict(enumerate(cast(tuple[object, ...], args[0]))) if isinstance(args[0], tuple) else {})
+
+
+def _module_dict(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    demand(node, len(args) == 1, "is no dict of modules")
+    return _modules(node, cast(dict[object, object], args[0]) if isinstance(args[0], dict) else {None: None})
+
+
+def _modules(node: ast.Call, by_key: dict[object, object]) -> Modules:
+    fits = len(node.args) == 1 and not node.keywords and all(isinstance(each, Instance) for each in by_key.values())
+    demand(node, fits, "is no list or dict of modules")
+    return Modules(dict(by_key))
+
+
+def _table(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    """Rotary positions, of which the base may be written as a whole number."""
+    if isinstance(theta := options.get("theta"), int):
+        options = options | {"theta": float(theta)}
+    return _accessor(e, node, args, options)
+
+
+STUBS: dict[str, Stub] = {
+    "range": _range,
+    "zip": _zip,
+    "str": _str,
+    "len": _len,
+    "recompute": _recompute,
+    "recomputed": _recomputed,
+    "regather": _regather,
+    "all_reduce_": _in_place,
+    "all_gather_": _in_place,
+    "rope_frequencies": _table,
+}
+"""By the names that the text imports, or Python's own."""
+
+METHODS: dict[tuple[str, str], Stub] = {
+    ("nn", "ModuleList"): _module_list,
+    ("nn", "ModuleDict"): _module_dict,
+    ("mesh", "axis"): _accessor,
+    ("mesh", "among"): _accessor,
+    ("state.mesh", "axis"): _accessor,
+    ("state.mesh", "among"): _accessor,
+}
+"""By what has them."""

@@ -1,0 +1,180 @@
+"""Symbolic values: what a program would compute, as terms that are equal where they are the same object.
+
+Non-goals: what makes them (`evaluate`), and what the IR says of them (`forward`, `step`).
+"""
+
+import ast
+from collections.abc import Collection, Sequence
+from typing import cast
+
+from attrs import Factory, define, frozen
+
+
+class Term:
+    """`head(args)`, of which a `Terms` makes one object: two that are computed alike are the same one.
+
+    `call` has the function, its arguments and its keywords by name; `attr`, `getitem` and operators their operands;
+    `each` is one layer's part of a list, `index` its number; `item` one of several results.
+    """
+
+    __slots__ = ("args", "head")
+
+    def __init__(self, head: str, args: tuple[object, ...]) -> None:
+        self.head, self.args = head, args
+
+    def __str__(self) -> str:
+        return self.said(3)
+
+    def said(self, depth: int) -> str:
+        """The term as a reader would write it, but for what is further in."""
+        match self.head, self.args:
+            case "name", (name,):
+                return str(name)
+            case _ if not depth:
+                return "…"
+            case "attr", (of, name):
+                return f"{_said(of, depth)}.{name}"
+            case "call", (function, args, options):
+                given = [*map(str, _values(args, depth)), *_values(options, depth)]
+                return f"{_said(function, depth)}({', '.join(given)})"
+            case "item" | "after" | "param", (of, *_):
+                return _said(of, depth)
+            case _:
+                return f"{self.head}({', '.join(_said(each, depth - 1) for each in self.args)})"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _said(value: object, depth: int) -> str:
+    return value.said(depth) if isinstance(value, Term) else str(value) if not isinstance(value, tuple | dict) else "…"
+
+
+def _values(several: object, depth: int) -> list[str]:
+    """Arguments, or keywords with theirs."""
+    if isinstance(several, dict):
+        return [f"{key}={_said(value, depth - 1)}" for key, value in cast(dict[object, object], several).items()]
+    return [_said(value, depth - 1) for value in cast(tuple[object, ...], several)]
+
+
+class Terms:
+    """Makes terms."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Term] = {}
+
+    def __call__(self, head: str, *args: object) -> Term:
+        """The term `head(args)`."""
+        key = (head, *map(frozen_key, args))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Term(head, args)
+        return found
+
+    def name(self, name: str) -> Term:
+        """What is known by its name alone: a function, a module, an argument."""
+        return self("name", name)
+
+
+def called(value: object, name: str) -> tuple[tuple[object, ...], dict[str, object]] | None:
+    """What a function is given, by place and by keyword; None of any other term."""
+    match value:
+        case Term(head="call", args=(Term(head="name", args=(str(function),)), args, options)) if function == name:
+            return cast(tuple[object, ...], args), cast(dict[str, object], options)
+        case _:
+            return None
+
+
+def frozen_key(value: object) -> object:
+    """A key that tells values apart, numbers of unlike types too."""
+    match value:
+        case bool() | int() | float() | str() | None:
+            return type(value), value
+        case tuple():
+            return tuple, *map(frozen_key, cast(tuple[object, ...], value))
+        case dict():
+            pairs = cast(dict[object, object], value).items()
+            return dict, *((frozen_key(key), frozen_key(each)) for key, each in pairs)
+        case set():
+            return set, frozenset(map(frozen_key, cast(set[object], value)))
+        case _:
+            return value
+
+
+@frozen
+class Event:
+    """A call or an operator as it was run: the term, where, and what says how its result is kept.
+
+    `block` is set where only a block has the result, `again` where backward does the whole module again.
+    """
+
+    term: Term
+    node: ast.AST
+    block: bool = False
+    again: object = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What must be the same in the IR."""
+        return self.term, self.block, frozen_key(self.again)
+
+
+@define
+class Loop:
+    """A loop whose body was run once, on symbols."""
+
+    node: ast.For
+    symbol: Term
+    domains: tuple[object, ...]
+    begin: dict[str, object] = Factory(dict[str, object])  # what is carried, by name: before the first turn
+    carried: dict[str, Term] = Factory(dict[str, Term])  # at the beginning of a turn
+    end: dict[str, object] = Factory(dict[str, object])  # at its end
+    after: dict[str, Term] = Factory(dict[str, Term])  # behind the loop
+    log: "list[Event | Loop]" = Factory(list["Event | Loop"])
+
+
+Log = list[Event | Loop]
+
+
+def wrong(node: ast.AST, what: str) -> AssertionError:
+    """The error that the text of `node` is not what the IR says."""
+    return AssertionError(f"emit: line {getattr(node, 'lineno', 0)}: {what}")
+
+
+def demand(node: ast.AST, holds: bool, what: str) -> None:
+    """Raises where the text of `node` is not what the IR says."""
+    if not holds:
+        raise wrong(node, what)
+
+
+def constants_in(value: object, operands: Collection[object]) -> set[float]:
+    """The numbers in a value, but for those in some operands of it."""
+    found: set[float] = set()
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Term):
+            left += [] if each in operands else each.args
+        elif isinstance(each, tuple):
+            left += cast(tuple[object, ...], each)
+        elif isinstance(each, dict):
+            left += cast(dict[object, object], each).values()
+        elif isinstance(each, int | float):
+            found.add(float(each))
+    return found
+
+
+def within(values: Sequence[object]) -> set[Term]:
+    """All terms in some values."""
+    found: set[Term] = set()
+    left = [*values]
+    while left:
+        match left.pop():
+            case Term() as term:
+                if term not in found:
+                    found.add(term)
+                    left += term.args
+            case value:
+                several = cast(dict[object, object], value).values() if isinstance(value, dict) else value
+                left += cast(tuple[object, ...], several) if isinstance(value, tuple | dict) else ()
+    return found

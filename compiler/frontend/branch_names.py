@@ -1,0 +1,194 @@
+"""Names in the statements of a model: all, renamed, and those that one side of a branch lacks."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from attrs import evolve
+
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean
+from ..syntax.source import Span
+from .errors import wrong
+
+
+def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
+    """All names and parameters, those of functions and keys left out."""
+    pending = [expr]
+    while pending:
+        match pending.pop():
+            case tree.Name() | tree.ParamUse() as found:
+                yield found
+            case tree.Call(_, args, kwargs):
+                pending += [*args, *(setting.value for setting in kwargs)]
+            case tree.Negative(value):
+                pending.append(value)
+            case tree.Binary(_, left, right):
+                pending += (left, right)
+            case tree.List(items):
+                pending += items
+            case _:
+                pass
+
+
+def names_in(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterator[str]:
+    """All names that statements bind or mention."""
+    for bind in _binds(items):
+        yield from map(str, bind.names)
+        yield from (str(each if isinstance(each, tree.Name) else each.name) for each in mentioned(bind.expr))
+
+
+def count(items: Iterable[tree.Statement]) -> int:
+    """How many statements there are, at any depth."""
+    total = 0
+    for item in items:
+        inside = () if isinstance(item, tree.Bind) else item.body + (item.others if isinstance(item, tree.If) else ())
+        total += 1 + count(inside)
+    return total
+
+
+def declarations(items: Iterable[tree.Statement]) -> Iterator[tree.Name]:
+    """The parameters that statements declare."""
+    for bind in _binds(items):
+        yield from (each.name for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))
+
+
+def _binds(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterator[tree.Bind]:
+    """At any depth."""
+    for item in items:
+        match item:
+            case tree.Bind():
+                yield item
+            case tree.If():
+                yield from _binds((*item.body, *item.others))
+            case tree.Repeat():
+                yield from _binds(item.body)
+            case _:
+                pass
+
+
+def with_names(item: tree.Statement, names: Mapping[str, str]) -> tree.Statement:
+    """The statement with other names for what `names` has, on its right side."""
+    match item:
+        case tree.Bind():
+            return evolve(item, expr=_renamed(item.expr, names))
+        case tree.If():
+            first, others = (tuple(with_names(each, names) for each in side) for side in (item.body, item.others))
+            return evolve(item, body=first, others=others)
+        case tree.Repeat():
+            return evolve(item, body=tuple(with_names(each, names) for each in item.body))
+
+
+def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
+    """The expression with other names for what `names` has."""
+    match expr:
+        case tree.Name():
+            return _rename(expr, names)
+        case tree.ParamUse():
+            return evolve(expr, name=_rename(expr.name, names))
+        case tree.Call(_, args, kwargs):
+            kwargs = tuple(evolve(setting, value=_renamed(setting.value, names)) for setting in kwargs)
+            return evolve(expr, args=tuple(_renamed(each, names) for each in args), kwargs=kwargs)
+        case tree.Negative(value):
+            return evolve(expr, value=_renamed(value, names))
+        case tree.List(items):
+            return evolve(expr, items=tuple(_renamed(item, names) for item in items))
+        case tree.Binary():
+            return _chain(expr, names)
+        case _:
+            return expr
+
+
+def _rename(name: tree.Name, names: Mapping[str, str]) -> tree.Name:
+    return evolve(name, name=names.get(name.name, name.name))
+
+
+def _chain(expr: tree.Binary, names: Mapping[str, str]) -> tree.Expr:
+    left = _renamed(expr.links[0].left, names)
+    for link in expr.links:
+        left = evolve(link, left=left, right=_renamed(link.right, names))
+    return left
+
+
+Names = dict[str, tree.Name]
+
+
+def check_visible(model: tree.Model) -> None:
+    """Raises PlanError where a name is used that only one side of a branch binds, or an index out of place."""
+    statements = [item for item in model.body if isinstance(item, tree.Bind | tree.Repeat | tree.If)]
+    _Walk({given.name.name: given.name for given in model.inputs}, {}, {}).body(statements)
+
+
+class _Walk:
+    """A body: names `known`, those bound on one side of a branch only, and the indices of the repeats around."""
+
+    def __init__(self, known: Names, partly: Names, indices: Names) -> None:
+        self._known, self._partly, self._indices = {**known}, {**partly}, indices
+        self._bound: Names = {}
+
+    def body(self, statements: Sequence[tree.Statement]) -> Names:
+        """Walks through it; the names that it binds."""
+        for item in statements:
+            match item:
+                case tree.Bind():
+                    self._bind(item)
+                case tree.If():
+                    self._branch(item)
+                case tree.Repeat():
+                    self._repeat(item)
+        return self._bound
+
+    def _bind(self, item: tree.Bind) -> None:
+        for each in mentioned(item.expr):
+            name = each if isinstance(each, tree.Name) else each.name
+            self._check_index(name)
+            if name.name in self._partly:
+                notes = (Note(self._partly[name.name].span, "bound here"),)
+                help = "bind it on both sides, or before the branch"
+                message = f"only one side of a branch binds `{name}`"
+                raise PlanError([Diagnostic("E0201", message, name.span, "used after the branch", notes, help)])
+        for name in item.names:
+            self._check_index(name)
+        self._add({name.name: name for name in item.names})
+
+    def _add(self, names: Names) -> None:
+        self._known |= names
+        self._bound |= names
+        for name in names:
+            self._partly.pop(name, None)
+
+    def _branch(self, item: tree.If) -> None:
+        if item.index.name not in self._indices:
+            raise _no_index(item.index, self._indices)
+        sides = [self._inside(self._indices).body(side) for side in (item.body, item.others)]
+        self._add({name: sides[0][name] for name in sides[0].keys() & sides[1].keys()})
+        self._partly |= {name: at for side in sides for name, at in side.items() if name not in self._known}
+
+    def _repeat(self, item: tree.Repeat) -> None:
+        own: Names = {}
+        if item.index:
+            if item.index.name in {*self._indices, *self._known}:
+                raise wrong("E0219", f"`{item.index}` has a meaning already", item.index.span, "cannot be an index")
+            own = {item.index.name: item.index}
+        bound = self._inside(self._indices | own).body(item.body)
+        self._bound |= {name: at for name, at in bound.items() if name in self._known}
+
+    def _inside(self, indices: Names) -> "_Walk":
+        return _Walk(self._known, self._partly, indices)
+
+    def _check_index(self, name: tree.Name) -> None:
+        if name.name in self._indices:
+            raise _misplaced(name, name.span)
+
+
+def _no_index(index: tree.Name, indices: Mapping[str, tree.Name]) -> PlanError:
+    if not indices:
+        help = "write `repeat layers as i { if i < 2 { … } }`"
+        return wrong(
+            "E0219", "`if` is allowed only in a repeat whose index has a name", index.span, "not an index", help
+        )
+    help = did_you_mean(index.name, indices) or f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
+    return wrong("E0219", f"`{index}` is the index of no repeat around this", index.span, "not an index", help)
+
+
+def _misplaced(index: tree.Name, span: Span) -> PlanError:
+    help = f"the index of a repeat can only be used in `if {index} < … {{ … }}`"
+    return wrong("E0219", f"`{index}` is an index", span, "not a value", help)

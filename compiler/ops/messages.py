@@ -1,0 +1,42 @@
+"""The messages of an op: what each rank sends while it does the op.
+
+Purpose: the entry of the op table from which the account, link traffic, memory and the read-back take communication.
+Non-goals: how often an op is done (`analysis.communication`), and stages of a pipeline, which send by their schedule.
+"""
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from .saved_tensors import Local
+
+
+@frozen
+class Message:
+    """A collective that an op begins each time it is done, as one rank sees it; or a run of them around a ring.
+
+    op       all_reduce, all_gather, reduce_scatter, all_to_all; or rotate, in which every rank passes all of it on
+    what     the name of the value that comes out, or that travels
+    axes     the mesh axes of the group
+    dtype    of the local tensor that goes in, as is its shape
+    hops     a dim of the program that has as many elements as there are calls; "" for one call.  Neighbours of the same
+             hops alternate
+    by       how many ranks further a rotate sends
+    ragged   whether the first size is an even share, and ranks send more or less
+    maximum  whether an all_reduce takes the maximum, not the sum
+    among    the ranks of the axis that take part, if not all do
+    """
+
+    op: str
+    what: str
+    axes: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    hops: str = ""
+    by: int = 1
+    ragged: bool = False
+    maximum: bool = False
+    among: tuple[int, ...] = ()
+
+
+Communicates = Callable[[Local], tuple[Message, ...]]

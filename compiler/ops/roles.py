@@ -1,0 +1,36 @@
+"""The roles of dims: what a dim of an operand means to an op, whatever the plan calls it."""
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from ..ir import Op, Type
+
+
+@frozen
+class Roles:
+    """The dims of an op by their meaning; "" where it has none of that.
+
+    query_seq        the positions of queries; of an op that turns by positions, these
+    key_seq          the positions of the keys that queries see
+    heads, kv_heads  of queries, and of the keys and values that several of these may share
+    rotated          the dim whose pairs are rotated
+    rows             the rows of a table, which ids count
+    classes          the classes of a loss, which labels count
+    """
+
+    query_seq: str = ""
+    key_seq: str = ""
+    heads: str = ""
+    kv_heads: str = ""
+    rotated: str = ""
+    rows: str = ""
+    classes: str = ""
+
+
+RolesOf = Callable[[Sequence[Type], Op], Roles]
+
+
+def last_is_classes(types: Sequence[Type], op: Op) -> Roles:
+    """The first operand is logits."""
+    return Roles(classes=types[0].dims[-1])

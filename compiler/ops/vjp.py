@@ -1,0 +1,155 @@
+"""`vjp`: the gradients of an op's operands, a single op for those of all kinds; how adjoints write it, and its types.
+
+`dx: … = vjp(dy, x, weight) <of="rmsnorm", wrt=[x], eps=…>` is the gradient of rmsnorm's x.  It reads the gradients of
+the op's results, then what of its operands and results gradients are made of (`Vjp`).  A gradient's type is the dual of
+its operand's.  Autograd does it, so no program calls it.  Non-goals: its values (`proof.semantics`).
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import count, islice
+
+from attrs import evolve, frozen
+
+from ..ir import BATCH, Op, Program, Type
+from ..ir.placements import dual_type
+from ..ir.printer import print_type
+from .protocol import Attribute, Builder, OpDef, TypingError, takes
+from .saved_tensors import Local
+
+KIND = "vjp"
+ATTRIBUTES = (Attribute("of", kinds=(str,)), Attribute("wrt", kinds=(tuple,)), Attribute("grads", (), 1, (int,)))
+"""The op's kind, the operands that there are gradients of, and of how many results gradients are given."""
+
+
+# ---- writing
+
+
+def gradients(entry: OpDef, op: Op, grads: Sequence[str], b: Builder) -> Sequence[str | None]:
+    """Writes the gradients of an op's operands, from those of its results, "" for one without."""
+    if entry.adjoint:
+        return entry.adjoint(op, grads, b)
+    assert entry.vjp, f"differentiate: {op.kind} has no gradient"
+    found = dict[int, str]()
+    wanted = [i for i in entry.vjp.wrt or range(len(op.inputs)) if i < len(op.inputs) and b.wanted(op.inputs[i])]
+    weights = [i for i in wanted if BATCH not in b.type(op.inputs[i]).dims]
+    for wrt in ([i for i in wanted if i not in weights], weights):
+        found |= zip(wrt, vjp(entry, op, grads, wrt, b), strict=True) if wrt else ()
+    return [found.get(i) for i in range(len(op.inputs))]
+
+
+def vjp(entry: OpDef, op: Op, grads: Sequence[str], wrt: Sequence[int], b: Builder) -> tuple[str, ...]:
+    """Writes one op for the gradients of the operands `wrt`."""
+    assert entry.vjp, f"differentiate: {op.kind} has no vjp"
+    given = [grad for grad in grads if grad]
+    read = [b.saved(name) for i, name in enumerate(op.inputs) if i not in entry.vjp.unread]
+    read += [b.saved(op.outputs[0].name)] if entry.vjp.result else []
+    attrs = {"of": op.kind, "wrt": tuple(_name(entry, i) for i in wrt)}
+    several = {"grads": len(given)} if len(given) > 1 else {}
+    return b.emit(KIND, [*given, *read], [op.inputs[i] for i in wrt], **attrs, **several, **dict(op.attrs))
+
+
+def _name(entry: OpDef, operand: int) -> str:
+    """What an operand is called; of an op that takes any number, those behind the last are numbered."""
+    last = len(entry.operands) - 1
+    return entry.operands[min(operand, last)].name + (f".{operand - last}" if operand > last else "")
+
+
+def _place(entry: OpDef, name: str) -> int:
+    stem, _, number = name.partition(".")
+    names = [operand.name for operand in entry.operands]
+    if stem not in names:
+        raise TypingError(f"{entry.name} has no operand {name}")
+    return names.index(stem) + int(number or 0)
+
+
+# ---- reading
+
+
+@frozen
+class Pulled:
+    """An op `vjp`, taken apart.
+
+    op     the op that it is the gradient of, without operands and results, and the types of its operands
+    wrt    the operands that it makes the gradients of
+    grads  the number of results whose gradients it is given
+    read   the operands that it reads
+    """
+
+    op: Op
+    types: tuple[Type, ...]
+    wrt: tuple[int, ...]
+    grads: int
+    read: tuple[int, ...]
+
+
+@frozen
+class Vjps:
+    """The entry of `vjp` as the entries of the ops make it that it is of, by name."""
+
+    of: Mapping[str, OpDef]
+
+    def entry(self) -> OpDef:
+        """The entry."""
+        return OpDef(
+            KIND,
+            "The gradients of operands of the op `of`: d(Σ dy · y) / d(operand), of the results' gradients dy.",
+            operands=takes("dy"),
+            attributes=ATTRIBUTES,
+            more=True,
+            typing=self._typed,
+            scratch=self._scratch,
+        )
+
+    def attributes(self, op: Op) -> tuple[Attribute, ...]:
+        """What any op may say besides the attributes of its own entry: a `vjp`, what the op that it is of says."""
+        known = self.of.get(str(dict(op.attrs).get("of")))
+        return known.attributes if op.kind == KIND and known else ()
+
+    def forward(self, op: Op, types: Sequence[Type]) -> tuple[Op, tuple[Type, ...]]:
+        """The op that a `vjp` is of and the types of its operands; of any other op, itself and its own."""
+        if op.kind != KIND:
+            return op, tuple(types)
+        pulled = self.pulled(op, types)
+        return pulled.op, pulled.types
+
+    def delayed(self, op: Op) -> bool:
+        """Whether an op makes gradients of weights that the runtime may put off."""
+        it = self.of[str(op.get("of"))].vjp if op.kind == KIND else None
+        return bool(it and it.delayed) and not any(BATCH in value.type.dims for value in op.outputs)
+
+    def pulled(self, op: Op, types: Sequence[Type]) -> Pulled:
+        """A `vjp` with operands of these types, taken apart.  Raises TypingError."""
+        entry = self.of.get(str(op.get("of")))
+        if not entry or not entry.vjp:
+            raise TypingError(f"{op.get('of')} is no op that has a vjp")
+        wrt = tuple(_place(entry, name) for name in op.names("wrt"))
+        grads = int(str(dict(op.attrs).get("grads", 1)))
+        reads = len(types) - grads - entry.vjp.result
+        read = tuple(islice((i for i in count() if i not in entry.vjp.unread), max(reads, 0)))
+        known = {i: dual_type(value.type) for i, value in zip(wrt, op.outputs, strict=False)}
+        known |= dict(zip(read, types[grads:], strict=False))
+        operands = tuple(known[i] for i in sorted(known))
+        allowed = entry.vjp.wrt or range(len(operands))
+        if [*sorted(known)] != [*range(len(known))] or not {*wrt} <= {*allowed} or not entry.fits(len(operands)):
+            raise TypingError(f"these are no operands of the vjp of {entry.name}")
+        attrs = tuple((key, value) for key, value in op.attrs if key not in ("of", "wrt", "grads"))
+        return Pulled(Op(entry.name, (), (), attrs, span=op.span), operands, wrt, grads, read)
+
+    def _typed(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
+        it = self.pulled(op, types)
+        entry = self.of[it.op.kind]
+        results = entry.infer(program, it.types, it.op)
+        due = [dual_type(type) for type in results if type.differentiable]
+        due += [*(it.types[i] for i in it.read), *(results[:1] if entry.vjp and entry.vjp.result else ())]
+        if [*types] != due:
+            words = (", ".join(map(print_type, each)) for each in (due, types))
+            raise TypingError("the vjp of {} takes {}, not {}".format(entry.name, *words))
+        if not all(it.types[i].differentiable for i in it.wrt):
+            raise TypingError(f"there is no gradient of {entry.name}'s {', '.join(op.names('wrt'))}")
+        return [dual_type(it.types[i]) for i in it.wrt]
+
+    def _scratch(self, local: Local) -> int:
+        """Of gradients of inputs; those of weights are made beside them."""
+        it = self.pulled(local.op, local.types)
+        vjp = self.of[it.op.kind].vjp
+        return vjp.scratch(evolve(local, op=it.op, types=it.types)) if vjp and 0 in it.wrt else 0

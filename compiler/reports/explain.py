@@ -1,0 +1,226 @@
+"""The reports of `scalec explain`: memory, collectives, the meaning of a code."""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from ..analysis.collective import Collective, Use
+from ..analysis.communication import collectives, places
+from ..analysis.link_traffic import crosses, sent, volumes, whole
+from ..analysis.local_program import of_rank
+from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
+from ..config.units import amount
+from ..ir import MICROBATCHES, Program, base
+from ..syntax.diagnostics import CODES
+from .summary import axes_of, headline, launch, table
+
+
+def texts() -> dict[str, Any]:
+    """The content of codes.toml: a table for each code, and `plan`, which their words complete."""
+    return tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
+
+
+def explain_code(code: str) -> str:
+    """All that is known of one of CODES, for people."""
+    entry = texts()[code]
+    parts = [f"{code}: {CODES[code]}", entry["text"]]
+    parts += [f"{kind}:\n\n{indent(entry[kind].rstrip(), '  ')}" for kind in ("wrong", "right") if kind in entry]
+    return "\n\n".join(parts)
+
+
+ACTIVATIONS_SHOWN = 12
+"""How many rows of what forward keeps are shown; the smaller ones are added up."""
+
+
+def memory(program: Program) -> str:
+    """The account of a program after the last pass, for people."""
+    it = account(program)
+    parts = ["\n".join(table(list(_always(it)))), *_padding(it), "\n".join(table(list(_kept(it))))]
+    return "\n\n".join((headline(program), _memory_verdict(program, it), *parts))
+
+
+def _memory_verdict(program: Program, it: Account) -> str:
+    """Whether it fits."""
+    needs = f"needs {amount(it.needs)} on {place(program, it)}"
+    gpu, room = program.cluster.gpu, capacity(program)
+    if room is None:
+        return f"{needs}, counted for the CPU: the plan names no GPU"
+    return f"{'fits' if fits(program, it) else 'does not fit'}: {needs}; {gpu} has {amount(room)}"
+
+
+def _always(it: Account) -> Iterator[tuple[str, str, str]]:
+    """Memory at its peak, by kind: these add up."""
+    buckets = it.buckets
+    slots = ", ".join(dict.fromkeys(name for bucket in buckets for name, _ in bucket.slots))
+    parts = "layers" if it.rank is None else "stages"
+    held = [
+        ("parameters", "", sum(bucket.parameters for bucket in buckets)),
+        ("masters", "", sum(bucket.masters for bucket in buckets)),
+        ("gradients", "", sum(bucket.gradients for bucket in buckets)),
+        ("optimizer", slots, it.state - sum(b.parameters + b.masters + b.gradients for b in buckets)),
+        ("inputs", "of all microbatches", it.inputs),
+        ("tables", "rotary positions", it.tables),
+        ("saved activations", "of one microbatch" if it.rank is None else "of microbatches in flight", it.peak.kept),
+        ("unsharded weights", f"of {parts}, temporarily", it.peak.weights),
+        ("unsharded gradients", f"of {parts}, temporarily", it.peak.gradients),
+        ("temporaries", moment(it.peak), it.peak.other),
+        ("reserve", "driver, CUDA, cuBLAS, NCCL", it.reserve),
+        ("total", "at peak memory", it.needs),
+    ]
+    yield "per rank", "", "bytes"
+    yield from ((what, detail, amount(size)) for what, detail, size in held if size)
+
+
+def _padding(it: Account) -> Iterator[str]:
+    """Padding of the state, if there is any."""
+    if it.padding:
+        share = f"{amount(it.padding)}, {it.padding / it.state:.1%}"
+        yield f"padding of buckets, so that shards are equal and end between rows of tensors: {share} of state"
+
+
+def moment(it: PeakSnapshot) -> str:
+    """For instance `backward of w_down, layers 126 of 126, llama.scale:28`."""
+    if it.op is None:
+        return it.where
+    turns = [f"{dim} {at:,} of {size:,}" for dim, at, size in it.turns]
+    return ", ".join([f"{it.where} of {it.name}", *turns, str(it.op.span)])
+
+
+def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
+    """Saved activations by op and plan line, the largest first."""
+    rows: dict[tuple[str, str], list[Kept]] = {}
+    for kept in it.kept:
+        rows.setdefault((kept.op.kind, str(kept.op.span)), []).append(kept)
+    sizes = sorted(((sum(k.total for k in all_), *row) for row, all_ in rows.items()), key=lambda row: -row[0])
+    yield "saved activations" if it.rank is None else "saved activations of a microbatch", "line", "bytes"
+    yield from ((kind, line, amount(size)) for size, kind, line in sizes[:ACTIVATIONS_SHOWN])
+    if rest := sizes[ACTIVATIONS_SHOWN:]:
+        yield f"{len(rest)} others", "", amount(sum(size for size, _, _ in rest))
+    yield "total", "", amount(it.activations)
+
+
+COLLECTIVES_SHOWN = 8
+"""How many rows of each use are shown; those that send less are added up."""
+
+USES: dict[Use, str] = {
+    "parameters": "parameters gathered",
+    "gradients": "gradients reduced",
+    "activations": "activations",
+    "stages": "between stages",
+    "totals": "count, loss and norm",
+}
+
+FORMULA = """sent: of n ranks in a ring each sends (n - 1)/n of the whole, in an all_reduce twice that
+Ψ: a row's parameters, in elements; (n - 1)/n counts as 1 (Rajbhandari et al. 2020), padding of buckets counts too"""
+
+Row = tuple[str, str, str, str, str, str]
+
+
+def explain_collectives(program: Program) -> str:
+    """The communication of a step, for people; of a pipeline the rank that sends most."""
+    head, of_all = headline(program), [collectives(program, rank) for rank in places(program)]
+    listed = max(of_all, key=_sent)
+    if not listed:
+        return f"{head}\n\nno communication"
+    if program.pipeline:
+        program = of_rank(program, of_all.index(listed))
+    uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
+    parts = [_tables(uses), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
+    return "\n\n".join((head, _traffic_verdict(program, listed), *parts))
+
+
+def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
+    """How much, and how much of it leaves the machine."""
+    total = sum(map(sent, listed))
+    outside = sum(sent(each) for each in listed if _links(program, each) == ACROSS)
+    where = f"{amount(outside)} of it across nodes" if outside else "all of it within a node"
+    if not program.pipeline:
+        return f"each rank sends {amount(total)} in a step, {where}"
+    return (
+        f"rank {listed[0].rank} of {program.pipeline.axis}, which sends most, sends {amount(total)} in a step, {where}"
+    )
+
+
+def _tables(uses: Sequence[Sequence[Row]]) -> str:
+    """The uses' rows in columns of one width, blank lines between them."""
+    lines = (line.rstrip() for line in table([row for rows in uses for row in rows]))
+    return "\n\n".join("\n".join(next(lines) for _ in rows) for rows in uses)
+
+
+def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[Row]:
+    alike: dict[tuple[str, ...], list[Collective]] = {}
+    for each in listed:
+        if each.use == use:
+            alike.setdefault(_alike(program, each), []).append(each)
+    if not alike:
+        return
+    largest = sorted(alike.items(), key=lambda row: -_sent(row[1]))
+    yield USES[use], "where and how often", "calls", "the whole", "sent", "links"
+    for (op, where, size, links), same in largest[:COLLECTIVES_SHOWN]:
+        yield op, where, f"{_calls(same):,}", size, amount(_sent(same)), links
+    rest = [each for _, same in largest[COLLECTIVES_SHOWN:] for each in same]
+    if rest:
+        yield (
+            f"{len(largest) - COLLECTIVES_SHOWN} other{'s' * (len(largest) > COLLECTIVES_SHOWN + 1)}",
+            "",
+            f"{_calls(rest):,}",
+            "",
+            amount(_sent(rest)),
+            "",
+        )
+    if len(largest) > 1:
+        every = [each for _, same in largest for each in same]
+        yield "total", "", f"{_calls(every):,}", "", amount(_sent(every)), ""
+
+
+def _alike(program: Program, each: Collective) -> tuple[str, str, str, str]:
+    """The key of a row: op and axes, place, size, links."""
+    op = f"{each.op} (max)" if each.maximum else each.op
+    axes = axes_of(program, each)
+    over = f"{op} over {axes}, {each.ranks:,} ranks"
+    if each.peer is not None:
+        over = f"{op} {'to' if op == 'send' else 'from'} rank {each.peer} of {axes}"
+    return over, _where(program, each), f"{whole(each):,} x {each.dtype}", _links(program, each)
+
+
+def _where(program: Program, each: Collective) -> str:
+    """For instance `backward, last microbatch x 80 layers`, or `after stage 2`."""
+    if each.chunk:
+        stages = f"stage{'s' * (len(each.chunk) > 1)} {', '.join(map(str, each.chunk))}"
+        return f"{'before' if each.use == 'parameters' else 'after'} {stages}"
+    turns = (_turns(program, loop, each.last) for loop in (*each.loops, *filter(None, [each.hops])))
+    return ", ".join(filter(None, (each.where, " x ".join(turns))))
+
+
+def _turns(program: Program, loop: str, last: bool) -> str:
+    count = program.size(base(loop))
+    if loop == MICROBATCHES and (last or count == 1):
+        return "last microbatch" if last else "1 microbatch"
+    return f"{count:,} {base(loop)}"
+
+
+WITHIN, ACROSS = "within a node", "across nodes"
+
+
+def _links(program: Program, each: Collective) -> str:
+    among = each.among if each.peer is None else (each.rank or 0, each.peer)
+    return ACROSS if crosses(program, each.axes, launch(program).ranks_per_node, among) else WITHIN
+
+
+def _calls(listed: Sequence[Collective]) -> int:
+    return sum(each.count for each in listed)
+
+
+def _sent(listed: Sequence[Collective]) -> int:
+    return sum(map(sent, listed))
+
+
+def _volumes(program: Program, listed: Sequence[Collective]) -> Iterator[Row]:
+    yield "parameters on a rank", "in", "Ψ", "gathered", "reduced", "total"
+    for it in volumes(program, listed):
+        what = f"per iteration of {', '.join(it.turns)}" if it.turns else "others"
+        gathered, reduced = it.gathered / it.parameters, it.reduced / it.parameters
+        moved = (f"{gathered:,.2f}Ψ", f"{reduced:,.2f}Ψ", f"{gathered + reduced:,.2f}Ψ")
+        yield what, f"{it.buckets} bucket{'s' * (it.buckets > 1)}", f"{it.parameters:,}", *moved

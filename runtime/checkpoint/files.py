@@ -1,0 +1,98 @@
+"""Files of a checkpoint: written durably, and read without trust in what they say."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from ..errors import RunError, reason
+
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""The errors of reading text that is no JSON, or JSON of another form."""
+
+LARGEST_INDEX = 1 << 33
+"""Bytes, some more than a checkpoint of the largest plans has on the most ranks."""
+
+_ELEMENTS = 1 << 56
+_DIMS = 64  # the most that torch copies
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file that can be read.  RunError, also where it has no end: a pipe or a device."""
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            path.open("rb").close()
+            return found.st_size
+    except OSError as error:
+        raise RunError(f"cannot read {reason(error)}") from None
+    raise RunError(f"cannot read {path}: it is no file")
+
+
+def index_of(path: Path) -> bytes:
+    """All of an index.  RunError."""
+    if size_of(path) > LARGEST_INDEX:
+        raise RunError(f"cannot read {path}: it is larger than any index")
+    return path.read_bytes()
+
+
+def is_within(name: str) -> bool:
+    """Whether a file of this name lies in the folder that names it, or in one below it."""
+    path = PurePosixPath(name)
+    return name.isprintable() and bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def natural(read: Any) -> int:
+    """A number of JSON that counts something.  ValueError."""
+    if type(read) is not int or read < 0:
+        raise ValueError
+    return read
+
+
+def shape(read: Any) -> tuple[int, ...]:
+    """The shape of a tensor, or its place in another.  ValueError, also where no memory could hold such."""
+    sizes = tuple(map(natural, read))
+    if len(sizes) > _DIMS or prod(max(size, 1) for size in sizes) > _ELEMENTS:
+        raise ValueError
+    return sizes
+
+
+class Disk:
+    """The machine's own file systems.  OSError where one refuses."""
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        """Appends to an open file."""
+        file.write(data)
+
+    def sync(self, descriptor: int) -> None:
+        """Has an open file or folder on the disk itself before it returns."""
+        os.fsync(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Gives a file or folder another name at once: it always has one of the two."""
+        old.rename(new)
+
+    def remove(self, folder: Path) -> None:
+        """Removes a folder with all in it."""
+        shutil.rmtree(folder)
+
+
+def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
+    """Writes a new file that is on the disk when this returns."""
+    with path.open("wb") as file:
+        for chunk in chunks:
+            disk.write(file, chunk)
+        file.flush()
+        disk.sync(file.fileno())
+
+
+def settle(folder: Path, disk: Disk) -> None:
+    """Has the names in a folder on the disk: new files, renamed and removed ones."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        disk.sync(descriptor)
+    finally:
+        os.close(descriptor)

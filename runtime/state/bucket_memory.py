@@ -1,0 +1,170 @@
+"""The memory of buckets.
+
+What the layers of a repeat have of a kind lies in one tensor, layer after layer: a step zeroes, scales and updates all
+layers at once, while each one's weights are gathered, and its gradients reduced, by themselves (`flat_param_group`).
+So are those of each chunk of a pipeline, which has memory of its own (`pipeline.stage_buckets`).
+
+Non-goals: which parameters a bucket has (`buckets`), no communication.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.mesh import Copies, Mesh
+from .buckets import Bucket, Claims, Holders, Turn, by_stages, by_turns, claimed, products, whole
+from .flat_param import Buffers, FlatParam
+from .grad_reduction import Accumulate, Reductions
+from .layout import Layout, Members
+from .optimizers import Part
+from .parameters import Spec
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What there is of each element: in which types the model computes and masters are kept, and an optimizer's slots.
+
+    accumulate  how gradients of the one type are added to sums of the other
+    """
+
+    dtype: torch.dtype
+    master: torch.dtype
+    slots: tuple[str, ...]
+    accumulate: Accumulate
+
+
+class Memory:
+    """A bucket's memory: a `FlatParam` for each turn, in the turns' `shape`, or a single one; of which each is a part.
+
+    Of a pipeline it is that of one chunk, of `stages`.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        turns: Mapping[Turn, Members],
+        products: Sequence[tuple[str, ...]],
+        mesh: Mesh,
+        elements: Elements,
+        stages: tuple[int, ...],
+        reductions: Reductions,
+    ) -> None:
+        self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*turns]), stages
+        self._products, self.reductions = products, reductions
+        axis = mesh.axis(*bucket.shard_axes)
+        layouts = [Layout(members, mesh, axis) for members in turns.values()]
+        assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, "bucket: odd turns"
+        self._layout = layout = layouts[0]
+
+        def zeros(length: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(*self._shape, length, dtype=dtype, device=mesh.device)
+
+        dtype, master = elements.dtype, elements.master
+        self._whole = None if bucket.reshard_after_forward and axis.size > 1 else zeros(layout.size, dtype)
+        self._part = zeros(layout.part, dtype) if self._whole is None else self._whole[..., layout.own]
+        self._master = zeros(layout.part, master) if dtype != master else self._part
+        self._gradient = zeros(layout.part if bucket.shard_gradients else layout.size, master)
+        self._slots = {slot: zeros(layout.part, master) for slot in elements.slots}
+        self._accumulate = elements.accumulate
+        indices = product(*map(range, self._shape))
+        self.flat_params = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
+        for one, next_ in pairwise(self.flat_params):
+            one.after, next_.before = next_, one
+
+    def _flat(self, index: tuple[int, ...], layout: Layout) -> FlatParam:
+        """One turn's memory."""
+        whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
+        slots = {slot: flat[index] for slot, flat in self._slots.items()}
+        buffers = Buffers(whole, self._part[index], self._gradient[index], self._master[index], slots)
+        of = layout, self._mesh, self.bucket, buffers, self.reductions, self._accumulate
+        return FlatParam(index or self._stages, *of, self._products)
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether its bucket may have others, of other stages."""
+        return bool(self.bucket.stages) and not self.bucket.among
+
+    def nested(self, each: Sequence[Any]) -> list[Any]:
+        """What there is for each layer as a program runs over it: lists in lists, the outermost repeat outside."""
+        nested = [*each]
+        for size in reversed(self._shape[1:]):
+            nested = [nested[i : i + size] for i in range(0, len(nested), size)]
+        return nested
+
+    def gradient(self) -> Tensor:
+        """The gradient of record, [turns, …], of this rank's part; of what the step itself reduces, of the whole."""
+        return self._own_gradient() if self.bucket.moves else self._gradient
+
+    def _own_gradient(self) -> Tensor:
+        return self._gradient if self.bucket.shard_gradients else self._gradient[..., self._layout.own]
+
+    def copies(self) -> Iterator[Copies]:
+        """What ranks hold alike: those of a stage, and those of stages that share parameters."""
+        among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
+        for flat in self.flat_params:
+            for each in flat.copies():
+                yield each
+                if among:
+                    yield replace(each, axis=among)
+
+    def zero(self) -> None:
+        """Zeroes the gradients."""
+        self._gradient.zero_()
+
+    def parts(self) -> Iterator[Part]:
+        """The optimizer's view: each group's part of all turns, as far as this rank keeps it."""
+        for group, span in self._layout.groups:
+            if kept := self._layout.kept(span.start, span.stop):
+                yield Part(
+                    group,
+                    _of_turns(self._master, kept),
+                    _of_turns(self._own_gradient(), kept),
+                    {slot: _of_turns(flat, kept) for slot, flat in self._slots.items()},
+                    _of_turns(self._part, kept) if self._part is not self._master else None,
+                )
+
+    def refresh(self) -> None:
+        """Brings this rank's part of the working weights up to date with the masters."""
+        if self._part is not self._master:
+            self._part.copy_(self._master)
+
+
+def _of_turns(flat: Tensor, kept: slice) -> Tensor:
+    """A stretch of every turn, [turns, elements]: a view."""
+    return flat.view(-1, flat.shape[-1])[:, kept]
+
+
+def memories(
+    specs: Mapping[str, Spec],
+    buckets: Mapping[str, Bucket],
+    holders: Holders,
+    mesh: Mesh,
+    elements: Elements,
+) -> dict[str, list[Memory]]:
+    """Each bucket's memory, or of a pipeline its chunks'; asserts that buckets share out all parameters."""
+    left, found = dict(specs), dict[str, list[Memory]]()
+    for name, bucket in buckets.items():
+        claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
+        reductions = Reductions(mesh.device)
+        for stages, own in _chunks(bucket, claims, holders).items():
+            turns = by_turns(own) if bucket.per_layer else {(): whole(own)}
+            memory = Memory(bucket, turns, products(own), mesh, elements, stages, reductions)
+            found.setdefault(name, []).append(memory)
+    assert not left, f"state: in no bucket: {', '.join(left)}"
+    return found
+
+
+def _chunks(bucket: Bucket, claims: Claims, holders: Holders) -> dict[tuple[int, ...], Claims]:
+    return by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
+
+
+def _shape(turns: list[Turn]) -> tuple[int, ...]:
+    """How many turns each repeat has, outermost first."""
+    shape = tuple(len({turn[level] for turn in turns}) for level in range(len(turns[0])))
+    assert len(turns) == prod(shape), f"bucket: repeats of {shape} turns have {len(turns)}"
+    return shape

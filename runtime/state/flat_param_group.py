@@ -1,0 +1,130 @@
+"""The flat parameters of a layer: weights come and go, gradients are reduced, while the model computes.
+
+Autograd functions that leave a value as it is, and act when forward and backward come by: backward enters a layer where
+forward has left it, and autograd runs what was made last first.  So `reshard` comes before all of a layer's backward,
+`unshard` and `reduce_grads_in_backward` after all of it (FSDP, arXiv:2304.11277).  What is done, and in which order,
+follows from the program alone, and so is the same on all ranks.
+
+Non-goals: buckets without layers, which the step moves in sight (`collectives`); stages of a pipeline (`pipeline`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from torch import Tensor
+from torch.autograd import Function
+
+from ..comm.mesh import Axis, End
+from .flat_param import FlatParam
+
+FlatParams = Mapping[str, Any]
+"""The groups of the layers of each repeat: a list, or lists in a list where repeats are nested.
+
+Of a pipeline, the chunks of each bucket: a list.
+"""
+
+NOTHING: FlatParams = {}
+
+
+class FlatParamGroup:
+    """A layer's flat parameters, one of each bucket, in the order in which backward completes their gradients."""
+
+    def __init__(self, flat_params: Iterable[FlatParam]) -> None:
+        self.flat_params = (*flat_params,)
+
+    def line(self) -> Any:
+        """The line of the program, in a sanitized run."""
+        watch = self.flat_params[0].mesh.watch
+        return watch.here() if watch is not None else None
+
+    def unshard(self, line: Any, end: End) -> None:
+        """Has the weights there, those that backward needs first gathered last."""
+        for each in reversed(self.flat_params):
+            if end == "result" or each.resharded:
+                each.unshard(line, end)
+
+    def reshard(self) -> None:
+        """Frees the weights that come and go."""
+        for each in self.flat_params:
+            each.reshard()
+
+    def reduce_grads(self, line: Any) -> None:
+        """Begins to reduce the gradients, where they are complete."""
+        for each in self.flat_params:
+            each.reduce_grad(line)
+
+
+def reduce_grads_in_backward(x: Tensor, params: FlatParamGroup) -> Tensor:
+    """x; backward begins to reduce the layer's gradients, after each microbatch or the last one."""
+    return _apply(_Unshard, x, params)  # where nothing is sharded there is nothing else to do
+
+
+def unshard(x: Tensor, params: FlatParamGroup) -> Tensor:
+    """x, with the layer's weights gathered, and the next layers' on their way; backward frees them.
+
+    Backward then begins to reduce the gradients, as by `reduce_grads_in_backward`.
+    """
+    return _apply(_Unshard, x, params)
+
+
+def reshard(x: Tensor, params: FlatParamGroup) -> Tensor:
+    """x, with the layer's weights freed; backward gathers them again, and those of the layers before."""
+    return _apply(_Reshard, x, params)
+
+
+def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
+    """Begins to gather the weights of every layer that keeps them, layer by layer, each for its `unshard`.
+
+    Those of a pipeline's chunks, stage by stage, each for the first forward of its stage.
+    """
+    if axis.size == 1:
+        return
+    line = axis.watch.here() if axis.watch is not None else None
+    of = (own for each in flat_params for own in in_order(each))
+    for own in sorted(of, key=lambda own: own.place):
+        if own.bucket.stages or (own.shard_axis.name == axis.name and not own.resharded):
+            own.begin_unshard(axis, line, "result")
+
+
+def in_order(flat_params: Iterable[Any]) -> Iterator[FlatParam]:
+    """The flat parameters of layers, however nested."""
+    for each in flat_params:
+        match each:
+            case FlatParam():
+                yield each
+            case FlatParamGroup():
+                yield from reversed(each.flat_params)
+            case _:
+                yield from in_order(each)
+
+
+class _Unshard(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, params: FlatParamGroup) -> Tensor:
+        ctx.params, ctx.line = params, params.line()
+        params.unshard(ctx.line, "result")
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
+        ctx.params.reshard()
+        ctx.params.reduce_grads(ctx.line)
+        return *grad_outputs, None
+
+
+class _Reshard(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, params: FlatParamGroup) -> Tensor:
+        ctx.params, ctx.line = params, params.line()
+        params.reshard()
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
+        ctx.params.unshard(ctx.line, "result again")
+        return *grad_outputs, None
+
+
+def _apply(function: type[Function], x: Tensor, params: FlatParamGroup) -> Tensor:
+    parent: Any = super(Function, function)  # past `Function.apply`, whose frame is not the program's
+    return cast(Tensor, parent.apply(x, params))

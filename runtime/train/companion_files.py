@@ -1,0 +1,50 @@
+"""Reads the files that lie beside a program: a pipeline's schedule, and the names that Hugging Face has for parameters.
+
+Non-goals: whether they are right (the compiler has checked them).
+"""
+
+import json
+from hashlib import sha256 as sha_256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint.hf_weights import HFNames, HFWeight
+from ..errors import RunError
+from .shutdown import refuse
+
+
+def read_schedule(name: str, beside: str, sha256: str) -> tuple[str, ...]:
+    """The rows in a CSV file beside a program, a row for each rank: actions as torch.distributed.pipelining has them.
+
+    Exit status 2, with a line that says why, where the file is missing or has another hash.
+    """
+    return tuple(_text(name, beside, sha256).splitlines())
+
+
+def read_hf_names(name: str, beside: str, sha256: str) -> HFNames:
+    """Where files of weights hold the parameters, by a JSON file beside a program.  Exit status 2 as above."""
+    said = json.loads(_text(name, beside, sha256))
+    stored = {param: _weight(said) for param, said in said["weights"].items()}
+    return HFNames(getattr(torch, said["dtype"]), stored, said["repeats"])
+
+
+def _weight(said: dict[str, Any]) -> HFWeight:
+    tuples: dict[str, Any] = {key: tuple(said[key]) for key in ("shape", "interleaved") if key in said}
+    return HFWeight(**{**said, **tuples})
+
+
+def _text(name: str, beside: str, sha256: str) -> str:
+    """The text of a file beside a program; a run without it cannot start."""
+    path = Path(beside).with_name(name)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        refuse(RunError(f"{path} is missing: copy it from where the plan was compiled, or compile the plan again"))
+    except OSError as error:
+        refuse(error)
+    if sha_256(content).hexdigest() != sha256:
+        compiled = f"the one that {Path(beside).name} was compiled with"
+        refuse(RunError(f"{path} is not {compiled}: remove it and compile the plan again"))
+    return content.decode()
