@@ -225,13 +225,17 @@ class Forward:
         """The names that carry a repeat's values: those that begin as these do, as they are bound, after `done`."""
         free, found = [*loop.begin], dict[Arg, str]()
         for arg in (arg for arg in region.args if arg.enter is Enter.CARRY):
-            name = next((name for name in free if loop.begin[name] is self.term(arg.source)), None)
+            name = next((name for name in free if loop.begin[name] is self.first(arg)), None)
             if name is None:
                 demand_known(done, self._machine.log)
                 raise wrong(loop.node, f"nothing here begins as {arg.source}")
             free.remove(name)
             found[arg], self.values[arg.value.name] = name, loop.carried[name]
         return found
+
+    def first(self, arg: Arg) -> object:
+        """What the first layer is given as what this argument carries."""
+        return self.term(arg.source)
 
     def _slice(self, region: Region, loop: Loop) -> None:
         """What a layer has of its own: draws, and slices of parameters, which go by the parameter's name."""

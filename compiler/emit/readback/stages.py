@@ -7,7 +7,7 @@ Non-goals: which stage has what (`ir.stages`), and in which order stages work (`
 from collections import Counter
 from collections.abc import Sequence
 
-from ...ir import Enter, Pipeline, Program, Region, uses
+from ...ir import Arg, Enter, Pipeline, Program, Region, uses
 from ...ir.stages import Stage, crossing, groups, has, is_free, stages
 from .annotations import NOTHING
 from .compare import compare
@@ -28,6 +28,7 @@ class StagedForward(Forward):
         self._counts = [len(values) for values in crossing(program, pipeline)]
         self._weights = weights
         self._turns: dict[str, range] = {}  # of the stage that runs, by dim
+        self._received: dict[Arg, object] = {}  # by the stage that runs, though two may begin as one value
 
     def hold_all(self, model: Class, given: Sequence[str]) -> None:
         """Runs every stage, which is given the inputs of these names behind its number and what crosses."""
@@ -68,8 +69,8 @@ class StagedForward(Forward):
         result = machine.forward(node, model, [number, what, *named.values()])
         before = self.expect()
         self._turns = dict(zip(self._pipeline.dims, stage.turns, strict=True))
-        if number:
-            self.values |= dict(zip(_sources(self._cut[stage.begins]), enters, strict=True))
+        self._received = dict(zip(_carried(self._cut[stage.begins]), enters, strict=True)) if number else {}
+        self.values |= {arg.source: value for arg, value in self._received.items()}
         used = Counter(uses(self._forward)) + Counter(self._yields())
         loops = iter_loops(found)
         self.body([stmt for group in self._groups for stmt in group if is_free(stmt)], loops, used)
@@ -86,16 +87,20 @@ class StagedForward(Forward):
         if self._turns[repeat.dim]:
             self.body([repeat], loops, used)
             return
-        for source, result in zip(_sources(repeat), repeat.results, strict=False):
-            if source in self.values:
-                self.values[result.name] = self.values[source]
+        for arg, result in zip(_carried(repeat), repeat.results, strict=False):
+            if arg in self._received or arg.source in self.values:
+                self.values[result.name] = self.first(arg)
+
+    def first(self, arg: Arg) -> object:
+        """What the first layer of the stage is given: what the stage received, or what it made."""
+        return self._received[arg] if arg in self._received else super().first(arg)
 
     def _leaving(self, number: int) -> list[str]:
         """What a stage hands on, or gives in the end."""
         if number + 1 == len(self._stages):
             return self._yields()
         repeat = self._cut[self._stages[number + 1].begins]
-        return [value.name for value in repeat.results[: len(_sources(repeat))]]
+        return [value.name for value in repeat.results[: len(_carried(repeat))]]
 
     def _demand_declared(self, model: Instance) -> None:
         """A stage has no weight and no modules that it does not read."""
@@ -129,6 +134,6 @@ class StagedForward(Forward):
         return self._machine.terms("index", loop.domains[0], loop.symbol)
 
 
-def _sources(repeat: Region) -> list[str]:
-    """What a repeat's first layer is given to carry."""
-    return [arg.source for arg in repeat.args if arg.enter is Enter.CARRY]
+def _carried(repeat: Region) -> list[Arg]:
+    """What each layer of a repeat hands to the next."""
+    return [arg for arg in repeat.args if arg.enter is Enter.CARRY]
