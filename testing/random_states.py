@@ -1,6 +1,6 @@
 """Random sections `state`: which axes share out what, of which parameters, in buckets of which size.
 
-Purpose: every stage and mixture, with and without buckets of turns; caps are so small that they divide a small model.
+Purpose: every stage and mixture, with and without buckets of layers; caps are so small that they divide a small model.
 """
 
 import re

@@ -20,15 +20,15 @@ class Layout:
     size: int
 
 
-def layout(program: Program, params: tuple[str, ...], shards: int, turns: int = 0) -> Layout:
-    """The layout of parameters in `shards` parts, or of one turn's slices of them, where `turns` dims are stacked."""
+def layout(program: Program, params: tuple[str, ...], shards: int, layers: int = 0) -> Layout:
+    """The layout of parameters in `shards` parts, or of one layer's slices of them, where `layers` dims are stacked."""
     of = {param.name: param for param in program.params}
     starts: list[int] = []
     end = 0
     for param in (of[name] for name in params):
         row = row_length(program, param) if shards > 1 else 1
         starts.append(-(-end // row) * row)
-        end = starts[-1] + program.elements(param.type) // prod(map(program.size, param.type.dims[:turns]))
+        end = starts[-1] + program.elements(param.type) // prod(map(program.size, param.type.dims[:layers]))
     if shards == 1:
         return Layout(tuple(starts), end)
     unit = lcm(*(row_length(program, of[name]) for name in params))
@@ -36,8 +36,8 @@ def layout(program: Program, params: tuple[str, ...], shards: int, turns: int = 
 
 
 def layout_of(program: Program, bucket: Bucket) -> Layout:
-    """The layout of a bucket, or of each of its turns."""
-    return layout(program, bucket.params, program.degree(bucket.shard_axes), len(bucket.turns))
+    """The layout of a bucket, or of each of its layers."""
+    return layout(program, bucket.params, program.degree(bucket.shard_axes), len(bucket.layers))
 
 
 def row_length(program: Program, param: Param) -> int:

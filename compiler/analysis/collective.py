@@ -16,7 +16,7 @@ Use = Literal["parameters", "gradients", "activations", "stages", "totals"]
 
 @frozen
 class Collective:
-    """A collective of the step as one rank sees it; it is done `count` times in a step, once for each turn of `loops`.
+    """A collective of the step as one rank sees it; it is done `count` times in a step, once for each layer of `loops`.
 
     It stands where it begins, which may be before the place where its result is awaited.  A message is one too, of two
     ranks, of which one sends and one receives.
@@ -30,9 +30,9 @@ class Collective:
     loops    the loops around it, outermost first, by their dims: `layers` is the step's first loop over layers,
              `layers.1` its second, so that the whole sequence of calls can be written out from the list
     last     whether it is done in the last microbatch alone
-    ahead    how many turns ahead it begins, of all loops but that over microbatches: 1 + ahead of them in the first
-             turn, then one in each turn, until all have begun
-    every    of how many turns of its innermost loop, counted from forward's first, it is done in the first alone
+    ahead    how many layers ahead it begins, of all loops but that over microbatches: 1 + ahead of them in the first
+             layer, then one in each layer, until all have begun
+    every    of how many layers of its innermost loop, counted from forward's first, it is done in the first alone
     value    the name of what comes out
     line     the plan's line that asks for it, as `name.scale:7`
     rank     along the pipeline's axis, of the ranks that do it; None without a pipeline

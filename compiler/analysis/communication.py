@@ -109,19 +109,19 @@ def _stages(pair: tuple[Chunk, Op]) -> tuple[int, ...]:
 
 def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
     """What a stage does in its actions, and its messages."""
-    first = [turns.start for turns in stages(program, pipeline)[stage].turns]
+    first = [layers.start for layers in stages(program, pipeline)[stage].layers]
     own = of_stage(program, stage)
     (region,) = (stmt for stmt in own.region.body if isinstance(stmt, Region))
     account = _Account(own, types(program), dict(zip(pipeline.dims, first, strict=True)))
     found = account.within(region, (region.dim,), "step")
-    yield from (evolve(each, rank=pipeline.homes[stage], stage=stage) for each in found)
+    yield from (evolve(each, rank=pipeline.stage_to_rank[stage], stage=stage) for each in found)
     yield from _messages(program, pipeline, stage)
 
 
 def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
     """The messages of a stage, each value that crosses by itself."""
     assert pipeline.schedule, "account: a pipeline without rows"
-    rank, axis = pipeline.homes[stage], pipeline.axis
+    rank, axis = pipeline.stage_to_rank[stage], pipeline.axis
     works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
     behind_stage = crossing(program, pipeline)
     for work, (op, where, ahead) in _MESSAGES.items():
@@ -145,7 +145,7 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
                 line=str(program.axis(axis).span),
                 rank=rank,
                 stage=stage,
-                peer=pipeline.homes[stage + ahead],
+                peer=pipeline.stage_to_rank[stage + ahead],
             )
 
 
@@ -159,7 +159,7 @@ _MESSAGES: dict[Work, tuple[str, Where, int]] = {
 
 
 class _Account:
-    """Of a program, or of a stage of it, which may receive others' values, and whose turns begin with the `first`."""
+    """Of a program, or of a stage of it, which may receive others' values, and whose layers begin with the `first`."""
 
     def __init__(self, program: Program, types: Mapping[str, Type], first: Mapping[str, int] | None = None) -> None:
         self._program, self.types, self._first = program, types, first or {}
@@ -171,8 +171,8 @@ class _Account:
     def within(self, region: Region, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
         """The collectives of a region whose body runs inside `loops`."""
         here = filter(self._stands, region.body)
-        for (turns, _), stmts in groupby(here, self._together):
-            inside = (*loops, *map(self._loops.fresh, turns))
+        for (layers, _), stmts in groupby(here, self._together):
+            inside = (*loops, *map(self._loops.fresh, layers))
             for stmt in stmts:
                 yield from self._of(stmt, inside, where)
 
@@ -187,7 +187,7 @@ class _Account:
             yield from self.collectives(stmt, loops, where)
 
     def _reductions(self) -> dict[str, list[Op]]:
-        """By bucket the ops, at the scope of the step, that reduce a gradient; their reduction begins in each turn."""
+        """By bucket the ops, at the scope of the step, that reduce a gradient; their reduction begins in each layer."""
         body = self._program.region.body
         found: dict[str, list[Op]] = {str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"}
         for op in body:
@@ -202,10 +202,10 @@ class _Account:
         return bool(self.messages(stmt)) and stmt.outputs[0].name not in self._elsewhere
 
     def _together(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What neighbours share that go turn by turn together: the turns of the stacks that they gather, and axes."""
-        if isinstance(stmt, Region) or stmt.kind == "begin" or not (turns := self._turns(stmt)):
+        """The stacks that an op gathers layer by layer, and its axes: neighbours that share both go together."""
+        if isinstance(stmt, Region) or stmt.kind == "begin" or not (layers := self._layers(stmt)):
             return (), ()
-        return turns, self.axes(stmt)
+        return layers, self.axes(stmt)
 
     def messages(self, op: Op) -> tuple[Message, ...]:
         """What an op sends each time that a rank does it."""
@@ -239,7 +239,7 @@ class _Account:
             axes=it.axes,
             ranks=len(it.among) or self._program.degree(it.axes),
             dtype=it.dtype,
-            shape=it.shape[len(self._turns(op)) :],
+            shape=it.shape[len(self._layers(op)) :],
             loops=loops,
             last=last,
             ahead=self._program.flow.prefetch if use == "parameters" and where != "step" else 0,
@@ -255,7 +255,7 @@ class _Account:
         )
 
     def _again(self, loop: str, every: int) -> int:
-        """In how many turns that is done which is done in the first of every so many, counted over all stages."""
+        """In how many layers that is done which is done in the first of every so many, counted over all stages."""
         first = self._first.get(base(loop), 0)
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
@@ -264,8 +264,8 @@ class _Account:
             return "parameters" if it.op == "all_gather" else "gradients"
         return "totals" if where == "step" else "activations"
 
-    def _turns(self, op: Op) -> tuple[str, ...]:
-        """The dims of the turns whose flat buffers an op takes as one stack, and communicates one by one."""
+    def _layers(self, op: Op) -> tuple[str, ...]:
+        """The dims of the layers whose flat buffers an op takes as one stack, and communicates one by one."""
         return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
 
     def bucket(self, op: Op) -> str:

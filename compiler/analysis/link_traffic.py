@@ -48,12 +48,12 @@ def crosses(program: Program, axes: tuple[str, ...], ranks_per_node: int, among:
 
 @frozen
 class Volume:
-    """What so many `buckets` of the same `turns` move in a step, in elements; `parameters` a rank has of them (Ψ).
+    """What so many `buckets` of the same `layers` move in a step, in elements; `parameters` a rank has of them (Ψ).
 
     As Rajbhandari et al. 2020, section 7, count: (n − 1)/n is taken as 1.
     """
 
-    turns: tuple[str, ...]
+    layers: tuple[str, ...]
     buckets: int
     parameters: int
     gathered: int
@@ -61,11 +61,11 @@ class Volume:
 
 
 def volumes(program: Program, listed: Sequence[Collective]) -> tuple[Volume, ...]:
-    """The volumes of a step's collectives; buckets with turns first.  Of a pipeline, `program` is a rank's."""
+    """The volumes of a step's collectives; buckets with layers first.  Of a pipeline, `program` is a rank's."""
     alike: dict[tuple[str, ...], list[Bucket]] = {}
-    for bucket in sorted(filter(_has_any, program.buckets), key=lambda it: not it.turns):
-        alike.setdefault(bucket.turns, []).append(bucket)
-    return tuple(_volume(program, turns, buckets, listed) for turns, buckets in alike.items())
+    for bucket in sorted(filter(_has_any, program.buckets), key=lambda it: not it.layers):
+        alike.setdefault(bucket.layers, []).append(bucket)
+    return tuple(_volume(program, layers, buckets, listed) for layers, buckets in alike.items())
 
 
 def _has_any(bucket: Bucket) -> bool:
@@ -73,11 +73,11 @@ def _has_any(bucket: Bucket) -> bool:
     return bool(bucket.params)
 
 
-def _volume(program: Program, turns: tuple[str, ...], buckets: list[Bucket], listed: Sequence[Collective]) -> Volume:
+def _volume(program: Program, layers: tuple[str, ...], buckets: list[Bucket], listed: Sequence[Collective]) -> Volume:
     params = {name for bucket in buckets for name in bucket.params}
     totals = {"parameters": 0, "gradients": 0}
     for each in listed:
         if each.bucket in {bucket.name for bucket in buckets}:
             totals[each.use] += each.count * HALVES[each.op] * whole(each)
     elements = sum(program.elements(param.type) for param in program.params if param.name in params)
-    return Volume(turns, len(buckets), elements, totals["parameters"], totals["gradients"])
+    return Volume(layers, len(buckets), elements, totals["parameters"], totals["gradients"])

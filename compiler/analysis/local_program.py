@@ -17,8 +17,8 @@ from .stage_buckets import Chunk, chunks
 def of_rank(program: Program, rank: int) -> Program:
     """The program with the parameters of the stages of a rank along the pipeline's axis, and its sizes."""
     pipeline = _pipeline(program)
-    turns = [sum(map(len, each)) for each in zip(*(_turns(program, k) for k in has(pipeline, rank)), strict=True)]
-    sized = program.sized(dict(zip(pipeline.dims, turns, strict=True)))
+    layers = [sum(map(len, each)) for each in zip(*(_layers(program, k) for k in has(pipeline, rank)), strict=True)]
+    sized = program.sized(dict(zip(pipeline.dims, layers, strict=True)))
     held = {p.name for p in sized.params if _holds(sized, pipeline, p.name, rank)}
     buckets = [evolve(b, params=tuple(name for name in b.params if name in held)) for b in program.buckets]
     params = tuple(param for param in program.params if param.name in held)
@@ -34,7 +34,7 @@ def with_chunks(program: Program, own: Iterable[Chunk]) -> Program:
 
 
 def of_stage(program: Program, stage: int) -> Program:
-    """The program with what a stage does of a microbatch, and its turns."""
+    """The program with what a stage does of a microbatch, and its layers."""
     pipeline = _pipeline(program)
 
     def own(region: Region) -> Region:
@@ -44,8 +44,8 @@ def of_stage(program: Program, stage: int) -> Program:
         return evolve(region, body=share(pipeline, stages(program, pipeline)[stage], forward, backward))
 
     body = tuple(own(stmt) if isinstance(stmt, Region) else stmt for stmt in program.region.body)
-    turns = dict(zip(pipeline.dims, map(len, _turns(program, stage)), strict=True))
-    return evolve(program.sized(turns), region=evolve(program.region, body=body))
+    layers = dict(zip(pipeline.dims, map(len, _layers(program, stage)), strict=True))
+    return evolve(program.sized(layers), region=evolve(program.region, body=body))
 
 
 def _pipeline(program: Program) -> Pipeline:
@@ -53,8 +53,8 @@ def _pipeline(program: Program) -> Pipeline:
     return program.pipeline
 
 
-def _turns(program: Program, stage: int) -> tuple[range, ...]:
-    return stages(program, _pipeline(program))[stage].turns
+def _layers(program: Program, stage: int) -> tuple[range, ...]:
+    return stages(program, _pipeline(program))[stage].layers
 
 
 def _holds(sized: Program, pipeline: Pipeline, param: str, rank: int) -> bool:

@@ -10,7 +10,7 @@ from ..ops.fused import CONTRACTS
 
 
 def leaves(program: Program) -> dict[str, str]:
-    """The parameters and the values that are one as the model uses it, in the step or in a turn, and whose they are."""
+    """The parameters and the values that are one as the model uses it, in the step or in a layer, by parameter."""
     of = {param.name: param.name for param in program.params}
     for op in walk(program.region.body):
         if op.kind == "unpack":
@@ -23,7 +23,7 @@ def leaves(program: Program) -> dict[str, str]:
 
 
 def products(program: Program) -> list[tuple[str, ...]]:
-    """The parameters of each product with several weights: these lie one behind the other, in each turn of a repeat."""
+    """The parameters of each product with several weights: these are adjacent, in each layer of a repeat."""
     return [*dict.fromkeys(_products(program.region, leaves(program)))]
 
 

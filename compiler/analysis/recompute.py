@@ -1,8 +1,8 @@
 """Which forward values backward makes again instead of having them kept.
 
 Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under `gathered =
-regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each turn of an innermost repeat (Chen
-et al. 2016), of which only what enters it is kept, under `every(n, layers)` the first of every n turns of one repeat.
+regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each layer of an innermost repeat (Chen
+et al. 2016), of which only what enters it is kept, under `every(n, layers)` the first of every n layers of one repeat.
 For a shape alone nothing is made again (`Vjp.unread`), since autograd takes note of shapes.
 Non-goals: when backward first needs them (`passes.differentiate`), and what that saves (`memory`).
 """
@@ -25,17 +25,17 @@ def selectable(program: Program) -> list[str]:
 def check(program: Program) -> None:
     """Raises PlanError where `selective(…)` names what the model does not do as one op."""
     recompute = program.train.recompute
-    by_turns = recompute.word == "every"
-    able = list(_innermost(program.region.body)) if by_turns else selectable(program)
+    by_layer = recompute.word == "every"
+    able = list(_innermost(program.region.body)) if by_layer else selectable(program)
     span = program.train.spans.get("recompute", program.region.span)
-    errors = [_unknown(name, able, by_turns, span) for name in recompute.names if name not in able]
+    errors = [_unknown(name, able, by_layer, span) for name in recompute.names if name not in able]
     if errors:
         raise PlanError(errors)
 
 
-def _unknown(name: str, able: list[str], by_turns: bool, span: Span) -> Diagnostic:
-    message = f"{'layers of ' if by_turns else ''}`{name}` cannot be recomputed{'' if by_turns else ' on its own'}"
-    label = "it is not the dim of an innermost repeat" if by_turns else ""
+def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnostic:
+    message = f"{'layers of ' if by_layer else ''}`{name}` cannot be recomputed{'' if by_layer else ' on its own'}"
+    label = "it is not the dim of an innermost repeat" if by_layer else ""
     label = label or "the model has no such op, or it is split over ranks"
     return Diagnostic(
         "E0410", message, span, label, help=did_you_mean(name, able) or f"it can recompute {listing(able)}"
@@ -66,13 +66,13 @@ def _gathers(op: Op) -> bool:
 
 
 def runs_again(program: Program, region: Region) -> bool:
-    """Whether backward does turns of a repeat again: those with no repeat inside."""
+    """Whether backward does layers of a repeat again: those with no repeat inside."""
     innermost = region.kind == "repeat" and not any(isinstance(stmt, Region) for stmt in region.body)
-    return bool(turns_again(program, region.dim)) and innermost
+    return bool(recomputes_layers(program, region.dim)) and innermost
 
 
-def turns_again(program: Program, dim: str) -> int:
-    """Of how many turns of a repeat over `dim` backward does one again, the first; 0 for none."""
+def recomputes_layers(program: Program, dim: str) -> int:
+    """Of how many layers of a repeat over `dim` backward does one again, the first; 0 for none."""
     recompute = program.train.recompute
     if recompute.word == "every":
         return recompute.number if dim in recompute.names else 0

@@ -80,7 +80,7 @@ class _Rank:
 
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
         self._program, self._pipeline, self._own = program, pipeline, has(pipeline, rank)
-        self._turns = [stage.turns for stage in stages(program, pipeline)]
+        self._layers = [stage.layers for stage in stages(program, pipeline)]
         self._whole = dict(pipeline.held)
         self._cut = {param.name: param.type.dims[:1] for param in program.params}
 
@@ -97,16 +97,16 @@ class _Rank:
             yield Chunk(bucket.name, holders, tuple(names), self._size(bucket, holders, tuple(names)))
 
     def _holders(self, name: str) -> list[tuple[int, ...]]:
-        """The stages that have a parameter together; each by itself has its turns of one that is cut."""
+        """The stages that have a parameter together; each by itself has its layers of one that is cut."""
         if name in self._whole:
             holders = tuple(stage for stage in self._own if stage in self._whole[name])
             return [holders] if holders else []
         (dim,) = self._cut[name]
         cut = self._pipeline.dims.index(dim)
-        return [(stage,) for stage in self._own if self._turns[stage][cut]]
+        return [(stage,) for stage in self._own if self._layers[stage][cut]]
 
     def _size(self, bucket: Bucket, holders: tuple[int, ...], names: tuple[str, ...]) -> int:
-        """With the turns of the first of its stages: parameters that are cut are of one alone."""
-        turns = map(len, self._turns[holders[0]])
-        sized = self._program.sized(dict(zip(self._pipeline.dims, turns, strict=True)))
+        """With the layers of the first of its stages: parameters that are cut are of one alone."""
+        layers = map(len, self._layers[holders[0]])
+        sized = self._program.sized(dict(zip(self._pipeline.dims, layers, strict=True)))
         return layout(sized, names, self._program.degree(bucket.shard_axes)).size

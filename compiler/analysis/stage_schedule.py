@@ -1,7 +1,7 @@
 """Where the stages of a pipeline lie, in which order they do their work, and how long that takes.
 
-Purpose: homes and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: rows made for what
-stages cost (`passes.place_stages`), messages (`schedules.messages`), whether rows are right (`schedules.check`).
+Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: rows made for
+what stages cost (`passes.place_stages`), messages (`schedules.messages`), whether rows are right (`schedules.check`).
 """
 
 from ..config.settings import AUTO
@@ -20,21 +20,21 @@ def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
     """The rank of each stage; for `auto` all ways that are tried, of as many stages each.  Raises Impossible."""
     order = pipeline.settings.schedule
     if pipeline.given:
-        return (pipeline.given.homes,)
+        return (pipeline.given.stage_to_rank,)
     if order.kind == AUTO:
         chunks = order.chunks or 1
         return tuple(dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks))))
-    return (SCHEDULES[order.kind].homes(ranks, order.chunks),)
+    return (SCHEDULES[order.kind].stage_to_rank(ranks, order.chunks),)
 
 
-def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
+def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     """The first of them.  Raises Impossible."""
     return placements(pipeline, ranks)[0]
 
 
 def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
     """The rows, without messages.  Raises Impossible."""
-    demand_few(len(homes(pipeline, ranks)), microbatches)
+    demand_few(len(stage_to_rank(pipeline, ranks)), microbatches)
     order = pipeline.settings.schedule
     return pipeline.given or SCHEDULES[order.kind](ranks, microbatches, order.chunks)
 
@@ -53,10 +53,10 @@ def estimated(program: Program, pipeline: Pipeline) -> Times:
     of = types(program)
     bodies, repeats = groups(pipeline, forward(program).body)
     between = [cost(program, body, of) for body in bodies]
-    turn = [cost(program, repeat.body, of) for repeat in repeats]
+    layer = [cost(program, repeat.body, of) for repeat in repeats]
     costs = [
         sum((between[i] for i in stage.groups), Cost())
-        + sum((each * len(turns) for each, turns in zip(turn, stage.turns, strict=True)), Cost())
+        + sum((each * len(layers) for each, layers in zip(layer, stage.layers, strict=True)), Cost())
         for stage in stages(program, pipeline)
     ]
     unit = max(each.forward for each in costs)

@@ -1,7 +1,7 @@
-"""What a step says of flat buffers that are moved in parts, of turns or of a pipeline's chunks.
+"""What a step says of flat buffers that are moved in parts, of layers or of a pipeline's chunks.
 
 Purpose: here their gathers begin, and here stages are told how to reduce what they leave.
-Non-goals: what turns do by themselves (`turns`), and buckets that move whole (`step`).
+Non-goals: what layers do by themselves (`layers`), and buckets that move whole (`step`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ def runs(program: Program) -> list[list[Bucket]]:
             if not (bucket := moved.get("".join(op.outputs[0].type.dims[-1:]))):
                 continue
             last = runs[-1][-1] if runs else None
-            if last and (last.turns, last.shard_axes) == (bucket.turns, bucket.shard_axes):
+            if last and (last.layers, last.shard_axes) == (bucket.layers, bucket.shard_axes):
                 runs[-1].append(bucket)
             else:
                 runs.append([bucket])
@@ -37,8 +37,8 @@ def unshard_ahead(program: Program, run: Sequence[Bucket], axis: str, patterns: 
     line = call("unshard_ahead", [axis, *flat_params], 4, after=0)
     if program.pipeline:
         return line, f"S→R  {_largest(program, *run)} × {working(program, *run)}, awaited by each stage"
-    turns = " × ".join(f"{program.size(dim)}" for dim in run[0].turns)
-    return line, f"S→R  {turns} × {gathered(program, *run)}, awaited by each layer"
+    layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
+    return line, f"S→R  {layers} × {gathered(program, *run)}, awaited by each layer"
 
 
 def stage_reductions(program: Program) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What `build` says of a program's state: buckets and how they are kept, the optimizer, element types.
 
-Non-goals: how buckets move in a step (`step`, `turns`).
+Non-goals: how buckets move in a step (`step`, `layers`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The statements of a `forward`: ops, blocks of what backward makes again, loops over the modules of a repeat.
 
 Purpose: which value has a line, and which stands inside the line that reads it; the class of each repeat's body.
-Non-goals: lines and names as such (`lines`), and those around a turn that moves state (`turns`).
+Non-goals: lines and names as such (`lines`), and those around a layer that moves state (`layers`).
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ..analysis.recompute import runs_again, turns_again
+from ..analysis.recompute import recomputes_layers, runs_again
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
@@ -22,15 +22,15 @@ from .module import Child, Frame, Module, Table, table_of
 from .naming import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular
 
 AGAIN = "again"
-"""What says so, in loops and calls, if backward does a turn again and not all."""
+"""What says so, in loops and calls, if backward does a layer again and not all."""
 
 INLINE = 88
 """The longest expression that still takes in another one."""
 
 
 @frozen
-class Turn:
-    """What a turn in a loop has of its own, as Python names it."""
+class LayerCall:
+    """What a layer in a loop has of its own, as Python names it."""
 
     module: str
     draws: tuple[str, ...]
@@ -39,7 +39,7 @@ class Turn:
     params: str = ""
     """Its group of flat parameters, "" where it has none."""
     inner: tuple[str, ...] = ()
-    """Those of the turns of repeats inside."""
+    """Those of the layers of repeats inside."""
 
 
 class Body:
@@ -54,7 +54,7 @@ class Body:
         self._consumer = {name: op for op in self._body if isinstance(op, Op) for name in op.inputs}
         self._lines = Lines(frame, module, prefix, self._uses)
         self._flat_params = ""  # of the model, the argument with the groups of all repeats
-        self.groups: dict[str, str] = {}  # of a turn, repeat → the argument with the groups of its turns
+        self.groups: dict[str, str] = {}  # of a layer, repeat → the argument with the groups of its layers
 
     # ---- what the surroundings give
 
@@ -77,11 +77,11 @@ class Body:
         self._module.arguments[self._lines.hold(value)] = type
 
     def bind_flats(self) -> None:
-        """The groups of flat parameters of all turns, by repeat."""
+        """The groups of flat parameters of all layers, by repeat."""
         self._flat_params = self._lines.argument("flat_params", "FlatParams")
 
     def _layer_groups(self, repeat: str) -> str:
-        """The text of the groups of all turns of a repeat."""
+        """The text of the groups of all layers of a repeat."""
         if not self._depth:
             return f"{self._flat_params}[{literal(repeat)}]"
         if repeat not in self.groups:
@@ -194,24 +194,24 @@ class Body:
         given = sorted(captured(region), key=lambda name: name in leaves)  # values first, then parameters
         rotations = (op for op in walk(region.body) if roles(op, self._frame.types).rotated)
         tables = list(dict.fromkeys(map(self._table_of, rotations)))
-        own = [bucket for bucket in self._turned(region) if len(bucket.turns) == self._depth + 1]
+        own = [bucket for bucket in self._buckets_per_layer(region) if len(bucket.layers) == self._depth + 1]
         attribute, inner = self._child(region, given, tables)
         variables = self._entering(region)
         texts = [lines.operand(name).text for name in given]
         for name in given:
             lines.left[name] -= 1
-        turn = self._open(region, attribute, bool(own), inner)
-        passed = [*variables, *texts, *turn.draws, *map(lines.table, tables), *turn.inner]
-        around = self._around(region, own, turn.params, variables)
+        layer = self._open(region, attribute, bool(own), inner)
+        passed = [*variables, *texts, *layer.draws, *map(lines.table, tables), *layer.inner]
+        around = self._around(region, own, layer.params, variables)
         self._append(around.before)
-        self._append([self._call(region, turn, variables, passed)])
+        self._append([self._call(region, layer, variables, passed)])
         self._append(around.after)
         for variable, result in zip(variables, region.results, strict=False):
             lines.rename(variable, result.name)
         lines.close_blocks()
 
-    def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> Turn:
-        """Opens the loop over the modules of a repeat, with what else each turn has of its own."""
+    def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> LayerCall:
+        """Opens the loop over the modules of a repeat, with what else each layer has of its own."""
         item = self._lines.free(singular(region.dim))
         params = self._lines.free("params", item) if has_params else ""
         groups = {params: self._layer_groups(repeat_of(f"{self._prefix}{attribute}.*"))} if params else {}
@@ -222,7 +222,7 @@ class Body:
         if (every := self._every(region)) > 1:
             zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
         self._lines.append(_loop(item, f"self.{attribute}", zipped, self._lines.indent()))
-        return Turn(item, (*draws,), AGAIN, params, tuple(name for name in groups if name != params))
+        return LayerCall(item, (*draws,), AGAIN, params, tuple(name for name in groups if name != params))
 
     def _child(self, region: Region, given: list[str], tables: list[Table]) -> tuple[str, list[str]]:
         """The attribute under which this module holds those of a repeat's body, whose class is written now.
@@ -245,27 +245,27 @@ class Body:
         self._module.children[attribute] = Child(module, region.dim, program.size(region.dim))
         return attribute, [*body.groups]
 
-    def _call(self, region: Region, turn: Turn, variables: list[str], passed: list[str]) -> Line:
-        """A turn of a repeat, which backward may do again."""
-        function, arguments, comment = turn.module, passed, place(region.span)
+    def _call(self, region: Region, layer: LayerCall, variables: list[str], passed: list[str]) -> Line:
+        """A layer of a repeat, which backward may do again."""
+        function, arguments, comment = layer.module, passed, place(region.span)
         if every := self._every(region):
-            given, turns = ([f"{AGAIN}={turn.again}"], f", every {every} turns") if every > 1 else ([], "")
-            function, arguments = "recomputed", [turn.module, *passed, *given]
-            comment = f"bwd: forward again{turns}  {comment}"
+            given, layers = ([f"{AGAIN}={layer.again}"], f", every {every} layers") if every > 1 else ([], "")
+            function, arguments = "recomputed", [layer.module, *passed, *given]
+            comment = f"bwd: forward again{layers}  {comment}"
         return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
 
     def _every(self, region: Region) -> int:
         """Of how many turns backward does one again; 0 for none."""
         program = self._frame.program
-        return turns_again(program, region.dim) if runs_again(program, region) else 0
+        return recomputes_layers(program, region.dim) if runs_again(program, region) else 0
 
-    def _turned(self, region: Region) -> list[Bucket]:
-        """The buckets that have a buffer for each turn of a repeat."""
-        taken = [self._frame.turned(arg.source) for arg in region.args if arg.enter is Enter.EACH]
-        return [b for b in self._frame.program.buckets if b in taken and len(b.turns) > self._depth]
+    def _buckets_per_layer(self, region: Region) -> list[Bucket]:
+        """The buckets that have a buffer for each layer of a repeat."""
+        taken = [self._frame.bucket_per_layer(arg.source) for arg in region.args if arg.enter is Enter.EACH]
+        return [b for b in self._frame.program.buckets if b in taken and len(b.layers) > self._depth]
 
     def _around(self, region: Region, own: Sequence[Bucket], params: str, variables: list[str]) -> Around:
-        """What stands around a turn: backward must come by there, so it passes on a value that backward comes along."""
+        """The lines around a layer: backward comes through a value that they pass on, and so runs their part."""
         if not own:
             return Around()
         inside, carried = uses(region), (arg.value for arg in region.args if arg.enter is Enter.CARRY)
@@ -312,7 +312,7 @@ def _group_name(repeat: str) -> str:
 
 
 def _loop(item: str, modules: str, zipped: Mapping[str, str], indent: int) -> str:
-    """The line that opens a loop over modules and what each turn has beside its module."""
+    """The line that opens a loop over modules and what each layer has beside its module."""
     if not zipped:
         return f"for {item} in {modules}:"
     names = ", ".join([item, *zipped])

@@ -10,7 +10,7 @@ from itertools import groupby
 from ..ir import Program
 from .build import compute
 from .module import Child, Module, Table, weight_lines
-from .naming import DTYPES, WIDTH, literal, stage_word, turns_word
+from .naming import DTYPES, WIDTH, layers_word, literal, stage_word
 
 Field = tuple[str, str]
 """An attribute, and the line that sets it."""
@@ -21,7 +21,7 @@ def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterat
     yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
     lines = {name: weight_lines(name, param, program, sizes, 12) for name, param in module.weights.items()}
     weights = ((name, line) for name, declared in lines.items() for line in declared)
-    stages = len(program.pipeline.homes) if program.pipeline else 0
+    stages = len(program.pipeline.stage_to_rank) if program.pipeline else 0
     yield from _branched(module, [*weights, *_modules(module, program, sizes)], stages)
     for table, name in module.tables.items():
         yield from _table(name, table, program, sizes)
@@ -49,8 +49,8 @@ def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iter
 
 
 def _of_stages(child: Child) -> str:
-    """Those of this rank's stages, by the number of their turn."""
-    mine = f"for stage in stages for i in {turns_word(child.dim)}[stage]"
+    """Those of this rank's stages, by the number of their layer."""
+    mine = f"for stage in stages for i in {layers_word(child.dim)}[stage]"
     return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {mine}}})"
 
 

@@ -82,7 +82,7 @@ def _each(pairs: Iterable[tuple[_K, Bucket]]) -> dict[_K, list[Bucket]]:
 
 def _elements(program: Program, bucket: Bucket) -> int:
     """What this rank holds of one layer's gradient of record."""
-    return program.elements(bucket.type) // prod(map(program.size, bucket.turns))
+    return program.elements(bucket.type) // prod(map(program.size, bucket.layers))
 
 
 def _sum(sizes: Iterable[int]) -> str:

@@ -44,7 +44,7 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     body = StagedBody(*of, pipeline) if pipeline else Body(*of)
     for value in inputs:
         body.bind_argument(value.name)
-    if any(bucket.turns for bucket in program.buckets):
+    if any(bucket.layers for bucket in program.buckets):
         body.bind_flats()
     body.write()
     frame.classes.append(module)

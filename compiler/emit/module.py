@@ -29,7 +29,7 @@ class Table:
 
 @frozen
 class Child:
-    """The modules that a class holds for the turns of a repeat."""
+    """The modules that a class holds for the layers of a repeat."""
 
     module: "Module"
     dim: str
@@ -92,10 +92,10 @@ class Frame:
         self.patterns[param.name] = prefix + attribute
         return attribute
 
-    def turned(self, value: str) -> Bucket | None:
-        """The bucket of turns that a value is a parameter or a flat buffer of."""
+    def bucket_per_layer(self, value: str) -> Bucket | None:
+        """The bucket of layers that a value is a parameter or a flat buffer of."""
         dims, param = self.types[value].dims, self.leaves.get(value)
-        return next((b for b in self.program.buckets if b.turns and (param in b.params or b.dim in dims)), None)
+        return next((b for b in self.program.buckets if b.layers and (param in b.params or b.dim in dims)), None)
 
 
 def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:

@@ -83,8 +83,8 @@ def class_name(name: str) -> str:
     return f"{words}Module" if words in TAKEN else words
 
 
-def turns_word(dim: str) -> str:
-    """What has each stage's turns of a repeat."""
+def layers_word(dim: str) -> str:
+    """What has each stage's layers of a repeat."""
     return f"LAYERS_OF_STAGE[{literal(dim)}]"
 
 

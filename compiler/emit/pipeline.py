@@ -1,4 +1,4 @@
-"""What a program says of its pipeline: each stage's turns, homes, what crosses, and the file of each rank's row.
+"""What a program says of its pipeline: each stage's layers and rank, what crosses, and the file of each rank's row.
 
 Non-goals: the model's stages (`bodies`), and the call that runs the rows (`step`).
 """
@@ -17,7 +17,7 @@ from .naming import DTYPES, call, exploded, literal, read_beside
 class PipelineLines:
     """The constants before the classes, and the value behind them."""
 
-    turns: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
     value: tuple[str, ...] = ()
 
 
@@ -28,21 +28,21 @@ def pipeline_lines(program: Program) -> PipelineLines:
         return PipelineLines()
     assert pipeline.schedule, "emit: no schedule"
     all_ = stages(program, pipeline)
-    turns = [
+    layers = [
         "LAYERS_OF_STAGE = {  # of each repeat, those of each stage",
         *(
-            f"    {call(f'{literal(dim)}: ', [_range(stage.turns[i]) for stage in all_], 4)},"
+            f"    {call(f'{literal(dim)}: ', [_range(stage.layers[i]) for stage in all_], 4)},"
             for i, dim in enumerate(pipeline.dims)
         ),
         "}",
     ]
     arguments = [
         literal(pipeline.axis),
-        f"stage_to_rank={literal(pipeline.homes)}",
+        f"stage_to_rank={literal(pipeline.stage_to_rank)}",
         _carried(program, pipeline),
         f"schedule={read_beside('read_schedule', schedule_file(program))}",
     ]
-    return PipelineLines(tuple(turns), (exploded("PIPELINE = Pipeline", arguments, 0),))
+    return PipelineLines(tuple(layers), (exploded("PIPELINE = Pipeline", arguments, 0),))
 
 
 def schedule_file(program: Program) -> dict[str, str]:
@@ -51,8 +51,8 @@ def schedule_file(program: Program) -> dict[str, str]:
     return {"schedule.csv": csv(pipeline.schedule)} if pipeline and pipeline.schedule else {}
 
 
-def _range(turns: range) -> str:
-    return f"range({turns.start}, {turns.stop})"
+def _range(layers: range) -> str:
+    return f"range({layers.start}, {layers.stop})"
 
 
 def _carried(program: Program, pipeline: Pipeline) -> str:

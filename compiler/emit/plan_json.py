@@ -53,17 +53,17 @@ def plan_json(
 
 
 def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
-    """Which rank of the axis has which stage, from which to which turn of the repeats, and what it does in which order.
+    """The stages of each rank of the axis, the layers that they have, and the actions of the rank in their order.
 
-    In its forward and backward, of which the part of weights communicates nothing, a stage does its collectives.
+    A stage runs its collectives in its forward and backward; the part for weights communicates nothing.
     """
     assert pipeline.schedule, "emit: no schedule"
-    turns = [dict(zip(pipeline.dims, stage.turns, strict=True)) for stage in stages(program, pipeline)]
+    layers = [dict(zip(pipeline.dims, stage.layers, strict=True)) for stage in stages(program, pipeline)]
     return {
         "axis": pipeline.axis,
         "stages": [
-            {"rank": rank, "turns": {dim: [own.start, own.stop] for dim, own in its.items()}}
-            for rank, its in zip(pipeline.homes, turns, strict=True)
+            {"rank": rank, "layers": {dim: [own.start, own.stop] for dim, own in its.items()}}
+            for rank, its in zip(pipeline.stage_to_rank, layers, strict=True)
         ],
         "rows": [*map(" ".join, pipeline.schedule.words)],
     }
@@ -83,7 +83,13 @@ def _memory(program: Program) -> dict[str, Any]:
         "inputs": it.inputs,
         "tables": it.tables,
         "kept": [
-            {"op": kept.op.kind, "line": str(kept.op.span), "what": kept.what, "bytes": kept.bytes, "count": kept.turns}
+            {
+                "op": kept.op.kind,
+                "line": str(kept.op.span),
+                "what": kept.what,
+                "bytes": kept.bytes,
+                "count": kept.layers,
+            }
             for kept in it.kept
         ],
         "activations": it.activations,
@@ -94,7 +100,7 @@ def _memory(program: Program) -> dict[str, Any]:
             "gradients": it.peak.gradients,
             "other": it.peak.other,
             "in": it.peak.where,
-            "turns": {dim: at for dim, at, _ in it.peak.turns},
+            "layers": {dim: at for dim, at, _ in it.peak.layers},
             "of": it.peak.name,
             "line": str(it.peak.op.span) if it.peak.op else "",
         },

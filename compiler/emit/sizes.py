@@ -29,7 +29,7 @@ def size_lines(program: Program, names: Mapping[str, str]) -> Iterator[str]:
     else:
         yield line
     if program.pipeline:
-        yield f"FIRST, LAST = 0, {len(program.pipeline.homes) - 1}  # stages"
+        yield f"FIRST, LAST = 0, {len(program.pipeline.stage_to_rank) - 1}  # stages"
 
 
 def product(names: Mapping[str, str], program: Program, dims: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """The `forward` of a model in stages: what the stage that is asked for does.
 
-Purpose: a branch for each group of ops, of the stage that has it; loops over the turns of that stage; and what crosses
+Purpose: a branch for each group of ops, of the stage that has it; loops over the layers of that stage; and what crosses
 from stage to stage.  Repeats one behind the other that carry as many values make up a section, in which these always go
 by the same Python names; before it stages begin that are cut off in it, and behind it they return.
 Non-goals: which stage has what (`stages`), lines within branches (`bodies`), rows (`pipeline`).
@@ -14,9 +14,9 @@ from attrs import frozen
 from ..ir import Arg, Enter, Pipeline, Region, Stmt
 from ..ir.stages import groups, is_free, stages
 from ..ops.dropout import are_draws
-from .forward import Body, Turn
+from .forward import Body, LayerCall
 from .module import Frame, Module, tensors
-from .naming import stage_word, turns_word
+from .naming import layers_word, stage_word
 
 
 @frozen
@@ -144,21 +144,21 @@ class StagedBody(Body):
         """The stages that need an attribute, if not all do."""
         by_param = dict(self._pipeline.held)
         held = self._held | {name: by_param[param.name] for name, param in self._module.weights.items()}
-        return {name: by for name, by in held.items() if len(by) < len(self._pipeline.turns)}
+        return {name: by for name, by in held.items() if len(by) < len(self._pipeline.layers)}
 
     # ---- repeats
 
-    def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> Turn:
-        """Of a repeat that is cut, the loop over the turns of the stage that is asked for."""
+    def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> LayerCall:
+        """Of a repeat that is cut, the loop over the layers of the stage that is asked for."""
         if region.dim not in self._pipeline.dims:
             return super()._open(region, attribute, has_params, inner)
         index = self._lines.free("i")
-        self._lines.append(f"for {index} in {turns_word(region.dim)}[{self._stage}]:")
+        self._lines.append(f"for {index} in {layers_word(region.dim)}[{self._stage}]:")
         draws = [f"{self._drawn_by_all(arg)}[{index}]" for arg in region.args if are_draws(arg.value.type)]
-        return Turn(f"self.{attribute}[str({index})]", tuple(draws), f"{index} % {self._every(region)} == 0")
+        return LayerCall(f"self.{attribute}[str({index})]", tuple(draws), f"{index} % {self._every(region)} == 0")
 
     def _drawn_by_all(self, arg: Arg) -> str:
-        """The Python name of the draws of all turns."""
+        """The Python name of the draws of all layers."""
         self._lines.left[arg.source] -= 1
         return self._lines.operand(arg.source).text
 
@@ -178,5 +178,5 @@ def _runs(counts: Sequence[int]) -> list[range]:
 
 
 def _carried(repeat: Region) -> list[str]:
-    """What a repeat's first turn is given to carry."""
+    """What a repeat's first layer is given to carry."""
     return [arg.source for arg in repeat.args if arg.enter is Enter.CARRY]

@@ -1,7 +1,7 @@
 """The lines of `train_step` and `eval_step`: what a step does around the model's forward and backward.
 
-Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`), and what buckets of turns
-do inside it (`turns`).
+Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`), and what buckets of layers
+do inside it (`layers`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class _Step:
         self.train, self.evaluate = Function(), Function()
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
         self._of_ranks = [of_rank(program, rank) for rank in places(program)] if program.pipeline else [program]
-        self._given = ["flat_params"] if any(bucket.turns for bucket in program.buckets) else []
+        self._given = ["flat_params"] if any(bucket.layers for bucket in program.buckets) else []
         self._chunked = chunk_moves(program)
         self._runs = {run[0].name: run for run in runs(program)}  # by the first bucket's name
 
@@ -67,8 +67,8 @@ class _Step:
         text = self.text.get(name, "")
         bucket = self._flats.get("".join(result.type.dims[-1:]))
         match [end.kind for end in ends(op)]:
-            case _ if bucket and (bucket.turns or op in self._chunked):
-                self._turned(op, bucket)
+            case _ if bucket and (bucket.layers or op in self._chunked):
+                self._gather_per_layer(op, bucket)
             case [Kind.PARTIAL, Kind.INVARIANT] if name in self._squares:
                 self._squares[result.name] = evolve(self._squares[name], group=self._group(op))
             case [Kind.PARTIAL, Kind.INVARIANT] if not result.type.dims:
@@ -87,8 +87,8 @@ class _Step:
                 raise AssertionError(f"emit: nothing does {op.outputs[0].name} at the scope of the step")
         self.text[result.name] = text
 
-    def _turned(self, op: Op, bucket: Bucket) -> None:
-        """Gathers of all turns or chunks begin here, together where they follow each other; reductions in backward."""
+    def _gather_per_layer(self, op: Op, bucket: Bucket) -> None:
+        """Gathers of all layers or chunks begin here, together where they follow each other; reductions in backward."""
         run = self._runs.get(bucket.name)
         if ends(op)[0].kind is not Kind.SHARDED or not run:
             return
@@ -96,7 +96,7 @@ class _Step:
         self._both(*unshard_ahead(self._program, run, self._group(op), self._patterns))
 
     def _both_flats(self) -> None:
-        """The buffers of turns, which training is told the number of microbatches for, or of chunks."""
+        """The buffers of layers, which training is told the number of microbatches for, or of chunks."""
         if (self._given or self._chunked) and "flat_params" not in self.text.values():
             self.train.lines.append(
                 "flat_params = state.flat_params()" if self._chunked else "flat_params = state.flat_params(len(batch))"
@@ -198,7 +198,7 @@ class _Step:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""
         bucket = self._program.bucket(str(op.get("bucket")))
         of = "weights" if op.inputs == bucket.params else "gradients"
-        if of == "weights" and not (bucket.turns or self._program.pipeline) and "weights" not in self.text.values():
+        if of == "weights" and not (bucket.layers or self._program.pipeline) and "weights" not in self.text.values():
             self._both("weights = state.weights()")
             self.text["weights"] = "weights"
         self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"

@@ -1,4 +1,4 @@
-"""Turns a model's statements into a region of ops without placements: the single-device program."""
+"""Layers a model's statements into a region of ops without placements: the single-device program."""
 
 from collections.abc import Iterator, Mapping
 

@@ -196,8 +196,8 @@ class _Builder(Transformer[Token, Program]):
     def pipeline(self, parts: Parts) -> Pipeline:
         axis, dims, *counts = parts
         assert self._order, "reader: a pipeline without settings"
-        turns, homes = counts or ((), ())
-        return Pipeline(str(axis), dims, self._order, turns=turns, homes=homes)
+        layers, stage_to_rank = counts or ((), ())
+        return Pipeline(str(axis), dims, self._order, layers=layers, stage_to_rank=stage_to_rank)
 
     def held(self, parts: Parts) -> _Held:
         return _Held(str(parts[0]), parts[1])

@@ -56,8 +56,11 @@ def _bucket(it: Bucket) -> str:
 
 
 def _pipeline(it: Pipeline) -> Iterator[str]:
-    turns, homes = f" turns [{_join(it.turns)}]" if it.turns else "", f" homes [{_join(it.homes)}]" if it.homes else ""
-    yield f"pipeline {it.axis} of [{_join(it.dims)}]{turns}{homes}"
+    layers, stage_to_rank = (
+        f" layers [{_join(it.layers)}]" if it.layers else "",
+        f" stage_to_rank [{_join(it.stage_to_rank)}]" if it.stage_to_rank else "",
+    )
+    yield f"pipeline {it.axis} of [{_join(it.dims)}]{layers}{stage_to_rank}"
     for name, stages in it.held:
         yield f"held {name} by [{_join(stages)}]"
     for word, schedule in (("given", it.given), ("row", it.schedule)):

@@ -98,14 +98,14 @@ class Bucket:
         return self.type.dims[-1]
 
     @property
-    def turns(self) -> tuple[str, ...]:
+    def layers(self) -> tuple[str, ...]:
         """The dims of repeats, outermost first, whose turns have a buffer each."""
         return self.type.dims[:-1]
 
     @property
     def per_layer(self) -> bool:
         """Whether each iteration of a repeat has a buffer of its own."""
-        return bool(self.turns)
+        return bool(self.layers)
 
 
 @frozen
@@ -127,8 +127,8 @@ class Pipeline:
     """Repeats that are cut into stages over a mesh axis.
 
     What types and dims say is of all stages together; nothing but sums over stages mentions the axis.  A stage has
-    `turns` turns of the repeats over `dims`, one behind the other; what stands before a repeat's first turn belongs to
-    the first stage or to that of the turn before, what stands behind the last one to the last stage.
+    `layers` layers of the repeats over `dims`, in their order; ops before a repeat's first layer belong to the first
+    stage or to that of the layer before, ops after the last one to the last stage.
     """
 
     axis: str
@@ -136,9 +136,9 @@ class Pipeline:
     settings: Pipelining
     given: Schedule | None = None
     """The rows of the plan's file, or, from `place_stages` on, those made for it; without messages."""
-    turns: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
     """Of each stage; from `cut_stages` on."""
-    homes: tuple[int, ...] = ()
+    stage_to_rank: tuple[int, ...] = ()
     """The rank of each stage on the axis; of `auto` from `place_stages` on."""
     held: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """The stages of each parameter that is no slice of a repeat that is cut."""
@@ -152,7 +152,7 @@ class Pipeline:
 
     def ranks_of(self, param: str) -> tuple[int, ...]:
         """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
-        return tuple(sorted({self.homes[stage] for stage in dict(self.held).get(param, ())}))
+        return tuple(sorted({self.stage_to_rank[stage] for stage in dict(self.held).get(param, ())}))
 
 
 @frozen

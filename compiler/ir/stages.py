@@ -1,8 +1,8 @@
-"""Where a model is cut: which statements and which turns of repeats each stage of a pipeline has.
+"""Where a model is cut: which statements and which layers of repeats each stage of a pipeline has.
 
-Purpose: one reading of `Pipeline.turns` for all who ask.  A body that is cut is groups of ops and repeats that are cut,
-in turn: `group repeat group … repeat group`, where a group may be empty.
-Non-goals: how many turns each stage gets (`passes.cut_stages`), and when it works (`schedules`).
+Purpose: one reading of `Pipeline.layers` for all who ask.  A body that is cut alternates groups of ops and repeats:
+`group repeat group … repeat group`, where a group may be empty.
+Non-goals: how many layers each stage gets (`passes.cut_stages`), and when it works (`schedules`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,15 @@ from . import FLOATS, Enter, Op, Pipeline, Program, Region, Stmt, Value
 
 @frozen
 class Stage:
-    """The groups of ops that a stage has, by number, and its turns of each repeat that is cut."""
+    """The groups of ops that a stage has, by number, and its layers of each repeat that is cut."""
 
     groups: tuple[int, ...]
-    turns: tuple[range, ...]
+    layers: tuple[range, ...]
 
     @property
     def begins(self) -> int:
-        """The repeat, by number, in which it begins, with its first turn or behind all: the first that it has turns of,
-        or the last one.
-        """
-        return next((number for number, turns in enumerate(self.turns) if turns), len(self.turns) - 1)
+        """The number of the repeat in which it begins: the first of which it has layers, or the last one."""
+        return next((number for number, layers in enumerate(self.layers) if layers), len(self.layers) - 1)
 
 
 def groups(pipeline: Pipeline, body: Sequence[Stmt]) -> tuple[list[list[Stmt]], list[Region]]:
@@ -45,8 +43,8 @@ def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
     """What each stage has, in the model's order."""
     sizes = [program.size(dim) for dim in pipeline.dims]
     starts = [0, *accumulate(sizes)]
-    ends = [0, *accumulate(pipeline.turns)]
-    last = len(pipeline.turns) - 1
+    ends = [0, *accumulate(pipeline.layers)]
+    last = len(pipeline.layers) - 1
     owners = [0, *(next(k for k in range(last + 1) if ends[k + 1] >= start) for start in starts[1:-1]), last]
     return [
         Stage(
@@ -62,12 +60,12 @@ def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
 
 def has(pipeline: Pipeline, rank: int) -> tuple[int, ...]:
     """The stages of a rank along the pipeline's axis, in the model's order."""
-    return tuple(stage for stage, home in enumerate(pipeline.homes) if home == rank)
+    return tuple(stage for stage, home in enumerate(pipeline.stage_to_rank) if home == rank)
 
 
 def share(pipeline: Pipeline, stage: Stage, forward: Region, backward: Region) -> tuple[Region, Region]:
     """The blocks of a microbatch as a stage does them; what its statements read may be what is received."""
-    turned = Stage(tuple(len(pipeline.dims) - group for group in stage.groups), stage.turns[::-1])
+    turned = Stage(tuple(len(pipeline.dims) - group for group in stage.groups), stage.layers[::-1])
     blocks = ((forward, stage), (backward, turned))
     ahead, back = (evolve(block, body=tuple(_share(pipeline, own, block.body))) for block, own in blocks)
     return ahead, back
@@ -77,7 +75,7 @@ def _share(pipeline: Pipeline, stage: Stage, body: Sequence[Stmt]) -> Iterator[S
     bodies, repeats = groups(pipeline, body)
     for number, group in enumerate(bodies):
         yield from (stmt for stmt in group if number in stage.groups or (not number and is_free(stmt)))
-        if number < len(repeats) and stage.turns[number]:
+        if number < len(repeats) and stage.layers[number]:
             yield repeats[number]
 
 

@@ -95,13 +95,13 @@ def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """One flat dim, sharded over the axes over which every part is, with the parts' pending sums; stacks stay."""
     bucket = program.bucket(str(op.get("bucket")))
-    stacked = types[0].dims[: len(bucket.turns)] == bucket.turns
+    stacked = types[0].dims[: len(bucket.layers)] == bucket.layers
     flat = bucket.dim
     layouts = {tuple((axis, place.kind) for axis, place in t.places) for t in types}
     if len(layouts) != 1 or len({t.dtype for t in types}) != 1:
         raise TypingError("pack takes values of one placement and element type")
     places = {axis: sharded(flat) if place.kind is Kind.SHARDED else place for axis, place in types[0].places}
-    return [Type(types[0].dtype, (*(bucket.turns if stacked else ()), flat), program.places(places))]
+    return [Type(types[0].dtype, (*(bucket.layers if stacked else ()), flat), program.places(places))]
 
 
 def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:

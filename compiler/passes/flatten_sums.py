@@ -1,4 +1,4 @@
-"""Turns chains of `+` through single-use names into sums of many operands.
+"""Layers chains of `+` through single-use names into sums of many operands.
 
 Purpose: pending operands of one sum are then reduced together, once (a parallel attention and MLP block halves its
 collectives).  Before: any program.  Non-goals: other rewrites of the user's arithmetic.

@@ -1,6 +1,6 @@
-"""Cuts the repeats of a pipeline into stages: how many turns each has, and on which rank.
+"""Cuts the repeats of a pipeline into stages: how many layers each has, and on which rank.
 
-Purpose: stages as equally dear as turns allow, or those of the plan; what a later stage needs of an earlier one is
+Purpose: stages as equally dear as layers allow, or those of the plan; what a later stage needs of an earlier one is
 carried by the repeats between (`carries`).
 Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
 """
@@ -8,7 +8,7 @@ Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
 from attrs import evolve
 
 from ..analysis.flops import cost
-from ..analysis.stage_schedule import homes
+from ..analysis.stage_schedule import stage_to_rank
 from ..config.units import counted
 from ..ir import Enter, Op, Pipeline, Program, types, uses
 from ..ir.stages import groups, stages
@@ -18,7 +18,7 @@ from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
 from .thread_carries import carried, reads
 
-MOST_TURNS = 1024
+MOST_LAYERS = 1024
 
 
 def cut_stages(program: Program) -> Program:
@@ -29,35 +29,35 @@ def cut_stages(program: Program) -> Program:
     total = sum(program.size(dim) for dim in pipeline.dims)
     placed = _homes(program, pipeline, total)
     if pipeline.settings.stages is None:
-        turns = _balanced(program, pipeline, len(placed))
+        layers = _balanced(program, pipeline, len(placed))
     else:
-        turns = _given(program, pipeline, pipeline.settings.stages, len(placed), total)
+        layers = _given(program, pipeline, pipeline.settings.stages, len(placed), total)
     program = evolve(program, region=carried(program, pipeline))
-    pipeline = evolve(pipeline, homes=placed, turns=turns)
+    pipeline = evolve(pipeline, stage_to_rank=placed, layers=layers)
     return evolve(program, pipeline=evolve(pipeline, held=_held(program, pipeline)))
 
 
-# ---- how many stages there are, and how many turns each has
+# ---- how many stages there are, and how many layers each has
 
 
 def _homes(program: Program, pipeline: Pipeline, total: int) -> tuple[int, ...]:
     """The rank of each stage."""
     order, axis = pipeline.settings.schedule, program.axis(pipeline.axis)
-    if total > MOST_TURNS:
-        help = f"at most {MOST_TURNS:,} are divided into stages; split a repeat around it"
+    if total > MOST_LAYERS:
+        help = f"at most {MOST_LAYERS:,} are divided into stages; split a repeat around it"
         raise _error(f"{total:,} iterations are too many", pipeline.settings.spans["schedule"], help=help)
-    _demand_turns(axis.size * (order.chunks or 1), program, pipeline, total)
+    _demand_layers(axis.size * (order.chunks or 1), program, pipeline, total)
     try:
-        placed = homes(pipeline, axis.size)
+        placed = stage_to_rank(pipeline, axis.size)
     except ScheduleError as error:
         span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
         raise _error(error.why, span, help=error.help) from None
-    _demand_turns(len(placed), program, pipeline, total)
+    _demand_layers(len(placed), program, pipeline, total)
     return placed
 
 
-def _demand_turns(count: int, program: Program, pipeline: Pipeline, total: int) -> None:
-    """A turn for each stage between the first and the last."""
+def _demand_layers(count: int, program: Program, pipeline: Pipeline, total: int) -> None:
+    """A layer for each stage between the first and the last."""
     if count <= total + 2:
         return
     axis, order = program.axis(pipeline.axis), pipeline.settings.schedule
@@ -69,7 +69,7 @@ def _demand_turns(count: int, program: Program, pipeline: Pipeline, total: int) 
 
 
 def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
-    """Stages whose forwards are as equally dear as can be; what stands behind a repeat goes with its last turn."""
+    """Stages whose forwards are as equally dear as can be; what stands behind a repeat goes with its last layer."""
     of = types(program)
     bodies, repeats = groups(pipeline, program.region.body)
     first, *between, last = (cost(program, body, of).forward for body in bodies)
@@ -80,24 +80,24 @@ def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ..
     return balanced(costs, first, last, count)
 
 
-def _given(program: Program, pipeline: Pipeline, turns: tuple[int, ...], count: int, total: int) -> tuple[int, ...]:
+def _given(program: Program, pipeline: Pipeline, layers: tuple[int, ...], count: int, total: int) -> tuple[int, ...]:
     """What the plan says, if it can be."""
     span, axis, kind = pipeline.settings.spans["stages"], pipeline.axis, pipeline.settings.schedule.kind
-    if len(turns) != count:
+    if len(layers) != count:
         note = Note(program.axis(axis).span, "the ranks")
         help = f"`{kind}` has {count} stages on the {program.axis(axis).size} ranks of `{axis}`: write as many numbers"
-        raise _error(f"the schedule has {counted(count, 'stage')}, not {len(turns)}", span, "", (note,), help)
-    if sum(turns) != total:
-        sums = f"{' + '.join(map(str, turns))} = {sum(turns)}"
+        raise _error(f"the schedule has {counted(count, 'stage')}, not {len(layers)}", span, "", (note,), help)
+    if sum(layers) != total:
+        sums = f"{' + '.join(map(str, layers))} = {sum(layers)}"
         notes = tuple(
             Note(dim.span, counted(dim.size, "iteration")) for dim in program.dims if dim.name in pipeline.dims
         )
-        help = f"{'add' if sum(turns) < total else 'take away'} {abs(total - sum(turns))}"
-        raise _error(f"stages have {counted(sum(turns), 'iteration')}, the repeats {total}", span, sums, notes, help)
-    if empty := [stage for stage in range(1, count - 1) if not turns[stage]]:
+        help = f"{'add' if sum(layers) < total else 'take away'} {abs(total - sum(layers))}"
+        raise _error(f"stages have {counted(sum(layers), 'iteration')}, the repeats {total}", span, sums, notes, help)
+    if empty := [stage for stage in range(1, count - 1) if not layers[stage]]:
         help = "only the first and the last stage may have no iteration"
         raise _error(f"stage {empty[0]} has nothing to do", span, "counted from 0", help=help)
-    return turns
+    return layers
 
 
 def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), help: str = "") -> PlanError:
@@ -114,9 +114,9 @@ def _held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, .
     found: dict[str, set[int]] = {}
     for number, stage in enumerate(stages(program, pipeline)):
         own = reads([stmt for group in stage.groups for stmt in bodies[group]])
-        for repeat, turns in zip(repeats, stage.turns, strict=True):
+        for repeat, layers in zip(repeats, stage.layers, strict=True):
             slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
-            own |= set(uses(repeat)) - slices if turns else set()
+            own |= set(uses(repeat)) - slices if layers else set()
         for name in own & params.keys():
             found.setdefault(params[name], set()).add(number)
     return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)

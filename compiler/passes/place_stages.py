@@ -1,7 +1,7 @@
 """Decides where the stages of `schedule = auto` lie, by the rows that can be made of them.
 
-Purpose: homes and rows, without messages, that are the fastest for what stages cost and ranks may hold.
-Before: `place_state`.  Non-goals: schedules with names, whose homes are known (`orders`); messages
+Purpose: stage_to_rank and rows, without messages, that are the fastest for what stages cost and ranks may hold.
+Before: `place_state`.  Non-goals: schedules with names, whose stage_to_rank are known (`orders`); messages
 (`schedule_pipeline`).
 """
 
@@ -31,17 +31,17 @@ def place_stages(program: Program) -> Program:
         made = fastest(_tasks(program, pipeline), splits=program.train.compile != ON)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
-    return evolve(program, pipeline=evolve(pipeline, homes=made.homes, given=made))
+    return evolve(program, pipeline=evolve(pipeline, stage_to_rank=made.stage_to_rank, given=made))
 
 
 def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
     """One for each way to lay the stages that leaves ranks room for a microbatch.  Raises Impossible if none does."""
-    demand_few(len(pipeline.homes), program.size(MICROBATCHES))
+    demand_few(len(pipeline.stage_to_rank), program.size(MICROBATCHES))
     found: list[Task] = []
     wrong: list[ScheduleError] = []
-    for homes in placements(pipeline, program.axis(pipeline.axis).size):
+    for stage_to_rank in placements(pipeline, program.axis(pipeline.axis).size):
         try:
-            found.append(_task(program, evolve(pipeline, homes=homes)))
+            found.append(_task(program, evolve(pipeline, stage_to_rank=stage_to_rank)))
         except ScheduleError as error:
             wrong.append(error)
     if not found:
@@ -53,7 +53,7 @@ def _task(program: Program, pipeline: Pipeline) -> Task:
     """What is asked of rows where stages lie so: of the step as the later passes make it, whose state ranks hold."""
     fused = fuse_buckets(evolve(program, pipeline=pipeline))
     step = summed(fused, pipeline)
-    return Task(pipeline.homes, step.size(MICROBATCHES), estimated(step, pipeline), _room(step, pipeline))
+    return Task(pipeline.stage_to_rank, step.size(MICROBATCHES), estimated(step, pipeline), _room(step, pipeline))
 
 
 def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
@@ -61,4 +61,6 @@ def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
     most = pipeline.settings.schedule.memory
     if isinstance(most, Size):
         return room(program, most.bytes)
-    return MemoryBudget.counted(program.axis(pipeline.axis).size, len(pipeline.homes), inf if most is None else most)
+    return MemoryBudget.counted(
+        program.axis(pipeline.axis).size, len(pipeline.stage_to_rank), inf if most is None else most
+    )

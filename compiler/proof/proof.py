@@ -14,7 +14,7 @@ from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from .inputs import Inputs, scene
 from .interpreter import Interpreter, Outcome, ShapeError, differing
 from .pipeline.rows import RowsError, run_rows
-from .pipeline.shrink import held, homes
+from .pipeline.shrink import held, stage_to_rank
 from .prime_field import Field, P, Q
 from .reference import Reference
 from .simulated_mesh import SimulatedMesh
@@ -75,7 +75,7 @@ def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
     """A small pipeline, as far as another is cut and scheduled."""
     if not pipeline or not cut:
         return pipeline
-    if not pipeline.turns:
+    if not pipeline.layers:
         return evolve(pipeline, settings=cut.settings, given=cut.given)
     return evolve(cut, schedule=pipeline.schedule and cut.schedule)
 
@@ -104,7 +104,11 @@ def has_its_stages(program: Program) -> bool:
     if not pipeline:
         return True
     assert pipeline.schedule, "verify: no schedule"
-    alike = pipeline.homes == pipeline.schedule.homes == homes(pipeline, program.axis(pipeline.axis).size)
+    alike = (
+        pipeline.stage_to_rank
+        == pipeline.schedule.stage_to_rank
+        == stage_to_rank(pipeline, program.axis(pipeline.axis).size)
+    )
     return alike and pipeline.held == held(program, pipeline) and not problems(pipeline.schedule)
 
 

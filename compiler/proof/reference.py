@@ -138,11 +138,11 @@ class Reference:
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
 
     def _unpacked(self, op: Op, env: Env, where: Where) -> Env:
-        """The parameters of a bucket, or their slices in a turn that has a bucket of its own."""
+        """The parameters of a bucket, or their slices in a layer that has a bucket of its own."""
         bucket, made = self.program.bucket(str(op.get("bucket"))), dict[str, Tensor]()
         for value, param in zip(op.outputs, bucket.params, strict=True):
             made[value.name] = env[param]
-            for _, index in where[: len(bucket.turns)]:
+            for _, index in where[: len(bucket.layers)]:
                 made[value.name] = self._slice(made[value.name], index)
         return made
 

@@ -39,8 +39,8 @@ def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Seque
     if param.name in whole:
         return slice(None) if rank in pipeline.ranks_of(param.name) else []
     cut = pipeline.dims.index(param.type.dims[0])
-    here = zip(pipeline.homes, stages(program, pipeline), strict=True)
-    return [turn for home, stage in here if home == rank for turn in stage.turns[cut]]
+    here = zip(pipeline.stage_to_rank, stages(program, pipeline), strict=True)
+    return [layer for home, stage in here if home == rank for layer in stage.layers[cut]]
 
 
 def known(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
@@ -66,7 +66,7 @@ def readers(program: Program, pipeline: Pipeline, forward: Sequence[Stmt]) -> tu
     found: dict[str, set[int]] = {}
     for k, stage in enumerate(stages(program, pipeline)):
         names = {name for group in stage.groups for name in _read(bodies[group])}
-        names |= {name for i, turns in enumerate(stage.turns) if turns for name in _captured(repeats[i])}
+        names |= {name for i, layers in enumerate(stage.layers) if layers for name in _captured(repeats[i])}
         for name in names & params.keys():
             found.setdefault(params[name], set()).add(k)
     return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
@@ -97,34 +97,34 @@ def origins(program: Program) -> dict[str, str]:
 
 
 def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:
-    """The flat buffer of a turn's tensors, or the stack of all turns' of stacks; zero where no tensor lies."""
-    count = len(bucket.turns)
-    turns = bucket.turns if tensors[0].dims[:count] == bucket.turns else ()
-    lead = np.broadcast_shapes(*(x.array.shape[: x.lead + len(turns)] for x in tensors))
+    """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no tensor lies."""
+    count = len(bucket.layers)
+    layers = bucket.layers if tensors[0].dims[:count] == bucket.layers else ()
+    lead = np.broadcast_shapes(*(x.array.shape[: x.lead + len(layers)] for x in tensors))
     flat = np.zeros((*lead, layout_of(program, bucket).size), tensors[0].array.dtype)
     for x, start in zip(tensors, layout_of(program, bucket).starts, strict=True):
-        own = x.array.reshape(*x.array.shape[: x.lead + len(turns)], -1)
+        own = x.array.reshape(*x.array.shape[: x.lead + len(layers)], -1)
         flat[..., start : start + own.shape[-1]] = own
-    return Tensor((*turns, bucket.dim), flat, degree_of(tensors))
+    return Tensor((*layers, bucket.dim), flat, degree_of(tensors))
 
 
 def parts(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor) -> list[Tensor]:
-    """The parameters' parts of a turn's buffer, or of the stack of all.  Raises ValueError at other sizes."""
-    layout, turns = layout_of(program, bucket), flat.dims[:-1]
+    """The parameters' parts of a layer's buffer, or of the stack of all.  Raises ValueError at other sizes."""
+    layout, layers = layout_of(program, bucket), flat.dims[:-1]
     if flat.array.shape[-1] != layout.size:
         raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
-    of = {param.name: _within(param.type, bucket, turns) for param in program.params}
+    of = {param.name: _within(param.type, bucket, layers) for param in program.params}
     found: list[Tensor] = []
     for name, start in zip(bucket.params, layout.starts, strict=True):
         shape = world.shape(of[name])
-        part = flat.array[..., start : start + prod(shape[len(turns) :])]
+        part = flat.array[..., start : start + prod(shape[len(layers) :])]
         found.append(Tensor(of[name].dims, part.reshape(*part.shape[: flat.lead], *shape), flat.degree))
     return found
 
 
-def _within(type: Type, bucket: Bucket, turns: Sequence[str]) -> Type:
-    """A parameter's type in buffers that are stacked along `turns`."""
-    return evolve(type, dims=type.dims[len(bucket.turns) - len(turns) :])
+def _within(type: Type, bucket: Bucket, layers: Sequence[str]) -> Type:
+    """A parameter's type in buffers that are stacked along `layers`."""
+    return evolve(type, dims=type.dims[len(bucket.layers) - len(layers) :])
 
 
 def padded(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:

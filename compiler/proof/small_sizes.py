@@ -14,14 +14,14 @@ from ..config.settings import Cluster
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program, Region, Stmt, types, walk
 from ..ops import OPS, roles
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
-from .pipeline.shrink import covers, few_microbatches, few_turns, recut, shared
+from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
 
 Sizes = dict[str, int]
 
 LAYERS_OF_STAGE = {1: (2, 2, 3, 3), 2: (2, 2, 1, 1), 3: (1, 2, 2, 3)}
-"""How often loops turn, by the size of the mesh's first axis: microbatches, and three repeats by turns.
+"""How often loops layer, by the size of the mesh's first axis: microbatches, and three repeats by layers.
 
-On both meshes together no two of them turn alike, so that one is not another; and seldom, for they multiply.
+On both meshes together no two of them layer alike, so that one is not another; and seldom, for they multiply.
 """
 
 
@@ -110,26 +110,26 @@ class _Sizes:
 
     def chosen(self) -> Sizes:
         dims = [dim for dim in self._program.dims if dim.name not in self._flat]
-        for dim in sorted(dims, key=self._turn):
+        for dim in sorted(dims, key=self._layer):
             self._sizes[dim.name] = self._size(dim)
         return self._sizes
 
-    def _turn(self, dim: Dim) -> tuple[int, int]:
+    def _layer(self, dim: Dim) -> tuple[int, int]:
         """Tokens first, for they multiply everything; query heads after the key/value heads of which they are more,
         and what is joined after its parts."""
         later = 4 if dim.name in self._parts else 3 if dim.name in self._groups else 2
-        turn = 0 if dim.name == BATCH else 1 if dim.name == SEQUENCE else later
-        return turn, dim.size if turn > 2 else 0
+        layer = 0 if dim.name == BATCH else 1 if dim.name == SEQUENCE else later
+        return layer, dim.size if layer > 2 else 0
 
-    def _turns(self, loop: str) -> int:
-        """How often a loop turns; where stages are cut, often enough for their turns and rows."""
+    def _layers(self, loop: str) -> int:
+        """How often a loop layers; where stages are cut, often enough for their layers and rows."""
         first = next((size for size in self._axes.values() if size > 1), 1)
         few, pipeline = LAYERS_OF_STAGE[min(first, 3)][self._loops.index(loop) % 4], self._program.pipeline
         if not pipeline or not pipeline.schedule:
             return few
         if loop == MICROBATCHES:
             return few_microbatches(pipeline, self._axes[pipeline.axis])
-        return max(few, few_turns(self._program, pipeline, self._axes[pipeline.axis]).get(loop, 0))
+        return max(few, few_layers(self._program, pipeline, self._axes[pipeline.axis]).get(loop, 0))
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""
@@ -143,7 +143,7 @@ class _Sizes:
         claims = self._claims.get(dim.name, [])
         unit = prod(self._axes[claim.axis] for claim in claims if claim.split)
         if self._program.pipeline and dim.name in self._program.pipeline.dims:
-            return self._turns(dim.name)
+            return self._layers(dim.name)
         if dim.name in self._shares:
             return prod(self._axes[axis] for axis in self._shares[dim.name])
         if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
@@ -151,7 +151,7 @@ class _Sizes:
         if parts := self._parts.get(dim.name):
             return sum(self._sizes[part] for part in parts)
         if dim.name in self._loops:
-            return self._turns(dim.name)
+            return self._layers(dim.name)
         if few := self._groups.get(dim.name):
             return lcm(unit, *(self._sizes[each] * (2 if dim.size > self._program.size(each) else 1) for each in few))
         unit = lcm(unit, 2) if dim.name in self._even else unit

@@ -84,8 +84,8 @@ def moment(it: PeakSnapshot) -> str:
     """For instance `backward of w_down, layers 126 of 126, llama.scale:28`."""
     if it.op is None:
         return it.where
-    turns = [f"{dim} {at:,} of {size:,}" for dim, at, size in it.turns]
-    return ", ".join([f"{it.where} of {it.name}", *turns, str(it.op.span)])
+    layers = [f"{dim} {at:,} of {size:,}" for dim, at, size in it.layers]
+    return ", ".join([f"{it.where} of {it.name}", *layers, str(it.op.span)])
 
 
 def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
@@ -190,11 +190,11 @@ def _where(program: Program, each: Collective) -> str:
     if each.chunk:
         stages = f"stage{'s' * (len(each.chunk) > 1)} {', '.join(map(str, each.chunk))}"
         return f"{'before' if each.use == 'parameters' else 'after'} {stages}"
-    turns = (_turns(program, loop, each.last) for loop in (*each.loops, *filter(None, [each.hops])))
-    return ", ".join(filter(None, (each.where, " x ".join(turns))))
+    layers = (_layers(program, loop, each.last) for loop in (*each.loops, *filter(None, [each.hops])))
+    return ", ".join(filter(None, (each.where, " x ".join(layers))))
 
 
-def _turns(program: Program, loop: str, last: bool) -> str:
+def _layers(program: Program, loop: str, last: bool) -> str:
     count = program.size(base(loop))
     if loop == MICROBATCHES and (last or count == 1):
         return "last microbatch" if last else "1 microbatch"
@@ -220,7 +220,7 @@ def _sent(listed: Sequence[Collective]) -> int:
 def _volumes(program: Program, listed: Sequence[Collective]) -> Iterator[Row]:
     yield "parameters on a rank", "in", "Ψ", "gathered", "reduced", "total"
     for it in volumes(program, listed):
-        what = f"per iteration of {', '.join(it.turns)}" if it.turns else "others"
+        what = f"per iteration of {', '.join(it.layers)}" if it.layers else "others"
         gathered, reduced = it.gathered / it.parameters, it.reduced / it.parameters
         moved = (f"{gathered:,.2f}Ψ", f"{reduced:,.2f}Ψ", f"{gathered + reduced:,.2f}Ψ")
         yield what, f"{it.buckets} bucket{'s' * (it.buckets > 1)}", f"{it.parameters:,}", *moved

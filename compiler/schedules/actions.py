@@ -46,7 +46,7 @@ _FORWARDS = (Work.FORWARD, Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
 class Schedule:
     """Which rank has which stage, and what each rank does in which order."""
 
-    homes: tuple[int, ...]
+    stage_to_rank: tuple[int, ...]
     """The rank of each stage."""
     microbatches: int
     rows: tuple[Row, ...]
@@ -55,7 +55,7 @@ class Schedule:
     @property
     def stages(self) -> int:
         """The number of stages."""
-        return len(self.homes)
+        return len(self.stage_to_rank)
 
     @property
     def ranks(self) -> int:
@@ -85,7 +85,7 @@ class Schedule:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank has, in the model's order."""
-        return tuple(stage for stage, home in enumerate(self.homes) if home == rank)
+        return tuple(stage for stage, home in enumerate(self.stage_to_rank) if home == rank)
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Rank, place in the row, action."""

@@ -142,20 +142,20 @@ def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
     )
 
 
-def always_handed(homes: tuple[int, ...], rank: int, keeps: Keeps) -> float:
+def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
     """How much of what stages hand to each other a rank always needs room for.
 
     One gradient for each stage that others give one: whatever else it holds, what frees memory can then go on.  And
     those of which one is under way.
     """
-    last = len(homes) - 1
-    stages = [stage for stage, home in enumerate(homes) if home == rank]
+    last = len(stage_to_rank) - 1
+    stages = [stage for stage, home in enumerate(stage_to_rank) if home == rank]
     given = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
     near = ((stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last)
-    return given + sum(keeps.between(*pair) for pair in near if homes[pair[1]] != rank)
+    return given + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
 
 
-def least(homes: tuple[int, ...], rank: int, keeps: Keeps) -> float:
+def least(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
     """The memory of a single microbatch on a rank before any backward, the least that it needs."""
-    own = sum(keeps.input[stage] for stage, home in enumerate(homes) if home == rank)
-    return own + always_handed(homes, rank, keeps)
+    own = sum(keeps.input[stage] for stage, home in enumerate(stage_to_rank) if home == rank)
+    return own + always_handed(stage_to_rank, rank, keeps)

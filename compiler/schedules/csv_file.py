@@ -48,8 +48,8 @@ def read_csv(text: str) -> Schedule:
     for rank, row in enumerate(rows):
         if not row:
             raise BadRows(rank, 0, "the rank has nothing to do")
-    homes = tuple(stages[stage][0] for stage in range(_count("stage", stages)))
-    return Schedule(homes, _count("microbatch", microbatches), tuple(map(tuple, rows)))
+    stage_to_rank = tuple(stages[stage][0] for stage in range(_count("stage", stages)))
+    return Schedule(stage_to_rank, _count("microbatch", microbatches), tuple(map(tuple, rows)))
 
 
 def _actions(content: str, cell: Cell) -> Iterator[Action]:

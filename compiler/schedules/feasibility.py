@@ -13,28 +13,34 @@ from .activation_memory import MemoryBudget, always_handed
 class Places:
     """Where stages are, and how much their ranks may hold."""
 
-    homes: tuple[int, ...]
+    stage_to_rank: tuple[int, ...]
     room: MemoryBudget
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each rank."""
         ranks = range(len(self.room.most))
-        return tuple(tuple(stage for stage, home in enumerate(self.homes) if home == rank) for rank in ranks)
+        return tuple(tuple(stage for stage, home in enumerate(self.stage_to_rank) if home == rank) for rank in ranks)
 
     @cached_property
     def always(self) -> tuple[float, ...]:
         """Memory that each rank needs whatever it does: for values that stages hand to each other."""
         ranks = range(len(self.room.most))
-        return tuple(always_handed(self.homes, rank, self.room.keeps) for rank in ranks)
+        return tuple(always_handed(self.stage_to_rank, rank, self.room.keeps) for rank in ranks)
 
     @cached_property
     def is_bound(self) -> tuple[bool, ...]:
         """For each stage, whether its work takes room of a rank that may not hold any amount."""
-        return tuple(any(not isinf(self.room.most[rank]) for rank in self._touched(s)) for s in range(len(self.homes)))
+        return tuple(
+            any(not isinf(self.room.most[rank]) for rank in self._touched(s)) for s in range(len(self.stage_to_rank))
+        )
 
     def _touched(self, stage: int) -> set[int]:
-        return {*self.homes[max(stage - 1, 0) : stage + 2]} if self.room.keeps.handed else {self.homes[stage]}
+        return (
+            {*self.stage_to_rank[max(stage - 1, 0) : stage + 2]}
+            if self.room.keeps.handed
+            else {self.stage_to_rank[stage]}
+        )
 
 
 @define
@@ -50,7 +56,7 @@ class Filling:
     @classmethod
     def begin(cls, places: Places) -> "Filling":
         """Nothing is done."""
-        stages = len(places.homes)
+        stages = len(places.stage_to_rank)
         return cls(places, [0] * stages, [0] * stages, [*places.always])
 
     def copy(self) -> "Filling":
@@ -59,14 +65,14 @@ class Filling:
 
     def do(self, stage: int, work: Work) -> None:
         """Takes note of work of a stage."""
-        homes, keeps = self.places.homes, self.places.room.keeps
-        rank = homes[stage]
+        stage_to_rank, keeps = self.places.stage_to_rank, self.places.room.keeps
+        rank = stage_to_rank[stage]
         match work:
             case Work.FORWARD:
                 self.forwards[stage] += 1
                 self.held[rank] += keeps.input[stage] - keeps.entering(stage)
-                if stage + 1 < len(homes):
-                    self.held[homes[stage + 1]] += keeps.entering(stage + 1)
+                if stage + 1 < len(stage_to_rank):
+                    self.held[stage_to_rank[stage + 1]] += keeps.entering(stage + 1)
             case Work.WEIGHT:
                 self.held[rank] -= keeps.weight[stage]
             case _:
@@ -75,7 +81,7 @@ class Filling:
                 self.held[rank] -= keeps.entering(stage + 1) if self._given(stage) > 1 else 0
                 self.backwards[stage] += 1
                 if stage and self._given(stage - 1) > 1:
-                    self.held[homes[stage - 1]] += keeps.entering(stage)
+                    self.held[stage_to_rank[stage - 1]] += keeps.entering(stage)
 
     def takes(self, stage: int, work: Work) -> bool:
         """Whether work takes of room that is bound: then what it leaves to others may matter.
@@ -100,11 +106,11 @@ class Filling:
 
     def _allows_forward(self, stage: int) -> bool:
         """Its own rank holds more, and that of the next stage what it is given."""
-        homes, keeps = self.places.homes, self.places.room.keeps
-        rank = homes[stage]
+        stage_to_rank, keeps = self.places.stage_to_rank, self.places.room.keeps
+        rank = stage_to_rank[stage]
         if not self._goes_on(rank, stage, keeps.input[stage] - keeps.entering(stage)):
             return False
-        target = homes[min(stage + 1, len(homes) - 1)]
+        target = stage_to_rank[min(stage + 1, len(stage_to_rank) - 1)]
         return target == rank or not keeps.handed or self._goes_on(target, stage, keeps.entering(stage + 1))
 
     def _goes_on(self, rank: int, stage: int, more: float) -> bool:
@@ -140,13 +146,13 @@ class Filling:
         """
         places = self.places
         keeps, most = places.room.keeps, places.room.most
-        rank = places.homes[stage]
+        rank = places.stage_to_rank[stage]
         more = keeps.weight[stage] - keeps.input[stage] if work is Work.INPUT else 0
         if more > 0 and self.held[rank] + more > most[rank]:
             return False
         if not stage or not keeps.handed or self._given(stage - 1) < 1:
             return True
-        before = places.homes[stage - 1]
+        before = places.stage_to_rank[stage - 1]
         return self.held[before] + keeps.entering(stage) <= most[before]
 
     def _given(self, stage: int) -> int:

@@ -86,17 +86,17 @@ class _Found:
 
 
 def listed(
-    homes: tuple[int, ...], microbatches: int, times: Times, room: MemoryBudget, splits: bool = True
+    stage_to_rank: tuple[int, ...], microbatches: int, times: Times, room: MemoryBudget, splits: bool = True
 ) -> Schedule:
-    """The fastest schedule found of stages that have these homes."""
-    return fastest([Task(homes, microbatches, times, room)], splits)
+    """The fastest schedule found of stages that have these stage_to_rank."""
+    return fastest([Task(stage_to_rank, microbatches, times, room)], splits)
 
 
 def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
     """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
 
-    The tasks differ in where stages lie.  It is no slower than any schedule with a name that has the homes of one of
-    them and keeps to its room.  Where backward cannot be split, without `splits`, it is one of those.  `ScheduleError`
+    The tasks differ in where stages lie.  It is no slower than any named schedule that has the `stage_to_rank` of one
+    of them and fits its memory.  Where backward cannot be split, without `splits`, it is one of those.  `ScheduleError`
     if one microbatch alone is too much for a rank.
     """
     for task in tasks:
@@ -118,7 +118,7 @@ def _improved(tasks: Sequence[Task], best: _Found) -> _Found:
 
 def _demand_room(task: Task) -> None:
     for rank, most in enumerate(task.room.most):
-        if (needs := least(task.homes, rank, task.room.keeps)) > most:
+        if (needs := least(task.stage_to_rank, rank, task.room.keeps)) > most:
             raise ScheduleError(
                 f"rank {rank} holds {needs:g} for one microbatch before any backward, its memory budget is {most:g}",
                 "give it more memory, or fewer layers to its stages",
@@ -126,14 +126,14 @@ def _demand_room(task: Task) -> None:
 
 
 def _named(task: Task) -> Iterator[_Found]:
-    """Named schedules with these homes that fit the memory."""
+    """Named schedules with these stage_to_rank that fit the memory."""
     kept = evolve(task.room, keeps=evolve(task.room.keeps, handed=0, cuts=()))
     for maker in SCHEDULES.values():
         try:
-            schedule = maker(task.ranks, task.microbatches, len(task.homes) // task.ranks)
+            schedule = maker(task.ranks, task.microbatches, len(task.stage_to_rank) // task.ranks)
         except ScheduleError:
             continue
-        if schedule.homes == task.homes and kept.holds(schedule):
+        if schedule.stage_to_rank == task.stage_to_rank and kept.holds(schedule):
             yield _Found(simulate(schedule, task.times).total, schedule, task)
 
 
@@ -166,10 +166,12 @@ def _one_by_one(task: Task) -> _Found:
     there, back = range(task.stages), reversed(range(task.stages))
     order = [*((stage, Work.FORWARD) for stage in there), *((stage, Work.BACKWARD) for stage in back)]
     rows = (
-        tuple(Action(s, work, m) for m in range(task.microbatches) for s, work in order if task.homes[s] == rank)
+        tuple(
+            Action(s, work, m) for m in range(task.microbatches) for s, work in order if task.stage_to_rank[s] == rank
+        )
         for rank in range(task.ranks)
     )
-    schedule = Schedule(task.homes, task.microbatches, tuple(rows))
+    schedule = Schedule(task.stage_to_rank, task.microbatches, tuple(rows))
     return _Found(simulate(schedule, task.times).total, schedule, task)
 
 
@@ -182,7 +184,7 @@ def _joined(schedule: Schedule, times: Times) -> Schedule:
     def needed(action: Action) -> float:
         """When the stage before begins with what an action's stage makes for it; a message must arrive till then."""
         before = max(action.stage - 1, 0)
-        late = times.send if schedule.homes[before] != schedule.homes[action.stage] else 0
+        late = times.send if schedule.stage_to_rank[before] != schedule.stage_to_rank[action.stage] else 0
         return begins[before, action.microbatch] - late if action.stage else inf
 
     rows: list[Row] = []
@@ -196,4 +198,4 @@ def _joined(schedule: Schedule, times: Times) -> Schedule:
             else:
                 cells.append(action)
         rows.append(tuple(cells))
-    return Schedule(schedule.homes, schedule.microbatches, tuple(rows))
+    return Schedule(schedule.stage_to_rank, schedule.microbatches, tuple(rows))

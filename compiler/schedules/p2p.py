@@ -27,15 +27,17 @@ class Message:
     receive: Action
 
 
-def receiver(value: Value, homes: tuple[int, ...]) -> int | None:
+def receiver(value: Value, stage_to_rank: tuple[int, ...]) -> int | None:
     """The rank that a value goes to; none where its own rank has the stage that needs it, or no stage does."""
     to = value.stage - 1 if value.gradient else value.stage + 1
-    return homes[to] if 0 <= to < len(homes) and homes[to] != homes[value.stage] else None
+    return (
+        stage_to_rank[to] if 0 <= to < len(stage_to_rank) and stage_to_rank[to] != stage_to_rank[value.stage] else None
+    )
 
 
-def message_of(value: Value, homes: tuple[int, ...]) -> Message | None:
+def message_of(value: Value, stage_to_rank: tuple[int, ...]) -> Message | None:
     """How a value goes to the rank that waits for it, if another does."""
-    target = receiver(value, homes)
+    target = receiver(value, stage_to_rank)
     if target is None:
         return None
     gradient, stage, microbatch = value
@@ -43,7 +45,7 @@ def message_of(value: Value, homes: tuple[int, ...]) -> Message | None:
         send, receive, to = Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD, stage - 1
     else:
         send, receive, to = Work.SEND_FORWARD, Work.RECEIVE_FORWARD, stage + 1
-    return Message(homes[stage], target, Action(stage, send, microbatch), Action(to, receive, microbatch))
+    return Message(stage_to_rank[stage], target, Action(stage, send, microbatch), Action(to, receive, microbatch))
 
 
 def carried(action: Action) -> Value:
@@ -66,7 +68,7 @@ class _Event(NamedTuple):
 
     start: float
     """The value of the action, or of the one that makes the sent value."""
-    turn: float
+    order: float
     """Actions that take no time stand before others that start with them, in an order in which they can be done."""
     is_message: bool
     rank: int
@@ -87,15 +89,15 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
             rows[event.what.target].append(event.what.receive)
         else:
             rows[event.rank].append(event.what)
-    return Schedule(schedule.homes, schedule.microbatches, tuple(map(tuple, rows)))
+    return Schedule(schedule.stage_to_rank, schedule.microbatches, tuple(map(tuple, rows)))
 
 
 def _events(schedule: Schedule, times: Times) -> Iterator[_Event]:
     for number, (step, slot) in enumerate(timed(schedule, times)):
-        turn = number if slot.start == slot.end else inf
-        yield _Event(slot.start, turn, False, step.cell.rank, step.action)
-        if step.makes and (message := message_of(step.makes, schedule.homes)):
-            yield _Event(slot.start, turn, True, step.cell.rank, message)
+        order = number if slot.start == slot.end else inf
+        yield _Event(slot.start, order, False, step.cell.rank, step.action)
+        if step.makes and (message := message_of(step.makes, schedule.stage_to_rank)):
+            yield _Event(slot.start, order, True, step.cell.rank, message)
 
 
 SENDS = (Work.SEND_FORWARD, Work.SEND_BACKWARD)
@@ -132,10 +134,10 @@ def _computed(schedule: Schedule) -> Ways:
         if action.work.is_message:
             continue
         value = made_by(action)
-        if value and receiver(value, schedule.homes) is not None:
+        if value and receiver(value, schedule.stage_to_rank) is not None:
             ways.made[value] = Cell(rank, at)
         for value in needs(action, schedule.stages):
-            if schedule.homes[value.stage] != rank:
+            if schedule.stage_to_rank[value.stage] != rank:
                 ways.used[value] = Cell(rank, at)
     return ways
 
@@ -162,7 +164,7 @@ def _superfluous(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
 def _lacking(schedule: Schedule, ways: Ways) -> list[Problem]:
     missing: list[tuple[int, Action]] = []
     for value in ways.made:
-        if (value not in ways.sent or value not in ways.received) and (it := message_of(value, schedule.homes)):
+        if (value not in ways.sent or value not in ways.received) and (it := message_of(value, schedule.stage_to_rank)):
             missing += [(it.source, it.send)] if value not in ways.sent else []
             missing += [(it.target, it.receive)] if value not in ways.received else []
     return lacking(missing, "what a stage of another rank needs is sent once and received once")

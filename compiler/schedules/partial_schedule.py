@@ -20,7 +20,7 @@ from .timeline import Times
 class Task:
     """The requirements of a schedule."""
 
-    homes: tuple[int, ...]
+    stage_to_rank: tuple[int, ...]
     microbatches: int
     times: Times
     room: MemoryBudget
@@ -28,7 +28,7 @@ class Task:
     @property
     def stages(self) -> int:
         """The number of stages."""
-        return len(self.homes)
+        return len(self.stage_to_rank)
 
     @property
     def ranks(self) -> int:
@@ -43,29 +43,29 @@ class Task:
     @cached_property
     def places(self) -> Places:
         """Where stages are."""
-        return Places(self.homes, self.room)
+        return Places(self.stage_to_rank, self.room)
 
     def touched(self, stage: int, work: Work) -> set[int]:
         """The ranks that have other moves after this one: its own, that which is given something, and, where a rank's
         room is for what others give it too, those that give it something."""
-        homes = self.homes
+        stage_to_rank = self.stage_to_rank
         if self.room.keeps.handed:
-            return self._near[homes[stage]]
+            return self._near[stage_to_rank[stage]]
         to = stage + (work is Work.FORWARD) - (work in (Work.INPUT, Work.BACKWARD))
-        return {homes[stage], homes[min(max(to, 0), self.stages - 1)]}
+        return {stage_to_rank[stage], stage_to_rank[min(max(to, 0), self.stages - 1)]}
 
     @cached_property
     def _near(self) -> tuple[set[int], ...]:
         """For each rank those, it too, to which its stages hand something, and from which they are handed it."""
         near = tuple({rank} for rank in range(self.ranks))
-        for one, other in pairwise(self.homes):
+        for one, other in pairwise(self.stage_to_rank):
             near[one].add(other)
             near[other].add(one)
         return near
 
     def delay(self, stage: int, other: int) -> float:
         """How long a message takes from one stage to another."""
-        return 0 if self.homes[stage] == self.homes[other] else self.times.send
+        return 0 if self.stage_to_rank[stage] == self.stage_to_rank[other] else self.times.send
 
 
 @frozen
@@ -122,7 +122,7 @@ class Progress:
 
     def schedule(self) -> Schedule:
         """The rows as they are."""
-        return Schedule(self.task.homes, self.task.microbatches, tuple(map(tuple, self.rows)))
+        return Schedule(self.task.stage_to_rank, self.task.microbatches, tuple(map(tuple, self.rows)))
 
     @property
     def is_done(self) -> bool:
@@ -136,7 +136,7 @@ class Progress:
     def when(self) -> tuple[float, ...]:
         """When each rank can go on, and with what; of two orders that are as far, a better one has all this earlier."""
         when = [*self.free]
-        for stage, home in enumerate(self.task.homes):
+        for stage, home in enumerate(self.task.stage_to_rank):
             free = self.free[home]
             when += (max(free, time) for time in self.arrived[stage][self.filling.forwards[stage] :])
             when += (max(free, time) for time in self.returned[stage][self.filling.backwards[stage] :])

@@ -12,12 +12,12 @@ from .v_shaped import dualpipe_v, zero_bubble_v
 
 
 def looped(ranks: int, chunks: int) -> tuple[int, ...]:
-    """The homes of stages that go around the ranks."""
+    """The stage_to_rank of stages that go around the ranks."""
     return tuple(range(ranks)) * chunks
 
 
 def folded(ranks: int, chunks: int) -> tuple[int, ...]:
-    """The homes of stages that go down the ranks and up again."""
+    """The stage_to_rank of stages that go down the ranks and up again."""
     there, back = tuple(range(ranks)), tuple(reversed(range(ranks)))
     return ((there + back) * chunks)[: ranks * chunks]
 
@@ -33,7 +33,7 @@ class ScheduleSpec:
     variable: bool = False
     """Whether a plan may say."""
 
-    def homes(self, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
+    def stage_to_rank(self, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
         """The rank of each stage; `ScheduleError` if ranks cannot have so many."""
         if chunks not in (None, self.chunks) and not self.variable:
             raise ScheduleError(
@@ -44,10 +44,10 @@ class ScheduleSpec:
 
     def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
         """The schedule, without messages; `ScheduleError` if it has none for these numbers."""
-        homes = self.homes(ranks, chunks)
-        held = [tuple(stage for stage, home in enumerate(homes) if home == rank) for rank in range(ranks)]
+        stage_to_rank = self.stage_to_rank(ranks, chunks)
+        held = [tuple(stage for stage, home in enumerate(stage_to_rank) if home == rank) for rank in range(ranks)]
         rows = (self.row(RankContext(rank, ranks, microbatches, stages)) for rank, stages in enumerate(held))
-        return Schedule(homes, microbatches, tuple(rows))
+        return Schedule(stage_to_rank, microbatches, tuple(rows))
 
 
 SCHEDULES: dict[str, ScheduleSpec] = {

@@ -27,17 +27,17 @@ def resized(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
 
 def _chosen(schedule: Schedule, count: int) -> list[int]:
     """The ranks of the first stage and of the last, and others from the first on."""
-    order = dict.fromkeys((schedule.homes[0], schedule.homes[-1], *range(schedule.ranks)))
+    order = dict.fromkeys((schedule.stage_to_rank[0], schedule.stage_to_rank[-1], *range(schedule.ranks)))
     return sorted([*order][:count])
 
 
 def _with_ranks(schedule: Schedule, ranks: list[int]) -> Schedule:
     """The schedule of these ranks alone, with their stages, renumbered."""
-    kept = [stage for stage, home in enumerate(schedule.homes) if home in ranks]
+    kept = [stage for stage, home in enumerate(schedule.stage_to_rank) if home in ranks]
     numbers = {stage: number for number, stage in enumerate(kept)}
     rows = (tuple(evolve(each, stage=numbers[each.stage]) for each in schedule.rows[rank]) for rank in ranks)
-    homes = tuple(ranks.index(schedule.homes[stage]) for stage in kept)
-    return Schedule(homes, schedule.microbatches, tuple(rows))
+    stage_to_rank = tuple(ranks.index(schedule.stage_to_rank[stage]) for stage in kept)
+    return Schedule(stage_to_rank, schedule.microbatches, tuple(rows))
 
 
 def _told(schedule: Schedule, count: int) -> list[int]:
@@ -54,7 +54,7 @@ def _with_microbatches(schedule: Schedule, microbatches: list[int]) -> Schedule:
         tuple(evolve(each, microbatch=numbers[each.microbatch]) for each in row if each.microbatch in numbers)
         for row in schedule.rows
     )
-    return Schedule(schedule.homes, len(microbatches), tuple(rows))
+    return Schedule(schedule.stage_to_rank, len(microbatches), tuple(rows))
 
 
 def _longer(schedule: Schedule) -> Schedule:
@@ -62,11 +62,11 @@ def _longer(schedule: Schedule) -> Schedule:
     stage = schedule.stages
     row = (
         Action(stage, work, action.microbatch)
-        for action in schedule.rows[schedule.homes[-1]]
+        for action in schedule.rows[schedule.stage_to_rank[-1]]
         if (action.stage, action.work) == (stage - 1, Work.FORWARD)
         for work in (Work.FORWARD, Work.BACKWARD)
     )
-    return Schedule((*schedule.homes, schedule.ranks), schedule.microbatches, (*schedule.rows, tuple(row)))
+    return Schedule((*schedule.stage_to_rank, schedule.ranks), schedule.microbatches, (*schedule.rows, tuple(row)))
 
 
 def _once_more(schedule: Schedule) -> Schedule:

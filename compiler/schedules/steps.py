@@ -52,5 +52,5 @@ def numbered(steps: Iterable[Step], stages: tuple[int, ...]) -> Row:
 
 
 def interleave_passes(*columns: Iterable[Step | None]) -> Steps:
-    """One of each column in turn, `None` left out, until the longest ends."""
-    return tuple(step for turn in zip_longest(*columns) for step in turn if step is not None)
+    """One of each column in order, `None` left out, until the longest ends."""
+    return tuple(step for row in zip_longest(*columns) for step in row if step is not None)

@@ -99,14 +99,14 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
 def timed(schedule: Schedule, times: Times) -> Iterator[tuple[Step, Slot]]:
     """Each computing action with its time, after those that it waits for; raises Stuck."""
-    homes = schedule.homes
+    stage_to_rank = schedule.stage_to_rank
     free = [0.0] * schedule.ranks
     done: dict[Value, float] = {}
     for step in in_order(schedule):
         rank = step.cell.rank
         start = free[rank]
         for value in step.needs:
-            start = max(start, done[value] if homes[value.stage] == rank else done[value] + times.send)
+            start = max(start, done[value] if stage_to_rank[value.stage] == rank else done[value] + times.send)
         free[rank] = end = start + times.of(step.action)
         if step.makes:
             done[step.makes] = end

@@ -39,8 +39,8 @@ def misplaced(cell: Cell, action: Action, schedule: Schedule) -> Problem | None:
         why, help = f"there is no stage {stage}", f"stages are 0 to {schedule.stages - 1}"
     elif not 0 <= microbatch < schedule.microbatches:
         why, help = f"there is no microbatch {microbatch}", f"microbatches are 0 to {schedule.microbatches - 1}"
-    elif schedule.homes[stage] != cell.rank:
-        why, help = f"rank {cell.rank} does not have stage {stage}", f"rank {schedule.homes[stage]} has it"
+    elif schedule.stage_to_rank[stage] != cell.rank:
+        why, help = f"rank {cell.rank} does not have stage {stage}", f"rank {schedule.stage_to_rank[stage]} has it"
     else:
         return None
     return Problem(*cell, f"`{action}`: {why}", help)

@@ -23,7 +23,7 @@ def _one_minus_exp(x):
 
 @triton.jit
 def _adamw(
-    parameters,  # [turns, size], as are gradients, moments and copies
+    parameters,  # [layers, size], as are gradients, moments and copies
     gradients,
     exp_avg,
     exp_avg_sq,
@@ -45,16 +45,16 @@ def _adamw(
     eps,
     COLUMNS: tl.constexpr,
 ):
-    """One turn's block of COLUMNS elements."""
+    """One layer's block of COLUMNS elements."""
     start = tl.program_id(0).to(tl.int64) * COLUMNS
-    turn = tl.program_id(1).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
     at = tl.arange(0, COLUMNS)
     # Of a step that is skipped nothing is left to do: no branch, and gradients that are not finite do no harm.
     mask = at < tl.where(tl.load(skip) == 0, size - start, 0)
-    parameters += turn * parameters_stride + start
-    gradients += turn * gradients_stride + start
-    exp_avg += turn * slots_stride + start
-    exp_avg_sq += turn * slots_stride + start
+    parameters += layer * parameters_stride + start
+    gradients += layer * gradients_stride + start
+    exp_avg += layer * slots_stride + start
+    exp_avg_sq += layer * slots_stride + start
     p = tl.load(parameters + at, mask, other=0.0).to(tl.float32)
     g = tl.load(gradients + at, mask, other=0.0).to(tl.float32)
     m = tl.load(exp_avg + at, mask, other=0.0).to(tl.float32)
@@ -71,18 +71,18 @@ def _adamw(
     tl.store(exp_avg + at, m.to(exp_avg.dtype.element_ty), mask)
     tl.store(exp_avg_sq + at, v.to(exp_avg_sq.dtype.element_ty), mask)
     if copies is not None:
-        copies += turn * copies_stride + start
+        copies += layer * copies_stride + start
         tl.store(copies + at, p.to(copies.dtype.element_ty), mask)
 
 
 @dataclass(frozen=True)
 class AdamW(optimizers.AdamW):
-    """Adam with decoupled weight decay (arXiv:1711.05101), one launch for a group's part of all turns of a bucket.
+    """Adam with decoupled weight decay (arXiv:1711.05101), one launch for a group's part of all layers of a bucket.
 
     g = gradient · scale;  m += (1 − β₁)(g − m);  v += (1 − β₂)(g² − v);
     p −= lr · decay · p + lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps);  copy = p in its element type.
 
-    All tensors are [turns, elements], of which elements lie side by side; inside everything is in float32.  The
+    All tensors are [layers, elements], of which elements lie side by side; inside everything is in float32.  The
     gradients stay as they are.  An element moves 28 bytes in float32, and 2 more for a bfloat16 copy.  Elsewhere
     (`launching`) it is the optimizer of torch's kernels, which it equals up to rounding.
     """
@@ -92,7 +92,7 @@ class AdamW(optimizers.AdamW):
     def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None:
         """One update in place."""
         p, g, m, v = part.parameters, part.gradients, part.slots["exp_avg"], part.slots["exp_avg_sq"]
-        (turns, size), copies = p.shape, part.copies
+        (layers, size), copies = p.shape, part.copies
         if launching.tile_for(self, {size: self.tile}, size, p, g, copies) is None:
             super().update(part, lr, step, skip, scale)
             return
@@ -107,10 +107,10 @@ class AdamW(optimizers.AdamW):
         for span in launching.evenly(size):
             launching.launch(
                 _adamw,
-                (launching.blocks(span.stop - span.start, self.tile.columns), turns),
+                (launching.blocks(span.stop - span.start, self.tile.columns), layers),
                 *(x if x is None else x[:, span] for x in (p, g, m, v, copies)),
                 *(step, skip, scale),
-                *((0, 0, 0, 0) if turns == 1 else strides),  # of one turn's they are odd where its size is
+                *((0, 0, 0, 0) if layers == 1 else strides),  # of one layer's they are odd where its size is
                 *(span.stop - span.start, *numbers),
                 warps=self.tile.warps,
                 COLUMNS=self.tile.columns,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..comm.mesh import Copies, Mesh
-from .buckets import Bucket, Claims, Holders, Turn, by_stages, by_turns, claimed, products, whole
+from .buckets import Bucket, Claims, Holders, LayerMoves, by_layer, by_stages, claimed, products, whole
 from .flat_param import Buffers, FlatParam
 from .grad_reduction import Accumulate, Reductions
 from .layout import Layout, Members
@@ -39,7 +39,7 @@ class Elements:
 
 
 class Memory:
-    """A bucket's memory: a `FlatParam` for each turn, in the turns' `shape`, or a single one; of which each is a part.
+    """A bucket's memory: a `FlatParam` for each layer, in the layers' `shape`, or a single one.
 
     Of a pipeline it is that of one chunk, of `stages`.
     """
@@ -47,18 +47,20 @@ class Memory:
     def __init__(
         self,
         bucket: Bucket,
-        turns: Mapping[Turn, Members],
+        layers: Mapping[LayerMoves, Members],
         products: Sequence[tuple[str, ...]],
         mesh: Mesh,
         elements: Elements,
         stages: tuple[int, ...],
         reductions: Reductions,
     ) -> None:
-        self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*turns]), stages
+        self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*layers]), stages
         self._products, self.reductions = products, reductions
         axis = mesh.axis(*bucket.shard_axes)
-        layouts = [Layout(members, mesh, axis) for members in turns.values()]
-        assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, "bucket: odd turns"
+        layouts = [Layout(members, mesh, axis) for members in layers.values()]
+        assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, (
+            "bucket: layers differ"
+        )
         self._layout = layout = layouts[0]
 
         def zeros(length: int, dtype: torch.dtype) -> Tensor:
@@ -77,7 +79,7 @@ class Memory:
             one.after, next_.before = next_, one
 
     def _flat(self, index: tuple[int, ...], layout: Layout) -> FlatParam:
-        """One turn's memory."""
+        """One layer's memory."""
         whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
         buffers = Buffers(whole, self._part[index], self._gradient[index], self._master[index], slots)
@@ -97,7 +99,7 @@ class Memory:
         return nested
 
     def gradient(self) -> Tensor:
-        """The gradient of record, [turns, …], of this rank's part; of what the step itself reduces, of the whole."""
+        """The gradient of record, [layers, …], of this rank's part; of what the step itself reduces, of the whole."""
         return self._own_gradient() if self.bucket.moves else self._gradient
 
     def _own_gradient(self) -> Tensor:
@@ -117,15 +119,15 @@ class Memory:
         self._gradient.zero_()
 
     def parts(self) -> Iterator[Part]:
-        """The optimizer's view: each group's part of all turns, as far as this rank keeps it."""
+        """The optimizer's view: each group's part of all layers, as far as this rank keeps it."""
         for group, span in self._layout.groups:
             if kept := self._layout.kept(span.start, span.stop):
                 yield Part(
                     group,
-                    _of_turns(self._master, kept),
-                    _of_turns(self._own_gradient(), kept),
-                    {slot: _of_turns(flat, kept) for slot, flat in self._slots.items()},
-                    _of_turns(self._part, kept) if self._part is not self._master else None,
+                    _of_layers(self._master, kept),
+                    _of_layers(self._own_gradient(), kept),
+                    {slot: _of_layers(flat, kept) for slot, flat in self._slots.items()},
+                    _of_layers(self._part, kept) if self._part is not self._master else None,
                 )
 
     def refresh(self) -> None:
@@ -134,8 +136,8 @@ class Memory:
             self._part.copy_(self._master)
 
 
-def _of_turns(flat: Tensor, kept: slice) -> Tensor:
-    """A stretch of every turn, [turns, elements]: a view."""
+def _of_layers(flat: Tensor, kept: slice) -> Tensor:
+    """A stretch of every layer, [layers, elements]: a view."""
     return flat.view(-1, flat.shape[-1])[:, kept]
 
 
@@ -152,8 +154,8 @@ def memories(
         claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
         for stages, own in _chunks(bucket, claims, holders).items():
-            turns = by_turns(own) if bucket.per_layer else {(): whole(own)}
-            memory = Memory(bucket, turns, products(own), mesh, elements, stages, reductions)
+            layers = by_layer(own) if bucket.per_layer else {(): whole(own)}
+            memory = Memory(bucket, layers, products(own), mesh, elements, stages, reductions)
             found.setdefault(name, []).append(memory)
     assert not left, f"state: in no bucket: {', '.join(left)}"
     return found
@@ -163,8 +165,8 @@ def _chunks(bucket: Bucket, claims: Claims, holders: Holders) -> dict[tuple[int,
     return by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
 
 
-def _shape(turns: list[Turn]) -> tuple[int, ...]:
-    """How many turns each repeat has, outermost first."""
-    shape = tuple(len({turn[level] for turn in turns}) for level in range(len(turns[0])))
-    assert len(turns) == prod(shape), f"bucket: repeats of {shape} turns have {len(turns)}"
+def _shape(layers: list[LayerMoves]) -> tuple[int, ...]:
+    """How many layers each repeat has, outermost first."""
+    shape = tuple(len({layer[level] for layer in layers}) for level in range(len(layers[0])))
+    assert len(layers) == prod(shape), f"bucket: repeats of {shape} layers have {len(layers)}"
     return shape

@@ -14,8 +14,8 @@ from .layout import Members
 from .optimizers import ParamGroup
 from .parameters import Spec
 
-Turn = tuple[str, ...]
-"""A turn of nested repeats, outermost first: what stands for the `*` of patterns."""
+LayerMoves = tuple[str, ...]
+"""A layer of nested repeats, outermost first: what stands for the `*` of patterns."""
 
 Holders = Mapping[str, tuple[int, ...]]
 """Of each parameter of a pipeline, by name, the stages of this rank that have it."""
@@ -72,7 +72,7 @@ class Claimed:
 
     name: str
     spec: Spec
-    turn: Turn
+    layer: LayerMoves
     patterns: tuple[str, ...]
 
 
@@ -85,12 +85,12 @@ def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) 
     return [(group, _claim(group, left, partial)) for group in groups]
 
 
-def by_turns(claims: Claims) -> Mapping[Turn, Members]:
-    """The groups with their parameters, those of each turn."""
-    turns = dict.fromkeys(each.turn for _, claimed in claims for each in claimed)
+def by_layer(claims: Claims) -> Mapping[LayerMoves, Members]:
+    """The groups with their parameters, those of each layer."""
+    layers = dict.fromkeys(each.layer for _, claimed in claims for each in claimed)
     return {
-        turn: [(group, _specs([each for each in claimed if each.turn == turn])) for group, claimed in claims]
-        for turn in turns
+        layer: [(group, _specs([each for each in claimed if each.layer == layer])) for group, claimed in claims]
+        for layer in layers
     }
 
 
@@ -102,7 +102,7 @@ def whole(claims: Claims) -> Members:
 def products(claims: Claims) -> list[tuple[str, ...]]:
     """The weights of each product with several, which lie side by side."""
     several = [each for _, claimed in claims for each in claimed if len(each.patterns) > 1]
-    runs = groupby(several, key=lambda each: (each.patterns, each.turn))
+    runs = groupby(several, key=lambda each: (each.patterns, each.layer))
     return [tuple(each.name for each in run) for _, run in runs]
 
 
@@ -125,9 +125,9 @@ def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Clai
         for pattern in patterns:
             names = [name for name in left if _matches(name, pattern)]
             assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
-            found += [Claimed(name, left.pop(name), _turn(name, pattern), patterns) for name in names]
-        turns = [*dict.fromkeys(each.turn for each in found)]
-        claimed += sorted(found, key=lambda each: turns.index(each.turn))
+            found += [Claimed(name, left.pop(name), _layer(name, pattern), patterns) for name in names]
+        layers = [*dict.fromkeys(each.layer for each in found)]
+        claimed += sorted(found, key=lambda each: layers.index(each.layer))
     return claimed
 
 
@@ -137,7 +137,7 @@ def _matches(name: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
-def _turn(name: str, pattern: str) -> Turn:
+def _layer(name: str, pattern: str) -> LayerMoves:
     return tuple(part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*")
 
 

@@ -106,7 +106,7 @@ class TrainState:
             flat.abandon()
 
     def gradients(self) -> dict[str, Any]:
-        """Each bucket's flat gradient, by name: this rank's sum since the last update; of turns, its part, reduced.
+        """Each bucket's flat gradient, by name: this rank's sum since the last update; of layers, its part, reduced.
 
         Of a pipeline a list, of this rank's part of each chunk; of what several ranks have, which is one, its part,
         reduced but among these.

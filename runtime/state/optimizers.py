@@ -19,7 +19,7 @@ _fused_sgd: Callable[..., None] = cast(Any, torch)._fused_sgd_
 class ParamGroup:
     """Parameters, by patterns such as `layers.*.wq`, that share a weight decay and a factor on the learning rate.
 
-    A tuple has the patterns of weights of which one product is made (`fused_linear`), in its order: in each turn of a
+    A tuple has the patterns of weights of which one product is made (`fused_linear`), in its order: in each layer of a
     repeat these lie side by side.
     """
 
@@ -31,7 +31,7 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A group's part of a bucket: its parameters, their gradients and slots, [turns, elements] each.
+    """A group's part of a bucket: its parameters, their gradients and slots, [layers, elements] each.
 
     `copies` are what the model computes with, likewise, where that is another memory than the parameters'.
     """

@@ -1,4 +1,4 @@
-"""What a step communicates, in which order, where turns of a repeat gather and reduce by themselves."""
+"""What a step communicates, in which order, where layers of a repeat gather and reduce by themselves."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -145,19 +145,19 @@ def test_neighbours_in_one_loop_turn_together_others_one_after_the_other() -> No
 
 
 def test_what_is_done_again_in_the_first_of_every_n_turns() -> None:
-    """Backward goes from the last turn, number 4, to the first, number 0."""
+    """Backward goes from the last layer, number 4, to the first, number 0."""
     listed = [_each("a", ["layers"], every=2), _each("b", ["layers"])]
     assert _calls({"layers": 5}, *listed) == "ab" + "b" + "ab" + "b" + "ab"
     assert _calls({"layers": 4}, *listed) == "b" + "ab" + "b" + "ab"
 
 
 def _begun(shape: Sequence[int], ahead: int, microbatches: int) -> Iterator[str]:
-    """Gathers `g`, `h` and what else is done in each turn, `u`: a turn sees that its own and the next have begun."""
+    """Gathers `g`, `h` and what else is done in each layer, `u`: a layer sees that its own and the next have begun."""
     for _ in range(microbatches):
         begun: set[tuple[str, int]] = set()
         for at in range(prod(shape)):
             for value in "gh":
-                due = {(value, turn) for turn in range(at, min(at + ahead + 1, prod(shape)))}
+                due = {(value, layer) for layer in range(at, min(at + ahead + 1, prod(shape)))}
                 yield from value * len(due - begun)
                 begun |= due
             yield "u"
@@ -174,7 +174,7 @@ def test_gathers_begin_ahead(shape: tuple[int, ...], ahead: int) -> None:
 
 
 def test_the_order_of_a_step_with_shared_parameters() -> None:
-    """Of two layers and two microbatches, by initials: totals, gathers, reductions; turns' in capitals."""
+    """Of two layers and two microbatches, by initials: totals, gathers, reductions; layers' in capitals."""
     text = plan_text("zero 3 over dp", microbatches=2).replace(f"layers = {LAYERS}", "layers = 2")
     listed = [asdict(it) for it in collectives(compiled(text))]
     for it in listed:

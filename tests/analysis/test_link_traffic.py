@@ -39,10 +39,10 @@ def zero(stage: int, microbatches: int) -> int:
 def test_volumes_are_those_of_the_paper(stage: int, microbatches: int, ranks: int) -> None:
     of = program(f"zero {stage} over dp", microbatches, f"dp = {ranks}")
     listed = collectives(of)
-    turns, rest = volumes(of, listed)
-    assert (turns.turns, turns.buckets, turns.parameters) == (("layers",), 1, ALL)
-    assert turns.gathered + turns.reduced == zero(stage, microbatches) * ALL
-    assert (rest.turns, rest.parameters, rest.gathered + rest.reduced) == ((), REST, 2 * REST)
+    layers, rest = volumes(of, listed)
+    assert (layers.layers, layers.buckets, layers.parameters) == (("layers",), 1, ALL)
+    assert layers.gathered + layers.reduced == zero(stage, microbatches) * ALL
+    assert (rest.layers, rest.parameters, rest.gathered + rest.reduced) == ((), REST, 2 * REST)
     layers, others = (sum(sent(it) for it in listed if it.bucket == bucket.name) for bucket in of.buckets)
     assert layers * ranks == 4 * (ranks - 1) * zero(stage, microbatches) * ALL
     assert others * ranks == 4 * (ranks - 1) * 2 * REST

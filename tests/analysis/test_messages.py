@@ -31,14 +31,14 @@ from scalec.compiler.syntax.source import Source
 PLANS = Path(__file__).parents[2] / "plans"
 
 
-def ops(region: Region, program: Program, outer: int = 1, turns: int = 1) -> Iterator[tuple[Op, int]]:
-    """Every op, and how often it is done in a step: `outer` times the `turns` of the innermost loop around it."""
+def ops(region: Region, program: Program, outer: int = 1, layers: int = 1) -> Iterator[tuple[Op, int]]:
+    """Every op, and how often it is done in a step: `outer` times the `layers` of the innermost loop around it."""
     for stmt in region.body:
         if isinstance(stmt, Region):
-            inside = (outer * turns, program.size(stmt.dim)) if stmt.dim else (outer, turns)
+            inside = (outer * layers, program.size(stmt.dim)) if stmt.dim else (outer, layers)
             yield from ops(stmt, program, *inside)
         else:
-            yield stmt, outer * -(-turns // int(str(dict(stmt.attrs).get("every", 1))))
+            yield stmt, outer * -(-layers // int(str(dict(stmt.attrs).get("every", 1))))
 
 
 def counted(program: Program) -> Counter[tuple[object, ...]]:

@@ -23,20 +23,21 @@ TABLE = VOCAB * HIDDEN  # elements of the embedding, and of the head
 CROSSING = 4 * 4 * HIDDEN  # bytes of one microbatch's x: 4 places of a row
 
 
-def text(turns: list[int], settings: str = "") -> str:
+def text(layers: list[int], settings: str = "") -> str:
     """The plan in as many stages, each on a rank of its own, with two ranks for data."""
     return (
         plan_text("zero 1 over dp")
         .replace(
-            "mesh { dp = 2 }", f"mesh {{ pp = {len(turns)}  dp = 2 }}\npipeline {{ schedule = 1f1b  stages = {turns} }}"
+            "mesh { dp = 2 }",
+            f"mesh {{ pp = {len(layers)}  dp = 2 }}\npipeline {{ schedule = 1f1b  stages = {layers} }}",
         )
         .replace("batch over dp", "batch over dp  layers over pp")
         .replace("steps = 1\n", f"steps = 1  {settings}\n")
     )
 
 
-def program(turns: list[int], settings: str = "") -> Program:
-    return compiled(text(turns, settings))
+def program(layers: list[int], settings: str = "") -> Program:
+    return compiled(text(layers, settings))
 
 
 def test_a_rank_has_its_own_parameters() -> None:
@@ -101,7 +102,7 @@ def test_a_sum_over_some_ranks_is_of_these() -> None:
 
 
 def test_turns_that_are_done_again_count_from_the_first_stage() -> None:
-    """Of five turns 0, 2 and 4: of the last stage's two, 3 and 4, the second."""
+    """Of five layers 0, 2 and 4: of the last stage's two, 3 and 4, the second."""
     of = compiled(
         text([3, 2], "recompute = every(2, layers)")
         .replace("dp = 2 }", "dp = 2  tp = 2 }")
@@ -141,8 +142,8 @@ def test_plan_json_has_all_ranks() -> None:
     of = program([3, 2])
     said = json.loads(emit(of, Source("tiny.scale", text([3, 2])))["plan.json"])
     assert said["pipeline"]["stages"] == [
-        {"rank": 0, "turns": {"layers": [0, 3]}},
-        {"rank": 1, "turns": {"layers": [3, 5]}},
+        {"rank": 0, "layers": {"layers": [0, 3]}},
+        {"rank": 1, "layers": {"layers": [3, 5]}},
     ]
     assert said["pipeline"]["rows"][1].startswith("1RECV_F0 1F0")
     assert [len([it for it in said["collectives"] if it["rank"] == r]) for r in (0, 1)] == [

@@ -265,8 +265,8 @@ orders = (
     | st.builds(Order, st.just(AUTO), chunks=chunks, memory=chunks)
     | st.builds(Order, st.just(FILE), paths.filter(bool))
 )
-turns = st.none() | st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4).map(tuple)
-pipelines = st.builds(Pipelining, orders, turns)
+layers = st.none() | st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4).map(tuple)
+pipelines = st.builds(Pipelining, orders, layers)
 
 
 @given(trains | clusters | pipelines)

@@ -1,4 +1,4 @@
-"""The read-back refuses programs that move the buckets of turns in any other way than the IR."""
+"""The read-back refuses programs that move the buckets of layers in any other way than the IR."""
 
 import ast
 
@@ -48,7 +48,7 @@ LAYERS_OF_STAGE = {
         "per_layer=True, shard_axes=('dp',))",
         "per_layer=True, shard_axes=('dp',), shard_gradients=True)",
     ),
-    "a reduction after the turn": ("zero 0", REDUCED, "", TURN, TURN + REDUCED),
+    "a reduction after the layer": ("zero 0", REDUCED, "", TURN, TURN + REDUCED),
     "a reduction before the loop": ("zero 0", REDUCED, "", "        for layer,", REDUCED[4:] + "        for layer,"),
     "a reduction of what does not go on": ("zero 0", REDUCED, REDUCED.replace("x =", "y =")),
     "a gather of what does not go on": ("zero 3", GATHERED, GATHERED.replace("x =", "y =")),
@@ -67,7 +67,7 @@ LAYERS_OF_STAGE = {
     ),
     "a gather is left out": ("zero 3", GATHERED, ""),
     "a gather twice": ("zero 3", GATHERED, GATHERED * 2),
-    "a gather after the turn": ("zero 3", GATHERED, "", TURN, TURN + GATHERED),
+    "a gather after the layer": ("zero 3", GATHERED, "", TURN, TURN + GATHERED),
     "a gather before the loop": ("zero 3", GATHERED, "", "        for layer,", GATHERED[4:] + "        for layer,"),
     "a gather with an axis": ("zero 3", GATHERED, GATHERED.replace("params)", "params, self.tp)")),
     "a gather by keyword": ("zero 3", GATHERED, GATHERED.replace(", params", ", params=params")),
@@ -75,7 +75,7 @@ LAYERS_OF_STAGE = {
     "weights that stay": ("zero 3", FREED, ""),
     "weights freed twice": ("zero 3", FREED, FREED * 2),
     "weights freed that stay": ("zero 1", TURN, TURN + FREED),
-    "weights freed before the turn": ("zero 3", FREED, "", TURN, FREED + TURN),
+    "weights freed before the layer": ("zero 3", FREED, "", TURN, FREED + TURN),
     "weights freed after the loop": ("zero 3", FREED, "", "        n = rms_norm", FREED[4:] + "        n = rms_norm"),
     "another function": ("zero 3", FREED, FREED.replace("reshard", "max_logit")),
     "another repeat's groups": ("zero 3", "flat_params['layers']", "flat_params['blocks']"),
@@ -98,12 +98,12 @@ LAYERS_OF_STAGE = {
     ),
     "no groups in a loop": ("zero 1", ZIPPED, "for layer in self.layers", GATHERED, ""),
     "buckets in another order": ("zero 3", f"{TABLES}, {NORM}", f"{NORM}, {TABLES}"),
-    "all turns for those inside": (
+    "all layers for those inside": (
         "zero 3, nested",
         "block(x, draws, self.rotary, layers_params)",
         "block(x, draws, self.rotary, flat_params['blocks.layers'])",
     ),
-    "the outer turns' groups": (
+    "the outer layers' groups": (
         "zero 3, nested",
         "block(x, draws, self.rotary, layers_params)",
         "block(x, draws, self.rotary, params)",
@@ -113,21 +113,21 @@ LAYERS_OF_STAGE = {
     "as many as there are": ("zero 3", ", strict=True)", ")"),
     "no wait": ("zero 1", GATHERED, ""),
     "a wait twice": ("zero 1", GATHERED, GATHERED * 2),
-    "a wait after the turn": ("zero 1", GATHERED, "", TURN, TURN + GATHERED),
-    "no gather of all turns": ("zero 1", EACH, ""),
-    "a gather of all turns twice": ("zero 1", EACH, EACH * 2),
-    "all turns gathered over another axis": ("zero 1", EACH, EACH.replace("(dp", "(dp_tp")),
-    "turns of another repeat gathered": ("zero 1", EACH, EACH.replace("layers", "blocks")),
-    "a bucket's turns gathered": ("zero 1", EACH, EACH.replace("layers", "layers.matrices")),
-    "all turns gathered twice at once": ("zero 1", EACH, EACH.replace("])", "], flat_params['layers'])")),
-    "all turns gathered first": (
+    "a wait after the layer": ("zero 1", GATHERED, "", TURN, TURN + GATHERED),
+    "no gather of all layers": ("zero 1", EACH, ""),
+    "a gather of all layers twice": ("zero 1", EACH, EACH * 2),
+    "all layers gathered over another axis": ("zero 1", EACH, EACH.replace("(dp", "(dp_tp")),
+    "layers of another repeat gathered": ("zero 1", EACH, EACH.replace("layers", "blocks")),
+    "a bucket's layers gathered": ("zero 1", EACH, EACH.replace("layers", "layers.matrices")),
+    "all layers gathered twice at once": ("zero 1", EACH, EACH.replace("])", "], flat_params['layers'])")),
+    "all layers gathered first": (
         "zero 1",
         f"    flat_params = state.flat_params(len(batch))\n{EACH}",
         "",
         "    dp_tp = mesh.axis('dp', 'tp')\n",
         f"    dp_tp = mesh.axis('dp', 'tp')\n    flat_params = state.flat_params(len(batch))\n{EACH}",
     ),
-    "all turns gathered after the microbatches": ("zero 1", EACH, "", LOSS_SUM, EACH + LOSS_SUM),
+    "all layers gathered after the microbatches": ("zero 1", EACH, "", LOSS_SUM, EACH + LOSS_SUM),
     "whole weights gathered after the microbatches": ("zero 3", WHOLE, "", LOSS_SUM, WHOLE + LOSS_SUM),
     "one microbatch": ("zero 3", "state.flat_params(len(batch))", "state.flat_params()"),
     "a count of microbatches": ("zero 3", "state.flat_params(len(batch))", "state.flat_params(2)"),
@@ -146,8 +146,8 @@ LAYERS_OF_STAGE = {
         "loss_sum = model(tokens, labels, flat_params)",
         "loss_sum = model(tokens, labels)",
     ),
-    "a bucket without turns": ("zero 1", "per_layer=True, ", ""),
-    "a bucket with turns": ("zero 1", "'norm', weight_decay=0.0), ", "'norm', weight_decay=0.0), per_layer=True, "),
+    "a bucket without layers": ("zero 1", "per_layer=True, ", ""),
+    "a bucket with layers": ("zero 1", "'norm', weight_decay=0.0), ", "'norm', weight_decay=0.0), per_layer=True, "),
     "a bucket that is not shared out": ("zero 1", "per_layer=True, shard_axes=('dp',))", "per_layer=True)"),
     "a bucket shared out otherwise": (
         "zero 1",
@@ -161,10 +161,10 @@ LAYERS_OF_STAGE = {
         "shard_axes=('dp',))",
         "shard_axes=('dp',), reshard_after_forward=True)",
     ),
-    "more turns ahead": ("zero 3", "prefetch=2", "prefetch=3"),
-    "fewer turns ahead": ("zero 3", ", prefetch=2", ""),
+    "more layers ahead": ("zero 3", "prefetch=2", "prefetch=3"),
+    "fewer layers ahead": ("zero 3", ", prefetch=2", ""),
 }
-"""Of programs with a bucket for each turn: (plan, code, what stands there instead, and more such pairs)."""
+"""Of programs with a bucket for each layer: (plan, code, what stands there instead, and more such pairs)."""
 
 
 @pytest.mark.parametrize("what", LAYERS_OF_STAGE)
@@ -181,7 +181,7 @@ def test_another_flow_of_buckets_is_rejected(what: str) -> None:
 
 
 def test_turns_are_told_of_backward_by_what_it_comes_along() -> None:
-    """Of `x` nothing reads what the last turn makes: backward comes there by `y`, which has the loss."""
+    """Of `x` nothing reads what the last layer makes: backward comes there by `y`, which has the loss."""
     text, program = compiled("zero 3, taken on")
     assert "y = reshard(y, params)" in text
     for function in ("unshard", "reshard"):

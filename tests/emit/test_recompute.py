@@ -33,8 +33,8 @@ PLANS = {
     "draws of two repeats": (DRAWN, "full"),
     "equal ops, one of them behind all that is kept": (f"repeat layers {{ {HALVES} }}", "full"),
     "equal ops of two repeats in one line": (f"y = silu(x) {CAPTURED}", "full"),
-    "every other turn of two repeats": (DRAWN, "every(2, layers)"),
-    "every other turn of each part": (PARTS, "every(2, blocks)"),
+    "every other layer of two repeats": (DRAWN, "every(2, layers)"),
+    "every other layer of each part": (PARTS, "every(2, blocks)"),
 }
 
 
@@ -80,7 +80,7 @@ OTHERWISE = {
         "if (a := mean(x, dim=2, size=32)) is not None:",
     ),
     "what an equal op gives in a block that is left": ("equal ops, each in its block", "a.unsqueeze(2)", "mean_"),
-    "turns that are kept": ("draws of two repeats", "recomputed(layer, x, draws)", "layer(x, draws)"),
+    "layers that are kept": ("draws of two repeats", "recomputed(layer, x, draws)", "layer(x, draws)"),
 }
 
 

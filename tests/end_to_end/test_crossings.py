@@ -33,7 +33,7 @@ SHARED = {
 }
 MESHES = {"dp": ({"dp": 3}, {"dp": 2}), "tp": ({"tp": 4}, {"tp": 2}), "both": ({"dp": 2, "tp": 2},)}
 STAGES = ("[0, 2]", "[2, 0]", "")
-"""Turns of the first stage and of the last, where there are two."""
+"""Layers of the first stage and of the last, where there are two."""
 REPLICAS = Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full")
 FACTORS: Mapping[str, Sequence[Any]] = {
     "schedule": ("none", *STAGED),
@@ -74,11 +74,11 @@ ROWS = all_pairs(FACTORS, IMPOSSIBLE)
 
 
 def _cases() -> Iterator[Case]:
-    turns = defaultdict[Any, int](int)
+    layers = defaultdict[Any, int](int)
 
     def next_of(alike: Sequence[Any]) -> Any:
-        turns[str(alike)] += 1
-        return alike[(turns[str(alike)] - 1) % len(alike)]
+        layers[str(alike)] += 1
+        return alike[(layers[str(alike)] - 1) % len(alike)]
 
     for row in ROWS:
         case = {**row, "state": next_of(SHARED[row["state"]])}

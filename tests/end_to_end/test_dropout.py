@@ -184,8 +184,8 @@ def _dropped(x: Tensor, draws: Draws, site: int, p: float) -> Tensor:
     return x * torch.from_numpy(kept / (1 - p))
 
 
-def _forked(draws: Draws, turn: int) -> Draws:
-    return None if draws is None else _words(draws, np.uint64(2**64 - 1 - turn))
+def _forked(draws: Draws, layer: int) -> Draws:
+    return None if draws is None else _words(draws, np.uint64(2**64 - 1 - layer))
 
 
 def _words(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:

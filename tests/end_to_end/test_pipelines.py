@@ -40,7 +40,7 @@ IMPOSSIBLE: frozenset[Pair] = frozenset(
     {
         frozenset({("microbatches", 1), ("valid", "silent_microbatch")}),
         *(frozenset({("layers", 2), ("schedule", name)}) for name in TWO_EACH),
-        # more than 8 ranks, or stages than turns
+        # more than 8 ranks, or stages than layers
         *(frozenset({("pp", 4), (name, 2)}) for name in ("dp", "tp")),
         *(frozenset({("pp", 4), ("schedule", name)}) for name in ("dualpipev", "breadth_first(chunks=2)")),
         *(frozenset({("pp", pp), each}) for pp, each in ((3, ("tp", 2)), (4, ("layers", 4)))),

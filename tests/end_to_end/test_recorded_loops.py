@@ -1,6 +1,6 @@
-"""What turns of repeats communicate, as `SCALEC_RECORD=1` records it, is the plan, call for call; no defect passes.
+"""What layers of repeats communicate, as `SCALEC_RECORD=1` records it, is the plan, call for call; no defect passes.
 
-Gathers begin ahead of their turns and reductions in the last microbatch: these are held to where they begin.
+Gathers begin ahead of their layers and reductions in the last microbatch: these are held to where they begin.
 """
 
 import json
@@ -66,7 +66,7 @@ def text(case: Case) -> str:
 
 
 def is_equal(plan: str, folder: Path) -> None:
-    """Asserts that a plan's program does what its account says, of which some is done in turns."""
+    """Asserts that a plan's program does what its account says, of which some is done in layers."""
     found = recorded(harness.imported(harness.written(plan, folder) / "train.py"), folder, "--steps 2")
     assert found.equal, found.lines()
     listed = json.loads((folder / "plan.json").read_text())["collectives"]
@@ -96,7 +96,7 @@ def test_turns_in_turns(rules: str, recompute: str, tmp_path: Path) -> None:
 
 # ---- a program that does not do what its plan says: (case, each line and what it becomes, what is found)
 
-PLAIN = Case(dp=2, microbatches=2, state="zero 2 over dp")  # all of a turn's weights in one bucket
+PLAIN = Case(dp=2, microbatches=2, state="zero 2 over dp")  # all of a layer's weights in one bucket
 ONE_BY_ONE = replace(SHARED, state="zero 3 over dp  prefetch = 0")
 EACH = 'unshard_ahead(dp, flat_params["layers"])'
 OPTIMIZER = "    optimizer = "

@@ -1,7 +1,7 @@
 """Models of every shape in stages against the same models whole, in float64: each step, and evaluation.
 
 What crosses is one value or several, at all cuts the same or not; what stands between the repeats that are cut are ops
-or a repeat that is not; and some stages have no turns.  Non-goals: schedules (`test_pipelines`), and numbers, to which
+or a repeat that is not; and some stages have no layers.  Non-goals: schedules (`test_pipelines`), and numbers, to which
 whole programs are held.
 """
 
@@ -62,7 +62,7 @@ MODELS = {
     f" {LOSS_OF_Y}",
     "three": f"{START} s = tanh(x) {BLOCKS} {NARROWED} repeat layers {{ y = silu(y) }}"
     f" z = s * (y @ q[narrow -> hidden]) {REST_OF_Z} x = z {TIED}",
-    "read by turns alone": f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} {LOSS}",
+    "read by layers alone": f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} {LOSS}",
 }
 CASES = {
     # model: dims that are cut, schedules and stages, options
@@ -85,7 +85,7 @@ CASES = {
     "more later": ("blocks, layers", "zbv  stages = [1, 2, 2, 1]", "recompute = every(2, layers)"),
     "others later": ("blocks, layers", "interleaved_zero_bubble(chunks=2)  stages = [1, 3, 1, 1]", ""),
     "three": ("blocks, layers, rest", "breadth_first(chunks=3)", ""),
-    "read by turns alone": ("blocks", "interleaved_1f1b(chunks=2)  stages = [1, 2, 1, 0]", ""),
+    "read by layers alone": ("blocks", "interleaved_1f1b(chunks=2)  stages = [1, 2, 1, 0]", ""),
 }
 WHOLE, STAGED = Case(microbatches=4), Case(pp=2, microbatches=4)
 

@@ -25,9 +25,9 @@ def _gradients(state: str, reduce: str, folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("state", LAYERS_OF_STAGE)
 def test_turns_send_what_a_whole_bucket_sends(state: str, tmp_path: Path) -> None:
-    whole, turns, wide = (
+    whole, layers, wide = (
         _gradients(each, reduce, tmp_path / name)
-        for each, reduce, name in ((WHOLE, "bf16", "whole"), (state, "bf16", "turns"), (state, "", "wide"))
+        for each, reduce, name in ((WHOLE, "bf16", "whole"), (state, "bf16", "layers"), (state, "", "wide"))
     )
-    assert all(torch.equal(turns[name], gradient) for name, gradient in whole.items())
+    assert all(torch.equal(layers[name], gradient) for name, gradient in whole.items())
     assert not any(torch.equal(wide[name], gradient) for name, gradient in whole.items())

@@ -77,7 +77,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "1 iteration cannot fill 4 stages",
         "3 stages",
     ),
-    "too many turns": (
+    "too many layers": (
         {"layers = 6": "layers = 2000"},
         "E0517",
         "schedule = 1f1b",
@@ -91,21 +91,21 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "the schedule has 4 stages, not 3",
         "`1f1b` has 4 stages on the 4 ranks of `pp`",
     ),
-    "too many turns in stages": (
+    "too many layers in stages": (
         {"1f1b }": "1f1b  stages = [1, 2, 2, 2] }"},
         "E0517",
         "stages = [1, 2, 2, 2]",
         "stages have 7 iterations, the repeats 6",
         "take away 1",
     ),
-    "too few turns in stages": (
+    "too few layers in stages": (
         {"1f1b }": "1f1b  stages = [1, 1, 1, 1] }"},
         "E0517",
         "stages = [1, 1, 1, 1]",
         "stages have 4 iterations, the repeats 6",
         "add 2",
     ),
-    "a stage without a turn": (
+    "a stage without a layer": (
         {"1f1b }": "1f1b  stages = [3, 0, 2, 1] }"},
         "E0517",
         "stages = [3, 0, 2, 1]",
@@ -119,7 +119,7 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "6 microbatches are fewer than the 2 × 4 stages",
         "at least 8",
     ),
-    "microbatches that make no turns": (
+    "microbatches that make no layers": (
         {"1f1b": "interleaved_1f1b(chunks=2)", "global_batch = 24": "global_batch = 36"},
         "E0517",
         "schedule = interleaved_1f1b(chunks=2)",
@@ -284,9 +284,13 @@ ILLEGAL = {  # what is written instead of what, and the note
     "a send left out": (" 1SEND_F5", "", "rows of rank 1: the row lacks `1SEND_F5`"),
     "no rows": (r'row ".*"\n', "", "a pipeline without rows"),
     "fewer ranks": (r'row "3.*"\n', "", "rows of 3 ranks, the axis has 4"),
-    "other homes": (r"homes \[0, 1", "homes [1, 0", "rows have stages on other ranks than their homes"),
-    "a rank that there is not": (r"homes \[0", "homes [4", "stages lie on ranks [1, 2, 3, 4] of 4"),
-    "too many turns": (r"turns \[1", "turns [2", "stages have 7 iterations, the repeats 6"),
+    "other stage_to_rank": (
+        r"stage_to_rank \[0, 1",
+        "stage_to_rank [1, 0",
+        "the ranks of rows are not those of stage_to_rank",
+    ),
+    "a rank that there is not": (r"stage_to_rank \[0", "stage_to_rank [4", "stages lie on ranks [1, 2, 3, 4] of 4"),
+    "too many layers": (r"layers \[1", "layers [2", "stages have 7 iterations, the repeats 6"),
     "a stage that there is not": (r"held wte by \[0\]", "held wte by [4]", "wte: held by a stage that there is not"),
 }
 
@@ -391,7 +395,7 @@ def test_auto_is_no_slower_than_what_has_a_name_and_two_stages_on_each_rank(name
 
 
 def test_auto_has_as_many_stages_as_it_is_told() -> None:
-    assert schedule_of({"1f1b": "auto(chunks=2)"}).homes in (looped(4, 2), folded(4, 2))
+    assert schedule_of({"1f1b": "auto(chunks=2)"}).stage_to_rank in (looped(4, 2), folded(4, 2))
 
 
 DOWN_AND_UP = {**TWO_STAGES, "1f1b": "auto(chunks=2, memory=2)"}
@@ -402,7 +406,7 @@ def test_what_auto_decides_is_in_the_ir() -> None:
     program = compiled(DOWN_AND_UP, "place_stages")
     assert program.pipeline
     assert program.pipeline.given
-    assert program.pipeline.homes == program.pipeline.given.homes == folded(4, 2)
+    assert program.pipeline.stage_to_rank == program.pipeline.given.stage_to_rank == folded(4, 2)
     last = lower(read_ir(Source("plan.ir", print_ir(program))))
     assert last == compiled(DOWN_AND_UP)
 
@@ -421,7 +425,7 @@ def test_stages_lie_where_their_bytes_have_room() -> None:
     """Down and up the first rank has the embedding and the head, around the ranks each on its own has less."""
     edits = {**TWO_STAGES, "vocab = 64": "vocab = 640", "microbatch = 2": "microbatch = 1", "batch = 32": "batch = 12"}
     least = max(it.total for it in accounts(compiled({**edits, "1f1b": "interleaved_1f1b(chunks=2)"})))
-    assert schedule_of({**edits, "1f1b": f"auto(chunks=2, memory={least}B)"}).homes == looped(4, 2)
+    assert schedule_of({**edits, "1f1b": f"auto(chunks=2, memory={least}B)"}).stage_to_rank == looped(4, 2)
     assert max(it.total for it in accounts(compiled({**edits, "1f1b": "zbv"}))) > least
 
 

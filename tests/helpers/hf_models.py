@@ -41,7 +41,7 @@ LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 
 NEOX: dict[str, Any] = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
-GPTJ: dict[str, Any] = {  # 8 rows turn at least: those of 4 are the same in either direction of reordering
+GPTJ: dict[str, Any] = {  # 8 rows layer at least: those of 4 are the same in either direction of reordering
     **{"n_embd": 64, "n_head": 4, "n_inner": 48, "n_layer": 2, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
 }
 

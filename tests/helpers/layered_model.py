@@ -1,4 +1,4 @@
-"""A small model whose repeats' parameters are moved turn by turn, written by hand as programs are, and its steps.
+"""A small model whose repeats' parameters are moved layer by layer, written by hand as programs are, and its steps.
 
 Purpose: the same model under every way to share its state out, and with none, on one rank, as the reference.
 Non-goals: what is asserted of it (`tests/runtime/state/test_loop_hooks.py`, `tests/runtime/state/test_waits.py`).
@@ -39,7 +39,7 @@ LAYERS, BLOCKS, WIDTH = 3, 2, 4
 
 @dataclass(frozen=True)
 class Way:
-    """How state is shared out; `nested` has repeats in repeats, `again` does the innermost turns again in backward."""
+    """How state is shared out; `nested` has repeats in repeats, `again` does the innermost layers again in backward."""
 
     scatters: bool = True
     shard_gradients: bool = False
@@ -71,13 +71,13 @@ class Block(nn.Module):
         self.bias = weight(mesh, WIDTH, init=normal(0.5))
 
     def forward(self, x: Tensor, odd: bool) -> Tensor:
-        """One turn."""
+        """One layer."""
         x = x + torch.tanh((x * self.norm) @ self.w.T) @ self.w
         return x + self.bias if odd else x
 
 
 class Layer(nn.Module):
-    """A turn of the outer repeat, of turns of the inner one, and a factor of its own."""
+    """A layer of the outer repeat, of layers of the inner one, and a factor of its own."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
@@ -86,9 +86,9 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Table, turns, head; the plain model where it is not `shared`.
+    """Table, layers, head; the plain model where it is not `shared`.
 
-    `computes` is called where a turn begins, in forward and in backward, `ends` where it ends in backward.
+    `computes` is called where a layer begins, in forward and in backward, `ends` where it ends in backward.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.wte = weight(mesh, 7, WIDTH, init=normal(1.0))
-        turn = Layer if way.nested else Block
-        self.layers = nn.ModuleList(turn(mesh) for _ in range(LAYERS))
+        layer = Layer if way.nested else Block
+        self.layers = nn.ModuleList(layer(mesh) for _ in range(LAYERS))
         self.head = weight(mesh, 3, WIDTH, init=normal(1.0))
         self.way, self.shared, self.computes, self.ends = way, shared, computes, ends
 
@@ -111,7 +111,7 @@ class Model(nn.Module):
         x = self.wte[tokens]
         if not self.way.nested:
             for layer, params in zip(self.layers, self._of(flat_params, "layers"), strict=True):
-                x = self._turn(layer, x, odd, params)
+                x = self._layer(layer, x, odd, params)
         else:
             groups = self._of(flat_params, "layers"), self._of(flat_params, "layers.blocks")
             nested: list[Any] = [*self.layers]
@@ -119,7 +119,7 @@ class Model(nn.Module):
                 x = self._enter(x, params)
                 x = x * layer.factor
                 for block, own in zip(layer.blocks, inner, strict=True):
-                    x = self._turn(block, x, odd, own)
+                    x = self._layer(block, x, odd, own)
                 x = self._leave(x, params)
         return torch.tanh(x @ self.head.T).square().sum()
 
@@ -127,7 +127,7 @@ class Model(nn.Module):
         """The groups of a repeat's layers; of the plain model as many without meaning."""
         return flat_params.get(name, [[None] * BLOCKS for _ in range(LAYERS)])
 
-    def _turn(self, block: nn.Module, x: Tensor, odd: bool, params: Any) -> Tensor:
+    def _layer(self, block: nn.Module, x: Tensor, odd: bool, params: Any) -> Tensor:
         x = self._enter(x, params)
         self.computes()
         _on_backward(x, self.ends)
@@ -237,7 +237,7 @@ class Run:
         return self.model(tokens, True, self.begin())
 
     def begin(self, microbatches: int = 0) -> FlatParams:
-        """Begins a pass: whole buckets are gathered, gathers of turns begun, unless these gather themselves."""
+        """Begins a pass: whole buckets are gathered, gathers of layers begun, unless these gather themselves."""
         for flat in self.state.weights().values():
             all_gather_(flat, self.state.mesh.axis("dp"))
         flat_params = self.state.flat_params(microbatches)

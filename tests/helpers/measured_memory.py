@@ -186,7 +186,7 @@ def _buffers(state: TrainState) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
-    """What tensors lie in, and its size: turns' weights are the same storage each time they have memory."""
+    """What tensors lie in, and its size: layers' weights are the same storage each time they have memory."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {_identity(storage): storage.nbytes() for storage in storages}
 

@@ -30,8 +30,8 @@ CASES = {
     "every op": replace(SP, model="every", kv=4, optimizer="adamw"),
     "tied": replace(SP, model="tied"),
     "shared state": replace(SP, state="zero 1 over dp", optimizer="adamw"),
-    "turns": replace(SP, state="bucket = 1KiB"),
-    "turns of shared state": replace(SP, state="zero 1 over dp  bucket = 1KiB", optimizer="momentum"),
+    "layers": replace(SP, state="bucket = 1KiB"),
+    "layers of shared state": replace(SP, state="zero 1 over dp  bucket = 1KiB", optimizer="momentum"),
     "shared gradients": replace(SP, state="zero 2 over dp", optimizer="adamw"),
     "shared weights": replace(SP, state="zero 3 over dp", optimizer="adamw"),
     "shared weights in small buckets": replace(

@@ -62,8 +62,8 @@ PLANS = {
     "shared over two axes": Plan(
         mesh="replica = 2  dp = 2", shard="batch over replica, dp", ranks=4, state="optimizer over replica, dp"
     ),
-    "turns reduced apart": evolve(DP_TP, state="zero 0 over dp  bucket = 300B"),
-    "turns gathered ahead": evolve(DP_TP, state="zero 1 over dp  bucket = 300B", train="precision = bf16"),
+    "layers reduced apart": evolve(DP_TP, state="zero 0 over dp  bucket = 300B"),
+    "layers gathered ahead": evolve(DP_TP, state="zero 1 over dp  bucket = 300B", train="precision = bf16"),
     "shared gradients": evolve(DP_TP, state="zero 2 over dp", train="precision = bf16", clip=0.5),
     "shared parameters": evolve(DP_TP, state="zero 3 over dp", train="precision = bf16", clip=0.5),
     "shared parameters, several buckets": evolve(DP_TP, state="zero 3 over dp  bucket = 300B  prefetch = 0"),

@@ -172,7 +172,7 @@ SMALL = {
     "stages, one repeat whole": staged(WHOLE, "zb_h1"),
     "stages, other values": staged(UNLIKE, f"{CHUNKS}  stages = [2, 4, 2, 1]", "layers, blocks, rest"),
     "stages, captured": staged(CAPTURED, "1f1b", options="recompute = selective(silu, attention)"),
-    "stages without turns": staged(LLAMA, f"{CHUNKS}  stages = [2, 1, 1, 0]", options="recompute = full"),
+    "stages without layers": staged(LLAMA, f"{CHUNKS}  stages = [2, 1, 1, 0]", options="recompute = full"),
     "stages, tied on all ranks": staged(f"{START} {LAYERS} {TIED}", "1f1b", options=FP16),
     "stages mixed": plan(state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'),
 }

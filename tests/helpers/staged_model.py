@@ -120,4 +120,4 @@ def schedules(ranks: int, microbatches: Iterable[int]) -> Iterator[tuple[str, Sc
 
 def pipeline(schedule: Schedule) -> Pipeline:
     """As a program has it."""
-    return Pipeline("pp", schedule.homes, CARRIED, [",".join(map(str, row)) for row in schedule.rows])
+    return Pipeline("pp", schedule.stage_to_rank, CARRIED, [",".join(map(str, row)) for row in schedule.rows])

@@ -32,9 +32,9 @@ def where(program: Program, bucket: str) -> str:
     """The route of a bucket, in short."""
     it = program.bucket(bucket)
     shards, reduced = "*".join(it.shard_axes), "*".join(it.reduce_axes)
-    gather = f"gather {shards} {'turn' if it.reshard_after_forward else 'step'}, " if shards else ""
+    gather = f"gather {shards} {'layer' if it.reshard_after_forward else 'step'}, " if shards else ""
     reduce = " then ".join(filter(None, (shards and f"scatter {shards}", reduced)))
-    return f"{gather}{reduce} {'turn' if it.shard_gradients else 'step'}"
+    return f"{gather}{reduce} {'layer' if it.shard_gradients else 'step'}"
 
 
 @pytest.mark.parametrize(
@@ -42,45 +42,45 @@ def where(program: Program, bucket: str) -> str:
     [
         ("bucket = 1B", "replica*dp step"),
         ("zero 1 over dp  bucket = 1B", "gather dp step, scatter dp then replica step"),
-        ("zero 2 over dp", "gather dp step, scatter dp then replica turn"),
-        ("zero 3 over dp", "gather dp turn, scatter dp then replica turn"),
-        ("zero 3 over replica, dp", "gather replica*dp turn, scatter replica*dp turn"),
-        ("parameters, optimizer over dp", "gather dp turn, scatter dp then replica step"),
+        ("zero 2 over dp", "gather dp step, scatter dp then replica layer"),
+        ("zero 3 over dp", "gather dp layer, scatter dp then replica layer"),
+        ("zero 3 over replica, dp", "gather replica*dp layer, scatter replica*dp layer"),
+        ("parameters, optimizer over dp", "gather dp layer, scatter dp then replica step"),
     ],
 )
 def test_stages_differ_in_scopes_alone(state: str, route: str) -> None:
     program = plan(state)
-    turns = [bucket for bucket in program.buckets if bucket.turns]
-    assert {name for bucket in turns for name in bucket.params} == {p.name for p in program.params if p.stacked}
-    assert {where(program, bucket.name) for bucket in turns} == {route}
+    layers = [bucket for bucket in program.buckets if bucket.layers]
+    assert {name for bucket in layers for name in bucket.params} == {p.name for p in program.params if p.stacked}
+    assert {where(program, bucket.name) for bucket in layers} == {route}
     begun = {str(op.get("bucket")) for op in walk(program.region.body) if op.kind == "begin"}
-    assert begun == ({bucket.name for bucket in turns} if route.endswith("step") else set())
+    assert begun == ({bucket.name for bucket in layers} if route.endswith("step") else set())
 
 
 def test_what_stands_outside_of_repeats_is_moved_once_a_step() -> None:
     program = plan("zero 3 over dp")
-    rest = [bucket for bucket in program.buckets if not bucket.turns]
+    rest = [bucket for bucket in program.buckets if not bucket.layers]
     assert sorted(name for bucket in rest for name in bucket.params) == ["head", "norm", "wte"]
     assert {where(program, bucket.name) for bucket in rest} == {"gather dp step, scatter dp then replica step"}
 
 
 def test_turns_of_repeats_in_repeats() -> None:
     program = plan("zero 3 over dp", NESTED)
-    turns = {name: bucket.turns for bucket in program.buckets for name in bucket.params}
-    assert turns["norm2"] == turns["w_up"] == ("blocks", "layers")
-    assert turns["inner"] == ("blocks",)
-    assert turns["head"] == turns["wte"] == ()
-    assert {where(program, bucket.name) for bucket in program.buckets if bucket.turns} == {
-        "gather dp turn, scatter dp then replica turn"
+    layers = {name: bucket.layers for bucket in program.buckets for name in bucket.params}
+    assert layers["norm2"] == layers["w_up"] == ("blocks", "layers")
+    assert layers["inner"] == ("blocks",)
+    assert layers["head"] == layers["wte"] == ()
+    assert {where(program, bucket.name) for bucket in program.buckets if bucket.layers} == {
+        "gather dp layer, scatter dp then replica layer"
     }
 
 
 def test_groups_go_by_their_own_rules() -> None:
     program = plan('zero 3 over dp  group small { params = ["norm*"]  zero 1 over dp }')
     held = {name: bucket for bucket in program.buckets for name in bucket.params}
-    assert not held["norm1"].turns
+    assert not held["norm1"].layers
     assert where(program, held["norm1"].name) == "gather dp step, scatter dp then replica step"
-    assert where(program, held["wq"].name) == "gather dp turn, scatter dp then replica turn"
+    assert where(program, held["wq"].name) == "gather dp layer, scatter dp then replica layer"
 
 
 def test_a_group_means_all_parts_of_a_divided_parameter() -> None:
@@ -91,7 +91,7 @@ def test_a_group_means_all_parts_of_a_divided_parameter() -> None:
   }}
   loss = cross_entropy(x @ head[hidden -> vocab], labels)"""
     program = plan('group scales { params = ["scale"]  zero 3 over dp }', divided)
-    shared = [sorted(bucket.params) for bucket in program.buckets if bucket.turns]
+    shared = [sorted(bucket.params) for bucket in program.buckets if bucket.layers]
     assert sorted(shared) == [["scale_0"], ["scale_1"]]
 
 
@@ -104,24 +104,24 @@ def test_a_bucket_ends_at_the_cap(stage: int, cap: int) -> None:
     )
     types = {param.name: param.type for param in program.params}
     for bucket in program.buckets:
-        sizes = [4 * _turn(program, bucket.turns, types[name].dims, name) for name in bucket.params]
+        sizes = [4 * _layer(program, bucket.layers, types[name].dims, name) for name in bucket.params]
         assert sum(sizes) <= cap or len(sizes) == 1
-    order = [name for bucket in program.buckets if not bucket.turns for name in reversed(bucket.params)]
+    order = [name for bucket in program.buckets if not bucket.layers for name in reversed(bucket.params)]
     assert [name for name in order if name in ("wte", "head")] == ["head", "wte"]  # as backward completes them
 
 
 def test_a_bucket_of_just_the_cap_is_one() -> None:
     whole = plan("zero 2 over dp")
     types = {param.name: param.type for param in whole.params}
-    sizes = [sum(4 * _turn(whole, it.turns, types[name].dims, name) for name in it.params) for it in whole.buckets]
+    sizes = [sum(4 * _layer(whole, it.layers, types[name].dims, name) for name in it.params) for it in whole.buckets]
     for cap, same in ((max(sizes), True), (max(sizes) - 1, False)):
         assert (plan(f"zero 2 over dp  bucket = {cap}B").buckets == whole.buckets) == same
 
 
-def _turn(program: Program, turns: tuple[str, ...], dims: tuple[str, ...], name: str) -> int:
-    """The elements of a parameter that a rank has in one turn."""
+def _layer(program: Program, layers: tuple[str, ...], dims: tuple[str, ...], name: str) -> int:
+    """The elements of a parameter that a rank has in one layer."""
     type = next(param.type for param in program.params if param.name == name)
-    return program.elements(type) // prod(program.size(dim) for dim in dims[: len(turns)])
+    return program.elements(type) // prod(program.size(dim) for dim in dims[: len(layers)])
 
 
 def test_no_gradient_is_reduced_before_it_is_whole() -> None:

@@ -79,7 +79,7 @@ def test_a_gate_takes_the_functions_operand_first(product: str) -> None:
 
 
 def test_the_sum_and_the_norm_of_layers() -> None:
-    """A sum at the end of a turn has its norm in the next one: it stands by itself."""
+    """A sum at the end of a layer has its norm in the next one: it stands by itself."""
     plan = body("m = layernorm(x + silu(x), g[hidden], c[hidden], eps) x = x + m")
     assert kinds(plan) == ["linear_cross_entropy"]
     plan = body("x = x + silu(x) m = layernorm(x, g[hidden], c[hidden], eps) x = x + tanh(m)")

@@ -1,4 +1,4 @@
-"""Buckets of which each turn of a repeat has a buffer of its own: what stands where, and what is no legal program.
+"""Buckets of which each layer of a repeat has a buffer of its own: what stands where, and what is no legal program.
 
 Non-goals: that such steps are right (`tests/proof`), texts of them (`test_text`, of all plans).
 """
@@ -18,13 +18,13 @@ APART = "bucket = 300B"
 
 
 def inside(region: Region, where: str = "step") -> list[tuple[str, Op]]:
-    """Every op, and where it stands: in the step, or in a turn of forward or backward."""
+    """Every op, and where it stands: in the step, or in a layer of forward or backward."""
     found: list[tuple[str, Op]] = []
     for stmt in region.body:
         if isinstance(stmt, Op):
             found.append((where, stmt))
         else:
-            found += inside(stmt, f"{where} turn" if stmt.kind == "repeat" else stmt.kind)
+            found += inside(stmt, f"{where} layer" if stmt.kind == "repeat" else stmt.kind)
     return found
 
 
@@ -32,15 +32,15 @@ def inside(region: Region, where: str = "step") -> list[tuple[str, Op]]:
 
 
 MOVED = {
-    "zero 0 over dp": "turns: begin in backward turn, P→I in step; others: P→I in step",
-    "zero 1 over dp": "turns: I→S in step, S→R in step, begin in backward turn, P→S in step; "
+    "zero 0 over dp": "layers: begin in backward layer, P→I in step; others: P→I in step",
+    "zero 1 over dp": "layers: I→S in step, S→R in step, begin in backward layer, P→S in step; "
     "others: I→S in step, S→R in step, P→S in step",
-    "zero 2 over dp": "turns: I→S in step, S→R in step, P→S in backward turn; "
+    "zero 2 over dp": "layers: I→S in step, S→R in step, P→S in backward layer; "
     "others: I→S in step, S→R in step, P→S in step",
-    "zero 3 over dp": "turns: I→S in step, S→R in forward turn, S→R in backward turn, P→S in backward turn; "
+    "zero 3 over dp": "layers: I→S in step, S→R in forward layer, S→R in backward layer, P→S in backward layer; "
     "others: I→S in step, S→R in step, P→S in step",
-    "parameters, optimizer over dp": "turns: I→S in step, S→R in forward turn, S→R in backward turn, "
-    "begin in backward turn, P→S in step; others: I→S in step, S→R in step, P→S in step",
+    "parameters, optimizer over dp": "layers: I→S in step, S→R in forward layer, S→R in backward layer, "
+    "begin in backward layer, P→S in step; others: I→S in step, S→R in step, P→S in step",
 }
 
 
@@ -49,9 +49,9 @@ def test_each_stage_gathers_and_reduces_in_its_place(state: str) -> None:
     """Over dp, and each once for each of its buckets."""
     program = evolve(DP_TP, state=f"{state}  {APART}").program()
     known = types(program)
-    words: dict[str, dict[str, Counter[str]]] = {"turns": {}, "others": {}}
+    words: dict[str, dict[str, Counter[str]]] = {"layers": {}, "others": {}}
     for bucket in program.buckets:
-        kind = words["turns" if bucket.turns else "others"]
+        kind = words["layers" if bucket.layers else "others"]
         for where, op in inside(program.region):
             if op.kind == "begin" and op.get("bucket") == bucket.name:
                 kind.setdefault(f"begin in {where}", Counter())[bucket.name] += 1
@@ -60,23 +60,23 @@ def test_each_stage_gathers_and_reduces_in_its_place(state: str) -> None:
                 kind.setdefault(way, Counter())[bucket.name] += 1
     assert "; ".join(f"{kind}: {', '.join(ways)}" for kind, ways in words.items()) == MOVED[state]
     for kind, ways in words.items():
-        own = {bucket.name for bucket in program.buckets if bool(bucket.turns) == (kind == "turns")}
+        own = {bucket.name for bucket in program.buckets if bool(bucket.layers) == (kind == "layers")}
         assert len(own) > 1
         assert all(count == dict.fromkeys(own, 1) for count in ways.values()), ways
 
 
 def test_a_small_stack_is_reduced_with_what_stands_outside() -> None:
     program = evolve(DP_TP, state="zero 0 over dp").program()
-    assert [bucket.turns for bucket in program.buckets] == [()] * 2
+    assert [bucket.layers for bucket in program.buckets] == [()] * 2
     assert not [op for _, op in inside(program.region) if op.kind == "begin"]
 
 
 def test_turns_in_turns_have_a_buffer_each() -> None:
     program = PLANS["shared parameters, nested repeats"].program()
-    turns = {param: bucket.turns for bucket in program.buckets for param in bucket.params}
-    assert turns["w_up"] == ("blocks", "layers")
-    assert turns["wq"] == ("blocks",)
-    assert turns["head"] == ()
+    layers = {param: bucket.layers for bucket in program.buckets for param in bucket.params}
+    assert layers["w_up"] == ("blocks", "layers")
+    assert layers["wq"] == ("blocks",)
+    assert layers["head"] == ()
 
 
 # ---- what is not legal
@@ -120,7 +120,7 @@ def is_turns_reduction(op: Op) -> bool:
 
 
 def stacked(op: Op) -> tuple[Op]:
-    """What gives the parameters of all turns."""
+    """What gives the parameters of all layers."""
     return (evolve(op, outputs=tuple(Value(v.name, v.type.stacked("layers")) for v in op.outputs)),)
 
 
@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[str, Callable[[Op], tuple[Op, ...]], Callable[[Op], bool]
     "begun for a bucket that is not there": (WHOLE, lambda op: (evolve(op, attrs=(("bucket", "dq"),)),), is_begin),
     "begun twice": (WHOLE, lambda op: (op, op), is_begin),
     "begun with a result": (WHOLE, lambda op: (evolve(op, outputs=(Value("b", Type("f64", ())),)),), is_begin),
-    "parameters of all turns out of one turn's buffer": (TURN, stacked, is_turns_unpack),
+    "parameters of all layers out of one layer's buffer": (TURN, stacked, is_turns_unpack),
     "parameters of another bucket": (TURN, other_bucket, is_turns_unpack),
     "parameters exchanged": (TURN, lambda op: (evolve(op, outputs=op.outputs[::-1]),), is_turns_unpack),
     "a gather left out": (TURN, lambda op: (), is_gather),
@@ -160,7 +160,7 @@ def test_wrong_turns_are_refused(what: str) -> None:
 
 
 def test_what_begins_in_a_turn_begins_once_in_it() -> None:
-    """Not in each turn of a repeat inside of it, where its gradient is known too."""
+    """Not in each layer of a repeat inside of it, where its gradient is known too."""
     program = evolve(PLANS["shared parameters, nested repeats"], state=f"zero 1 over dp  {APART}").program()
     (begin,) = [op for _, op in inside(program.region) if op.kind == "begin" and "d_wq" in op.inputs]
     without = changed(program, lambda op: (), lambda op: op is begin)
@@ -177,4 +177,4 @@ def test_a_buffer_of_all_turns_has_the_size_of_its_turns() -> None:
 
 
 def test_a_plan_without_shared_state_has_no_turns() -> None:
-    assert not [bucket for bucket in Plan().program().buckets if bucket.turns]
+    assert not [bucket for bucket in Plan().program().buckets if bucket.layers]

@@ -1,4 +1,4 @@
-"""Where models are cut: the turns and parameters of stages, and what crosses from one to the next."""
+"""Where models are cut: the layers and parameters of stages, and what crosses from one to the next."""
 
 from collections.abc import Mapping
 
@@ -30,12 +30,12 @@ def cut(edits: Mapping[str, str]) -> tuple[Program, Pipeline]:
     return program, program.pipeline
 
 
-def sized(turns: str, homes: int = 4) -> dict[str, str]:
-    return {"1f1b": f"1f1b  stages = [{turns}]", "pp = 4": f"pp = {homes}"}
+def sized(layers: str, stage_to_rank: int = 4) -> dict[str, str]:
+    return {"1f1b": f"1f1b  stages = [{layers}]", "pp = 4": f"pp = {stage_to_rank}"}
 
 
 @pytest.mark.parametrize(
-    ("edits", "turns"),
+    ("edits", "layers"),
     [
         ({}, (1, 2, 2, 1)),  # the head is dear, and a row more in the middle costs less than two
         ({"pp = 4": "pp = 2"}, (3, 3)),
@@ -45,11 +45,11 @@ def sized(turns: str, homes: int = 4) -> dict[str, str]:
     ],
     ids=["layers", "two ranks", "a large head", "chunks", "two repeats"],
 )
-def test_stages_are_as_equally_dear_as_turns_allow(edits: dict[str, str], turns: tuple[int, ...]) -> None:
+def test_stages_are_as_equally_dear_as_turns_allow(edits: dict[str, str], layers: tuple[int, ...]) -> None:
     program, pipeline = cut(edits)
-    assert pipeline.turns == turns
-    assert len(pipeline.homes) == len(turns)
-    assert sum(turns) == sum(program.size(dim) for dim in pipeline.dims)
+    assert pipeline.layers == layers
+    assert len(pipeline.stage_to_rank) == len(layers)
+    assert sum(layers) == sum(program.size(dim) for dim in pipeline.dims)
 
 
 def test_a_stage_has_turns_of_several_repeats_and_what_stands_between() -> None:
@@ -71,9 +71,9 @@ def test_parts_of_a_repeat_are_cut_as_one() -> None:
     program, pipeline = cut({**BRANCHES, "pp = 4": "pp = 2"})
     assert pipeline.dims == ("layers_0", "layers_1")
     assert [claim.dim for claim in program.claims] == ["batch"]
-    turns = [stage.turns for stage in stages(program, pipeline)]
-    assert [sum(map(len, each)) for each in turns] == [3, 3]
-    assert turns[0][0] == range(0, 2)
+    layers = [stage.layers for stage in stages(program, pipeline)]
+    assert [sum(map(len, each)) for each in layers] == [3, 3]
+    assert layers[0][0] == range(0, 2)
 
 
 # ---- what crosses
@@ -115,7 +115,7 @@ def test_what_later_statements_read_is_carried(edits: dict[str, str], count: lis
 
 
 @pytest.mark.parametrize(
-    ("turns", "crosses"),
+    ("layers", "crosses"),
     [
         ("[1, 1, 1, 1, 1, 1, 1]", [["x", "s"], ["x", "s"], ["y"], ["y"], ["z"], ["z"]]),
         ("[2, 1, 2, 2, 0]", [["x", "s"], ["y"], ["z"], ["z"]]),
@@ -124,9 +124,9 @@ def test_what_later_statements_read_is_carried(edits: dict[str, str], count: lis
         ("[5, 2]", [["z"]]),
     ],
 )
-def test_what_crosses_is_of_the_repeat_in_which_a_cut_lies(turns: str, crosses: list[list[str]]) -> None:
-    """Of one that lies between two, of the second; behind the last one's turns, of the last."""
-    text = unlike(f"1f1b  stages = {turns}").replace("pp = 2", f"pp = {turns.count(',') + 1}")
+def test_what_crosses_is_of_the_repeat_in_which_a_cut_lies(layers: str, crosses: list[list[str]]) -> None:
+    """Of one that lies between two, of the second; behind the last one's layers, of the last."""
+    text = unlike(f"1f1b  stages = {layers}").replace("pp = 2", f"pp = {layers.count(',') + 1}")
     program = compile_plan(Source("plan.scale", text))
     assert program.pipeline
     assert [[base(value.name) for value in values] for values in crossing(program, program.pipeline)] == crosses
@@ -161,7 +161,7 @@ def test_which_stages_have_a_parameter() -> None:
 def test_a_parameter_from_outside_is_held_where_turns_use_it() -> None:
     edits = {"  repeat": "  x = x * n[hidden]\n  repeat", "x = x + silu": "x = x * n + silu"}
     _, pipeline = cut({**edits, "vocab = 64": "vocab = 640"})
-    assert dict(pipeline.held)["n"] == (0, 1, 2)  # the last stage has no turn
+    assert dict(pipeline.held)["n"] == (0, 1, 2)  # the last stage has no layer
 
 
 def test_stages_take_the_time_of_their_products() -> None:

@@ -261,7 +261,7 @@ def test_one_reduction_of_gradients_per_step_and_placement(shard: str, want: dic
 
 
 def test_a_turn_that_is_done_again_keeps_what_enters_it() -> None:
-    """Forward hands backward a stack of what each turn began with, and of nothing else."""
+    """Forward hands backward a stack of what each layer began with, and of nothing else."""
     plain, again = (_stacks(evolve(DP_TP, train=f"recompute = {how}")) for how in ("none", "full"))
     assert len(plain) > 10
     assert again == ["x"]

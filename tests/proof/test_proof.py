@@ -68,7 +68,7 @@ def test_the_reduced_program_is_that_of_the_reduced_plan(name: str) -> None:
         small = case(name, i)
         again = anew(small)
         assert again == evolve(small.program, after=again.after), f"on {axes}"
-        if not any(bucket.turns for bucket in again.buckets):
+        if not any(bucket.layers for bucket in again.buckets):
             assert lower(small.model) == evolve(again, after=PASS_NAMES[-1]), f"on {axes}"
 
 

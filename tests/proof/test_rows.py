@@ -73,8 +73,8 @@ def test_a_schedule_that_needs_many_microbatches_gets_them() -> None:
 
 
 CUTS = {
-    "first without turns": (2, "0, 4"),
-    "last without turns": (2, "4, 0"),
+    "first without layers": (2, "0, 4"),
+    "last without layers": (2, "4, 0"),
     "neither has": (3, "0, 4, 0"),
     "uneven": (3, "1, 2, 1"),
     "one rank": (1, "4"),
@@ -84,9 +84,9 @@ CUTS = {
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_wherever_the_cuts_are(cut: str, schedule: str) -> None:
-    pp, turns = CUTS[cut]
+    pp, layers = CUTS[cut]
     for name in (TIED, "captured matrix"):
-        prove(*compiled(piped(name, schedule, pp, stages=turns)))
+        prove(*compiled(piped(name, schedule, pp, stages=layers)))
 
 
 PLANS = (
@@ -137,7 +137,7 @@ MODELS = {
 @pytest.mark.parametrize("file", MODELS)
 def test_models_with_a_tied_embedding(file: str, schedule: str) -> None:
     program, model = compiled(of_model(file, *MODELS[file], schedule, pp=2))
-    assert dict(pipeline_of(program).held)["wte"] == (0, len(pipeline_of(program).homes) - 1)
+    assert dict(pipeline_of(program).held)["wte"] == (0, len(pipeline_of(program).stage_to_rank) - 1)
     assert prove(program, model).bound <= BOUND
 
 
@@ -146,7 +146,7 @@ def test_models_with_a_tied_embedding(file: str, schedule: str) -> None:
 
 def test_small_pipelines_have_the_plans_kinds_of_stages() -> None:
     case = small(piped(TIED, "1f1b", 4, layers=8, stages="0, 4, 4, 0"), 1)
-    assert pipeline_of(case.program).turns == (0, 2, 0)
+    assert pipeline_of(case.program).layers == (0, 2, 0)
     assert dict(pipeline_of(case.program).held)["wte"] == (0, 2)
 
 
@@ -164,7 +164,7 @@ def test_small_pipelines_are_cut_where_other_values_cross() -> None:
     text = unlike("1f1b  stages = [1, 1, 2, 2, 1]").replace("pp = 2", "pp = 5")
     program, _ = compiled(text)
     found = [small(text, mesh).program for mesh in (0, 1)]
-    assert [pipeline_of(each).turns for each in found] == [(3, 3), (1, 1, 2, 3)]
+    assert [pipeline_of(each).layers for each in found] == [(3, 3), (1, 1, 2, 3)]
     assert [[len(values) for values in crossing(each, pipeline_of(each))] for each in found] == [[1], [2, 1, 1]]
     assert (covers(program, found[0]), covers(program, found[1])) == (False, True)
 
@@ -174,14 +174,14 @@ def test_what_crosses_differs_from_cut_to_cut(schedule: str) -> None:
     prove(*compiled(unlike(schedule)))
 
 
-@pytest.mark.parametrize("what", ["held", "rows", "homes"])
+@pytest.mark.parametrize("what", ["held", "rows", "stage_to_rank"])
 def test_stages_at_the_plans_sizes_are_those_of_its_forward(what: str) -> None:
     program, model = compiled(piped(TIED))
     pipeline, rows = pipeline_of(program), rows_of(program)
     wrong = {
         "held": evolve(pipeline, held=tuple((name, (0,)) for name, _ in pipeline.held)),
         "rows": evolve(pipeline, schedule=evolve(rows, rows=(rows.rows[0][:-1], *rows.rows[1:]))),
-        "homes": evolve(pipeline, homes=(1, 0)),
+        "stage_to_rank": evolve(pipeline, stage_to_rank=(1, 0)),
     }
     with pytest.raises(AssertionError, match="the stages are not those"):
         prove(evolve(program, pipeline=wrong[what]), model)

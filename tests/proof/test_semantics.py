@@ -188,9 +188,9 @@ def updated_by_descent(grad: torch.Tensor, scale: torch.Tensor, count: torch.Ten
 
 
 def updated_by_turns(grad: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *params: torch.Tensor) -> Any:
-    """The same, each turn of all parameters from a gradient of its own."""
-    turns = [updated_by_descent(grads, scale, count, *own) for grads, *own in zip(grad, *params, strict=True)]
-    return tuple(torch.stack(stack) for stack in zip(*turns, strict=True))
+    """The same, each layer of all parameters from a gradient of its own."""
+    layers = [updated_by_descent(grads, scale, count, *own) for grads, *own in zip(grad, *params, strict=True)]
+    return tuple(torch.stack(stack) for stack in zip(*layers, strict=True))
 
 
 def _pulled(
@@ -211,7 +211,7 @@ class Case:
     """What an op takes and gives, in words of letters, and its definition.
 
     Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar.
-    `fh+h` is one flat dim.  Where each turn over `l` has a bucket, `l|fh` is the stack of all, `l/fh` one turn's.
+    `fh+h` is one flat dim.  Where each layer over `l` has a bucket, `l|fh` is the stack of all, `l/fh` one layer's.
     """
 
     operands: tuple[str, ...]
@@ -531,7 +531,7 @@ def dims(word: str, sizes: Numbers) -> dict[str, int]:
     return {DIMS[letter]: sizes[letter] for letter in letters}
 
 
-def _turns(word: str) -> str:
+def _layers(word: str) -> str:
     """What stands before the bar."""
     stack, bar, _ = word.replace("/", "|").rpartition("|")
     return stack if bar else ""
@@ -572,16 +572,16 @@ class Drawn:
         if self.kind not in words:
             return full
         own = [Type("f64", tuple(dims(word.replace("/", "|"), self.sizes))) for word in words[self.kind]]
-        turns = tuple(dims(_turns(words[self.kind][0]), self.sizes))
+        layers = tuple(dims(_layers(words[self.kind][0]), self.sizes))
         params = tuple(
             evolve(full.params[0], name=f"p{i}", type=type, stacked=0, inner=0) for i, type in enumerate(own)
         )
-        bucket = Bucket("flat", tuple(param.name for param in params), Type("f64", (*turns, "flat")))
+        bucket = Bucket("flat", tuple(param.name for param in params), Type("f64", (*layers, "flat")))
         return evolve(full, params=params, buckets=(bucket,))
 
     def _result(self, word: str) -> Type:
         if word.endswith(".*"):
-            return Type("f64", (*dims(_turns(word), self.sizes), "flat"))
+            return Type("f64", (*dims(_layers(word), self.sizes), "flat"))
         return Type("f64", tuple(dims(word, self.sizes)))
 
     def tensors(self) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What ranks hold of flat buffers that they share out, turn by turn: each a part, the rest stale, all of them together.
+"""Sharded flat buffers of layers: each rank holds a part, the rest is stale, together they are whole.
 
 Non-goals: what is packed where in one buffer (`test_meanings`), layouts (`tests/ops/test_padding.py`).
 """
@@ -17,7 +17,7 @@ from scalec.compiler.proof.tensors import Array, Tensor
 
 NAMES = (
     "shared optimizer state",
-    "turns gathered ahead",
+    "layers gathered ahead",
     "shared parameters, several buckets",
     "shared parameters, copied outside",
     "shared parameters, nested repeats",
@@ -47,7 +47,7 @@ def everywhere(value: Tensor, world: SimulatedMesh) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
-    """Ranks of the bucket's axes hold all of a turn, each element once; ranks of other axes hold the same."""
+    """Ranks of the bucket's axes hold all of a layer, each element once; ranks of other axes hold the same."""
     for case in cases(name):
         shared = [bucket for bucket in case.program.buckets if bucket.shard_axes]
         assert shared
@@ -57,10 +57,10 @@ def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
             _, right = held(case, bucket)
             for own in right:
                 assert (own.sum(axis=at) == 1).all()
-            turns = [own.reshape(*own.shape[: len(case.mesh) + len(bucket.turns)], -1) for own in right]
-            parts = np.concatenate(turns, axis=-1).sum(axis=-1)
+            layers = [own.reshape(*own.shape[: len(case.mesh) + len(bucket.layers)], -1) for own in right]
+            parts = np.concatenate(layers, axis=-1).sum(axis=-1)
             most = parts.max(axis=at)
-            assert (most < np.concatenate(turns, axis=-1).shape[-1]).all(), "a rank holds all of a turn"
+            assert (most < np.concatenate(layers, axis=-1).shape[-1]).all(), "a rank holds all of a layer"
 
 
 @pytest.mark.parametrize("name", NAMES)

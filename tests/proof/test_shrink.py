@@ -72,9 +72,9 @@ def test_rows_made_for_costs(schedule: str, pp: int) -> None:
     assert prove(program, model).bound <= BOUND
 
 
-@pytest.mark.parametrize("turns", ["0, 4", "4, 0", "1, 3"])
-def test_rows_made_for_uneven_stages(turns: str) -> None:
-    program, model = compiled(piped(TIED, "auto(memory = 2)", stages=turns))
+@pytest.mark.parametrize("layers", ["0, 4", "4, 0", "1, 3"])
+def test_rows_made_for_uneven_stages(layers: str) -> None:
+    program, model = compiled(piped(TIED, "auto(memory = 2)", stages=layers))
     demand_part(program, model)
     prove(program, model)
 
@@ -106,12 +106,12 @@ HOMES = {
 }
 
 
-@pytest.mark.parametrize("homes", HOMES)
+@pytest.mark.parametrize("stage_to_rank", HOMES)
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**32))
-def test_rows_of_a_file(homes: str, seed: int, folder: Path) -> None:
+def test_rows_of_a_file(stage_to_rank: str, seed: int, folder: Path) -> None:
     """In any order that can be done, with backwards in one and in two parts."""
-    where = HOMES[homes]
+    where = HOMES[stage_to_rank]
     program, model = filed(shuffled(where, max(where) + 1, 3, seed), folder)
     demand_part(program, model)
     assert prove(program, model).bound <= BOUND

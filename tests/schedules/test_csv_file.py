@@ -30,13 +30,13 @@ def test_read_back(name: str, ranks: int, microbatches: int):
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_torch_reads_ours(name: str, ranks: int, microbatches: int, tmp_path: Path):
-    """It also finds the stages' homes, adds its own messages, and can run them."""
+    """It also finds the stages' stage_to_rank, adds its own messages, and can run them."""
     schedule = SCHEDULES[name](ranks, microbatches)
     (tmp_path / "rows.csv").write_text(csv(schedule))
     theirs = torch_orders.runtime(ranks, microbatches, SCHEDULES[name].chunks)
     theirs._load_csv(tmp_path / "rows.csv", format="compute_only")
     assert torch_orders.orders(theirs.pipeline_order) == words(schedule)
-    assert theirs.stage_index_to_group_rank == dict(enumerate(schedule.homes))
+    assert theirs.stage_index_to_group_rank == dict(enumerate(schedule.stage_to_rank))
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)

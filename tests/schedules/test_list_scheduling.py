@@ -25,13 +25,15 @@ class Exact:
     """Whether any order at all takes less than a time: all are gone through in the order in which their cells begin."""
 
     def __init__(
-        self, homes: tuple[int, ...], count: int, times: Times, memory: tuple[float, ...], keeps: Keeps
+        self, stage_to_rank: tuple[int, ...], count: int, times: Times, memory: tuple[float, ...], keeps: Keeps
     ) -> None:
-        self.homes, self.count, self.times, self.memory, self.keeps = homes, count, times, memory, keeps
+        self.stage_to_rank, self.count, self.times, self.memory, self.keeps = stage_to_rank, count, times, memory, keeps
         self.seen: set[object] = set()
 
     def beats(self, total: float) -> bool:
-        work = [Action(s, part, m) for s in range(len(self.homes)) for part in (F, IN, W) for m in range(self.count)]
+        work = [
+            Action(s, part, m) for s in range(len(self.stage_to_rank)) for part in (F, IN, W) for m in range(self.count)
+        ]
         self.seen.clear()
         return self._goes_on(frozenset(work), {}, (0.0,) * len(self.memory), (0.0,) * len(self.memory), 0.0, total)
 
@@ -39,7 +41,7 @@ class Exact:
                  held: tuple[float, ...], now: float, total: float) -> bool:  # fmt: skip
         state = (left, tuple(sorted(done.items())), free, now)
         if state in self.seen or any(
-            at + sum(self.times.of(action) for action in left if self.homes[action.stage] == rank) >= total
+            at + sum(self.times.of(action) for action in left if self.stage_to_rank[action.stage] == rank) >= total
             for rank, at in enumerate(free)
         ):
             return False
@@ -56,11 +58,11 @@ class Exact:
 
     def _does(self, action: Action, left: frozenset[Action], done: dict[Value, float], free: tuple[float, ...],
               held: tuple[float, ...], now: float, total: float) -> bool:  # fmt: skip
-        rank, stage = self.homes[action.stage], action.stage
-        waits = needs(action, len(self.homes))
+        rank, stage = self.stage_to_rank[action.stage], action.stage
+        waits = needs(action, len(self.stage_to_rank))
         if any(value not in done for value in waits):
             return False
-        late = [done[v] + self.times.send * (self.homes[v.stage] != rank) for v in waits]
+        late = [done[v] + self.times.send * (self.stage_to_rank[v.stage] != rank) for v in waits]
         start = max(free[rank], *late, 0.0)
         more = {
             F: self.keeps.input[stage],
@@ -84,15 +86,15 @@ class Exact:
 
 
 @st.composite
-def tasks(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> tuple[Times, tuple[float, ...], Keeps]:
+def tasks(draw: st.DrawFn, ranks: int, stage_to_rank: tuple[int, ...]) -> tuple[Times, tuple[float, ...], Keeps]:
     """Small whole times; memory that is just enough for some, plenty for others."""
 
     def row(least: int, most: int) -> tuple[float, ...]:
-        return tuple(draw(st.lists(st.integers(least, most), min_size=len(homes), max_size=len(homes))))
+        return tuple(draw(st.lists(st.integers(least, most), min_size=len(stage_to_rank), max_size=len(stage_to_rank))))
 
     times = Times(row(1, 3), row(0, 3), row(0, 3), draw(st.sampled_from((0, 1))))
     keeps = Keeps(row(1, 2), row(0, 3))
-    alone = [sum(keeps.input[s] for s, home in enumerate(homes) if home == rank) for rank in range(ranks)]
+    alone = [sum(keeps.input[s] for s, home in enumerate(stage_to_rank) if home == rank) for rank in range(ranks)]
     more = st.sampled_from((0, 1, 2, 3, inf))
     return times, tuple(least + draw(more) for least in alone), keeps
 
@@ -104,21 +106,21 @@ def within(schedule: Schedule, memory: tuple[float, ...], keeps: Keeps) -> bool:
     return all(most <= bound for most, bound in zip(high_water(schedule, keeps), memory, strict=True))
 
 
-def made(homes: tuple[int, ...], count: int, times: Times, memory: tuple[float, ...], keeps: Keeps) -> float:
+def made(stage_to_rank: tuple[int, ...], count: int, times: Times, memory: tuple[float, ...], keeps: Keeps) -> float:
     """How long the schedule takes, which is right and keeps the bound."""
-    schedule = listed(homes, count, times, MemoryBudget(memory, keeps))
+    schedule = listed(stage_to_rank, count, times, MemoryBudget(memory, keeps))
     assert problems(schedule) == []
     assert within(schedule, memory, keeps)
     return simulate(schedule, times).total
 
 
-@pytest.mark.parametrize(("homes", "count"), SMALL)
+@pytest.mark.parametrize(("stage_to_rank", "count"), SMALL)
 @settings(max_examples=20)
 @given(data=st.data())
-def test_no_order_beats_a_small_one(homes: tuple[int, ...], count: int, data: st.DataObject) -> None:
-    times, memory, keeps = data.draw(tasks(max(homes) + 1, homes))
-    total = made(homes, count, times, memory, keeps)
-    exact = Exact(homes, count, times, memory, keeps)
+def test_no_order_beats_a_small_one(stage_to_rank: tuple[int, ...], count: int, data: st.DataObject) -> None:
+    times, memory, keeps = data.draw(tasks(max(stage_to_rank) + 1, stage_to_rank))
+    total = made(stage_to_rank, count, times, memory, keeps)
+    exact = Exact(stage_to_rank, count, times, memory, keeps)
     assert exact.beats(total + 0.5), "the exact search itself finds orders"
     assert not exact.beats(total)
 
@@ -133,25 +135,25 @@ def test_no_order_beats_one_of_three_ranks_and_three_microbatches() -> None:
 @given(data=st.data())
 def test_memory_is_never_exceeded_wherever_stages_are(data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, 4))
-    homes = tuple(data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=7)))
-    made(homes, data.draw(st.integers(1, 6)), *data.draw(tasks(ranks, homes)))
+    stage_to_rank = tuple(data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=7)))
+    made(stage_to_rank, data.draw(st.integers(1, 6)), *data.draw(tasks(ranks, stage_to_rank)))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=4)
-@given(data=st.data(), ranks=st.integers(2, 4), turns=st.integers(2, 3))
-def test_no_schedule_with_a_name_is_better(name: str, data: st.DataObject, ranks: int, turns: int) -> None:
-    schedule = SCHEDULES[name](ranks, turns * ranks)
-    times, _, keeps = data.draw(tasks(ranks, schedule.homes))
+@given(data=st.data(), ranks=st.integers(2, 4), layers=st.integers(2, 3))
+def test_no_schedule_with_a_name_is_better(name: str, data: st.DataObject, ranks: int, layers: int) -> None:
+    schedule = SCHEDULES[name](ranks, layers * ranks)
+    times, _, keeps = data.draw(tasks(ranks, schedule.stage_to_rank))
     memory = high_water(schedule, keeps)
-    assert made(schedule.homes, turns * ranks, times, memory, keeps) <= simulate(schedule, times).total
+    assert made(schedule.stage_to_rank, layers * ranks, times, memory, keeps) <= simulate(schedule, times).total
 
 
 def test_a_schedule_with_a_name_is_taken_where_it_is_the_best() -> None:
     """Too large to be searched well, and better than what rules make."""
     named = SCHEDULES["interleaved_zero_bubble"](4, 16)
     times, keeps = Times.uniform(8, comm=0.1), Keeps.uniform(8)
-    assert made(named.homes, 16, times, high_water(named), keeps) == pytest.approx(simulate(named, times).total)
+    assert made(named.stage_to_rank, 16, times, high_water(named), keeps) == pytest.approx(simulate(named, times).total)
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(2, 4), (4, 8), (8, 16)])
@@ -181,14 +183,14 @@ def test_what_one_microbatch_needs_is_demanded() -> None:
 
 
 @st.composite
-def rooms(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> MemoryBudget:
+def rooms(draw: st.DrawFn, ranks: int, stage_to_rank: tuple[int, ...]) -> MemoryBudget:
     """Bytes: what a microbatch needs on each rank, and some more; what stages hand on is a part of what they keep."""
-    cuts = tuple(draw(st.lists(st.integers(0, 20), min_size=len(homes) - 1, max_size=len(homes) - 1)))
+    cuts = tuple(draw(st.lists(st.integers(0, 20), min_size=len(stage_to_rank) - 1, max_size=len(stage_to_rank) - 1)))
     cuts = draw(st.sampled_from([cuts, cuts[:1] * len(cuts)]))
     kept = tuple(draw(st.integers(given, 100)) for given in (0, *cuts))
-    keeps = Keeps(kept, tuple(draw(st.integers(0, 120)) for _ in homes), max(cuts, default=0), cuts)
+    keeps = Keeps(kept, tuple(draw(st.integers(0, 120)) for _ in stage_to_rank), max(cuts, default=0), cuts)
     more = st.sampled_from((0, 1, 10, 50, 200, inf))
-    return MemoryBudget(tuple(least(homes, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
+    return MemoryBudget(tuple(least(stage_to_rank, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
 
 
 @settings(max_examples=60)
@@ -196,9 +198,9 @@ def rooms(draw: st.DrawFn, ranks: int, homes: tuple[int, ...]) -> MemoryBudget:
 def test_bytes_are_never_exceeded_whatever_stages_keep_and_hand_on(data: st.DataObject) -> None:
     """What rows hold is counted here with their messages, as `simulate` has them in time."""
     ranks = data.draw(st.integers(1, 4))
-    homes = tuple(data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=7)))
-    times, room = data.draw(durations(len(homes))), data.draw(rooms(ranks, homes))
-    schedule = with_messages(listed(homes, data.draw(st.integers(1, 6)), times, room), times)
+    stage_to_rank = tuple(data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=7)))
+    times, room = data.draw(durations(len(stage_to_rank))), data.draw(rooms(ranks, stage_to_rank))
+    schedule = with_messages(listed(stage_to_rank, data.draw(st.integers(1, 6)), times, room), times)
     assert problems(schedule) == []
     assert all(held <= most for held, most in zip(measured_bytes(schedule, room.keeps), room.most, strict=True))
 

@@ -23,25 +23,25 @@ SHAPES = [*product((2, 3), (1, 2), (1, 2, 3, 4))]
 
 def alike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
     """Stages that are the same, with and without time for messages, from the least memory to any."""
-    homes = tuple(range(ranks)) * chunks
+    stage_to_rank = tuple(range(ranks)) * chunks
     for (f, b, w, comm), more in product(((1, 1, 1, 0), (2, 3, 1, 1)), (0, 1, 2, inf)):
-        times = Times.uniform(len(homes), f, b, w, comm)
-        yield homes, microbatches, times, MemoryBudget.counted(ranks, len(homes), chunks + more)
+        times = Times.uniform(len(stage_to_rank), f, b, w, comm)
+        yield stage_to_rank, microbatches, times, MemoryBudget.counted(ranks, len(stage_to_rank), chunks + more)
 
 
 def unlike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
     """Stages with times and sizes of their own."""
     draw = random.Random(100 * ranks + 10 * chunks + microbatches)
-    homes = tuple(range(ranks)) * chunks
+    stage_to_rank = tuple(range(ranks)) * chunks
 
     def row(least: int, most: int) -> tuple[int, ...]:
-        return tuple(draw.randint(least, most) for _ in homes)
+        return tuple(draw.randint(least, most) for _ in stage_to_rank)
 
     for _ in range(4):
         times = Times(row(1, 3), row(1, 3), row(1, 3), draw.choice((0, 1, 2)))
         keeps = Keeps(row(2, 4), row(0, 2))
-        bounds = (least(homes, rank, keeps) + draw.choice((0, 1, 3, 6, inf)) for rank in range(ranks))
-        yield homes, microbatches, times, MemoryBudget(tuple(bounds), keeps)
+        bounds = (least(stage_to_rank, rank, keeps) + draw.choice((0, 1, 3, 6, inf)) for rank in range(ranks))
+        yield stage_to_rank, microbatches, times, MemoryBudget(tuple(bounds), keeps)
 
 
 def made(case: Case) -> float:
@@ -71,7 +71,7 @@ BEYOND = {
 @pytest.mark.parametrize("name", BEYOND)
 def test_how_far_larger_cases_are_from_it(name: str) -> None:
     """Where the search must drop orders; what is made may become better, what is proved stays."""
-    (homes, microbatches, times, memory), found, proved = BEYOND[name]
-    room = MemoryBudget.counted(max(homes) + 1, len(homes), memory)
-    assert optimum(homes, microbatches, times, room) == proved
-    assert proved <= made((homes, microbatches, times, room)) <= found
+    (stage_to_rank, microbatches, times, memory), found, proved = BEYOND[name]
+    room = MemoryBudget.counted(max(stage_to_rank) + 1, len(stage_to_rank), memory)
+    assert optimum(stage_to_rank, microbatches, times, room) == proved
+    assert proved <= made((stage_to_rank, microbatches, times, room)) <= found

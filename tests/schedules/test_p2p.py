@@ -81,16 +81,16 @@ def test_one_message_at_a_time_needs_no_batches(schedule: Schedule, data: st.Dat
     """Rows go on even if each send and each receive blocks by itself."""
     sent = with_messages(schedule, data.draw(durations(schedule.stages)))
     rest = [list(reversed(row)) for row in sent.rows]
-    while able := [rank for rank, row in enumerate(rest) if row and _can_go_on(row[-1], rest, sent.homes)]:
+    while able := [rank for rank, row in enumerate(rest) if row and _can_go_on(row[-1], rest, sent.stage_to_rank)]:
         action = rest[able[0]].pop()
-        if action.work.is_message and (it := message_of(carried(action), sent.homes)):
+        if action.work.is_message and (it := message_of(carried(action), sent.stage_to_rank)):
             rest[it.target].pop()
     assert not any(rest)
 
 
-def _can_go_on(action: Action, rest: list[list[Action]], homes: tuple[int, ...]) -> bool:
+def _can_go_on(action: Action, rest: list[list[Action]], stage_to_rank: tuple[int, ...]) -> bool:
     """Whether a rank's next cell computes, or sends what another's next cell receives."""
-    it = message_of(carried(action), homes) if action.work.is_message else None
+    it = message_of(carried(action), stage_to_rank) if action.work.is_message else None
     return not it or (it.send == action and rest[it.target][-1:] == [it.receive])
 
 
@@ -130,7 +130,7 @@ def test_swapped_receives_are_found(schedule: Schedule, data: st.DataObject) -> 
     """Two receives of one rank from another, exchanged: each gets the other's value, or stands behind its use."""
     sent = with_messages(schedule, data.draw(durations(schedule.stages)))
     receives = [
-        (rank, at, sent.homes[carried(action).stage])
+        (rank, at, sent.stage_to_rank[carried(action).stage])
         for rank, at, action in sent.cells()
         if action.work.value.startswith("RECV")
     ]

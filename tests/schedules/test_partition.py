@@ -75,6 +75,6 @@ def test_divisions(costs: list[int], first: int, last: int, count: int, found: t
     assert sorted(stage_costs(costs, first, last, sizes)) == sorted(stage_costs(costs, first, last, found))
 
 
-def test_many_turns_are_divided_quickly() -> None:
-    """1,024 turns of sizes as those of a large model."""
-    assert sum(balanced([4096**4 * (1 + turn % 3) for turn in range(1024)], 0, 4096**5, 64)) == 1024
+def test_many_layers_are_divided_quickly() -> None:
+    """1,024 layers of sizes as those of a large model."""
+    assert sum(balanced([4096**4 * (1 + layer % 3) for layer in range(1024)], 0, 4096**5, 64)) == 1024

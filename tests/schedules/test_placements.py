@@ -49,7 +49,7 @@ def auto(ranks: int, chunks: int, microbatches: int, times: Times, most: float) 
     """The schedule that is made, which is right and keeps the bound."""
     placements = dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks)))
     room = MemoryBudget.counted(ranks, ranks * chunks, most)
-    schedule = fastest([Task(homes, microbatches, times, room) for homes in placements])
+    schedule = fastest([Task(stage_to_rank, microbatches, times, room) for stage_to_rank in placements])
     assert problems(schedule) == []
     assert room.holds(schedule)
     return schedule
@@ -83,5 +83,5 @@ def test_none_is_faster_whatever_the_bound(
 
 def test_with_the_least_memory_stages_lie_down_and_up() -> None:
     """A microbatch that is alone on its way waits for fewer messages, and holds the last rank for a shorter time."""
-    assert auto(4, 2, 6, alike(8), most=2).homes == folded(4, 2)
-    assert auto(4, 2, 6, alike(8), most=100).homes == looped(4, 2), "of two that are as fast, around the ranks"
+    assert auto(4, 2, 6, alike(8), most=2).stage_to_rank == folded(4, 2)
+    assert auto(4, 2, 6, alike(8), most=100).stage_to_rank == looped(4, 2), "of two that are as fast, around the ranks"

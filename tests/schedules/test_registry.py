@@ -157,8 +157,11 @@ def test_whole_or_impossible(name: str, ranks: int, microbatches: int, chunks: i
         assert len(re.findall(r"\d+", schedule.why)) >= 2
         assert schedule.help
         return
-    assert (schedule.homes, schedule.microbatches) == (SCHEDULES[name].homes(ranks, chunks), microbatches)
-    assert all(schedule.homes[action.stage] == rank for rank, _, action in schedule.cells())
+    assert (schedule.stage_to_rank, schedule.microbatches) == (
+        SCHEDULES[name].stage_to_rank(ranks, chunks),
+        microbatches,
+    )
+    assert all(schedule.stage_to_rank[action.stage] == rank for rank, _, action in schedule.cells())
     done = Counter(action for _, _, action in schedule.cells())
     assert max(done.values()) == 1
     for stage in range(ranks * chunks):
@@ -211,9 +214,9 @@ def test_refuses_nothing_else():
 
 
 def test_homes():
-    assert SCHEDULES["interleaved_1f1b"].homes(3, 3) == (0, 1, 2, 0, 1, 2, 0, 1, 2)
-    assert SCHEDULES["breadth_first"].homes(2) == (0, 1, 0, 1)
-    assert SCHEDULES["zbv"].homes(3) == SCHEDULES["dualpipev"].homes(3, 2) == (0, 1, 2, 2, 1, 0)
+    assert SCHEDULES["interleaved_1f1b"].stage_to_rank(3, 3) == (0, 1, 2, 0, 1, 2, 0, 1, 2)
+    assert SCHEDULES["breadth_first"].stage_to_rank(2) == (0, 1, 0, 1)
+    assert SCHEDULES["zbv"].stage_to_rank(3) == SCHEDULES["dualpipev"].stage_to_rank(3, 2) == (0, 1, 2, 2, 1, 0)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

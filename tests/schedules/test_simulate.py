@@ -23,9 +23,9 @@ def test_bubbles_equal_the_formula(make, ranks: int, more: int, f: int, b: int, 
     assert timeline.bubble == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
 
 
-@given(ranks=st.integers(2, 4), chunks=st.integers(2, 4), turns=st.integers(1, 3))
-def test_chunks_divide_the_bubble(ranks: int, chunks: int, turns: int) -> None:
-    microbatches = turns * ranks
+@given(ranks=st.integers(2, 4), chunks=st.integers(2, 4), layers=st.integers(1, 3))
+def test_chunks_divide_the_bubble(ranks: int, chunks: int, layers: int) -> None:
+    microbatches = layers * ranks
     timeline = simulate(one_f_one_b(ranks, microbatches, chunks), Times.uniform(ranks * chunks))
     assert timeline.bubble == pytest.approx((ranks - 1) / (chunks * microbatches + ranks - 1))
 
@@ -55,7 +55,7 @@ def test_each_action_begins_as_soon_as_it_can(schedule: Schedule, data: st.DataO
         free = 0.0
         for slot in row:
             late = {
-                value: times.send * (schedule.homes[value.stage] != rank)
+                value: times.send * (schedule.stage_to_rank[value.stage] != rank)
                 for value in needs(slot.action, schedule.stages)
             }
             assert slot.start == max(free, *(done[value] + late[value] for value in late), 0.0)

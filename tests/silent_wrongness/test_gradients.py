@@ -228,7 +228,7 @@ def test_row_27_gradients_are_reduced_over_one_of_two_data_axes() -> None:
 
 
 def test_row_27_a_turn_forgets_the_outer_of_two_data_axes() -> None:
-    """As above, where each turn reduces its own gradients: scattered inside, and not added up outside."""
+    """As above, where each layer reduces its own gradients: scattered inside, and not added up outside."""
     name = "layers_matrices"
     made = f"g_{name}.2: f64[flat_{name}@dp*tp] = coerce(g_{name}.1) <axes=[replica], from=P, to=I>"
     defect = Defect(

@@ -22,9 +22,9 @@ STEP_COUNT, LOSS_SCALE = 4, 8
 
 @frozen
 class Bucket:
-    """A bucket's bytes, of all turns.
+    """A bucket's bytes, of all layers.
 
-    parameters  as the model computes with them: whole, or where each turn gathers them, this rank's part
+    parameters  as the model computes with them: whole, or where each layer gathers them, this rank's part
     gradients   whole, or where each microbatch sums them, this rank's part
     masters     0 where they are the parameters' memory, or a part of it
     padding     the part of all this, from 0 to 1, that is no parameter's; of all ranks together
@@ -186,7 +186,7 @@ def _tables(program: Program) -> int:
         if (at := roles(op, known)).rotated:
             type = known[op.inputs[0]]
             own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
-            own.pop("every", None)  # backward's turns that are done again use forward's
+            own.pop("every", None)  # backward's layers that are done again use forward's
             size = 2 * program.local_size(type, at.query_seq) * round(float(str(own["dims"]))) * ITEM_BYTES[type.dtype]
             sizes[len(type.dims) - type.dims.index(at.query_seq), tuple(sorted(own.items())), type.dtype] = size
     return sum(sizes.values())

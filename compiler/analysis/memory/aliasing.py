@@ -1,7 +1,7 @@
 """Which values of a step lie in one piece of memory, and what each piece takes on one rank.
 
 A storage is known by the value that it was made for: views, what a repeat takes apart, and what backward reads of
-forward are other names for it.  The carried value of a repeat is a storage of its own, by the name that one turn has
+forward are other names for it.  The carried value of a repeat is a storage of its own, by the name that one layer has
 for it.  Non-goals: when a storage comes and goes.
 """
 
@@ -20,7 +20,7 @@ class Cut:
 
     entering   what the stage before hands on
     returning  the gradient of what it hands on itself
-    first      how many turns of repeats stages before it do
+    first      how many layers of repeats stages before it do
     types      those of the values of all stages
     """
 
@@ -34,13 +34,13 @@ class Storages:
     """The storages of a step.
 
     state, inputs   those that are there all the time
-    gathered    weights that turns of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
-                views of these, whose memory comes and goes with the turn
-    packs       the ops behind which a turn's gradient is summed in each microbatch
+    gathered    weights that layers of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
+                views of these, whose memory comes and goes with the layer
+    packs       the ops behind which a layer's gradient is summed in each microbatch
     again       what backward makes once more → the op of forward that made it
     second      forward's values that backward makes once more → what they are called then
     made_again  forward's values that backward makes once more → what both make them of
-    sometimes   those of them that it makes not in every turn
+    sometimes   those of them that it makes not in every layer
     """
 
     def __init__(self, program: Program, cut: Cut = Cut()) -> None:
@@ -155,7 +155,7 @@ class Storages:
 
 
 def carried(region: Region) -> list[tuple[str, str, str]]:
-    """What a turn of a repeat is handed, what it hands on, and what this is called after the last."""
+    """What a layer of a repeat is handed, what it hands on, and what this is called after the last."""
     args = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
     lasts = [(e.name, r.name) for e, r in zip(region.yields, region.results, strict=True) if e.leave is Leave.LAST]
     return [(arg, end, result) for arg, (end, result) in zip(args, lasts, strict=True)]

@@ -26,7 +26,7 @@ def room(program: Program, most: int) -> MemoryBudget:
     for rank in range(program.axis(program.pipeline.axis).size):
         it, own = idle(program, rank, of), has(program.pipeline, rank)
         passing = max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
-        _demand(it, passing, int(least(program.pipeline.homes, rank, sizes)), most)
+        _demand(it, passing, int(least(program.pipeline.stage_to_rank, rank, sizes)), most)
         left.append(most - it.always - passing)
     return MemoryBudget(tuple(left), sizes)
 

@@ -1,8 +1,8 @@
-"""What turns of repeats hold of buckets for a while: weights that are gathered, gradients until ranks have their sum.
+"""What layers of repeats hold of buckets for a while: gathered weights, and gradients until ranks have their sum.
 
-Weights of a turn are there from its gather, `prefetch` turns ahead of it, to its end.  A turn's gradient is memory for
-all of it from the first that backward makes, and is on its way, while backward goes on, until its sum is there.
-Non-goals: what is there all the time (`account`), and when turns come (`walk`).
+Weights of a layer are there from its gather, `prefetch` layers ahead of it, to its end.  A layer's gradient takes
+memory from the first part that backward makes until its sum, reduced while backward goes on, is there.
+Non-goals: what is there all the time (`account`), and when layers come (`walk`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,21 +16,21 @@ from .aliasing import Storages
 
 
 @frozen
-class Turned:
-    """What one turn of a repeat does with buckets, those of repeats inside too.
+class LayerBytes:
+    """What one layer of a repeat does with buckets, those of repeats inside too.
 
-    turns    how many there are, of all repeats around it together
+    layers    how many there are, of all repeats around it together
     weights  bytes that it gathers
-    sums     bytes of the gradients whose sums it begins, by bucket: the turn before's is finished first
+    sums     bytes of the gradients whose sums it begins, by bucket: the layer before's is finished first
     """
 
-    turns: int
+    layers: int
     weights: int
     sums: dict[str, int]
 
 
 class Passing:
-    """What is there of all turns: `weights`, and `gradients`, those that backward makes and those under way."""
+    """What is there of all layers: `weights`, and `gradients`, those that backward makes and those under way."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
@@ -56,28 +56,28 @@ class Passing:
         return sum(self._made.values()) + sum(self._under_way.values())
 
     def forward(self, region: Region) -> Iterator[int]:
-        """Enters the turns of a repeat of which one is fullest, and leaves them; how far each is from the last.
+        """Enters the layers of a repeat of which one is fullest, and leaves them; how far each is from the last.
 
         The last has all that is kept, those before it gather for the next ones too.
         """
-        turned, turns = self._turned(region), self._storages.program.size(region.dim)
-        for back in dict.fromkeys((0, min(turns - 1, self._ahead) if turned.weights else 0)):
-            self._gathered.append((back + 1) * turned.weights)
+        per_layer, layers = self._per_layer(region), self._storages.program.size(region.dim)
+        for back in dict.fromkeys((0, min(layers - 1, self._ahead) if per_layer.weights else 0)):
+            self._gathered.append((back + 1) * per_layer.weights)
             yield back
             self._gathered.pop()
 
     def backward(self, region: Region) -> Iterator[int]:
-        """Enters the turns of a repeat's backward of which one is fullest, and leaves them; how far from the first.
+        """Enters the layers of a repeat's backward of which one is fullest, and leaves them; how far from the first.
 
         The first has all that is kept, those after it begin with sums under way.
         """
-        turned, turns, before = self._turned(region), self._storages.program.size(region.dim), self._under_way
-        for on in range(min(turns, 2)) if turned.sums else (0,):
-            self._under_way = before | (turned.sums if on else {})
-            self._gathered.append(min(turned.turns - on, self._ahead + 1) * turned.weights)
+        per_layer, layers, before = self._per_layer(region), self._storages.program.size(region.dim), self._under_way
+        for on in range(min(layers, 2)) if per_layer.sums else (0,):
+            self._under_way = before | (per_layer.sums if on else {})
+            self._gathered.append(min(per_layer.layers - on, self._ahead + 1) * per_layer.weights)
             yield on
             self._gathered.pop()
-        self._under_way = before | turned.sums
+        self._under_way = before | per_layer.sums
 
     def makes(self, names: Iterable[str]) -> None:
         """Takes note that backward makes gradients of parameters, if these are values of this kind."""
@@ -85,7 +85,7 @@ class Passing:
             self._made[bucket] = self._size(bucket, self._storages.program.bucket(bucket).type.dtype)
 
     def moves(self, op: Op) -> Iterator[None]:
-        """Begins to sum a turn's gradient, if it is all there with this op; a moment when what is sent is there too."""
+        """Begins to sum a layer's gradient, if this op completes it; a moment when what is sent is there too."""
         if op.kind not in ("pack", "begin"):
             return
         self._under_way |= self._sums((op,))
@@ -94,12 +94,12 @@ class Passing:
             yield
         self._made.pop(bucket, None)
 
-    def _turned(self, region: Region) -> Turned:
+    def _per_layer(self, region: Region) -> LayerBytes:
         program = self._storages.program
         ops = [stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind in ("unpack", "pack")]
         weights = sum(self._storages.bytes(op.inputs[0]) for op in ops if op.kind == "unpack")
-        turns = [prod(map(program.size, program.bucket(str(op.get("bucket"))).turns)) for op in ops]
-        return Turned(max(turns, default=1), weights, self._sums(region.body))
+        layers = [prod(map(program.size, program.bucket(str(op.get("bucket"))).layers)) for op in ops]
+        return LayerBytes(max(layers, default=1), weights, self._sums(region.body))
 
     def _sums(self, body: Sequence[Stmt], kinds: tuple[str, ...] = ("pack", "begin")) -> dict[str, int]:
         """The bytes of the last sums that ops of these kinds begin, by bucket; those of gradients that are kept count
@@ -114,6 +114,6 @@ class Passing:
         return found
 
     def _size(self, bucket: str, dtype: str) -> int:
-        """The bytes of one turn's gradient in an element type."""
+        """The bytes of one layer's gradient in an element type."""
         program = self._storages.program
         return layout_of(program, program.bucket(bucket)).size * ITEM_BYTES[dtype]

@@ -132,7 +132,7 @@ class Releases:
         """What a repeat keeps of its surroundings."""
         around = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
         around |= {self._storages.root(end): result for _, end, result in carried(region)}
-        inner = self._keeper.turns[region.results[0].name].found
+        inner = self._keeper.layers[region.results[0].name].found
         own = {*bound(inner, region)} - {*around}
         keys = [around.get(key, key) for key in inner if key not in own]
         mine = [i for i, it in enumerate(backward) if isinstance(it, Region) and mirrors(it, region, self._storages)]
@@ -149,17 +149,17 @@ def mirrors(backward: Region, forward: Region, storages: Storages) -> bool:
     return bool(bound((storages.root(arg.source) for arg in backward.args), forward))
 
 
-def put_off(storages: Storages, body: Iterable[Stmt], turns: int = 1) -> dict[str, int]:
-    """Operands of the products that make weights' gradients, each storage once, as all turns of repeats keep them."""
+def put_off(storages: Storages, body: Iterable[Stmt], layers: int = 1) -> dict[str, int]:
+    """Operands of the products that make weights' gradients, each storage once, as all layers of repeats keep them."""
     found: dict[str, int] = {}
     for stmt in body:
         if isinstance(stmt, Region):
-            found |= put_off(storages, stmt.body, turns * storages.program.size(stmt.dim))
+            found |= put_off(storages, stmt.body, layers * storages.program.size(stmt.dim))
         elif is_put_off(stmt):
             given = dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name  # made by forward, and only to be scaled
             read = [value.name for value in stmt.outputs] if given else stmt.inputs
             names = [name for name in read if not storages.held(name)]
-            found |= {storages.root(name): turns * storages.bytes(name) for name in names}
+            found |= {storages.root(name): layers * storages.bytes(name) for name in names}
     return found
 
 

@@ -1,6 +1,6 @@
 """Walks the step op by op and finds the peak of live memory.
 
-Of each repeat one turn is walked, so that 126 layers cost what 2 do: in forward the last, when it has kept most, and in
+One layer of each repeat is walked, so that 126 layers cost what 2 do: in forward the last, when most is saved, and in
 backward the first that it does; with those close to it that have more of buckets in memory (`passing`).  Gradients of
 parameters add up in their buckets as they come, parts of another gradient in the first of them, as autograd does it.
 Non-goals: what an allocator loses, and what kernels hold besides `scratch`.
@@ -17,7 +17,7 @@ from ..kernel_tiles import serves
 from .aliasing import Storages, carried
 from .in_flight import Passing
 from .liveness import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums, unkept
-from .saved_activations import Keeper, Kept, Turn, bound
+from .saved_activations import Keeper, Kept, SavedByLayer, bound
 
 
 @frozen
@@ -25,17 +25,17 @@ class PeakSnapshot:
     """A moment of the step, and what is in memory then beside what always is.
 
     op     that runs; None for the update, and the reduction of gradients before it
-    turns  of the repeats around it: the dim, which turn of forward's order it is, and of how many
+    layers  of the repeats around it: the dim, which layer of forward's order it is, and of how many
     name   the parameter or value that it is about, in backward that of which it is the gradient
     kept   bytes that forward keeps for backward
-    weights    bytes of what turns have gathered for themselves
-    gradients  bytes of whole gradients of turns, of which each rank keeps a part as soon as they are summed
+    weights    bytes of what layers have gathered for themselves
+    gradients  bytes of whole gradients of layers, of which each rank keeps a part as soon as they are summed
     other  bytes of values that are on their way, and of gradients
     """
 
     op: Op | None
     where: str
-    turns: tuple[tuple[str, int, int], ...]
+    layers: tuple[tuple[str, int, int], ...]
     name: str
     kept: int
     weights: int
@@ -63,7 +63,7 @@ class Walk:
         self._live: dict[str, int] = {}
         self._kept: set[str] = set()
         self._into: dict[str, str] = {}
-        self._where, self._turns = "forward", list[tuple[str, int, int]]()
+        self._where, self._layers = "forward", list[tuple[str, int, int]]()
         self.fullest = {"update": update(storages)}
         self._given = [*storages.cut.entering, *storages.cut.returning]  # there until backward is done
         self._live |= {self._root(name): storages.bytes(name) for name in storages.cut.entering}
@@ -88,24 +88,24 @@ class Walk:
         for i, stmt in enumerate(body):
             gone = [name for name, at in last.items() if at == i and name not in stays]
             if isinstance(stmt, Region):
-                self._forward_turn(stmt, gone, kept)
+                self._forward_layer(stmt, gone, kept)
             else:
                 self._run(stmt, {key: it.bytes for key, it in self._keeper.saved(stmt).items() if ":" in key})
             self._free(gone)
 
-    def _forward_turn(self, region: Region, gone: Sequence[str], kept: Mapping[str, Kept]) -> None:
-        """The last turn of a repeat, or those of which one is fullest, in place of all."""
-        turn, before = self._keeper.turns[region.results[0].name], self._live
+    def _forward_layer(self, region: Region, gone: Sequence[str], kept: Mapping[str, Kept]) -> None:
+        """The last layer of a repeat, or those of which one is fullest, in place of all."""
+        layer, before = self._keeper.layers[region.results[0].name], self._live
         for back in self._passing.forward(region):
             self._live = dict(before)
-            self._enter(region, turn, gone, back)
-            self._forward(region.body, region, turn.found)
+            self._enter(region, layer, gone, back)
+            self._forward(region.body, region, layer.found)
             self._leave(region)
         self._live |= {key: kept[key].total for key in bound(kept, region)}
         self._kept |= {*kept}
 
     def _linked(self, region: Region, found: Mapping[str, Kept]) -> list[str]:
-        """What a turn is handed that is kept, because this turn keeps it or the one before does."""
+        """What a layer is handed that is kept, because this layer keeps it or the one before does."""
         return [arg for arg, end, _ in carried(region) if arg in found or self._storages.root(end) in found]
 
     # ---- backward
@@ -122,7 +122,7 @@ class Walk:
         for i, stmt in enumerate(body):
             gone = [name for name, at in last.items() if at == i and name not in ends]
             if isinstance(stmt, Region):
-                self._backward_turn(stmt, gone, forward)
+                self._backward_layer(stmt, gone, forward)
             elif self._splits and is_put_off(stmt):
                 pass
             elif moves(stmt, self._summed, self._storages):
@@ -137,21 +137,21 @@ class Walk:
                 self._look(stmt, widened)
             self._free(v.name for v in results(stmt) if v.name in self._summed or v.name in found.added)
 
-    def _backward_turn(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
-        """The first turn of a repeat's backward, that of forward's last turn, or those of which one is fullest."""
+    def _backward_layer(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
+        """The first layer of a repeat's backward, that of forward's last layer, or those of which one is fullest."""
         repeats = (it for it in forward if isinstance(it, Region))
         mirror = next((it for it in repeats if mirrors(region, it, self._storages)), None)
-        turn = self._keeper.turns[mirror.results[0].name] if mirror else Turn({}, 0, 0)
+        layer = self._keeper.layers[mirror.results[0].name] if mirror else SavedByLayer({}, 0, 0)
         self._free(bound(self._live, mirror) if mirror else ())
-        before, turns = self._live, self._storages.program.size(region.dim)
+        before, layers = self._live, self._storages.program.size(region.dim)
         left = sum(put_off(self._storages, [region]).values())
         for on in self._passing.backward(region):
             self._live = dict(before)
-            is_forwards_first = 0 < on == turns - 1  # whose input is what the repeat was handed
-            self._enter(region, turn, [key for key in gone if is_forwards_first or key not in self._kept], on)
-            if self._splits:  # turns that are done leave what others may keep more than
-                self._live[_others(region)] = max(self._live[_others(region)], left - left // turns)
-            self._live |= self._last_turn(mirror, turn) if mirror else {}
+            is_forwards_first = 0 < on == layers - 1  # whose input is what the repeat was handed
+            self._enter(region, layer, [key for key in gone if is_forwards_first or key not in self._kept], on)
+            if self._splits:  # layers that are done leave what others may keep more than
+                self._live[_others(region)] = max(self._live[_others(region)], left - left // layers)
+            self._live |= self._last_layer(mirror, layer) if mirror else {}
             self._backward(region.body, mirror.body if mirror else (), region)
             self._free(bound(self._live, mirror) if mirror else ())
             self._leave(region)
@@ -159,37 +159,37 @@ class Walk:
         if self._splits:
             self._live[f"left by {region.dim}"] = left
 
-    def _last_turn(self, region: Region, turn: Turn) -> dict[str, int]:
-        """What the last turn of a repeat kept, but for what it handed on: that is the repeat's result."""
+    def _last_layer(self, region: Region, layer: SavedByLayer) -> dict[str, int]:
+        """What the last layer of a repeat kept, but for what it handed on: that is the repeat's result."""
         args, ends = self._handed(region)
-        found = {key: turn.found[key].total for key in bound(turn.found, region) if key not in ends}
-        found |= {arg: self._storages.bytes(arg) for arg in self._linked(region, turn.found)}
+        found = {key: layer.found[key].total for key in bound(layer.found, region) if key not in ends}
+        found |= {arg: self._storages.bytes(arg) for arg in self._linked(region, layer.found)}
         alone = self._storages.program.size(region.dim) > 1
         return {key: size for key, size in found.items() if alone or key not in args}
 
     # ---- repeats
 
     def _handed(self, region: Region | None) -> tuple[set[str], set[str]]:
-        """What a turn of a repeat is handed, and what it hands on."""
+        """What a layer of a repeat is handed, and what it hands on."""
         links = carried(region) if region else []
         return {arg for arg, _, _ in links}, {self._storages.root(end) for _, end, _ in links}
 
-    def _enter(self, region: Region, turn: Turn, gone: Iterable[str], before_last: int) -> None:
-        """What the turns before it keep, and what this one is handed; `gone` is what nothing needs after it."""
-        turns, at = (size := self._storages.program.size(region.dim)), size - before_last
-        self._turns.append((region.dim, at, turns))
-        self._live[_others(region)] = turn.first(max(at - 1, 0))
+    def _enter(self, region: Region, layer: SavedByLayer, gone: Iterable[str], before_last: int) -> None:
+        """What the layers before it keep, and what this one is handed; `gone` is what nothing needs after it."""
+        layers, at = (size := self._storages.program.size(region.dim)), size - before_last
+        self._layers.append((region.dim, at, layers))
+        self._live[_others(region)] = layer.first(max(at - 1, 0))
         self._kept.add(_others(region))
         self._free(gone)
         for arg in region.args:
             if arg.enter is Enter.CARRY:
                 is_first = self._where == "backward" and not before_last
-                alone = (turns > 1 and not is_first) or self._root(arg.source) not in self._live
+                alone = (layers > 1 and not is_first) or self._root(arg.source) not in self._live
                 self._live[arg.value.name] = self._storages.bytes(arg.value.name) if alone else 0
 
     def _leave(self, region: Region) -> None:
-        """Of a turn only what it hands on is left."""
-        self._turns.pop()
+        """Of a layer only what it hands on is left."""
+        self._layers.pop()
         self._free([_others(region), *bound(self._live, region)])
         for end, value in zip(region.yields, region.results, strict=True):
             if end.leave is Leave.LAST and self._root(value.name) == value.name and value.name not in self._summed:
@@ -221,7 +221,7 @@ class Walk:
         kept = sum(size for key, size in self._live.items() if key in self._kept)
         other = sum(self._live.values()) - kept + scratch
         buckets = self._passing.weights, self._passing.gradients
-        moment = PeakSnapshot(op, self._where, tuple(self._turns), self._about(op), kept, *buckets, other)
+        moment = PeakSnapshot(op, self._where, tuple(self._layers), self._about(op), kept, *buckets, other)
         self.fullest[self._where] = max(self.fullest.get(self._where, moment), moment, key=lambda it: it.bytes)
 
     def _about(self, op: Op) -> str:
@@ -244,7 +244,7 @@ class Walk:
 
 
 def _others(region: Region) -> str:
-    """What the other turns of a repeat keep, as a storage."""
+    """What the other layers of a repeat keep, as a storage."""
     return f"other {region.dim}"
 
 
@@ -256,11 +256,13 @@ def update(storages: Storages) -> PeakSnapshot:
 def _sent(storages: Storages) -> int:
     """What the largest gradient takes once more that is cast for its reduction; they go one after the other.
 
-    Those of turns have gone by then; those of stages are counted in the row.
+    Those of layers have gone by then; those of stages are counted in the row.
     """
     pipeline = storages.program.pipeline
-    turned = {bucket.dim for bucket in storages.program.buckets if bucket.turns or pipeline}
+    stacked = {bucket.dim for bucket in storages.program.buckets if bucket.layers or pipeline}
     casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
     pairs = [(op.inputs[0], op.outputs[0]) for op in casts if not storages.held(op.inputs[0])]
-    sizes = ((storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not turned & {*sent.type.dims})
+    sizes = (
+        (storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not stacked & {*sent.type.dims}
+    )
     return max((sent for own, sent in sizes if sent < own), default=0)

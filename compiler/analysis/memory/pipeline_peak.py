@@ -67,11 +67,11 @@ class Stage:
 def stages_of(program: Program) -> list[Stage]:
     """All stages of a pipeline, each by itself; those that do the same are one."""
     assert program.pipeline, "memory: no pipeline"
-    cuts, last = stages(program, program.pipeline), len(program.pipeline.homes) - 1
+    cuts, last = stages(program, program.pipeline), len(program.pipeline.stage_to_rank) - 1
     every = max(program.train.recompute.number, 1)
     found: dict[object, Stage] = {}
     kinds = [
-        (cut.groups, number == 0, number == last, *((len(turns), turns.start % every) for turns in cut.turns))
+        (cut.groups, number == 0, number == last, *((len(layers), layers.start % every) for layers in cut.layers))
         for number, cut in enumerate(cuts)
     ]
     for number, kind in enumerate(kinds):
@@ -105,27 +105,27 @@ def device_of(program: Program) -> Device:
 
 
 def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
-    """What enters a stage, from before and from behind, as its statements call it; and where its turns begin."""
+    """What enters a stage, from before and from behind, as its statements call it; and where its layers begin."""
     all_ = stages(program, pipeline)
     (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward, backward = (groups(pipeline, block.body)[1] for block in region.body if isinstance(block, Region))
     enters = _entering(all_[number], forward) if number else ()
     returns = _returning(all_[number + 1], forward, backward) if number < len(all_) - 1 else ()
-    first = dict(zip(pipeline.dims, (turns.start for turns in all_[number].turns), strict=True))
+    first = dict(zip(pipeline.dims, (layers.start for layers in all_[number].layers), strict=True))
     return Cut(enters, returns, first, types(program))
 
 
 def _entering(stage: Cuts, forward: list[Region]) -> tuple[str, ...]:
-    """What the repeat takes in which a stage begins; if it has no turns, what that makes."""
+    """What the repeat takes in which a stage begins; if it has no layers, what that makes."""
     repeat = forward[stage.begins]
-    return _taken(repeat) if stage.turns[stage.begins] else _made(repeat, len(_taken(repeat)))
+    return _taken(repeat) if stage.layers[stage.begins] else _made(repeat, len(_taken(repeat)))
 
 
 def _returning(behind: Cuts, forward: list[Region], backward: list[Region]) -> tuple[str, ...]:
     """The gradients that the stage `behind` hands back, of what enters it."""
     repeat, back = forward[behind.begins], backward[::-1][behind.begins]
-    turns, count = behind.turns[behind.begins], len(_taken(repeat))
-    return _made(back, count) if turns and turns.start == 0 else _taken(back)[:count]
+    layers, count = behind.layers[behind.begins], len(_taken(repeat))
+    return _made(back, count) if layers and layers.start == 0 else _taken(back)[:count]
 
 
 def _taken(repeat: Region) -> tuple[str, ...]:

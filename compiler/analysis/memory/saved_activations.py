@@ -1,6 +1,6 @@
 """What autograd keeps of one microbatch's forward until its backward, each storage once.
 
-Purpose: the tensors by op and plan line, those of a repeat counted for all its turns from one.
+Purpose: the tensors by op and plan line, those of a repeat counted for all its layers from one.
 Non-goals: when they are freed (`walk`).
 """
 
@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from ...ir import Op, Region, Stmt
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local, Saved
-from ..recompute import is_made_again, turns_again
+from ..recompute import is_made_again, recomputes_layers
 from .aliasing import Storages, carried
 
 
@@ -21,29 +21,29 @@ class Kept:
 
     op     the first op that keeps it
     what   the value that it is, or what it holds
-    turns  how many of them a microbatch keeps; of a repeat's turn, how many one turn keeps
+    layers  how many of them a microbatch keeps; of a repeat's layer, how many one layer keeps
     """
 
     op: Op
     what: str
     bytes: int
-    turns: int = 1
+    layers: int = 1
 
     @property
     def total(self) -> int:
         """The bytes of all of them."""
-        return self.bytes * self.turns
+        return self.bytes * self.layers
 
 
 @frozen
-class Turn:
-    """What one turn of a repeat keeps.
+class SavedByLayer:
+    """What one layer of a repeat keeps.
 
     found  by storage, as the body keeps it, with what it keeps of its surroundings
-    own    bytes that every turn keeps
-    chain  bytes of what a turn hands on, if that is kept: there is one less of it than of turns
-    every  the first of so many turns is such a one; the others keep `other` bytes, since backward does them not again
-    start  how many turns other stages do before
+    own    bytes that every layer keeps
+    chain  bytes of what a layer hands on, if that is kept: there is one less of it than of layers
+    every  the first of so many layers is such a one; the others keep `other` bytes, since backward does them not again
+    start  how many layers other stages do before
     """
 
     found: dict[str, Kept]
@@ -53,10 +53,10 @@ class Turn:
     other: int = 0
     start: int = 0
 
-    def first(self, turns: int) -> int:
-        """The bytes that the first so many turns keep."""
-        again = multiples(self.every, self.start, self.start + turns)
-        return again * self.own + (turns - again) * self.other + max(turns - 1, 0) * self.chain
+    def first(self, layers: int) -> int:
+        """The bytes that the first so many layers keep."""
+        again = multiples(self.every, self.start, self.start + layers)
+        return again * self.own + (layers - again) * self.other + max(layers - 1, 0) * self.chain
 
 
 def multiples(every: int, start: int, stop: int) -> int:
@@ -65,15 +65,15 @@ def multiples(every: int, start: int, stop: int) -> int:
 
 
 class Keeper:
-    """What forward keeps: `all` of a microbatch, and one turn of each repeat, by the name of its first result."""
+    """What forward keeps: `all` of a microbatch, and one layer of each repeat, by the name of its first result."""
 
     def __init__(self, storages: Storages, device: Device) -> None:
         self._storages = storages
         self._device: Device = device
         weights = storages.state | storages.gathered
         self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.cut.entering}
-        self.turns: dict[str, Turn] = {}
-        self._by_turns = True  # whether what backward does again turn by turn is not kept
+        self.layers: dict[str, SavedByLayer] = {}
+        self._by_layer = True  # whether what backward does again layer by layer is not kept
         self.all = self._body(storages.forward.body)
 
     def _body(self, body: tuple[Stmt, ...]) -> dict[str, Kept]:
@@ -126,11 +126,11 @@ class Keeper:
         return [it for source in self._storages.made_again[name] for it in self._made_of(source)]
 
     def _is_made_again(self, name: str) -> bool:
-        return name in self._storages.made_again and (self._by_turns or name not in self._storages.sometimes)
+        return name in self._storages.made_again and (self._by_layer or name not in self._storages.sometimes)
 
     def _repeat(self, region: Region, found: dict[str, Kept]) -> None:
-        """A turn is handed what the last one handed on: the source, all turns' but the last one's, then the result."""
-        storages, turns = self._storages, self._storages.program.size(region.dim)
+        """A layer receives the result of the one before: the source, results of all but the last, the result."""
+        storages, layers = self._storages, self._storages.program.size(region.dim)
         self._wanted |= {arg.value.name for arg in region.args if arg.value.type.differentiable}
         self._wanted |= {result.name for result in region.results if result.type.differentiable}
         inner = self._body(region.body)
@@ -138,33 +138,35 @@ class Keeper:
         for arg, end, result in carried(region):
             end = storages.root(end)
             if arg in inner:
-                found.setdefault(sources[arg], evolve(inner[arg], what=sources[arg], turns=1))
+                found.setdefault(sources[arg], evolve(inner[arg], what=sources[arg], layers=1))
             if end == arg:
                 continue
             if end in inner:
-                found.setdefault(result, evolve(inner[end], what=result, turns=1))
+                found.setdefault(result, evolve(inner[end], what=result, layers=1))
             if first := inner.get(arg) or inner.get(end):
-                chains[end] = evolve(first, what=end, turns=1)
+                chains[end] = evolve(first, what=end, layers=1)
         handed = {arg for arg, _, _ in carried(region)} | {*chains}
         own = {key: inner[key] for key in bound(inner, region) if key not in handed}
-        every, other = self._others(region, handed) if turns_again(storages.program, region.dim) > 1 else (1, own)
+        every, other = self._others(region, handed) if recomputes_layers(storages.program, region.dim) > 1 else (1, own)
         start = storages.cut.first.get(region.dim, 0)
-        again = multiples(every, start, start + turns)
-        self.turns[region.results[0].name] = Turn(inner, _total(own), _total(chains), every, _total(other), start)
+        again = multiples(every, start, start + layers)
+        self.layers[region.results[0].name] = SavedByLayer(
+            inner, _total(own), _total(chains), every, _total(other), start
+        )
         for key, kept in inner.items():
             if key not in own and key not in handed:
                 found.setdefault(key, kept)
-        counts = {key: again * (key in own) + (turns - again) * (key in other) for key in own | other}
-        found |= {key: evolve(kept, turns=kept.turns * counts[key]) for key, kept in (own | other).items()}
-        found |= {key: evolve(kept, turns=turns - 1) for key, kept in chains.items() if turns > 1}
+        counts = {key: again * (key in own) + (layers - again) * (key in other) for key in own | other}
+        found |= {key: evolve(kept, layers=kept.layers * counts[key]) for key, kept in (own | other).items()}
+        found |= {key: evolve(kept, layers=layers - 1) for key, kept in chains.items() if layers > 1}
 
     def _others(self, region: Region, handed: Container[str]) -> tuple[int, dict[str, Kept]]:
-        """Of how many turns one is done again, and what those keep that are not."""
-        self._by_turns = False
+        """Of how many layers one is done again, and what those keep that are not."""
+        self._by_layer = False
         inner = self._body(region.body)
-        self._by_turns = True
+        self._by_layer = True
         own = {key: inner[key] for key in bound(inner, region) if key not in handed}
-        return turns_again(self._storages.program, region.dim), own
+        return recomputes_layers(self._storages.program, region.dim), own
 
 
 def _total(found: dict[str, Kept]) -> int:

@@ -19,8 +19,8 @@ def misbegun(program: Program) -> Iterator[str]:
     for region in _inside(program.region):
         for op in (stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind == "begin"):
             name = op.get("bucket")
-            turns = len(program.bucket(str(name)).turns)
-            complete = tuple(origins.turn(packed, turns) for packed in waiting.get(name, ()))
+            layers = len(program.bucket(str(name)).layers)
+            complete = tuple(origins.layer(packed, layers) for packed in waiting.get(name, ()))
             if name in seen or complete != op.inputs or not {*op.inputs} <= {end.name for end in region.yields}:
                 yield f"begin of {name} is not of what the step packs"
             seen.add(name)
@@ -28,7 +28,7 @@ def misbegun(program: Program) -> Iterator[str]:
 
 @frozen
 class _Origins:
-    """Where values come from: results of regions from what their turns yield, casts from their operands."""
+    """Where values come from: results of regions from what their layers yield, casts from their operands."""
 
     ends: dict[str, tuple[Leave, str]]
     casts: dict[str, str]
@@ -44,9 +44,9 @@ class _Origins:
         ops = (stmt for region in regions for stmt in region.body if isinstance(stmt, Op))
         return cls(ends, {op.outputs[0].name: op.inputs[0] for op in ops if op.kind == "cast"})
 
-    def turn(self, name: str, turns: int) -> str:
-        """What a turn yields of a stack of so many repeats' turns that microbatches sum; "" of anything else."""
-        for leave in (Leave.SUM, *[Leave.STACK] * turns):
+    def layer(self, name: str, layers: int) -> str:
+        """What a layer yields of a stack of so many repeats' layers that microbatches sum; "" of anything else."""
+        for leave in (Leave.SUM, *[Leave.STACK] * layers):
             while leave is Leave.STACK and name in self.casts:
                 name = self.casts[name]
             found, name = self.ends.get(name, (None, ""))

@@ -102,7 +102,7 @@ class Ops(Checker):
         return all(axis in self.axes and colon and dim in space for axis, colon, dim in items)
 
     def _fits(self, op: Op, bucket: Bucket, operands: Sequence[Type]) -> bool:
-        """All parameters of a bucket or their gradients, of a turn or stacked, and its whole or its gradient."""
+        """All parameters of a bucket or their gradients, of a layer or stacked, and its whole or its gradient."""
         if op.kind == "update":
             return bucket.params == op.inputs[3:] and bucket.type == operands[0]
         flat = {"pack": [v.type for v in op.outputs], "unpack": operands, "begin": []}[op.kind]
@@ -110,10 +110,10 @@ class Ops(Checker):
         for type in flat:
             self.type(bucket.name, type)
         sizes = {self.program.local_size(type, bucket.dim) for type in flat if bucket.dim in type.dims}
-        turn = [self._params[name].dims[len(bucket.turns) :] for name in bucket.params]
+        layer = [self._params[name].dims[len(bucket.layers) :] for name in bucket.params]
         own = [type.dims for type in parts] if flat and flat[0].dims == bucket.type.dims else []
         whole = own == [self._params[name].dims for name in bucket.params]
-        return (whole or [type.dims for type in parts] == turn) and sizes <= {layout_of(self.program, bucket).size}
+        return (whole or [type.dims for type in parts] == layer) and sizes <= {layout_of(self.program, bucket).size}
 
 
 def _distinct(names: tuple[str, ...], among: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Pipelines: stages with all turns of what is cut, on ranks that there are, and rows that do their work."""
+"""Pipelines: stages with all layers of what is cut, on ranks that there are, and rows that do their work."""
 
 from ...config.settings import AUTO
 from ...ir import MICROBATCHES, Pipeline
@@ -19,7 +19,7 @@ class Stages(Checker):
             return
         assert pipeline.axis in self.axes, self.at(f"stages over axis {pipeline.axis}, which is not declared")
         assert all(dim in self.sizes for dim in pipeline.dims), self.at("stages of a repeat whose dim is not declared")
-        if pipeline.homes or pipeline.turns:
+        if pipeline.stage_to_rank or pipeline.layers:
             self._stages(pipeline)
         for rows in filter(None, (pipeline.given, pipeline.schedule)):
             self._counts(pipeline, rows)
@@ -36,20 +36,24 @@ class Stages(Checker):
                 raise AssertionError(self.at(f"rows of rank {problem.rank}: {problem.why}"))
 
     def _stages(self, pipeline: Pipeline) -> None:
-        turns, homes = pipeline.turns, pipeline.homes
-        assert len(turns) == len(homes), self.at(f"turns of {len(turns)} stages, homes of {len(homes)}")
+        layers, stage_to_rank = pipeline.layers, pipeline.stage_to_rank
+        assert len(layers) == len(stage_to_rank), self.at(
+            f"layers of {len(layers)} stages, stage_to_rank of {len(stage_to_rank)}"
+        )
         total = sum(self.sizes[dim] for dim in pipeline.dims)
-        assert sum(turns) == total, self.at(f"stages have {sum(turns)} iterations, the repeats {total}")
-        assert all(turns[1:-1]), self.at("a stage in the middle has no turns")
+        assert sum(layers) == total, self.at(f"stages have {sum(layers)} iterations, the repeats {total}")
+        assert all(layers[1:-1]), self.at("a stage in the middle has no layers")
         ranks = {*range(self.program.axis(pipeline.axis).size)}
-        assert {*homes} == ranks, self.at(f"stages lie on ranks {sorted({*homes})} of {len(ranks)}")
+        assert {*stage_to_rank} == ranks, self.at(f"stages lie on ranks {sorted({*stage_to_rank})} of {len(ranks)}")
         params = {param.name for param in self.program.params}
         for name, stages in pipeline.held:
             assert name in params, self.at(f"stages hold {name}, which is no parameter")
-            assert {*stages} <= {*range(len(homes))}, self.at(f"{name}: held by a stage that there is not")
+            assert {*stages} <= {*range(len(stage_to_rank))}, self.at(f"{name}: held by a stage that there is not")
 
     def _counts(self, pipeline: Pipeline, rows: Schedule) -> None:
         ranks, microbatches = self.program.axis(pipeline.axis).size, self.sizes.get(MICROBATCHES, 0)
         assert rows.ranks == ranks, self.at(f"rows of {rows.ranks} ranks, the axis has {ranks}")
         assert rows.microbatches == microbatches, self.at(f"rows of {rows.microbatches} of {microbatches} microbatches")
-        assert rows.homes == (pipeline.homes or rows.homes), self.at("rows have stages on other ranks than their homes")
+        assert rows.stage_to_rank == (pipeline.stage_to_rank or rows.stage_to_rank), self.at(
+            "the ranks of rows are not those of stage_to_rank"
+        )

@@ -1,4 +1,4 @@
-"""The flat parameters of each turn of a repeat, read off the IR: the functions that a loop's lines must call.
+"""The flat parameters of each layer of a repeat, read off the IR: the functions that a loop's lines must call.
 
 Purpose: they act on all buckets of a layer at once, in the order of the buckets; so the IR must do.  Backward does what
 lines do in the opposite order of the lines.
@@ -18,10 +18,10 @@ Repeats = tuple[tuple[str, str], ...]
 """The dims of repeats around a body, itself included, and their lines of the plan: the same in forward and backward."""
 
 
-class Turn:
-    """One turn of a repeat of forward, which stands in `repeats`; slices of the parameters `entering` enter it.
+class LayerMoves:
+    """One layer of a repeat of forward, which stands in `repeats`; slices of the parameters `entering` enter it.
 
-    Of the buckets `own` it has a flat parameter, of those in `inner` one for each turn of the repeats in it.
+    Of the buckets `own` it has a flat parameter, of those in `inner` one for each layer of the repeats in it.
     """
 
     def __init__(self, program: Program, region: Region, repeats: Repeats, entering: Collection[str]) -> None:
@@ -29,12 +29,12 @@ class Turn:
         self._of = {bucket.dim: bucket.name for bucket in program.buckets}
         flat_params = {dim for arg in region.args if arg.enter is Enter.EACH for dim in arg.value.type.dims}
         taken = [b for b in program.buckets if b.dim in flat_params or {*entering} & {*b.params}]
-        self.own = [bucket.name for bucket in taken if len(bucket.turns) == len(repeats)]
-        self.inner = [bucket.name for bucket in taken if len(bucket.turns) > len(repeats)]
+        self.own = [bucket.name for bucket in taken if len(bucket.layers) == len(repeats)]
+        self.inner = [bucket.name for bucket in taken if len(bucket.layers) > len(repeats)]
         self._forward, self._backward = _ops(region), self._backward_at(repeats) if self.own else []
 
     def functions(self) -> tuple[list[str], list[str]]:
-        """Those that are called before a turn, and after it."""
+        """Those that are called before a layer, and after it."""
         if not self.own:
             return [], []
         buckets = [self._program.bucket(name) for name in self.own]
@@ -78,7 +78,7 @@ class Turn:
 
 
 def _complete(ops: Sequence[Op]) -> list[str]:
-    """The buckets whose gradients are complete in a turn of backward, in their order."""
+    """The buckets whose gradients are complete in a layer of backward, in their order."""
     return [str(op.get("bucket")) for op in ops if op.kind in ("begin", "pack")]
 
 

@@ -285,14 +285,14 @@ class Evaluator(ABC):
         return dict(zip(keys, map(self.value, node.values), strict=True))
 
     def _GeneratorExp(self, node: ast.GeneratorExp | ast.ListComp) -> object:
-        return tuple(self.value(node.elt) for _ in self._turns(node, node.generators))
+        return tuple(self.value(node.elt) for _ in self._layers(node, node.generators))
 
     _ListComp = _GeneratorExp
 
     def _DictComp(self, node: ast.DictComp) -> object:
-        return {self.value(node.key): self.value(node.value) for _ in self._turns(node, node.generators)}
+        return {self.value(node.key): self.value(node.value) for _ in self._layers(node, node.generators)}
 
-    def _turns(self, node: ast.expr, generators: Sequence[ast.comprehension]) -> Iterator[None]:
+    def _layers(self, node: ast.expr, generators: Sequence[ast.comprehension]) -> Iterator[None]:
         """Binds the names of a comprehension to each of their values, as long as it runs."""
         if not generators:
             yield
@@ -307,7 +307,7 @@ class Evaluator(ABC):
         before = self.frame.names.get(name)
         for each in cast(tuple[object, ...], all_):
             self.frame.names[name] = Binding(each)
-            yield from self._turns(node, rest)
+            yield from self._layers(node, rest)
         self.frame.names.pop(name, None)
         if before:
             self.frame.names[name] = before

@@ -1,4 +1,4 @@
-"""Runs statements, functions and classes of a program's text on symbols; a loop is run once, for all of its turns.
+"""Runs statements, functions and classes of a program's text on symbols; a loop is run once, for all of its layers.
 
 Purpose: what every statement binds, logs and returns, and which ones were run.  Non-goals: expressions (`evaluate`).
 """
@@ -193,7 +193,7 @@ class Machine(Evaluator):
         return NOTHING
 
     def _enter(self, stmt: ast.For, loop: Loop, zipped: bool) -> None:
-        """Binds what a turn has of its own, and what it carries."""
+        """Binds what a layer has of its own, and what it carries."""
         names = self.frame.names
         targets = _stored([stmt.target])
         for name in dict.fromkeys(sorted(_stored(stmt.body), key=_first(stmt))):

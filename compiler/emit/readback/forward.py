@@ -22,7 +22,7 @@ from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
 from ..naming import DTYPES
 from .blocks import blocks
-from .bucket_moves import Repeats, Turn
+from .bucket_moves import LayerMoves, Repeats
 from .compare import compare, demand_known
 from .evaluate import Instance, Modules
 from .execute import Machine
@@ -159,13 +159,13 @@ class Forward:
         firsts = [self._twins.of(op.outputs[0].name) for op in ops if not self._is_silent(op)]
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
-        assert every <= {whole}, f"emit: line 0: in the IR, backward does one of {every} turns again"
+        assert every <= {whole}, f"emit: line 0: in the IR, backward does one of {every} layers again"
         once = left.total()
         left.subtract(firsts[:once])
         assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward does other ops again"
 
     def _rotary(self, op: Op) -> str:
-        """The table of rotary positions that an op turns by."""
+        """The table of rotary positions by which an op rotates."""
         type, given, positions = self._types[op.inputs[0]], dict(op.attrs), roles(op, self._types).query_seq
         seq, width = (self._program.local_size(type, dim) for dim in (positions, type.dims[-1]))
         theta, dims = given.pop("theta"), round(float(str(given.pop("dims", width))))
@@ -192,18 +192,18 @@ class Forward:
         outer, machine.log = machine.log, []
         around = (*around, (region.dim, str(region.span)))
         slices = {self.leaf(arg.source) for arg in region.args if arg.enter is Enter.EACH}
-        turn = Turn(self._program, region, around, slices)
+        layer = LayerMoves(self._program, region, around, slices)
         self._slice(region, loop)
-        own, groups = turn.groups(turn.own, self._paths), turn.groups([*turn.own, *turn.inner], self._paths)
+        own, groups = layer.groups(layer.own, self._paths), layer.groups([*layer.own, *layer.inner], self._paths)
         before = dict(self._params)
         self._params |= {name: machine.terms("each", self._params[name], loop.symbol) for name in groups}
-        self.demand_turns(region, loop, [before[name] for name in groups])
+        self.demand_layers(region, loop, [before[name] for name in groups])
         assert len(own) < 2, f"emit: {', '.join(own)} are one loop"
-        (first, last), followed = turn.functions(), self._followed(region, used)
+        (first, last), followed = layer.functions(), self._followed(region, used)
         for function in first:
             self.values[followed] = self._move(function, self.values[followed], own[0])
-        inner = turn.rest()
-        self.done |= {op.outputs[0].name for op in turn.flat()}
+        inner = layer.rest()
+        self.done |= {op.outputs[0].name for op in layer.flat()}
         whole = self.recomputes(region)
         machine.again = self.again(loop, whole)
         self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
@@ -249,7 +249,7 @@ class Forward:
         """The draws of one layer."""
         return self._machine.terms("each", all_, loop.symbol)
 
-    def demand_turns(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
+    def demand_layers(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
         """Raises where a loop goes over other modules, draws or groups of flat parameters, or over more or fewer."""
         size = self._program.size(region.dim)
         held = [each for each in loop.domains if isinstance(each, Modules)]

@@ -1,4 +1,4 @@
-"""What a program binds besides classes and functions, from the IR alone: sizes, and of a pipeline turns and rows.
+"""What a program binds besides classes and functions, from the IR alone: sizes, and of a pipeline layers and rows.
 
 Non-goals: what a stage does (`staged`), and which of its values are checked against these (`file`).
 """
@@ -12,19 +12,19 @@ from .files import read_beside
 def constants(program: Program) -> dict[str, str]:
     """Each one's expression; there are none without a pipeline."""
     pipeline = program.pipeline
-    return {"LAYERS_OF_STAGE": _turns(program, pipeline), "PIPELINE": _pipeline(program, pipeline)} if pipeline else {}
+    return {"LAYERS_OF_STAGE": _layers(program, pipeline), "PIPELINE": _pipeline(program, pipeline)} if pipeline else {}
 
 
 def sizes(program: Program) -> dict[str, int]:
     """The sizes that a program may name, by the dims' names in capitals, and of stages the first and the last one."""
     of_dims = {dim.name.upper(): dim.size for dim in program.dims}
-    return of_dims | ({"FIRST": 0, "LAST": len(program.pipeline.homes) - 1} if program.pipeline else {})
+    return of_dims | ({"FIRST": 0, "LAST": len(program.pipeline.stage_to_rank) - 1} if program.pipeline else {})
 
 
-def _turns(program: Program, pipeline: Pipeline) -> str:
-    of = [stage.turns for stage in stages(program, pipeline)]
-    turns = {dim: [f"range({each[i].start}, {each[i].stop})" for each in of] for i, dim in enumerate(pipeline.dims)}
-    entries = (f"{dim!r}: ({', '.join(ranges)},)" for dim, ranges in turns.items())
+def _layers(program: Program, pipeline: Pipeline) -> str:
+    of = [stage.layers for stage in stages(program, pipeline)]
+    layers = {dim: [f"range({each[i].start}, {each[i].stop})" for each in of] for i, dim in enumerate(pipeline.dims)}
+    entries = (f"{dim!r}: ({', '.join(ranges)},)" for dim, ranges in layers.items())
     return f"{{{', '.join(entries)}}}"
 
 
@@ -33,7 +33,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> str:
     carried = _carried(program, crossing(program, pipeline))
     rows = "".join(f"{','.join(row)}\n" for row in pipeline.schedule.words)
     file = read_beside("read_schedule", "schedule.csv", rows)
-    settings = f"stage_to_rank={pipeline.homes!r}, stage_inputs=({', '.join(carried)},), schedule={file}"
+    settings = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},), schedule={file}"
     return f"Pipeline({pipeline.axis!r}, {settings})"
 
 

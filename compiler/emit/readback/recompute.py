@@ -17,18 +17,18 @@ Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 class Twins:
     """Each value's twin: the first value of forward's body that is the same.
 
-    `count` says how often backward makes a value of forward once more, and `every` of how many turns it does so in
+    `count` says how often backward makes a value of forward once more, and `every` of how many layers it does so in
     one, by twin.
     """
 
     def __init__(self, forward: Region, backward: Region) -> None:
         self._twins: dict[str, str] = {}
-        self._turns: dict[str, str] = {}  # what lies stacked over all turns of a repeat → what one turn calls it
+        self._layers: dict[str, str] = {}  # what lies stacked over all layers of a repeat → what one layer calls it
         self._firsts: dict[Key, Op] = {}
         self.every: dict[str, int] = {}
         for path, region in _regions(forward):
             ends = zip(region.yields, region.results, strict=True)
-            self._turns |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
+            self._layers |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
             self._slice(region)
             for op in _ops(region):
                 self._bind(op, self._firsts.setdefault(self._key(path, op), op))
@@ -47,10 +47,10 @@ class Twins:
         return found
 
     def _slice(self, region: Region) -> None:
-        """What turns read of the same stack is the same, also in another repeat that turns as often."""
+        """What layers read of the same stack is the same, also in another repeat that layers as often."""
         for arg in region.args:
             if arg.enter is Enter.EACH:
-                first = self._turns.setdefault(self.of(arg.source), arg.value.name)
+                first = self._layers.setdefault(self.of(arg.source), arg.value.name)
                 self._twins[arg.value.name] = self.of(first)
 
     def of(self, name: str) -> str:

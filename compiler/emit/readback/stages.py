@@ -27,7 +27,7 @@ class StagedForward(Forward):
         self._groups, self._cut = groups(pipeline, self._forward.body)
         self._counts = [len(values) for values in crossing(program, pipeline)]
         self._weights = weights
-        self._turns: dict[str, range] = {}  # of the stage that runs, by dim
+        self._layers_of: dict[str, range] = {}  # of the stage that runs, by dim
         self._received: dict[Arg, object] = {}  # by the stage that runs, though two may begin as one value
 
     def hold_all(self, model: Class, given: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ class StagedForward(Forward):
             alone.append(self._machine.instantiate(model.node, model, [mesh, (number,)]))
             self._weights.declare(alone[-1])
             self._hold_stage(number, stage, alone[-1], given)
-        for rank in sorted({*self._pipeline.homes}):
+        for rank in sorted({*self._pipeline.stage_to_rank}):
             held = has(self._pipeline, rank)
             of = self._machine.instantiate(model.node, model, [mesh, held])
             self._weights.declare(of)
@@ -68,7 +68,7 @@ class StagedForward(Forward):
         what = (enters[0] if len(enters) == 1 else tuple(enters)) if number else machine.terms.name(NOTHING)
         result = machine.forward(node, model, [number, what, *named.values()])
         before = self.expect()
-        self._turns = dict(zip(self._pipeline.dims, stage.turns, strict=True))
+        self._layers_of = dict(zip(self._pipeline.dims, stage.layers, strict=True))
         self._received = dict(zip(_carried(self._cut[stage.begins]), enters, strict=True)) if number else {}
         self.values |= {arg.source: value for arg, value in self._received.items()}
         used = Counter(uses(self._forward)) + Counter(self._yields())
@@ -84,7 +84,7 @@ class StagedForward(Forward):
 
     def _layers(self, repeat: Region, loops: Loops, used: Counter[str]) -> None:
         """Those of the stage, or none: then what is carried goes on as it is."""
-        if self._turns[repeat.dim]:
+        if self._layers_of[repeat.dim]:
             self.body([repeat], loops, used)
             return
         for arg, result in zip(_carried(repeat), repeat.results, strict=False):
@@ -110,13 +110,13 @@ class StagedForward(Forward):
             node = self._machine.set_at[model, name]
             demand(node, name in model.read or not is_own, f"a stage has `{name}`, and does not read it")
 
-    def demand_turns(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
+    def demand_layers(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
         """Of a repeat that is cut, the layers of the stage; their modules are looked up by number."""
         if region.dim not in self._pipeline.dims:
-            super().demand_turns(region, loop, groups)
+            super().demand_layers(region, loop, groups)
             return
-        turns = self._turns[region.dim]
-        demand(loop.node, loop.domains == (turns,), f"goes over {loop.domains[0]}, not {turns}")
+        layers = self._layers_of[region.dim]
+        demand(loop.node, loop.domains == (layers,), f"goes over {loop.domains[0]}, not {layers}")
 
     def drawn(self, loop: Loop, all_: object) -> object:
         """The draws of one layer, by its number."""

@@ -309,7 +309,7 @@ class Step:
         by_term: dict[object, str] = {term: name for name, term in inputs.items()}
         if not self._trains and "draws" in inputs:  # nothing is dropped
             by_term = {term: name for term, name in by_term.items() if name != "draws"} | {None: "draws"}
-        by_term |= {self._flats(): "flat_params"} if any(bucket.turns for bucket in self._program.buckets) else {}
+        by_term |= {self._flats(): "flat_params"} if any(bucket.layers for bucket in self._program.buckets) else {}
         arguments, options = cast(tuple[object, ...], calls[0].term.args[1]), calls[0].term.args[2]
         self.given = tuple(by_term.get(each, "") if isinstance(each, Term | None) else "" for each in arguments)
         demand(

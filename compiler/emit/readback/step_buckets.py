@@ -77,7 +77,7 @@ class Buckets:
         """Those that follow each other, of the same layers and axes."""
         gathers = [op for op in self._coercions if ends(op)[0].kind is Kind.SHARDED]
         found = [(bucket, op.names("axes")) for op in gathers if (bucket := self.of(op.outputs[0]))]
-        for _, run in groupby(found, key=lambda each: (each[0].turns, each[1])):
+        for _, run in groupby(found, key=lambda each: (each[0].layers, each[1])):
             buckets = [bucket for bucket, _ in run]
             if self.moves(buckets[0]):
                 yield buckets

@@ -126,8 +126,8 @@ class Loop:
     node: ast.For
     symbol: Term
     domains: tuple[object, ...]
-    begin: dict[str, object] = Factory(dict[str, object])  # what is carried, by name: before the first turn
-    carried: dict[str, Term] = Factory(dict[str, Term])  # at the beginning of a turn
+    begin: dict[str, object] = Factory(dict[str, object])  # what is carried, by name: before the first layer
+    carried: dict[str, Term] = Factory(dict[str, Term])  # at the beginning of a layer
     end: dict[str, object] = Factory(dict[str, object])  # at its end
     after: dict[str, Term] = Factory(dict[str, Term])  # behind the loop
     log: "list[Event | Loop]" = Factory(list["Event | Loop"])

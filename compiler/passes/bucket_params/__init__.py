@@ -2,7 +2,7 @@
 
 Purpose: per bucket one `pack` of gradients, one chain of coercions, one part of the norm, one `update`.  Where the plan
 shares out state, gradients are scattered, each rank updates its part, and the parts are gathered: the parameters' own
-chains become one of the bucket.  Scopes are where these ops stand: in the step, or in a turn of a repeat.
+chains become one of the bucket.  Scopes are where these ops stand: in the step, or in a layer of a repeat.
 Before: `place_state`.  Non-goals: which parameters go together (`grouping`).
 """
 
@@ -69,7 +69,7 @@ class _Fuser:
         (microbatches,) = (stmt for stmt in body if isinstance(stmt, Region))
         gathers = self._lines.elsewhere()
         parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}  # as forward uses them
-        microbatches, totals = self._turned(microbatches, parts)
+        microbatches, totals = self._per_layer(microbatches, parts)
         final = {g.name: totals.get(g.name) or self._reduced(g) for g in self._groups}
         norm = self._norm(list(final.values()))
         kept: list[Stmt] = [microbatches if isinstance(stmt, Region) else stmt for stmt in body]
@@ -131,7 +131,7 @@ class _Fuser:
         return Bucket(
             group.name,
             group.names,
-            Type(group.key.dtype, (*group.turns, group.dim)),
+            Type(group.key.dtype, (*group.layers, group.dim)),
             group.shards,
             group.reduce_axes,
             group.reshard_after_forward or staged,
@@ -140,7 +140,7 @@ class _Fuser:
 
     def _flat(self, group: BucketGroup) -> Dim:
         degree = self._program.degree
-        size = layout(self._program, group.names, degree(group.shards), len(group.turns)).size
+        size = layout(self._program, group.names, degree(group.shards), len(group.layers)).size
         return Dim(group.dim, size * degree(group.key.sharded), span=self._step.span)
 
     # ---- what is written
@@ -153,14 +153,14 @@ class _Fuser:
             gathered(group, part, leaves, lines)
         return part
 
-    def _turned(self, region: Region, parts: dict[str, Value]) -> tuple[Region, dict[str, Value]]:
-        """The microbatches with what turns do, and the sums of the gradients that they reduce."""
+    def _per_layer(self, region: Region, parts: dict[str, Value]) -> tuple[Region, dict[str, Value]]:
+        """The microbatches with what layers do, and the sums of the gradients that they reduce."""
         forward, backward = region.body
         assert isinstance(forward, Region), "fuse_buckets: no forward block"
         assert isinstance(backward, Region), "fuse_buckets: no backward block"
         made: dict[str, tuple[Value, Value]] = {}
         for group in self._groups:
-            if group.turns:
+            if group.layers:
                 part = parts[group.name] if group.reshard_after_forward else None
                 forward = loop_comms.forward(group, forward, part, self._lines) if part else forward
                 backward, total = loop_comms.backward(group, backward, part, self._lines)

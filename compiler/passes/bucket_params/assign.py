@@ -1,9 +1,9 @@
 """Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the cap.
 
-A repeat's parameters have a bucket of each turn where ranks share out gradients or parameters, or where the stack of
-all turns is more than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, the
+A repeat's parameters have a bucket of each layer where ranks share out gradients or parameters, or where the stack of
+all layers is more than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, the
 order in which their gradients are complete.
-Non-goals: what is done with them (`flat_params`, `turns`).
+Non-goals: what is done with them (`flat_params`, `layers`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from ...ir import ITEM_BYTES, Bucket, Kind, Program, StateAxes, Type
 from .param_loops import Home
 
 SMALL = 25 << 20
-"""Bytes up to which what all turns have is reduced at once, where the plan does not say (as torch's DDP does)."""
+"""Bytes up to which what all layers have is reduced at once, where the plan does not say (as torch's DDP does)."""
 
 
 @frozen
@@ -50,7 +50,7 @@ class BucketGroup:
 
     key: Key
     params: tuple[Used, ...]
-    turns: tuple[str, ...]
+    layers: tuple[str, ...]
     shards: tuple[str, ...]
     reshard_after_forward: bool
     shard_gradients: bool
@@ -78,9 +78,9 @@ class BucketGroup:
 
     @property
     def home(self) -> Home:
-        """Where its turns are."""
+        """Where its layers are."""
         home = self.params[0].home
-        assert home, "fuse_buckets: a bucket of turns without a home"
+        assert home, "fuse_buckets: a bucket of layers without a home"
         return home
 
 
@@ -95,8 +95,8 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
     rest: dict[object, list[Used]] = {}
     buckets: list[BucketGroup] = []
     for (key, apart, _), each in alike.items():
-        if turns := _turns(program, key, each):
-            buckets += _capped(program, key, each, turns)
+        if layers := _layers(program, key, each):
+            buckets += _capped(program, key, each, layers)
         else:
             rest.setdefault((key, apart), []).extend(each)
     buckets = _by_repeat(buckets)
@@ -114,10 +114,10 @@ def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
 
 
 def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[BucketGroup]:
-    """Buckets of the same parameters as these, and the same turns, whatever their bytes are."""
+    """Buckets of the same parameters as these, and the same layers, whatever their bytes are."""
     used = {param.name: param for param in params}
     found = ((bucket, [used[name] for name in bucket.params]) for bucket in buckets)
-    groups = ((b, _group(program, _key(each[0].gradient), each, len(b.turns))) for b, each in found)
+    groups = ((b, _group(program, _key(each[0].gradient), each, len(b.layers))) for b, each in found)
     return [evolve(group, name=bucket.name) for bucket, group in groups]
 
 
@@ -144,8 +144,8 @@ def _key(type: Type) -> Key:
     return Key(type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED), type.dtype)
 
 
-def _turns(program: Program, key: Key, params: list[Used]) -> int:
-    """How many repeats, one in the other, there are around a turn that has a bucket of its own; 0 if none has.
+def _layers(program: Program, key: Key, params: list[Used]) -> int:
+    """How many repeats, one in the other, there are around a layer that has a bucket of its own; 0 if none has.
 
     Stages of a pipeline gather and reduce once a step.
     """
@@ -157,25 +157,25 @@ def _turns(program: Program, key: Key, params: list[Used]) -> int:
     return len(home.forward) if shared or large else 0
 
 
-def _bytes(program: Program, param: Used, turns: int) -> int:
-    """The gradient's bytes on a rank, of one turn of so many repeats."""
-    sizes = [program.size(dim) for dim in param.gradient.dims[:turns]]
+def _bytes(program: Program, param: Used, layers: int) -> int:
+    """The gradient's bytes on a rank, of one layer of so many repeats."""
+    sizes = [program.size(dim) for dim in param.gradient.dims[:layers]]
     return program.elements(param.gradient) // prod(sizes) * ITEM_BYTES[param.gradient.dtype]
 
 
-def _capped(program: Program, key: Key, params: list[Used], turns: int) -> Iterator[BucketGroup]:
+def _capped(program: Program, key: Key, params: list[Used], layers: int) -> Iterator[BucketGroup]:
     """The parameters, last ones first, in as few buckets as the cap allows."""
     full: list[list[Used]] = [[]]
     filled = 0
     for together in reversed([*_together(program, params)]):
-        size = sum(_bytes(program, param, turns) for param in together)
+        size = sum(_bytes(program, param, layers) for param in together)
         if full[-1] and program.flow.bucket and filled + size > program.flow.bucket:
             full.append([])
             filled = 0
         full[-1][:0] = together
         filled += size
     for part in full:
-        yield _group(program, key, part, turns)
+        yield _group(program, key, part, layers)
 
 
 def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
@@ -185,12 +185,12 @@ def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
         yield [*run]
 
 
-def _group(program: Program, key: Key, params: list[Used], turns: int) -> BucketGroup:
+def _group(program: Program, key: Key, params: list[Used], layers: int) -> BucketGroup:
     state = program.state_of(params[0].name)
     shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
-    dims = params[0].gradient.dims[:turns]
+    dims = params[0].gradient.dims[:layers]
     ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))  # group by group
-    each = bool(turns and shards)
+    each = bool(layers and shards)
     return BucketGroup(key, ordered, dims, shards, each and bool(state.parameters), each and bool(state.gradients))
 
 

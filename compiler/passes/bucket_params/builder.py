@@ -1,6 +1,6 @@
 """Ops under construction, each typed as its entry infers.
 
-Non-goals: which ops (`flat_params`, `turns`).
+Non-goals: which ops (`flat_params`, `layers`).
 """
 
 from collections.abc import Sequence

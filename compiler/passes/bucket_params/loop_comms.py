@@ -1,8 +1,8 @@
-"""What each turn of a repeat does with its own buffer of a bucket.
+"""What each layer of a repeat does with its own buffer of a bucket.
 
-Purpose: in forward it is gathered before the turn, and in backward again; behind the turn's backward its gradient is
+Purpose: in forward it is gathered before the layer, and in backward again; behind the layer's backward its gradient is
 reduced, or, where gradients add up over microbatches first, its reduction `begin`s in the last of these.
-Before: the slices of stacks that this replaces are gone (`homes.without`).  Non-goals: which buckets (`grouping`).
+Before: the slices of stacks that this replaces are gone (`param_loops.without`).  Non-goals: which buckets (`assign`).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from .param_loops import Path, regions
 from .step_comms import gathered, reduced
 
 Inner = Callable[[tuple[Stmt, ...], Sequence[Value]], tuple[tuple[Stmt, ...], Sequence[Value]]]
-"""From a turn's body and its slices of what it is given to its new body and what it hands out."""
+"""From a layer's body and its slices of what it is given to its new body and what it hands out."""
 
 
 def forward(group: BucketGroup, block: Region, part: Value, lines: Lines) -> Region:
-    """The block `forward` in which each turn gathers its parameters."""
+    """The block `forward` in which each layer gathers its parameters."""
 
     def gather(body: tuple[Stmt, ...], slices: Sequence[Value]) -> tuple[tuple[Stmt, ...], Sequence[Value]]:
         weights = [Value(p.home.weight, lines.types[p.home.weight]) for p in group.params if p.home]
@@ -32,7 +32,7 @@ def forward(group: BucketGroup, block: Region, part: Value, lines: Lines) -> Reg
 
 
 def backward(group: BucketGroup, block: Region, part: Value | None, lines: Lines) -> tuple[Region, Value | None]:
-    """The block `backward` in which each turn gathers `part`, if given, again, and what it reduces of all turns."""
+    """The block `backward` in which each layer gathers `part`, if given, again, and what it reduces of all layers."""
 
     def again(slices: Sequence[Value]) -> list[Op]:
         inner = lines.elsewhere()

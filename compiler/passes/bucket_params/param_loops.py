@@ -1,8 +1,8 @@
 """Where in the step a parameter of a repeat is used: the repeat of forward that takes its slices, and that of backward.
 
-Purpose: what a bucket of each turn needs, which gathers its parameters where a turn begins and reduces their gradients
-where its backward ends.  A parameter that is used in several places, or not slice by slice alone, has no home.
-Non-goals: what is done there (`turns`).
+Purpose: the places of a bucket per layer, which gathers its parameters where a layer begins and reduces their
+gradients where its backward ends.  A parameter that has several uses, or not only by slices, has no home.
+Non-goals: what is done there (`layers`).
 """
 
 from collections import Counter
@@ -18,10 +18,10 @@ Path = tuple[int, ...]
 
 @frozen
 class Home:
-    """The regions of forward and backward in which each turn has its slice of a parameter.
+    """The regions of forward and backward in which each layer has its slice of a parameter.
 
-    `weight` is a turn's slice in forward and `again` the one in backward, "" where that reads none; `slices` are their
-    names at each level.  `sums` names what leads from a turn's `gradient` to the microbatch's.
+    `weight` is a layer's slice in forward and `again` the one in backward, "" where that reads none; `slices` are their
+    names at each level.  `sums` names what leads from a layer's `gradient` to the microbatch's.
     """
 
     forward: Path
@@ -43,7 +43,7 @@ def home(microbatches: Region, leaf: str, gradient: str) -> Home | None:
     forward, backward = (stmt for stmt in microbatches.body if isinstance(stmt, Region))
     cast = next((op for op in backward.body if isinstance(op, Op) and op.outputs[0].name == gradient), None)
     stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
-    taken, again, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _turn(backward.body, stack)
+    taken, again, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _layer(backward.body, stack)
     if not taken or not made or (again and again[0] != made[0]) or uses(backward)[leaf] != bool(again):
         return None
     held = again[1] if again else ()
@@ -63,12 +63,12 @@ def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | N
     return (index, *inner[0]), (arg.value.name, *inner[1])
 
 
-def _turn(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
-    """The path to the turn that makes the slices of a stack, and the names from the stack to the slice."""
+def _layer(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
+    """The path to the layer that makes the slices of a stack, and the names from the stack to the slice."""
     for i, region in regions(body):
         for end, result in zip(region.yields, region.results, strict=True):
             if result.name == name and end.leave is Leave.STACK:
-                inner = _turn(region.body, end.name)
+                inner = _layer(region.body, end.name)
                 return (i, *(inner[0] if inner else ())), (name, *(inner[1] if inner else (end.name,)))
     return None
 

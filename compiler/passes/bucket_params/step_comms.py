@@ -1,6 +1,6 @@
 """What the step does with a bucket outside of its microbatches: gathers its parameters, reduces its gradient.
 
-Non-goals: buckets that are gathered or reduced in each turn of a repeat (`turns`).
+Non-goals: buckets that are gathered or reduced in each layer of a repeat (`layers`).
 """
 
 from collections.abc import Sequence

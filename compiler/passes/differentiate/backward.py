@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...analysis.recompute import is_made_again, runs_again, turns_again
+from ...analysis.recompute import is_made_again, recomputes_layers, runs_again
 from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield
 from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS, gradients
@@ -68,7 +68,7 @@ class Backward(Writer):
         self.append(evolve(op, inputs=inputs, outputs=outputs, attrs=(*op.attrs, *self.when(op))))
 
     def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
-        """What says that an op is not done again in every turn."""
+        """What says that an op is not done again in every layer."""
         return ()
 
     def kept(self, name: str) -> str:
@@ -155,7 +155,7 @@ class _RepeatBackward(Backward):
         return self._runs_again or super().again(op)
 
     def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
-        every = turns_again(self.book.program, self._forward.dim)
+        every = recomputes_layers(self.book.program, self._forward.dim)
         return (("every", every),) if self._runs_again and every > 1 else ()
 
     def _stmt(self, stmt: Stmt) -> Stmt:

@@ -49,7 +49,7 @@ class Known:
 
 
 def _slices(region: Region, of: dict[str, Param]) -> dict[str, Param]:
-    """What repeats take of some values, turn by turn."""
+    """What repeats take of some values, layer by layer."""
     own = {arg.value.name: of[arg.source] for arg in region.args if arg.enter is Enter.EACH and arg.source in of}
     for stmt in region.body:
         if isinstance(stmt, Region):

@@ -63,7 +63,7 @@ def run_rows(
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
     stages = [
         Staged(machine, region, outer, share, rank, worlds)
-        for share, rank in zip(shares(machine.program, pipeline, region), pipeline.homes, strict=True)
+        for share, rank in zip(shares(machine.program, pipeline, region), pipeline.stage_to_rank, strict=True)
     ]
     called = names(machine.program, region)
     chunks = Moved(moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called)
@@ -183,10 +183,10 @@ class _Rows:
                 return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, _peer(action), microbatch)]
 
     def _home(self, stage: int) -> int:
-        homes = self._schedule.homes
-        if not 0 <= stage < len(homes):
+        stage_to_rank = self._schedule.stage_to_rank
+        if not 0 <= stage < len(stage_to_rank):
             raise self._error(f"there is no stage {stage}")
-        return homes[stage]
+        return stage_to_rank[stage]
 
     def _compute(self, action: Action, taken: list[Env]) -> None:
         rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch

@@ -1,7 +1,7 @@
-"""A pipeline at small sizes: its stages with few turns each, its rows for few microbatches.
+"""A pipeline at small sizes: its stages with few layers each, its rows for few microbatches.
 
-On few ranks the same kinds of stages: a first and a last one that have turns if the plan's have, one that has
-more turns than the others, and cuts where as different values cross as at the plan's.  What the step says of ranks by
+On few ranks the same kinds of stages: a first and a last one that have layers if the plan's have, one that has
+more layers than the others, and cuts where as different values cross as at the plan's.  What the step says of ranks by
 their numbers is said of the small pipeline's.
 """
 
@@ -21,10 +21,12 @@ from ..sharded_state import readers
 from .split import blocks
 
 
-def homes(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
+def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     """The rank of each stage on an axis of so many ranks."""
     return (
-        _rows(pipeline, ranks, microbatches=1).homes if _is_unnamed(pipeline) else stage_schedule.homes(pipeline, ranks)
+        _rows(pipeline, ranks, microbatches=1).stage_to_rank
+        if _is_unnamed(pipeline)
+        else stage_schedule.stage_to_rank(pipeline, ranks)
     )
 
 
@@ -40,7 +42,7 @@ def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
     raise AssertionError(f"verify: no schedule {pipeline.settings.schedule.kind} on {ranks} ranks")
 
 
-def few_turns(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, int]:
+def few_layers(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, int]:
     """For each repeat that is cut, as many as its cuts need; on two ranks one more behind the last of them."""
     begun = [*_begun(program, pipeline, ranks).values()]
     least = (begun.count(number) + _before(number, ranks) for number in range(len(pipeline.dims)))
@@ -64,11 +66,11 @@ def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
 
 
 def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
-    """For each stage that has turns, but the first that does, the repeat, by number, in which it begins.
+    """For each stage that has layers, but the first that does, the repeat, by number, in which it begins.
 
-    All repeats of which there should be cuts, by turns; where cuts are too few, those in the middle of them.
+    All repeats of which there should be cuts, by layers; where cuts are too few, those in the middle of them.
     """
-    _, *others = _filled(pipeline, len(homes(pipeline, ranks)))
+    _, *others = _filled(pipeline, len(stage_to_rank(pipeline, ranks)))
     kinds, count = sorted(_kinds(program).values()), len(others)
     enough = count >= len(kinds)
     places = (i * len(kinds) // count if enough else (i + 1) * len(kinds) // (count + 1) for i in range(count))
@@ -76,14 +78,14 @@ def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
 
 
 def _before(number: int, ranks: int) -> int:
-    """Turns of a repeat before its first cut: on two ranks one, on more none, where another repeat is before it."""
+    """Layers of a repeat before its first cut: on two ranks one, on more none, where another repeat is before it."""
     return int(number == 0 or ranks == 2)
 
 
 def _filled(pipeline: Pipeline, count: int) -> list[int]:
     """The stages, of so many, that have layers; all, if only stages in the middle had and there are none."""
-    ends = (0, *pipeline.turns[:1]), (count - 1, *pipeline.turns[-1:])
-    empty = {stage for stage, *turns in ends if turns == [0]}
+    ends = (0, *pipeline.layers[:1]), (count - 1, *pipeline.layers[-1:])
+    empty = {stage for stage, *layers in ends if layers == [0]}
     return [k for k in range(count) if k not in empty] or [*range(count)]
 
 
@@ -110,26 +112,26 @@ def shared(pipeline: Pipeline) -> dict[str, str]:
 def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
     """The step `program` at small sizes, with the stages and rows that its pipeline has at these."""
     ranks = small.axis(pipeline.axis).size
-    found = evolve(pipeline, homes=homes(pipeline, ranks))
-    found = evolve(found, turns=_turns(small, _begun(program, pipeline, ranks), found))
-    found = evolve(found, settings=evolve(pipeline.settings, stages=found.turns))
+    found = evolve(pipeline, stage_to_rank=stage_to_rank(pipeline, ranks))
+    found = evolve(found, layers=_layers(small, _begun(program, pipeline, ranks), found))
+    found = evolve(found, settings=evolve(pipeline.settings, stages=found.layers))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
     found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
     found = evolve(found, held=held(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
     return evolve(small, region=renumbered(small.region, pipeline, evolve(small, pipeline=found)), pipeline=found)
 
 
-def _turns(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[int, ...]:
+def _layers(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[int, ...]:
     """Layers: one for each stage that begins in a repeat, and for the last of them all to where the next one begins."""
     ranks, sizes = small.axis(pipeline.axis).size, [small.size(dim) for dim in pipeline.dims]
-    ends, filled = [0, *accumulate(sizes)], _filled(pipeline, len(pipeline.homes))
+    ends, filled = [0, *accumulate(sizes)], _filled(pipeline, len(pipeline.stage_to_rank))
     cuts: list[int] = []
-    for stage in range(1, len(pipeline.homes)):
+    for stage in range(1, len(pipeline.stage_to_rank)):
         if stage in begun:
             number = begun[stage]
             inside = [other for other in begun if begun[other] == number].index(stage)
             cuts.append(ends[number] + _before(number, ranks) + inside)
-        else:  # the one before it or it itself has no turns
+        else:  # the one before it or it itself has no layers
             cuts.append(0 if stage in filled else ends[-1])
     return tuple(after - before for before, after in pairwise([0, *cuts, ends[-1]]))
 
@@ -152,7 +154,7 @@ class _Numbers:
     """Ops with the numbers of ranks that a small pipeline has; those that are not the pipeline's stay."""
 
     def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline, types: dict[str, Type]) -> None:
-        self._ranks = len({*pipeline.homes}), len({*small.homes})
+        self._ranks = len({*pipeline.stage_to_rank}), len({*small.stage_to_rank})
         self._axis = pipeline.axis
         self._holders = {
             bucket.dim: (pipeline.ranks_of(bucket.params[0]), small.ranks_of(bucket.params[0]))

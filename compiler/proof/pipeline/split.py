@@ -19,7 +19,7 @@ SUMS = ("add", "cast", "coerce")
 class Part:
     """The statements of a stage in one block; by what names it takes what enters, and hands on what leaves.
 
-    `crossing` is what its turns hand on: other results of its repeats are for the stage alone.
+    `crossing` is what its layers hand on: other results of its repeats are for the stage alone.
     """
 
     takes: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Part:
 class Share:
     """The part of a microbatch of one stage."""
 
-    turns: dict[str, range]
+    layers: dict[str, range]
     """The layers of the repeats over each dim that is split."""
     forward: Part
     backward: Part
@@ -71,7 +71,7 @@ def shares(program: Program, pipeline: Pipeline, region: Region) -> list[Share]:
     back = _Mirrored(pipeline, backward.body, ahead, {end.name for end in region.yields})
     return [
         Share(
-            dict(zip(pipeline.dims, stage.turns, strict=True)),
+            dict(zip(pipeline.dims, stage.layers, strict=True)),
             ahead.part(stage, borders[k], borders[k + 1]),
             back.mirrored(stage, borders[k + 1], borders[k]),
         )
@@ -81,21 +81,21 @@ def shares(program: Program, pipeline: Pipeline, region: Region) -> list[Share]:
 
 @frozen
 class _Border:
-    """Between which turns of which repeat, by number, one stage ends and another begins."""
+    """Between which layers of which repeat, by number, one stage ends and another begins."""
 
     repeat: int
     at_start: bool
-    """Before its first turn."""
+    """Before its first layer."""
     at_end: bool
     """Behind its last one."""
 
     @classmethod
     def before(cls, stage: Stage) -> "_Border":
         """Where a stage begins."""
-        for number, turns in enumerate(stage.turns):
-            if turns:
-                return cls(number, turns.start == 0, False)
-        return cls(len(stage.turns) - 1, False, True)
+        for number, layers in enumerate(stage.layers):
+            if layers:
+                return cls(number, layers.start == 0, False)
+        return cls(len(stage.layers) - 1, False, True)
 
     def mirrored(self, repeats: int) -> "_Border":
         """The same as one sees it who comes from the end."""
@@ -117,7 +117,7 @@ class _Block:
         for number, group in enumerate(self.bodies):
             if number in stage.groups:
                 body += [stmt for stmt in group if not self.is_apart(stmt, number)]
-            if number < len(self.repeats) and stage.turns[number]:
+            if number < len(self.repeats) and stage.layers[number]:
                 body += self.begun(self.repeats[number])
                 here = enter and enter.repeat == number
                 body.append(self._entered(number) if here else self.repeats[number])
@@ -186,7 +186,7 @@ class _Mirrored(_Block):
     def mirrored(self, stage: Stage, enter: _Border | None, leave: _Border | None) -> Part:
         """Statements of a stage of the model."""
         last = len(self.repeats)
-        turned = Stage(tuple(last - group for group in stage.groups), stage.turns[::-1])
+        turned = Stage(tuple(last - group for group in stage.groups), stage.layers[::-1])
         part = self.part(turned, enter and enter.mirrored(last), leave and leave.mirrored(last))
         return evolve(part, body=(*part.body, *self._added(part)))
 

@@ -1,7 +1,7 @@
-"""A stage of a pipeline on its rank: its turns, what it holds, and what it does of a microbatch.
+"""A stage of a pipeline on its rank: its layers, what it holds, and what it does of a microbatch.
 
 The stage's statements are evaluated as a step of their own, in which the repeats that are cut have only its
-turns, on ranks that are alone along the stages' axis.  `result` puts together what all stages add up.
+layers, on ranks that are alone along the stages' axis.  `result` puts together what all stages add up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,19 +51,19 @@ class Staged:
 
     @cached_property
     def _alone(self) -> Interpreter:
-        """All turns, on one rank of the stages' axis."""
+        """All layers, on one rank of the stages' axis."""
         return evolve(self.machine, world=self._world({}))
 
     @cached_property
     def _own(self) -> Interpreter:
-        """The stage's turns; a turn's place among all is what is told of it."""
-        told, turns = self.machine.watch, self.share.turns
+        """The stage's layers; a layer's place among all is what is told of it."""
+        told, layers = self.machine.watch, self.share.layers
 
         def watch(name: str, where: Where, value: Tensor) -> None:
-            if not turns.keys() & {*value.dims}:
-                told(name, tuple((dim, turns[dim][i] if dim in turns else i) for dim, i in where), value)
+            if not layers.keys() & {*value.dims}:
+                told(name, tuple((dim, layers[dim][i] if dim in layers else i) for dim, i in where), value)
 
-        sizes = {dim: len(own) for dim, own in turns.items()}
+        sizes = {dim: len(own) for dim, own in layers.items()}
         return evolve(self.machine, world=self._world(sizes), watch=watch)
 
     def _world(self, sizes: dict[str, int]) -> SimulatedMesh:
@@ -94,15 +94,15 @@ class Staged:
         inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
         env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
         env = self._alone.body(self._free, env, ((self.region.dim, microbatch),))
-        return {name: self._turns(value) for name, value in env.items()}
+        return {name: self._layers(value) for name, value in env.items()}
 
-    def _turns(self, x: Tensor) -> Tensor:
+    def _layers(self, x: Tensor) -> Tensor:
         """The stage's slices of the inputs of split repeats."""
-        turns = self.share.turns.get(x.dims[0]) if x.dims else None
-        if turns is None:
+        layers = self.share.layers.get(x.dims[0]) if x.dims else None
+        if layers is None:
             return x
-        index = (*(slice(None),) * x.lead, slice(turns.start, turns.stop))
-        how = ("turns", turns.start, turns.stop)
+        index = (*(slice(None),) * x.lead, slice(layers.start, layers.stop))
+        how = ("layers", layers.start, layers.stop)
         return self.machine.made(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
     def run(self, part: Part, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
@@ -117,9 +117,9 @@ class Staged:
 
     def place(self, type: Type) -> tuple[slice, ...]:
         """Where its part of a value of all ranks is."""
-        world, turns = self.machine.world, self.share.turns
+        world, layers = self.machine.world, self.share.layers
         ranks = (slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None) for axis in world.axes)
-        own = (slice(turns[dim].start, turns[dim].stop) if dim in turns else slice(None) for dim in type.dims)
+        own = (slice(layers[dim].start, layers[dim].stop) if dim in layers else slice(None) for dim in type.dims)
         return (slice(None), *ranks, *own)
 
     @cached_property

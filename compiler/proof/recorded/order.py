@@ -1,4 +1,4 @@
-"""Whether the ranks' calls can be carried out: every rank of a group has to come to the same call, at its turn.
+"""Whether the ranks' calls can be carried out: every rank of a group has to come to the same call, at its layer.
 
 Ranks that take two groups in different order wait for each other for ever, though each group's own calls agree (row 34
 of the catalogue of silent failures); so the calls of all ranks are played, not compared group by group.  A message

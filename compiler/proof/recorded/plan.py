@@ -37,15 +37,15 @@ def expected(plan: dict[str, Any], rank: int) -> Calls:
 
 
 def _calls(plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int) -> Iterator[Expected]:
-    turns = {dim: range(size) for dim, size in plan["dims"].items()}
+    layers = {dim: range(size) for dim, size in plan["dims"].items()}
     if "pipeline" not in plan:
-        return _in_order(plan, listed, rank, turns)
+        return _in_order(plan, listed, rank, layers)
     place = peers(plan["mesh"], [plan["pipeline"]["axis"]], rank).index(rank)
-    return _in_row(plan, [each for each in listed if each["rank"] == place], rank, turns)
+    return _in_row(plan, [each for each in listed if each["rank"] == place], rank, layers)
 
 
 def _in_row(
-    plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, turns: dict[str, range]
+    plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, layers: dict[str, range]
 ) -> Iterator[Expected]:
     """The calls of a rank of a pipeline: its row takes the place of its stages in the list.
 
@@ -58,17 +58,17 @@ def _in_row(
     steps = [[*part] for is_stage, part in groupby(listed, lambda each: "stage" in each) if not is_stage]
     before, behind = steps if len(steps) > 1 else ([], steps[0])
     calls = {
-        (stage, work): [*_in_order(plan, part, rank, turns | _own(pipeline["stages"][stage]))]
+        (stage, work): [*_in_order(plan, part, rank, layers | _own(pipeline["stages"][stage]))]
         for (stage, work), part in parts.items()
     }
     row = [(int(stage), work) for stage, work in _ACTION.findall(pipeline["rows"][listed[0]["rank"]])]
     ended = [each for each in behind if "chunk" in each]
-    yield from _in_order(plan, before, rank, turns)
+    yield from _in_order(plan, before, rank, layers)
     for at, (stage, work) in enumerate(row):
-        yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == at], rank, turns)
+        yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == at], rank, layers)
         yield from calls.get((stage, "B" if work == "I" else work), ())  # the part of weights communicates nothing
-    yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == len(row)], rank, turns)
-    yield from _in_order(plan, [each for each in behind if "chunk" not in each], rank, turns)
+    yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == len(row)], rank, layers)
+    yield from _in_order(plan, [each for each in behind if "chunk" not in each], rank, layers)
 
 
 def _end(row: Sequence[tuple[int, str]], stages: Sequence[int]) -> int:
@@ -88,20 +88,20 @@ def _work(each: dict[str, Any]) -> str:
 
 
 def _own(stage: dict[str, Any]) -> dict[str, range]:
-    """The turns of a stage in one action."""
-    return {"microbatches": range(1)} | {dim: range(*ends) for dim, ends in stage["turns"].items()}
+    """The layers of a stage in one action."""
+    return {"microbatches": range(1)} | {dim: range(*ends) for dim, ends in stage["layers"].items()}
 
 
 def _in_order(
-    plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, turns: dict[str, range]
+    plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, layers: dict[str, range]
 ) -> Iterator[Expected]:
-    """A list from its first to its last, those in loops as often as these turn."""
+    """A list from its first to its last, those in loops as often as these layer."""
     calls = [_call(each, plan, rank) for each in listed]
     loops = [(i, (*each["loops"], *_hops(each))) for i, each in enumerate(listed) if each["ranks"] > 1]
-    for i, turn in _unrolled(loops, turns, ()):
-        around = turn[: len(turn) - len(_hops(listed[i]))]
+    for i, layer in _unrolled(loops, layers, ()):
+        around = layer[: len(layer) - len(_hops(listed[i]))]
         if not around or _is_one_of(listed[i]["every"], *around[-1]):
-            yield from [calls[i]] * _begin(listed[i]["last"], listed[i]["ahead"], turn)
+            yield from [calls[i]] * _begin(listed[i]["last"], listed[i]["ahead"], layer)
 
 
 def _hops(each: dict[str, Any]) -> list[str]:
@@ -120,40 +120,40 @@ def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
     return Expected(call, each["where"], each["value"], each["line"])
 
 
-Turn = tuple[tuple[int, range], ...]
-"""Where loops are, outermost first: the turn, counted from 0, and forward's turns."""
+LayerIndex = tuple[tuple[int, range], ...]
+"""Where loops are, outermost first: the layer, counted from 0, and forward's layers."""
 
 
 def _unrolled(
-    listed: Sequence[tuple[int, tuple[str, ...]]], turns: dict[str, range], turn: Turn
-) -> Iterator[tuple[int, Turn]]:
-    """The numbers of `listed`, each as often as the loops around it turn, neighbours in one loop turning together."""
+    listed: Sequence[tuple[int, tuple[str, ...]]], layers: dict[str, range], layer: LayerIndex
+) -> Iterator[tuple[int, LayerIndex]]:
+    """The numbers of `listed`, each as often as the loops around it layer, neighbours in one loop turning together."""
     for loop, inside in groupby(listed, key=lambda it: it[1][:1]):
         if not loop:
-            yield from ((i, turn) for i, _ in inside)
+            yield from ((i, layer) for i, _ in inside)
             continue
-        body, own = [(i, loops[1:]) for i, loops in inside], turns[loop[0].partition(".")[0]]
+        body, own = [(i, loops[1:]) for i, loops in inside], layers[loop[0].partition(".")[0]]
         for index in range(len(own)):
-            yield from _unrolled(body, turns, (*turn, (index, own)))
+            yield from _unrolled(body, layers, (*layer, (index, own)))
 
 
-def _is_one_of(every: int, index: int, turns: range) -> bool:
-    """Whether a turn of backward's loops, which run from forward's last turn to its first, is the first of `every`."""
-    return turns[-1 - index] % every == 0
+def _is_one_of(every: int, index: int, layers: range) -> bool:
+    """Whether a layer of backward's loops, which run from the last layer to the first, is the first of `every`."""
+    return layers[-1 - index] % every == 0
 
 
-def _begin(last: bool, ahead: int, turn: Turn) -> int:
-    """How many calls of a collective begin in a turn.
+def _begin(last: bool, ahead: int, layer: LayerIndex) -> int:
+    """How many calls of a collective begin in a layer.
 
-    What begins in the `last` microbatch, the outermost loop's turn, does so in no other.  Of what begins `ahead` turns
-    before its own, so many more begin in the first turn of the loops inside of that, and one in each after it.
+    A call that begins in the `last` microbatch, an iteration of the outermost loop, begins in no other.  If calls begin
+    `ahead` layers early, so many more begin in the first layer of the loops inside, and one in each after it.
     """
-    if last and turn[0][0] < len(turn[0][1]) - 1:
+    if last and layer[0][0] < len(layer[0][1]) - 1:
         return 0
-    at, turns = 0, 1
-    for index, own in turn[1:]:
-        at, turns = at * len(own) + index, turns * len(own)
-    return int(at + ahead < turns) if at else min(1 + ahead, turns)
+    at, layers = 0, 1
+    for index, own in layer[1:]:
+        at, layers = at * len(own) + index, layers * len(own)
+    return int(at + ahead < layers) if at else min(1 + ahead, layers)
 
 
 def peers(mesh: dict[str, int], axes: Sequence[str], rank: int) -> tuple[int, ...]:

@@ -33,10 +33,10 @@ def _dropped(c: Call, x: Tensor) -> Tensor:
 
 
 def _forked(c: Call) -> list[Tensor]:
-    """Integers that no other draw nor iteration has: small repeats turn less often than `LAYERS_OF_STAGE`."""
+    """Integers that no other draw nor iteration has: small repeats layer less often than `LAYERS_OF_STAGE`."""
     (draws,) = c.args
-    turn = np.arange(c.world.dims[c.dims[0]]).reshape(-1, *(1,) * len(draws.dims))
-    return [Tensor(c.dims, (np.expand_dims(draws.array, draws.lead) + 1) * LAYERS_OF_STAGE + turn)]
+    layer = np.arange(c.world.dims[c.dims[0]]).reshape(-1, *(1,) * len(draws.dims))
+    return [Tensor(c.dims, (np.expand_dims(draws.array, draws.lead) + 1) * LAYERS_OF_STAGE + layer)]
 
 
 MEANINGS = {

@@ -101,8 +101,8 @@ class Picture:
 def picture(title: str, kind: str, schedule: Schedule, times: Times) -> Picture:
     """The picture of a schedule, with messages or without."""
     rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
-    bare = Schedule(schedule.homes, schedule.microbatches, rows)
-    chunks = tuple(schedule.stages_of(home).index(stage) for stage, home in enumerate(schedule.homes))
+    bare = Schedule(schedule.stage_to_rank, schedule.microbatches, rows)
+    chunks = tuple(schedule.stages_of(home).index(stage) for stage, home in enumerate(schedule.stage_to_rank))
     return Picture(title, kind, bare, times, simulate(bare, times), chunks)
 
 
@@ -125,7 +125,7 @@ def ticks(until: float, apart: float) -> Iterator[float]:
     """The times to write on an axis: round ones, at least `apart`."""
     power = 10 ** floor(log10(apart))
     step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= apart)
-    return takewhile(lambda time: time <= until, (turn * step for turn in count()))
+    return takewhile(lambda time: time <= until, (layer * step for layer in count()))
 
 
 def _times(times: Times) -> str:

@@ -47,19 +47,19 @@ def _actions(picture: Picture) -> Iterator[Event]:
 
 def _messages(picture: Picture) -> Iterator[Event]:
     """From within what makes a value to where what waits for it begins, wherever another rank has that."""
-    homes, numbers = picture.schedule.homes, count()
+    stage_to_rank, numbers = picture.schedule.stage_to_rank, count()
     makers = {value: slot for slot in picture.slots if (value := made_by(slot.action))}
     for slot in picture.slots:
-        for value in needs(slot.action, len(homes)):
-            if homes[value.stage] != homes[slot.action.stage]:
+        for value in needs(slot.action, len(stage_to_rank)):
+            if stage_to_rank[value.stage] != stage_to_rank[slot.action.stage]:
                 name = "gradient" if value.gradient else "activation"
                 arrow: Event = {"pid": 0, "cat": "message", "name": name, "id": next(numbers)}
-                yield {"ph": "s", **arrow, **_end(makers[value], homes)}
-                yield {"ph": "f", "bp": "e", **arrow, **_end(slot, homes)}
+                yield {"ph": "s", **arrow, **_end(makers[value], stage_to_rank)}
+                yield {"ph": "f", "bp": "e", **arrow, **_end(slot, stage_to_rank)}
 
 
-def _end(slot: Slot, homes: tuple[int, ...]) -> Event:
-    return {"tid": homes[slot.action.stage], "ts": _time(slot.start)}
+def _end(slot: Slot, stage_to_rank: tuple[int, ...]) -> Event:
+    return {"tid": stage_to_rank[slot.action.stage], "ts": _time(slot.start)}
 
 
 def _time(value: float) -> float:

@@ -1,5 +1,5 @@
-"""Mistakes with flat buffers that ranks share out or that each turn has: weights of the step before, of another turn,
-reduced twice, or not in one turn.
+"""Mistakes with flat buffers that ranks share out or that each layer has: weights of the step before, of another layer,
+reduced twice, or not in one layer.
 
 Non-goals: what can go wrong with any coercion, flat or not (`coercions`), or any repeat (`regions`).
 """
@@ -46,29 +46,29 @@ def _weights_before(program: Program) -> Found:
             yield f"{label(op)} not seen", op.span, replaced(program, op, evolve(op, kind="unseen"))
 
 
-def _next_turn(program: Program) -> Found:
-    """A turn takes the part of the weights that the turn behind it needs."""
+def _next_layer(program: Program) -> Found:
+    """A layer takes the part of the weights that the layer behind it needs."""
     for region in _of_several(program):
         for i, arg in enumerate(region.args):
             if arg.enter is Enter.EACH and _bucket_of(program, arg.value):
                 other = replaced(program, region, *with_stack(region, i, "behind"))
-                yield f"{arg.value.name} of the next turn", region.span, other
+                yield f"{arg.value.name} of the next layer", region.span, other
 
 
-def _turns_exchanged(program: Program) -> Found:
-    """The gradient of each turn is another's: of those that turns reduce, or of those that the step packs."""
+def _layers_exchanged(program: Program) -> Found:
+    """The gradient of each layer is another's: of those that layers reduce, or of those that the step packs."""
     params = {param.name for param in program.params}
     for region in _of_several(program):
         for i, value in enumerate(region.results):
             if _bucket_of(program, value):
                 flipped = Op("flipped", (aside(value).name,), (value,), span=region.span)
                 wrong = replaced(program, region, _with_result(region, i, aside(value)), flipped)
-                yield f"turns of {value.name} exchanged", region.span, wrong
+                yield f"layers of {value.name} exchanged", region.span, wrong
     for op in _ops(program.region):
         if op.kind == "pack" and op.inputs[0] not in params:
             (value,) = op.outputs
             if value.type.dims[:-1] and program.size(value.type.dims[0]) > 1:
-                yield f"turns of {value.name} exchanged", op.span, replaced(program, op, *then(op, "flipped"))
+                yield f"layers of {value.name} exchanged", op.span, replaced(program, op, *then(op, "flipped"))
 
 
 def _bucket_of(program: Program, value: Value) -> Bucket | None:
@@ -85,7 +85,7 @@ def _of_several(program: Program) -> list[Region]:
 
 
 def _reduced_twice(program: Program) -> Found:
-    """In each turn, and once more in the step."""
+    """In each layer, and once more in the step."""
     for region in regions(program, "microbatches"):
         for i, value in enumerate(region.results):
             bucket = _bucket_of(program, value)
@@ -103,7 +103,7 @@ def _summed(axes: tuple[str, ...]) -> dict[str, Attr]:
 
 
 def _reduced_before(program: Program, begin: Op) -> Found:
-    """What is reduced in the step is reduced in the turn too."""
+    """What is reduced in the step is reduced in the layer too."""
     makers = {value.name: op for op in walk(program.region.body) for value in op.outputs}
     axes = types(program)[begin.inputs[0]].axes_in(Kind.PARTIAL)
     if program.degree(axes) == 1:
@@ -112,20 +112,20 @@ def _reduced_before(program: Program, begin: Op) -> Found:
     for name in begin.inputs:
         op = makers[name]
         wrong = replaced(wrong, op, *then(op, "coerce", **_summed(axes)))
-    yield f"{', '.join(begin.inputs)} reduced in the turn too", begin.span, wrong
+    yield f"{', '.join(begin.inputs)} reduced in the layer too", begin.span, wrong
 
 
-def _one_turn(program: Program) -> Found:
-    """A coercion of a turn's buffer is left out in the first turn, where shapes are what they would be."""
+def _one_layer(program: Program) -> Found:
+    """A coercion of a layer's buffer is left out in the first layer, where shapes are what they would be."""
     for region in regions(program, "repeat"):
         for op in _flat(program, _ops(region)):
-            yield f"{label(op)} left out in one turn", op.span, _marked(program, region, op)
+            yield f"{label(op)} left out in one layer", op.span, _marked(program, region, op)
     for op in _flat(program, _ops(program.region)):
         (value,) = op.outputs
         if value.type.dims[:-1] and ends(op)[0] == PARTIAL:
             mark = _mark(value.type.dims[0])
             wrong = replaced(program, op, _marks(mark, op), *_chosen(op, mark))
-            yield f"{label(op)} left out in one turn", op.span, wrong
+            yield f"{label(op)} left out in one layer", op.span, wrong
 
 
 def _ops(region: Region) -> list[Op]:
@@ -133,7 +133,7 @@ def _ops(region: Region) -> list[Op]:
 
 
 def _marked(program: Program, region: Region, op: Op) -> Program:
-    """With a repeat that is told which turn is the first, and leaves the coercion out there."""
+    """With a repeat that is told which layer is the first, and leaves the coercion out there."""
     mark = _mark(region.dim)
     each = Arg(Value(f"{mark.name}.1", Type("i64", ())), mark.name, Enter.EACH)
     body = tuple(s for stmt in region.body for s in (_chosen(op, each.value) if stmt is op else (stmt,)))
@@ -159,8 +159,8 @@ def _chosen(op: Op, mark: Value) -> tuple[Op, Op, Op]:
 
 FAMILIES: dict[str, Edit] = {
     "weights of the step before": _weights_before,
-    "weights of the next turn": _next_turn,
-    "gradients of turns exchanged": _turns_exchanged,
-    "reduced in the turn and in the step": _reduced_twice,
-    "left out in one turn": _one_turn,
+    "weights of the next layer": _next_layer,
+    "gradients of layers exchanged": _layers_exchanged,
+    "reduced in the layer and in the step": _reduced_twice,
+    "left out in one layer": _one_layer,
 }

@@ -62,7 +62,7 @@ def layers(count: int) -> Account:
 
 
 def kept(it: Account) -> list[tuple[str, str, int, int]]:
-    return [(each.op.kind, each.what, each.bytes, each.turns) for each in it.kept]
+    return [(each.op.kind, each.what, each.bytes, each.layers) for each in it.kept]
 
 
 def test_state() -> None:
@@ -213,9 +213,9 @@ def test_126_layers_take_no_longer_than_2() -> None:
 
 def test_the_fullest_moment_is_where_most_is_on_its_way() -> None:
     it = account(program(PLAN.replace("ffn = 8", "ffn = 800")))
-    assert (it.peak.where, it.peak.turns, it.peak.name) == ("backward", (("layers", 5, 5),), "down")
+    assert (it.peak.where, it.peak.layers, it.peak.name) == ("backward", (("layers", 5, 5),), "down")
     it = account(program(PLAN.replace("vocab = 6", "vocab = 6000")))
-    assert (it.peak.where, it.peak.turns, it.peak.name) == ("backward", (), "logits")
+    assert (it.peak.where, it.peak.layers, it.peak.name) == ("backward", (), "logits")
 
 
 WHOLE = 2 * 4 * 800
@@ -234,23 +234,23 @@ WHOLE = 2 * 4 * 800
     ],
 )
 def test_turns_in_memory(state: str, weights: int, gradients: int) -> None:
-    """In backward's first turn the next ones' weights, and the sum under way of the microbatch before."""
+    """In backward's first layer the next ones' weights, and the sum under way of the microbatch before."""
     it = account(shared(state, ffn=800)).peak
-    assert (it.where, it.turns) == ("backward", (("layers", 5, 5),))
+    assert (it.where, it.layers) == ("backward", (("layers", 5, 5),))
     assert (it.weights, it.gradients) == (2 * WHOLE * weights, 4 * WHOLE * gradients)
 
 
 def test_sums_under_way_may_be_more_than_a_turn_keeps() -> None:
-    """Of a single microbatch the second turn is the first with a sum under way."""
+    """Of a single microbatch the second layer is the first with a sum under way."""
     one = PLAN.replace("global_batch = 12", "global_batch = 4")
     wide = account(shared("zero 2 over dp", one, hidden=400, ffn=400)).peak
-    assert (wide.turns, wide.gradients) == ((("layers", 4, 5),), 2 * 4 * 2 * 400 * 400)
+    assert (wide.layers, wide.gradients) == ((("layers", 4, 5),), 2 * 4 * 2 * 400 * 400)
     narrow = account(shared("zero 2 over dp", one, ffn=800)).peak
-    assert (narrow.turns, narrow.gradients) == ((("layers", 5, 5),), 4 * WHOLE)
+    assert (narrow.layers, narrow.gradients) == ((("layers", 5, 5),), 4 * WHOLE)
 
 
 def test_a_turn_begins_with_sums_under_way_of_repeats_inside() -> None:
-    """Of the last turn before it: the first of the layers inside, and what is the block's own."""
+    """Of the last layer before it: the first of the layers inside, and what is the block's own."""
     inner = "repeat layers {\n    x = x + silu(x @ up[hidden -> ffn]) @ down[ffn -> hidden]\n  }"
     outer = f"repeat blocks {{ x = x + tanh(x @ own[hidden -> vocab]) @ back[vocab -> hidden]  {inner} }}"
     text = PLAN.replace(inner, outer).replace("layers = 5", "layers = 5  blocks = 3").replace("= 12", "= 4")
@@ -258,7 +258,7 @@ def test_a_turn_begins_with_sums_under_way_of_repeats_inside() -> None:
     region, passing = next(stmt for stmt in storages.backward.body if isinstance(stmt, Region)), Passing(storages)
     own, inside = 4 * 2 * 3 * 4, 4 * 64
     assert [(on, passing.gradients) for on in passing.backward(region)] == [(0, 0), (1, inside + own)]
-    assert passing.gradients == inside + own  # of the first turn, until all are waited for
+    assert passing.gradients == inside + own  # of the first layer, until all are waited for
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_what_is_sent(state: str, kind: str, reduce: str, meanwhile: list[int], 
 
 
 def test_forward_gathers_ahead() -> None:
-    """The last turn keeps most, the third last has two more gathered."""
+    """The last layer keeps most, the third last has two more gathered."""
     storages = Storages(shared("zero 3 over dp  prefetch = 2"))
     region, passing = next(stmt for stmt in storages.forward.body if isinstance(stmt, Region)), Passing(storages)
     assert [(back, passing.weights) for back in passing.forward(region)] == [(0, 2 * 64), (2, 3 * 2 * 64)]

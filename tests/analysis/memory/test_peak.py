@@ -18,7 +18,7 @@ SHAPES = {
     "wide": "dims { vocab = 32  ffn = 768 }  train { seq = 128 }",
 }
 STATES = {
-    "turns": "bucket = 1MiB",
+    "layers": "bucket = 1MiB",
     "optimizer": "zero 1 over dp  bucket = 1MiB",
     "gradients": "zero 2 over dp",
     "gradients, in small buckets": "zero 2 over dp  bucket = 256KiB",
@@ -91,7 +91,7 @@ def test_done_again(mesh: str, recompute: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("recompute", "batch"), [("none", 16), ("full", 4)], ids=["four microbatches", "one, again"])
 @pytest.mark.parametrize("state", STATES)
 def test_shared_state(state: str, recompute: str, batch: int, tmp_path: Path) -> None:
-    """Wide layers, so that what turns have of weights and gradients is much of it."""
+    """Wide layers, so that what layers have of weights and gradients is much of it."""
     train = f"train {{ seq = 128  global_batch = {batch}  microbatch = 2  precision = bf16  recompute = {recompute} }}"
     dims = "dims { vocab = 64  hidden = 128  ffn = 768  layers = 5 }"
     text = f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{ {STATES[state]} }}\n'

@@ -24,13 +24,13 @@ def _numbers(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def made(turns: int, size: int, precision: Precision, device: str, copies: torch.dtype | None, odd: int = 0) -> Part:
-    """A part that begins `odd` elements into turns which are longer than it by twice that."""
+def made(layers: int, size: int, precision: Precision, device: str, copies: torch.dtype | None, odd: int = 0) -> Part:
+    """A part that begins `odd` elements into layers which are longer than it by twice that."""
 
     def empty(dtype: torch.dtype) -> Tensor:
-        return torch.zeros(turns, size + 2 * odd, dtype=dtype, device=device)[:, odd : odd + size]
+        return torch.zeros(layers, size + 2 * odd, dtype=dtype, device=device)[:, odd : odd + size]
 
-    parameters = empty(precision.dtype).copy_(_numbers(turns, size, seed=0))
+    parameters = empty(precision.dtype).copy_(_numbers(layers, size, seed=0))
     slots = {slot: empty(precision.dtype) for slot in ("exp_avg", "exp_avg_sq")}
     return Part(GROUP, parameters, empty(precision.dtype), slots, None if copies is None else empty(copies))
 
@@ -67,8 +67,8 @@ def check_steps(part: Part, optimizer: AdamW, precision: Precision, scale: float
 
 def case_three_steps_and_skipped_ones(device: str) -> None:
     for precision in PARAMETERS[device]:
-        for turns, size in SIZES:
-            part = made(turns, size, precision, device, None)
+        for layers, size in SIZES:
+            part = made(layers, size, precision, device, None)
             check_steps(part, AdamW((0.9, 0.95), 1e-8, Tile(1, 4, columns=128)), precision, 0.25)
 
 
@@ -77,7 +77,7 @@ def case_without_a_scale(device: str) -> None:
         check_steps(made(1, 33, precision, device, None), AdamW(), precision, None)
 
 
-def case_slices_of_longer_turns(device: str) -> None:
+def case_slices_of_longer_layers(device: str) -> None:
     """What lies around a part stays as it is."""
     for precision in PARAMETERS[device]:
         part = made(3, 130, precision, device, torch.float16, odd=5)
@@ -130,7 +130,7 @@ class _Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    """Of which each turn's bucket has two groups, so that a part is a slice of each turn."""
+    """Of which each layer's bucket has two groups, so that a part is a slice of each layer."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
@@ -170,9 +170,9 @@ def case_the_state_of_a_model(device: str) -> None:
 def examples(device: str, dtype: torch.dtype) -> None:
     """Masters with copies, parameters without, and a part that begins anywhere."""
     one = torch.empty((), device=device)
-    for turns, size, odd, copies in ((32, 54_525_952, 0, dtype), (1, 3 << 30, 0, None), (32, 8191, 1, dtype)):
-        flat = torch.empty(turns, size + odd, device=device)[:, odd:]
-        narrow = None if copies is None else torch.empty(turns, size + odd, dtype=copies, device=device)[:, odd:]
+    for layers, size, odd, copies in ((32, 54_525_952, 0, dtype), (1, 3 << 30, 0, None), (32, 8191, 1, dtype)):
+        flat = torch.empty(layers, size + odd, device=device)[:, odd:]
+        narrow = None if copies is None else torch.empty(layers, size + odd, dtype=copies, device=device)[:, odd:]
         part = Part(GROUP, flat, flat, {"exp_avg": flat, "exp_avg_sq": flat}, narrow)
         AdamW((0.9, 0.95)).update(part, 3e-4, one, one, one)
         AdamW((0.9, 0.95)).update(part, 3e-4, one, one)

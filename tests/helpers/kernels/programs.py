@@ -30,11 +30,11 @@ from scalec.runtime import Batch, Mesh
 debug: Any = dist  # the stubs leave its levels out
 
 LAYERS_OF_STAGE = 2
-"""What is left of each repeat that is not cut into stages: all its turns start the same kernels."""
+"""What is left of each repeat that is not cut into stages: all its layers start the same kernels."""
 
 
 def compiled(source: Source, gpu: str, kernels: str = "triton") -> Program:
-    """The program of a plan for some GPU, with few turns."""
+    """The program of a plan for some GPU, with few layers."""
     program = resolve(source)
     turned = set[str]() if program.pipeline else {region.dim for region in _repeats(program.region)}
     dims = (

@@ -208,10 +208,10 @@ def _stretched(frequencies: Tensor, factor: float, low: float = 1, high: float =
 
 
 def _stacked(p: Tensors, name: str) -> Iterator[Tensors]:
-    """The parameters of each turn of a repeat, by what is left of their names."""
+    """The parameters of each layer of a repeat, by what is left of their names."""
     i = 0
-    while turn := _only(p, f"{name}.{i}."):
-        yield turn
+    while layer := _only(p, f"{name}.{i}."):
+        yield layer
         i += 1
 
 

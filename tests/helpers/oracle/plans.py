@@ -83,7 +83,7 @@ class Case:
     state: str = ""  # what the section `state` says
     pp: int = 1
     schedule: str = "1f1b"
-    stages: str = ""  # turns of each stage, where the plan says
+    stages: str = ""  # layers of each stage, where the plan says
     layers: int = 2
 
     @property

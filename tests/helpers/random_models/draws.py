@@ -79,7 +79,7 @@ def drawn(of: int) -> dict[str, set[str]]:
 def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T | None]) -> list[T]:
     """What `tried` makes of so many of a larger number of plans, given with what stands in each.
 
-    It is always the turn of the plan in which most stands that is in none before it; None leaves a plan out.
+    It is always the layer of the plan in which most stands that is in none before it; None leaves a plan out.
     """
     found, chosen = dict(of), list[T]()
     while found and len(chosen) < number:

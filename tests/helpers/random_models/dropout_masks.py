@@ -17,9 +17,9 @@ def draws_of(values: Tensor) -> Draws:
     return values.numpy().astype(np.uint64)
 
 
-def forked(draws: Draws, turn: int) -> Draws:
-    """The draws of one turn of a repeat."""
-    return _word(draws, np.uint64(2**64 - 1 - turn))
+def forked(draws: Draws, layer: int) -> Draws:
+    """The draws of one layer of a repeat."""
+    return _word(draws, np.uint64(2**64 - 1 - layer))
 
 
 def dropped(x: Tensor, draws: Draws, site: int, p: float) -> Tensor:

@@ -86,7 +86,7 @@ class TorchModel:
         numbers = self.numbers() | {"seq": inputs[0].shape[1]}
         draws = draws_of(inputs[len(names)]) if len(inputs) > len(names) else NO_DRAWS
         evaluation = _Evaluation(by_place(parameters), numbers, self.classes(), own)
-        return evaluation.body(statements, env, Turn(draws))["loss"].tensor
+        return evaluation.body(statements, env, LayerPlace(draws))["loss"].tensor
 
     def training(self) -> Training:
         """The optimizer."""
@@ -156,11 +156,11 @@ NO_DRAWS = np.zeros(0, np.uint64)
 
 
 @frozen(eq=False)
-class Turn:
-    """One turn of the repeats around a statement.
+class LayerPlace:
+    """One layer of the repeats around a statement.
 
-    A repeat with branches is one repeat for each of its parts: `place` counts turns in each, and `part` is its number.
-    `index` is the turn in the repeat as it is written.
+    A repeat with branches is one repeat for each of its parts: `place` counts layers in each, and `part` is its number.
+    `index` is the layer in the repeat as it is written.
     """
 
     draws: Draws
@@ -179,28 +179,30 @@ class _Evaluation:
     sites: dict[tuple[int, int], int] = field(factory=dict[tuple[int, int], int])
     parts: dict[str, dict[range, int]] = field(factory=dict[str, dict[range, int]])  # of a repeat's dim, their numbers
 
-    def body(self, statements: Sequence[tree.Statement], env: Env, turn: Turn) -> Env:
+    def body(self, statements: Sequence[tree.Statement], env: Env, layer: LayerPlace) -> Env:
         """What names stand for after the statements."""
         for item in statements:
             match item:
                 case tree.Bind():
-                    env = env | self._bound(item, env, turn)
+                    env = env | self._bound(item, env, layer)
                 case tree.If():
-                    chosen = item.body if turn.index < number(item.end, self.numbers) else item.others
-                    env = _known(env, self.body(chosen, env, turn))
+                    chosen = item.body if layer.index < number(item.end, self.numbers) else item.others
+                    env = _known(env, self.body(chosen, env, layer))
                 case tree.Repeat():
-                    for inner in self._turns(item, turn):
+                    for inner in self._layers(item, layer):
                         env = _known(env, self.body(item.body, env, inner))
         return env
 
-    def _turns(self, repeat: tree.Repeat, turn: Turn) -> Iterator[Turn]:
+    def _layers(self, repeat: tree.Repeat, layer: LayerPlace) -> Iterator[LayerPlace]:
         cuts = sorted({0, int(self.numbers[repeat.dim.name]), *self._ends(repeat.body, repeat.index)})
         numbers = self.parts.setdefault(repeat.dim.name, {})
         for part in (range(*pair) for pair in pairwise(cuts)):
-            own = numbers.setdefault(part, len(numbers)) if len(cuts) > 2 else turn.part
+            own = numbers.setdefault(part, len(numbers)) if len(cuts) > 2 else layer.part
             for i in part:
                 local = i - part.start
-                yield Turn(forked(turn.draws, local), (*turn.place, local), own, i if repeat.index else turn.index)
+                yield LayerPlace(
+                    forked(layer.draws, local), (*layer.place, local), own, i if repeat.index else layer.index
+                )
 
     def _ends(self, body: Sequence[tree.Statement], index: tree.Name | None) -> Iterator[int]:
         """Where the branches of this index end."""
@@ -212,81 +214,81 @@ class _Evaluation:
             if not isinstance(item, tree.Bind):
                 yield from self._ends(item.body, index)
 
-    def _bound(self, item: tree.Bind, env: Env, turn: Turn) -> Env:
+    def _bound(self, item: tree.Bind, env: Env, layer: LayerPlace) -> Env:
         if len(item.names) == 1:
-            return {item.names[0].name: self._value(item.expr, env, turn)}
+            return {item.names[0].name: self._value(item.expr, env, layer)}
         assert isinstance(item.expr, tree.Call), "only calls have several results"
         results = self._split if item.expr.name.name == "split" else self._results
-        return {name.name: value for name, value in zip(item.names, results(item.expr, env, turn), strict=True)}
+        return {name.name: value for name, value in zip(item.names, results(item.expr, env, layer), strict=True)}
 
-    def _split(self, call: tree.Call, env: Env, turn: Turn) -> list[Value]:
-        whole, parts = self._value(call.args[0], env, turn), call.args[1]
+    def _split(self, call: tree.Call, env: Env, layer: LayerPlace) -> list[Value]:
+        whole, parts = self._value(call.args[0], env, layer), call.args[1]
         assert isinstance(parts, tree.List), "split takes a list of dims"
         dims = [str(part) for part in parts.items]
         pieces = whole.tensor.split([int(self.numbers[dim]) for dim in dims], -1)
         return [Value((*whole.dims[:-1], dim), piece) for dim, piece in zip(dims, pieces, strict=True)]
 
-    def _results(self, call: tree.Call, env: Env, turn: Turn) -> list[Value]:
+    def _results(self, call: tree.Call, env: Env, layer: LayerPlace) -> list[Value]:
         """Those of a user op, with as many of its first operand's dims as they have."""
-        args, given = self._arguments(call, env, turn)
+        args, given = self._arguments(call, env, layer)
         operands = [value for value in (*args, *given.values()) if isinstance(value, Value)]
         made = self.own[call.name.name](*map(_bare, args), **{key: _bare(value) for key, value in given.items()})
         each = made if isinstance(made, tuple) else (made,)
         return [Value(operands[0].dims[: tensor.dim()], tensor) for tensor in each]
 
-    def _arguments(self, call: tree.Call, env: Env, turn: Turn) -> tuple[list[Any], dict[str, Any]]:
-        given = {s.key.name: self._setting(s, env, turn) for s in call.kwargs}
-        return [self._either(arg, env, turn) for arg in call.args], given
+    def _arguments(self, call: tree.Call, env: Env, layer: LayerPlace) -> tuple[list[Any], dict[str, Any]]:
+        given = {s.key.name: self._setting(s, env, layer) for s in call.kwargs}
+        return [self._either(arg, env, layer) for arg in call.args], given
 
-    def _value(self, expr: tree.Expr, env: Env, turn: Turn) -> Value:
-        found = self._either(expr, env, turn)
+    def _value(self, expr: tree.Expr, env: Env, layer: LayerPlace) -> Value:
+        found = self._either(expr, env, layer)
         assert isinstance(found, Value), f"not a tensor: {expr}"
         return found
 
-    def _either(self, expr: tree.Expr, env: Env, turn: Turn) -> Value | float:
+    def _either(self, expr: tree.Expr, env: Env, layer: LayerPlace) -> Value | float:
         match expr:
             case tree.Name(name) if name in env:
                 return env[name]
             case tree.Name(name) if name in self.declared:
-                return self._parameter(name, turn)
+                return self._parameter(name, layer)
             case tree.ParamUse():
                 self.declared[expr.name.name] = tuple(map(str, (*expr.outs, *expr.ins)))
-                return self._parameter(expr.name.name, turn)
+                return self._parameter(expr.name.name, layer)
             case tree.Call(name=name) if name.name in self.own:
-                (result,) = self._results(expr, env, turn)
+                (result,) = self._results(expr, env, layer)
                 return result
             case tree.Call(name=name) if name.name != "sqrt":
-                return self._call(expr, *self._arguments(expr, env, turn), turn)
+                return self._call(expr, *self._arguments(expr, env, layer), layer)
             case tree.Negative(inner):
-                value = self._either(inner, env, turn)
+                value = self._either(inner, env, layer)
                 return Value(value.dims, -value.tensor) if isinstance(value, Value) else -value
             case tree.Binary("@", left, right):
                 over = tuple(map(str, right.ins)) if isinstance(right, tree.ParamUse) else ()
-                return contracted(self._value(left, env, turn), self._value(right, env, turn), over)
+                return contracted(self._value(left, env, layer), self._value(right, env, layer), over)
             case tree.Binary(op, left, right):
-                return elementwise(ARITHMETIC[op], self._either(left, env, turn), self._either(right, env, turn))
+                return elementwise(ARITHMETIC[op], self._either(left, env, layer), self._either(right, env, layer))
             case _:
                 return number(expr, self.numbers)
 
-    def _parameter(self, name: str, turn: Turn) -> Value:
+    def _parameter(self, name: str, layer: LayerPlace) -> Value:
         """One that several parts of a repeat declare is one for each, of a name with the part's number."""
-        own, dims = f"{name}_{turn.part}", self.declared[name]
+        own, dims = f"{name}_{layer.part}", self.declared[name]
         held = self.parameters[own if own in self.parameters else name]
         deep = len(next(iter(held)))
-        return Value(dims, held[turn.place[:deep]].reshape([int(self.numbers[dim]) for dim in dims]))
+        return Value(dims, held[layer.place[:deep]].reshape([int(self.numbers[dim]) for dim in dims]))
 
-    def _call(self, call: tree.Call, args: list[Any], given: dict[str, Any], turn: Turn) -> Value:
+    def _call(self, call: tree.Call, args: list[Any], given: dict[str, Any], layer: LayerPlace) -> Value:
         name = call.name.name
         if name == "cross_entropy":
             return cross_entropy(*args, classes=self.classes, **given)
         if name == "dropout" or "dropout" in given:
-            site = self.sites.setdefault((id(call), turn.part), len(self.sites) + 1)
-            given["drop"] = partial(dropped, draws=turn.draws, site=site)
+            site = self.sites.setdefault((id(call), layer.part), len(self.sites) + 1)
+            given["drop"] = partial(dropped, draws=layer.draws, site=site)
         return OPS[name](*args, **given)
 
-    def _setting(self, setting: tree.Setting, env: Env, turn: Turn) -> Any:
+    def _setting(self, setting: tree.Setting, env: Env, layer: LayerPlace) -> Any:
         if setting.key.name not in WORDS:
-            return self._either(setting.value, env, turn)
+            return self._either(setting.value, env, layer)
         return tuple(map(str, setting.value.items)) if isinstance(setting.value, tree.List) else str(setting.value)
 
 
@@ -376,9 +378,9 @@ def rope(x: Value, theta: float, dims: float = 0, scaling: str = "none", **given
     frequency = scaled(theta ** (-torch.arange(0, d, 2).double() / d), scaling, **given)
     at = x.dims.index("seq")
     angle = Value(("seq", "pair"), torch.outer(torch.arange(x.tensor.shape[at]).double(), frequency))
-    turn = angle.onto((*x.dims[:-1], "pair"))
+    layer = angle.onto((*x.dims[:-1], "pair"))
     (first, second), rest = x.tensor[..., :d].chunk(2, -1), x.tensor[..., d:]
-    turned = [first * turn.cos() - second * turn.sin(), second * turn.cos() + first * turn.sin(), rest]
+    turned = [first * layer.cos() - second * layer.sin(), second * layer.cos() + first * layer.sin(), rest]
     return Value(x.dims, torch.cat(turned, -1))
 
 

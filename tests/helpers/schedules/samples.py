@@ -21,11 +21,11 @@ def one_f_one_b(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
     """Each rank's warm-up, then one forward and one backward in turn; with chunks, those of Megatron's interleaving."""
     rows: list[tuple[Action, ...]] = []
     for rank in range(ranks):
-        turns = sorted(
+        layers = sorted(
             range(microbatches * chunks), key=lambda i: (i // chunks // ranks, i % chunks, i // chunks % ranks)
         )
-        forward = [Action(i % chunks * ranks + rank, F, i // chunks) for i in turns]
-        backward = [Action((chunks - 1 - i % chunks) * ranks + rank, B, i // chunks) for i in turns]
+        forward = [Action(i % chunks * ranks + rank, F, i // chunks) for i in layers]
+        backward = [Action((chunks - 1 - i % chunks) * ranks + rank, B, i // chunks) for i in layers]
         ahead = ranks - rank - 1 if chunks == 1 else 2 * (ranks - rank - 1) + (chunks - 1) * ranks
         ahead = min(ahead, len(forward))
         row = forward[:ahead]
@@ -35,9 +35,9 @@ def one_f_one_b(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
     return Schedule(tuple(range(ranks)) * chunks, microbatches, tuple(rows))
 
 
-def parsed(homes: tuple[int, ...], microbatches: int, *rows: str) -> Schedule:
+def parsed(stage_to_rank: tuple[int, ...], microbatches: int, *rows: str) -> Schedule:
     """A schedule from its rows as text."""
-    return Schedule(homes, microbatches, tuple(tuple(map(_action, row.split())) for row in rows))
+    return Schedule(stage_to_rank, microbatches, tuple(tuple(map(_action, row.split())) for row in rows))
 
 
 def _action(text: str) -> Action:
@@ -46,32 +46,32 @@ def _action(text: str) -> Action:
     return Action(int(text[:at]), Work(text[at:end]), int(text[end:]))
 
 
-def shuffled(homes: tuple[int, ...], ranks: int, microbatches: int, seed: int) -> Schedule:
+def shuffled(stage_to_rank: tuple[int, ...], ranks: int, microbatches: int, seed: int) -> Schedule:
     """A random order that can be done, with random backwards in two parts."""
     draw = random.Random(seed)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
-    left = [Action(s, F, m) for s in range(len(homes)) for m in range(microbatches)]
+    left = [Action(s, F, m) for s in range(len(stage_to_rank)) for m in range(microbatches)]
     for action in list(left):
         left += [
             Action(action.stage, work, action.microbatch) for work in draw.choice(((B,), (Work.INPUT, Work.WEIGHT)))
         ]
     made: set[Value] = set()
     while left:
-        able = [action for action in left if made.issuperset(needs(action, len(homes)))]
+        able = [action for action in left if made.issuperset(needs(action, len(stage_to_rank)))]
         action = draw.choice(able)
         left.remove(action)
-        rows[homes[action.stage]].append(action)
+        rows[stage_to_rank[action.stage]].append(action)
         if value := made_by(action):
             made.add(value)
-    return Schedule(homes, microbatches, tuple(map(tuple, rows)))
+    return Schedule(stage_to_rank, microbatches, tuple(map(tuple, rows)))
 
 
 @st.composite
 def orders(draw: st.DrawFn) -> Schedule:
     """Random stages on random ranks, random microbatches, a random order that can be done."""
     ranks = draw(st.integers(1, 4))
-    homes = draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=6))
-    return shuffled(tuple(homes), ranks, draw(st.integers(1, 4)), draw(st.integers(0, 2**32)))
+    stage_to_rank = draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=6))
+    return shuffled(tuple(stage_to_rank), ranks, draw(st.integers(1, 4)), draw(st.integers(0, 2**32)))
 
 
 @st.composite

@@ -17,13 +17,13 @@ EFFORT = 20
 """In the solver's own measure, about seconds: more than any case of the tests takes, on however busy a machine."""
 
 
-def optimum(homes: tuple[int, ...], microbatches: int, times: Times, room: MemoryBudget) -> int:
+def optimum(stage_to_rank: tuple[int, ...], microbatches: int, times: Times, room: MemoryBudget) -> int:
     """The proven least time; fails if it is not found with `EFFORT`."""
     assert all(later <= first for later, first in zip(room.keeps.weight, room.keeps.input, strict=True))
     model = cp_model.CpModel()
     takes = {"F": times.forward, "I": times.input, "W": times.weight}
-    horizon = int(microbatches * (sum(map(sum, takes.values())) + 2 * len(homes) * times.send))
-    stages, last = range(len(homes)), len(homes) - 1
+    horizon = int(microbatches * (sum(map(sum, takes.values())) + 2 * len(stage_to_rank) * times.send))
+    stages, last = range(len(stage_to_rank)), len(stage_to_rank) - 1
     start = {
         (work, s, m): model.new_int_var(0, horizon, f"{work}{s},{m}")
         for work, s, m in product(takes, stages, range(microbatches))
@@ -32,19 +32,22 @@ def optimum(homes: tuple[int, ...], microbatches: int, times: Times, room: Memor
     for s, m in product(stages, range(microbatches)):
         for other, work in ((s - 1, "F"), (s + 1, "I")):
             if 0 <= other <= last:
-                model.add(start[work, s, m] >= end[work, other, m] + int(times.send) * (homes[other] != homes[s]))
+                model.add(
+                    start[work, s, m]
+                    >= end[work, other, m] + int(times.send) * (stage_to_rank[other] != stage_to_rank[s])
+                )
         model.add(start["I", s, m] >= end["F", s, m])
         model.add(start["W", s, m] >= end["I", s, m])
     for m, after in pairwise(range(microbatches)):  # microbatches are alike: the first is that which begins first
         model.add(start["F", 0, m] <= start["F", 0, after])
     for rank, most in enumerate(room.most):
-        own = [key for key in start if homes[key[1]] == rank]
+        own = [key for key in start if stage_to_rank[key[1]] == rank]
         model.add_no_overlap(
             [model.new_fixed_size_interval_var(start[key], int(takes[key[0]][key[1]]), "") for key in own]
         )
         spans = [
             (begin, until, size)
-            for s, m in product((s for s in stages if homes[s] == rank), range(microbatches))
+            for s, m in product((s for s in stages if stage_to_rank[s] == rank), range(microbatches))
             for begin, until, size in (
                 (start["F", s, m], end["I", s, m], room.keeps.input[s]),
                 (end["I", s, m], end["W", s, m], room.keeps.weight[s]),

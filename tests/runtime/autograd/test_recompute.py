@@ -23,7 +23,7 @@ class Layer(nn.Module):
         self.begun = self.ended = 0
 
     def forward(self, x: Tensor, nothing: None) -> Tensor:
-        """One turn."""
+        """One layer."""
         self.begun += 1
         h = silu(linear(x, self.w))
         x = x + linear(h * h, self.u)
@@ -113,7 +113,7 @@ class Gathering(nn.Module):
         self.sums = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """One turn."""
+        """One layer."""
         y = torch.tanh(self._sum(x))
         return self._sum(y)
 
@@ -123,7 +123,7 @@ class Gathering(nn.Module):
 
 
 def _sums() -> int:
-    """How often a turn communicates, forward and again."""
+    """How often a layer communicates, forward and again."""
     layer = Gathering(Mesh({"tp": 2}).axis("tp"))
     recomputed(layer, torch.ones(2, requires_grad=True)).sum().backward()
     return layer.sums

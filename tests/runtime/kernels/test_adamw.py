@@ -12,9 +12,9 @@ WIDE = Precision(torch.float64, 1e-14, 1e-13)
 
 
 @pytest.mark.parametrize("scale", [None, 0.25])
-@pytest.mark.parametrize(("turns", "size"), SIZES)
-def test_in_float64_it_equals_torchs_optimizer(turns: int, size: int, scale: float | None) -> None:
-    check_steps(made(turns, size, WIDE, "cpu", torch.float32), AdamW((0.9, 0.95)), WIDE, scale)
+@pytest.mark.parametrize(("layers", "size"), SIZES)
+def test_in_float64_it_equals_torchs_optimizer(layers: int, size: int, scale: float | None) -> None:
+    check_steps(made(layers, size, WIDE, "cpu", torch.float32), AdamW((0.9, 0.95)), WIDE, scale)
 
 
 @pytest.mark.parametrize(("dtype", "master"), [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)])

@@ -80,11 +80,11 @@ def test_weights_side_by_side_are_one_product_in_the_graph() -> None:
     flat = torch.randn(256, 128, device="meta")
     weights = [nn.Parameter(part) for part in flat.split([128, 64, 64])]
     join(weights[0], flat)
-    turn = kernels.RopePair(WHOLE)
+    layer = kernels.RopePair(WHOLE)
 
     def begun(x: Tensor, table: Tensor) -> tuple[Tensor, ...]:
         q, k, v = fused_linear(x, *weights, into=((2, 64), (1, 64), (1, 64)), apart=(2,))
-        return *turn(q, k, table), v
+        return *layer(q, k, table), v
 
     product, d_product, turned, d_turned = _bodies(begun, _randn(8, 1, 128), _randn(2, 8, 1, 1, 64).detach())
     assert (turned[KERNEL], d_turned[KERNEL]) == (1, 1)

@@ -148,7 +148,7 @@ def test_of_what_is_put_off_the_values_are_kept_and_not_the_graph() -> None:
     assert alive() is None
 
 
-def test_each_turns_weights_are_neighbours_and_other_patterns_lie_one_behind_the_other() -> None:
+def test_each_layers_weights_are_neighbours_and_other_patterns_lie_one_behind_the_other() -> None:
     _, layers = _layers(NARROW)
     for layer in layers:
         for first, second in pairwise(_weights(layer)):

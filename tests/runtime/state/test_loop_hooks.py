@@ -1,4 +1,4 @@
-"""State that is shared out turn by turn: the plain model's update in every way to share, and after failed passes."""
+"""State that is shared out layer by layer: the plain model's update in every way to share, and after failed passes."""
 
 from dataclasses import replace
 from functools import partial
@@ -104,11 +104,11 @@ class _BadDay(Exception):
     pass
 
 
-Where = Literal["forward", "backward", "the end of a turn's backward"]
+Where = Literal["forward", "backward", "the end of a layer's backward"]
 
 
 def _abandoned(way: Way, where: Where) -> float:
-    """How far a step is from the plain model's, after one that raised there, in the second turn."""
+    """How far a step is from the plain model's, after one that raised there, in the second layer."""
     link, calls = Link(), dict.fromkeys(get_args(Where), 0)
     link.poison()
 
@@ -120,7 +120,7 @@ def _abandoned(way: Way, where: Where) -> float:
     def begins() -> None:
         raises("forward" if calls["forward"] < LAYERS else "backward")
 
-    mesh, ends = Mesh({"dp": 2, "replica": 1}), partial(raises, "the end of a turn's backward")
+    mesh, ends = Mesh({"dp": 2, "replica": 1}), partial(raises, "the end of a layer's backward")
     ours, theirs = shared(way, mesh, AdamW(), F64, link.late, begins, ends), plain(way, AdamW(), F64)
     ours.state.initialise(seed=1)
     batches = [data(0, rank, 2) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Turns of repeats that are moved by themselves: when what is begun and waited for, and what is in memory meanwhile."""
+"""Layers that are gathered and reduced one by one: when each begins and is awaited, and what is in memory meanwhile."""
 
 import gc
 import time
@@ -39,7 +39,7 @@ def _events(way: Way, microbatches: int) -> tuple[list[str], list[str]]:
 
 def test_weights_are_gathered_ahead_in_order_and_gradients_summed_behind() -> None:
     forward, backward = run_ranks(2, _events, ZERO[3], 1)[0]
-    # Of three turns the first two are begun before the first is waited for, the third before the second.
+    # Of three layers the first two are begun before the first is waited for, the third before the second.
     assert forward == [
         "begin gather 0",
         "begin gather 1",
@@ -48,7 +48,7 @@ def test_weights_are_gathered_ahead_in_order_and_gradients_summed_behind() -> No
         "wait gather 1",
         "wait gather 2",
     ]
-    # In backward the same from the end; behind a turn its sums begin: of the norms, alike on all ranks, `sum`.
+    # In backward the same from the end; behind a layer its sums begin: of the norms, alike on all ranks, `sum`.
     assert [event for event in backward if "gather" in event] == [
         "begin gather 3",
         "begin gather 4",
@@ -57,7 +57,7 @@ def test_weights_are_gathered_ahead_in_order_and_gradients_summed_behind() -> No
         "wait gather 4",
         "wait gather 7",
     ]
-    # A turn's is finished when the next one's begins, and the last is under way when backward ends.
+    # A layer's is finished when the next one's begins, and the last is under way when backward ends.
     assert [event for event in backward if "scatter" in event] == [
         "begin scatter 5",
         "wait scatter 5",
@@ -75,7 +75,7 @@ def test_gathers_that_all_begin_together_are_awaited_by_each_turn_once(way: Way)
 
 
 def _together() -> list[int]:
-    """The sizes of what is gathered, in order, of two buckets of the same turns."""
+    """The sizes of what is gathered, in order, of two buckets of the same layers."""
     link, mesh = Link(), Mesh({"dp": 2})
     model = Model(mesh, ZERO[1], shared=False)
     buckets = {
@@ -99,7 +99,7 @@ def test_gradients_that_are_kept_whole_are_reduced_in_the_last_microbatch(microb
 
 
 def _time(way: Way, latency: float) -> tuple[float, float]:
-    """The time of a forward and of its backward, where each turn computes for 1."""
+    """The time of a forward and of its backward, where each layer computes for 1."""
     link = Link(latency)
     ours = shared(way, Mesh({"dp": 2, "replica": 1}), AdamW(), F64, link.late, partial(link.computes, 1.0))
     ours.state.initialise(seed=2)
@@ -110,7 +110,7 @@ def _time(way: Way, latency: float) -> tuple[float, float]:
 
 
 def test_collectives_go_on_while_turns_compute() -> None:
-    """Of gathers that take no longer than a turn, only the first is seen."""
+    """Of gathers that take no longer than a layer, only the first is seen."""
     assert run_ranks(2, _time, ZERO[3], 1.0)[0][0] == LAYERS + 1
     assert run_ranks(2, _time, replace(ZERO[3], prefetch=0), 1.0)[0][0] == 2 * LAYERS
     assert run_ranks(2, _time, ZERO[1], 1.0)[0] == (LAYERS + 1, LAYERS)
@@ -120,8 +120,8 @@ def test_collectives_go_on_while_turns_compute() -> None:
 
 
 def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
-    """Bytes of a state, and after two steps; the most turns in memory meanwhile, of weights and of whole gradients."""
-    mesh, turns, there = Mesh({"dp": 2, "replica": 1}), [0], [0]
+    """Bytes of a state, and after two steps; the most layers in memory meanwhile, of weights and of whole gradients."""
+    mesh, layers, there = Mesh({"dp": 2, "replica": 1}), [0], [0]
     reserve, release = flat_param.reserve, flat_param.release
 
     def reserved(x: Tensor) -> None:
@@ -133,17 +133,17 @@ def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
         release(x)
 
     def computes() -> None:
-        turns.append(_turns(dtypes[1]) - (there[-1] if dtypes[0] == dtypes[1] else 0))
+        layers.append(_layers(dtypes[1]) - (there[-1] if dtypes[0] == dtypes[1] else 0))
 
     gc.collect()
     gc.freeze()  # what follows is all that is looked at
     ours = shared(way, mesh, AdamW(), dtypes, computes=computes)
     ours.state.initialise(seed=2)
-    state, at_first = sum(_storages()), _turns(dtypes[1])
+    state, at_first = sum(_storages()), _layers(dtypes[1])
     flat_param.reserve, flat_param.release = reserved, released
     for step in range(2):
         ours.train_step(data(step, dist.get_rank(), 2))
-    return state, _settled(state), max(there), max(turns) - at_first
+    return state, _settled(state), max(there), max(layers) - at_first
 
 
 def _settled(expected: int) -> int:
@@ -162,11 +162,11 @@ def _storages() -> list[int]:
 
 
 WHOLE = 5 * WIDTH + WIDTH
-"""The elements of one turn that are shared out."""
+"""The elements of one layer that are shared out."""
 
 
-def _turns(master: torch.dtype) -> int:
-    """How many storages are of the size of a turn's gradient."""
+def _layers(master: torch.dtype) -> int:
+    """How many storages are of the size of a layer's gradient."""
     return sum(size == WHOLE * master.itemsize for size in _storages())
 
 
@@ -189,7 +189,7 @@ def test_what_a_rank_keeps_is_what_was_said(way: Way, dtypes: Dtypes) -> None:
     for state, after, weights, gradients in run_ranks(2, _held, way, dtypes):
         assert state == after == _bytes(way, *dtypes)
         assert weights == (1 + way.prefetch if way.reshard_after_forward else 0)
-        assert gradients == (1 if way.shard_gradients else 0)  # under way, when a turn begins
+        assert gradients == (1 if way.shard_gradients else 0)  # under way, when a layer begins
 
 
 # ---- sanitized runs

@@ -99,7 +99,7 @@ class _BadDay(Exception):
 
 
 def _right(sites: list[Site], way: Way, axes: dict[str, int], bad_call: int, evaluates: bool) -> bool:
-    """Whether a step is the plain model's, after one, or an evaluation, that raised in call `bad_call` of a turn."""
+    """Whether a step is the plain model's, after one, or an evaluation, that raised in call `bad_call` of a layer."""
     for site in sites:
         site.take_out()
     link, calls = Link(), [0]
