@@ -62,7 +62,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
     return {
         "axis": pipeline.axis,
         "stages": [
-            {"rank": rank, "layers": {dim: [own.start, own.stop] for dim, own in its.items()}}
+            {"rank": rank, "turns": {dim: [own.start, own.stop] for dim, own in its.items()}}
             for rank, its in zip(pipeline.stage_to_rank, layers, strict=True)
         ],
         "rows": [*map(" ".join, pipeline.schedule.words)],
@@ -100,7 +100,7 @@ def _memory(program: Program) -> dict[str, Any]:
             "gradients": it.peak.gradients,
             "other": it.peak.other,
             "in": it.peak.where,
-            "layers": {dim: at for dim, at, _ in it.peak.layers},
+            "turns": {dim: at for dim, at, _ in it.peak.layers},
             "of": it.peak.name,
             "line": str(it.peak.op.span) if it.peak.op else "",
         },

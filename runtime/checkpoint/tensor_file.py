@@ -1,7 +1,7 @@
 """The safetensors format: written as a stream with a hash, read as mapped memory.
 
 The format is eight bytes of a length, that much JSON, and the tensors' bytes (its README, huggingface/safetensors).
-Written here because the package wants all tensors in host memory at once, and another layer through the file to hash
+Written here because the package wants all tensors in host memory at once, and another pass through the file to hash
 it; and so that a checkpoint, which every run saves, needs nothing but torch.
 """
 

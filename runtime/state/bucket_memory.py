@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..comm.mesh import Copies, Mesh
-from .buckets import Bucket, Claims, Holders, LayerMoves, by_layer, by_stages, claimed, products, whole
+from .buckets import Bucket, Claims, Holders, LayerIndex, by_layer, by_stages, claimed, products, whole
 from .flat_param import Buffers, FlatParam
 from .grad_reduction import Accumulate, Reductions
 from .layout import Layout, Members
@@ -47,7 +47,7 @@ class Memory:
     def __init__(
         self,
         bucket: Bucket,
-        layers: Mapping[LayerMoves, Members],
+        layers: Mapping[LayerIndex, Members],
         products: Sequence[tuple[str, ...]],
         mesh: Mesh,
         elements: Elements,
@@ -165,7 +165,7 @@ def _chunks(bucket: Bucket, claims: Claims, holders: Holders) -> dict[tuple[int,
     return by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
 
 
-def _shape(layers: list[LayerMoves]) -> tuple[int, ...]:
+def _shape(layers: list[LayerIndex]) -> tuple[int, ...]:
     """How many layers each repeat has, outermost first."""
     shape = tuple(len({layer[level] for layer in layers}) for level in range(len(layers[0])))
     assert len(layers) == prod(shape), f"bucket: repeats of {shape} layers have {len(layers)}"

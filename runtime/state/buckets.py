@@ -14,7 +14,7 @@ from .layout import Members
 from .optimizers import ParamGroup
 from .parameters import Spec
 
-LayerMoves = tuple[str, ...]
+LayerIndex = tuple[str, ...]
 """A layer of nested repeats, outermost first: what stands for the `*` of patterns."""
 
 Holders = Mapping[str, tuple[int, ...]]
@@ -72,7 +72,7 @@ class Claimed:
 
     name: str
     spec: Spec
-    layer: LayerMoves
+    layer: LayerIndex
     patterns: tuple[str, ...]
 
 
@@ -85,7 +85,7 @@ def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) 
     return [(group, _claim(group, left, partial)) for group in groups]
 
 
-def by_layer(claims: Claims) -> Mapping[LayerMoves, Members]:
+def by_layer(claims: Claims) -> Mapping[LayerIndex, Members]:
     """The groups with their parameters, those of each layer."""
     layers = dict.fromkeys(each.layer for _, claimed in claims for each in claimed)
     return {
@@ -137,7 +137,7 @@ def _matches(name: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
-def _layer(name: str, pattern: str) -> LayerMoves:
+def _layer(name: str, pattern: str) -> LayerIndex:
     return tuple(part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*")
 
 

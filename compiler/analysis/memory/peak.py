@@ -262,7 +262,5 @@ def _sent(storages: Storages) -> int:
     stacked = {bucket.dim for bucket in storages.program.buckets if bucket.layers or pipeline}
     casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
     pairs = [(op.inputs[0], op.outputs[0]) for op in casts if not storages.held(op.inputs[0])]
-    sizes = (
-        (storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not stacked & {*sent.type.dims}
-    )
+    sizes = ((storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not stacked & {*sent.type.dims})
     return max((sent for own, sent in sizes if sent < own), default=0)

@@ -89,7 +89,7 @@ def _work(each: dict[str, Any]) -> str:
 
 def _own(stage: dict[str, Any]) -> dict[str, range]:
     """The layers of a stage in one action."""
-    return {"microbatches": range(1)} | {dim: range(*ends) for dim, ends in stage["layers"].items()}
+    return {"microbatches": range(1)} | {dim: range(*ends) for dim, ends in stage["turns"].items()}
 
 
 def _in_order(
