@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
+from helpers.samples import outside_of_samples
+
 # Both are read when torch is imported.  Without the first, gloo lets collectives of unequal sizes or dtypes pass.
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -28,8 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
 
 
+@pytest.hookimpl(tryfirst=True)  # before groups become part of names
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is `long` unless it is asked for."""
+    """Marks what is outside of samples as `long`, and leaves out what is `long` unless it is asked for.
+
+    The tests of a file run in one process, which compiles what they share once.
+    """
+    for item in outside_of_samples(items):
+        item.add_marker("long")
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
     if config.getoption("--long"):
         return
     left = [item for item in items if item.get_closest_marker("long")]

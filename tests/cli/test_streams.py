@@ -24,6 +24,7 @@ def run(*words: str | Path, env: dict[str, str] | None = None, **more: object) -
     return subprocess.run([SCALEC, *words], env=os.environ | (env or {}), **pipes)  # type: ignore[call-overload]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("env", ASCII, ids=["ascii", "latin-1", "C"])
 @pytest.mark.parametrize(
     "words",
@@ -52,6 +53,7 @@ def test_our_own_signs_have_others_in_ascii(tmp_path: Path) -> None:
     assert b"\\u" not in shown
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("env", ASCII, ids=["ascii", "latin-1", "C"])
 def test_files_are_utf_8(env: dict[str, str], tmp_path: Path) -> None:
     plan = tmp_path / "plan.scale"

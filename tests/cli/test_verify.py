@@ -98,6 +98,7 @@ def test_without_any_one_coercion_the_ir_is_refused(scalec: Run) -> None:
     assert not Path("out").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stage", ["insert_collectives", "differentiate", "place_state"])
 def test_without_any_one_coercion_earlier_ir_is_refused(scalec: Run, stage: str) -> None:
     text = scalec("ir", "tiny.scale", "--after", stage)[1]
@@ -199,6 +200,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.strip() or "plain")
 def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> None:
     plan = PLAN.replace("seq = 16", f"{kind}  seq = 16") if "=" in kind and "{" not in kind else PLAN
@@ -289,6 +291,7 @@ def test_recheck(scalec: Run) -> None:
     )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

@@ -138,6 +138,7 @@ def test_what_a_step_communicates_is_as_it_was(golden: Callable[[str, str], None
     golden("tiny_llama/plan.json", files(plan)["plan.json"])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_plan_gives_the_same_bytes(variant: str) -> None:
     plan = source(variant)

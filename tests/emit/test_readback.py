@@ -382,6 +382,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16", "fused", "fused, bias", "fused, two losses"])
 @pytest.mark.parametrize("mutants", KINDS)
 def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:

@@ -143,6 +143,7 @@ def _survivors(mutants: Iterator[str], tree: ast.Module, program: Program) -> li
     return survivors
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("mutants", KINDS)
 def test_every_mutant_is_refused_at_a_line(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:

@@ -37,6 +37,7 @@ KINDS = {  # how state is shared out → the model, the mesh, its data-parallel 
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_step_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
     name, mesh, dp, ranks, sections = KINDS[kind]

@@ -78,6 +78,7 @@ def _compare(case: Case, steps: Sequence[Sequence[harness.RankStep]], start: Ten
         assert_same(harness._joined(got), want, f"step {number}: ")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_layer_is_one_product_forward_and_two_backward(case: Case, tmp_path: Path) -> None:
     """Where weight parts of backward come later, one is left; queries as wide as keys are not copied together."""
@@ -105,6 +106,7 @@ def _train_compiled(module: Any, start: Tensors, batches: list[harness.Inputs]) 
     return harness._train(module, start, batches, LR), graphs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", COMPILED, ids=str)
 def test_in_a_graph_each_layer_is_one_product_too(case: Case, tmp_path: Path) -> None:
     """One graph serves all layers."""

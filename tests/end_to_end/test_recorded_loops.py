@@ -74,6 +74,7 @@ def is_equal(plan: str, folder: Path) -> None:
     assert found.calls == sum(it["count"] for it in listed)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     is_equal(text(CASES[name]), tmp_path)
@@ -124,6 +125,7 @@ DEFECTS: dict[str, tuple[Case, dict[str, str], str]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_difference_is_found(name: str, tmp_path: Path) -> None:
     case, changes, says = DEFECTS[name]

@@ -106,11 +106,13 @@ def _compare(case: Case, folder: Path, backend: str) -> None:
         assert_same(harness._joined(got), want, f"step {number}: ")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     _compare(case, tmp_path, "aot_eager")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="inductor of 2.11 takes float64 attention's sums for float32")
 @pytest.mark.skipif(not INDUCTOR, reason="inductor needs a C++ compiler and Python's headers")
 def test_two_steps_by_inductor_equal_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

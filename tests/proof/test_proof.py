@@ -205,6 +205,7 @@ def identity(op: Op) -> Op:
     return evolve(op, kind="leaf", inputs=op.inputs[:1], attrs=())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", [DP_TP, "data, tensor", "two key/value heads on four ranks", "tied embedding", "three axes"]
 )

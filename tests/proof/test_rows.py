@@ -57,6 +57,7 @@ def small(text: str, mesh: int = 0) -> Case:
 # ---- what is right
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("pp", [2, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_proves_equal(schedule: str, pp: int) -> None:
@@ -110,6 +111,7 @@ PLANS = (
 )
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble"])
 @pytest.mark.parametrize("name", PLANS)
 def test_whatever_crosses_the_cuts(name: str, schedule: str) -> None:
@@ -277,6 +279,7 @@ def bench(schedule: str, mesh: int) -> Bench:
     return Bench(small(few(schedule), mesh), Field(2, 2))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
 @pytest.mark.parametrize("schedule", MUTATED)
 def test_every_mutant_of_rows_is_killed(schedule: str, mesh: int) -> None:

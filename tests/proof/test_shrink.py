@@ -64,6 +64,7 @@ def demand_part(program: Program, model: Program) -> None:
 # ---- made for costs
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("pp", [2, 3])
 @pytest.mark.parametrize("schedule", AUTO)
 def test_rows_made_for_costs(schedule: str, pp: int) -> None:
@@ -106,6 +107,7 @@ HOMES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stage_to_rank", HOMES)
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**32))
@@ -128,6 +130,7 @@ def test_few_rows_for_many(folder: Path) -> None:
 # ---- rows that are wrong
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("schedule", ["auto", "file"])
 def test_every_mutant_of_rows_without_a_name_is_killed(schedule: str, folder: Path) -> None:
     rows = shuffled((0, 1, 1, 0), 2, 2, seed=1)

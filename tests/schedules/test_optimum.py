@@ -48,6 +48,7 @@ def made(case: Case) -> float:
     return simulate(listed(*case), case[2]).total
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("ranks", "chunks", "microbatches"), SHAPES)
 def test_the_optimum_is_reached_in_small_cases(ranks: int, chunks: int, microbatches: int) -> None:
     for case in (*alike(ranks, chunks, microbatches), *unlike(ranks, chunks, microbatches)):

@@ -147,6 +147,7 @@ def test_row_31_attention_over_a_sharded_sequence_is_refused() -> None:
     assert refusal(evolve(PLANS["sequence alone"], seq=5).text()) == "E0510"
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("plan", ["llama", SEQUENCE, "three axes", "two key/value heads on four ranks"])
 def test_plans_are_right_whatever_has_labels(plan: str, labels: str) -> None:

@@ -286,7 +286,7 @@ def test_the_plans_of_scalec_are_formatted(path: Path) -> None:
 
 
 @given(drafts(), st.randoms(use_true_random=False))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_words_comments_and_meaning_stay(plan: str, chance: random.Random) -> None:
     ugly = _scattered(plan, chance)
     fine = formatted(ugly)
@@ -296,7 +296,7 @@ def test_words_comments_and_meaning_stay(plan: str, chance: random.Random) -> No
 
 
 @given(drafts(), st.randoms(use_true_random=False))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_lines_are_divided_until_they_fit(plan: str, chance: random.Random) -> None:
     words = [word.text for word in read(plan)]
     spaces = [chance.choice([" ", " ", "\n"] if chance.random() < 0.1 else [" "]) for _ in words]

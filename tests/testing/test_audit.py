@@ -159,6 +159,14 @@ def only(family: str) -> Callable[[Program], list[Mutant]]:
     return lambda program: [mutant for mutant in mutants(program) if mutant.family == family]
 
 
+def one_of_each_family(program: Program, number: int) -> list[Mutant]:
+    """The mutant of each family with this number, counted around."""
+    families: dict[str, list[Mutant]] = {}
+    for mutant in mutants(program):
+        families.setdefault(mutant.family, []).append(mutant)
+    return [several[number % len(several)] for several in families.values()]
+
+
 # ---- what is found
 
 
@@ -168,11 +176,22 @@ def test_every_mutant_of_the_tiny_plan_is_killed() -> None:
     assert found.passed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_mutant_is_killed(name: str) -> None:
     found = audit(*compiled(name))
     assert survivors(found) == []
     assert len(found.of(Fate.VALUES)) > 50
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutant_of_each_family_is_killed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one of a family in each plan."""
+    monkeypatch.setattr(audited, "mutants", lambda program: one_of_each_family(program, NAMES.index(name)))
+    found = audit(*compiled(name))
+    assert survivors(found) == []
+    assert len(found.of(Fate.VALUES)) > 10
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -49,7 +49,7 @@ def test_few_drafts_are_refused() -> None:
     assert refused.total() <= len(drafts) * REFUSED, refused
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(random_plans())
 def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
     """`emit` reads the program back, too."""
@@ -63,7 +63,7 @@ def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
     assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(random_plans())
 def test_element_types_apart_from_each_other(plan: str) -> None:
     """As above, in what `random_plans` does not draw, so that other tests keep their plans; and nothing done again."""

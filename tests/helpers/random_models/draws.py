@@ -33,7 +33,7 @@ STATEMENTS = (
     "sp{n}, m{n} = parted(y=s + bp{n}[ffn], x=s)\ns = sp{n} + s",
 )
 
-DRAWS = 250
+DRAWS = 150
 """With so many drafts all of the language is drawn, and is in some that are compared with torch."""
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -79,7 +79,7 @@ def drawn(of: int) -> dict[str, set[str]]:
 def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T | None]) -> list[T]:
     """What `tried` makes of so many of a larger number of plans, given with what stands in each.
 
-    It is always the layer of the plan in which most stands that is in none before it; None leaves a plan out.
+    The next one is always the plan in which most stands that is in none before it; None leaves a plan out.
     """
     found, chosen = dict(of), list[T]()
     while found and len(chosen) < number:

@@ -99,6 +99,7 @@ def _same(ours: TrainState, theirs: TrainState) -> bool:
     return all(torch.equal(mine[key], others[key]) for key in others)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("axes", "victim"), [({}, 0), ({"tp": 2}, 0), ({"tp": 2}, 1)])
 def test_a_save_killed_anywhere_leaves_the_old_or_the_new_state(tmp_path: Path, axes: Axes, victim: int) -> None:
     states = [made({}, seed=steps) for steps in range(NEW + 1)]

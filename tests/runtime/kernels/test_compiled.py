@@ -21,6 +21,7 @@ CHIPS = [
 """A chip, and which configurations of each kernel are compiled for it."""
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("capability", "dtype", "some"), CHIPS, ids=str)
 @pytest.mark.parametrize("module", MODULES)
 def test_every_kernel_fits_the_chip(module: str, capability: int, dtype: torch.dtype, some: slice) -> None:

@@ -26,6 +26,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("capability", GPUS)
 def test_every_kernel_of_a_plan_fits_the_chip(capability: int, plan: Path) -> None:
@@ -40,6 +41,7 @@ def _blocks(tile: dict[str, dict[str, int]]) -> Blocks:
     return Blocks(**{part: Block(**block) for part, block in tile.items()})
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("capability", "dim", "dtype"), BLOCKS, ids=str)
 def test_the_blocks_of_attention_fit_the_chip_with_every_mask(capability: int, dim: int, dtype: torch.dtype) -> None:
     name = "Attention" if dtype == torch.bfloat16 else "Attention32"

@@ -183,6 +183,7 @@ def _bytes(way: Way, dtype: torch.dtype, master: torch.dtype) -> int:
     return (weights + part) * dtype.itemsize + (gradients + (2 + mixed) * kept) * master.itemsize + 4  # of the step
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtypes", [F64, (torch.bfloat16, torch.float32)], ids=str)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_what_a_rank_keeps_is_what_was_said(way: Way, dtypes: Dtypes) -> None:

@@ -20,6 +20,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=PROGRAMS.values())
 def test_the_last_line(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
