@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir import FLOATS, Arg, Enter, Leave, Op, Param, Program, Region, Type, Yield
+from ..ir import FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, PlanError
@@ -63,7 +63,7 @@ def _loss(model: tree.Model, scope: Scope, writer: Writer) -> str:
     if loss is None:
         help = "end the model with `loss = cross_entropy(logits, labels)`"
         raise PlanError([Diagnostic("E0206", "this model computes no `loss`", model.name.span, help=help)])
-    made_by = {value.name: op for op in writer.body if isinstance(op, Op) for value in op.outputs}
+    made_by = defs(writer.body)
     pending = [loss]
     while pending:  # what is summed over microbatches and ranks must be a sum over tokens
         op = made_by.get(pending.pop())

@@ -6,7 +6,7 @@ Before: `propagate`.  Non-goals: the layout of parameters, which the plan's arro
 
 from attrs import evolve
 
-from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value, types, walk
+from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value
 from ..ops import OPS, TypingError
 
 
@@ -27,8 +27,8 @@ def choose_layout(program: Program) -> Program:
 
 def _products_hold(program: Program) -> bool:
     """Whether every product still sums over the last dims of its left side."""
-    found = types(program)
-    products = [op for op in walk(program.region.body) if op.kind == "contract"]
+    found = program.types
+    products = [op for op in program.ops if op.kind == "contract"]
     return all(found[op.inputs[0]].dims[-len(op.names("over")) :] == op.names("over") for op in products)
 
 

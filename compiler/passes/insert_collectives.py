@@ -28,7 +28,6 @@ from ..ir import (
     Type,
     Value,
     sharded,
-    types,
     uses,
 )
 from ..ir.placements import OrderError, path
@@ -114,7 +113,7 @@ class _Inserter:
     def __init__(self, program: Program, leaves: dict[str, Type], inputs: dict[str, Type]) -> None:
         self._program, self._leaves = program, leaves
         self._types = {p.name: p.type for p in program.params} | inputs
-        self._names = Names(types(program))
+        self._names = Names(program.types)
         self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}

@@ -7,7 +7,7 @@ A scope is where an op stands.  Before: `differentiate`.  Non-goals: joining red
 
 from attrs import evolve
 
-from ..ir import Names, Op, Program, Region, Stmt, Type, Value, Yield, types
+from ..ir import Names, Op, Program, Region, Stmt, Type, Value, Yield, blocks, rename
 from ..ir.placements import path
 
 
@@ -20,7 +20,7 @@ class _Chains:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._params = {p.name: p.type for p in program.params}
-        self._names = Names(types(program))
+        self._names = Names(program.types)
         self._same: dict[str, str] = {}  # what a leaf or gradient without a chain is another name for
         self._types: dict[str, Type] = dict(self._params)
 
@@ -36,7 +36,7 @@ class _Chains:
                 body += self._chain(stmt, self._types[stmt.inputs[0]], stmt.outputs[0].type)
             else:
                 body.append(stmt)
-        return _renamed(evolve(region, body=tuple(body)), self._same)
+        return rename(evolve(region, body=tuple(body)), self._same)
 
     def _chain(self, op: Op, source: Type, target: Type) -> list[Op]:
         """Coercions in the wider element type, then the cast; ends in the name that `op` bound."""
@@ -59,8 +59,7 @@ class _Chains:
 
     def _cast_gradients(self, region: Region) -> Region:
         """The microbatches' region with gradients cast to the element type of the state before they are summed."""
-        forward, backward = region.body
-        assert isinstance(backward, Region), "place_state: no backward block"
+        forward, backward = blocks(region)
         wide = {p.type.dtype for p in self._program.params}
         casts: list[Op] = []
         ends: list[Yield] = []
@@ -76,16 +75,3 @@ class _Chains:
             results.append(result)
         backward = evolve(backward, body=(*backward.body, *casts))
         return evolve(region, body=(forward, backward), yields=tuple(ends), results=tuple(results))
-
-
-def _renamed(region: Region, same: dict[str, str]) -> Region:
-    """The region with names replaced by what they stand for."""
-    body = tuple(
-        _renamed(stmt, same)
-        if isinstance(stmt, Region)
-        else evolve(stmt, inputs=tuple(same.get(n, n) for n in stmt.inputs))
-        for stmt in region.body
-    )
-    args = tuple(evolve(arg, source=same.get(arg.source, arg.source)) for arg in region.args)
-    yields = tuple(evolve(end, name=same.get(end.name, end.name)) for end in region.yields)
-    return evolve(region, body=body, args=args, yields=yields)

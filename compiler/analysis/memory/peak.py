@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
+from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base, results
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local
 from ..kernel_tiles import serves
 from .aliasing import Storages, carried
 from .in_flight import Passing
-from .liveness import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums, unkept
+from .liveness import Releases, is_put_off, last_reads, mirrors, moves, put_off, summed, sums, unkept
 from .saved_activations import Keeper, Kept, SavedByLayer, bound
 
 
@@ -262,7 +262,5 @@ def _sent(storages: Storages) -> int:
     stacked = {bucket.dim for bucket in storages.program.buckets if bucket.layers or pipeline}
     casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
     pairs = [(op.inputs[0], op.outputs[0]) for op in casts if not storages.held(op.inputs[0])]
-    sizes = (
-        (storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not stacked & {*sent.type.dims}
-    )
+    sizes = ((storages.bytes(own), storages.bytes(sent.name)) for own, sent in pairs if not stacked & {*sent.type.dims})
     return max((sent for own, sent in sizes if sent < own), default=0)

@@ -27,7 +27,10 @@ from ...ir import (
     Type,
     Value,
     Yield,
-    types,
+    blocks,
+    defs,
+    ops_in,
+    regions_in,
 )
 from ...ir.placements import Step
 from . import loop_comms
@@ -50,23 +53,23 @@ def fused_as(program: Program, buckets: Sequence[Bucket]) -> Program:
 class _Fuser:
     def __init__(self, program: Program, group: Callable[[Iterable[Used]], list[BucketGroup]]) -> None:
         self._program, self._step = program, program.region
-        self._ops = [stmt for stmt in self._step.body if isinstance(stmt, Op)]
-        self._made_by = {value.name: op for op in self._ops for value in op.outputs}
+        self._ops = ops_in(self._step.body)
+        self._made_by = defs(self._ops)
         self._updates = {op.inputs[3]: op for op in self._ops if op.kind == "update"}
-        (self._microbatches,) = (stmt for stmt in self._step.body if isinstance(stmt, Region))
+        self._microbatches = program.microbatches
         self._groups = group(map(self._used, self._updates))
         self._frame = evolve(
             program,
             dims=(*program.dims, *map(self._flat, self._groups)),
             buckets=tuple(map(self._bucket, self._groups)),
         )
-        known = types(program)
+        known = dict(program.types)
         self._lines = Lines(self._frame, Names(known.keys() - self._sums()), known)
 
     def program(self) -> Program:
         gone = self._gone()
         body = without(self._step, gone).body
-        (microbatches,) = (stmt for stmt in body if isinstance(stmt, Region))
+        (microbatches,) = regions_in(body)
         gathers = self._lines.elsewhere()
         parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}  # as forward uses them
         microbatches, totals = self._per_layer(microbatches, parts)
@@ -155,9 +158,7 @@ class _Fuser:
 
     def _per_layer(self, region: Region, parts: dict[str, Value]) -> tuple[Region, dict[str, Value]]:
         """The microbatches with what layers do, and the sums of the gradients that they reduce."""
-        forward, backward = region.body
-        assert isinstance(forward, Region), "fuse_buckets: no forward block"
-        assert isinstance(backward, Region), "fuse_buckets: no backward block"
+        forward, backward = blocks(region)
         made: dict[str, tuple[Value, Value]] = {}
         for group in self._groups:
             if group.layers:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Value, Yield
+from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Value, Yield, regions_in
 from .assign import BucketGroup
 from .builder import Lines
-from .param_loops import Path, regions
+from .param_loops import Path
 from .step_comms import gathered, reduced
 
 Inner = Callable[[tuple[Stmt, ...], Sequence[Value]], tuple[tuple[Stmt, ...], Sequence[Value]]]
@@ -61,8 +61,8 @@ def _inside(
     body: tuple[Stmt, ...], path: Path, given: Sequence[Value], write: Inner, lines: Lines
 ) -> tuple[tuple[Stmt, ...], list[Value]]:
     """The body with its region at `path` written anew, and the stacks of what the region hands out."""
-    at = [i for i, stmt in enumerate(body) if isinstance(stmt, Region)][path[0]]
-    region = dict(regions(body))[path[0]]
+    region = regions_in(body)[path[0]]
+    at = body.index(region)
     slices = [lines.value(value.name, value.type.inside(region.dim)) for value in given]
     inner, made = _inside(region.body, path[1:], slices, write, lines) if path[1:] else write(region.body, slices)
     stacks = [lines.value(value.name, value.type.stacked(region.dim)) for value in made]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from ...analysis.recompute import is_made_again, recomputes_layers, runs_again
-from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield
+from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, defs, regions_in
 from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS, gradients
 from ...ops.saved_tensors import Local
@@ -82,7 +82,7 @@ class Backward(Writer):
 
     def body(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         """Writes the backward of `body`; returns `body` with repeats that keep what backward needs."""
-        self._made_by = {value.name: op for op in body if isinstance(op, Op) for value in op.outputs}
+        self._made_by = defs(body)
         forward = [self._stmt(stmt) for stmt in reversed(body)]
         return tuple(reversed(forward))
 
@@ -213,7 +213,7 @@ class _RepeatBackward(Backward):
     def write_region(self, incoming: list[str]) -> Region:
         """Writes `region` from the gradients of the forward repeat's results; returns the forward repeat anew."""
         forward, span = self._forward, self._forward.span
-        self._inside |= {v.name for stmt in forward.body if isinstance(stmt, Region) for v in stmt.results}
+        self._inside |= {v.name for repeat in regions_in(forward.body) for v in repeat.results}
         args = [Arg(self.book.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]
         for end, arg in zip(forward.yields, args, strict=True):
             self.add(end.name, arg.value.name)

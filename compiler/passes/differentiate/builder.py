@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...ir import Attr, Kind, Names, Op, Program, Stmt, Type, Value, types
+from ...ir import Attr, Kind, Names, Op, Program, Stmt, Type, Value
 from ...ir.placements import Step, path
 from ...ops import OPS
 from ...syntax.source import Span
@@ -15,7 +15,7 @@ class Book:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.types = types(program)
+        self.types = dict(program.types)
         self._names = Names(self.types)
 
     def value(self, like: str, type: Type) -> Value:

@@ -19,6 +19,7 @@ from ...ir import (
     Value,
     Yield,
     base,
+    ops_in,
 )
 from ...ir.placements import Step
 from .backward import Backward
@@ -31,7 +32,7 @@ class TrainingStep(Writer):
     def __init__(self, program: Program) -> None:
         super().__init__(Book(program))
         self._program, self._model, self._span = program, program.region, program.region.span
-        self._leaves = [op for op in self._model.body if isinstance(op, Op) and op.kind == "leaf"]
+        self._leaves = [op for op in ops_in(self._model.body) if op.kind == "leaf"]
         owners = [op.inputs[0] for op in self._leaves]
         assert owners == [p.name for p in program.params], "differentiate: leaves and parameters differ"
         self._loss_scale = ""  # of a program that has one
