@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ..config.units import counted
-from ..ir import Program, walk
+from ..ir import Program
 
 Mesh = dict[str, int]
 
@@ -87,7 +87,7 @@ def mesh_words(mesh: Mesh) -> str:
 
 def trusted(program: Program) -> tuple[str, ...]:
     """The user's own functions that a program calls, each as module:function."""
-    return tuple(sorted({str(op.get("function")) for op in walk(program.region.body) if op.kind == "call"}))
+    return tuple(sorted({str(op.get("function")) for op in program.ops if op.kind == "call"}))
 
 
 def trust_words(functions: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from math import prod
 
 from attrs import evolve
 
-from ..ir import MICROBATCHES, Names, Op, Pipeline, Program, Region, Stmt, Type, base, types, walk
+from ..ir import MICROBATCHES, Names, Op, Pipeline, Program, Region, Stmt, Type, base, walk
 from ..ir.stages import crossing, has, stages
 from ..ops import Message, messages
 from ..schedules.actions import Work
@@ -28,7 +28,7 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     """
     assert program.region.kind == "step", f"account: a program after {program.after} has no step"
     if not program.pipeline:
-        return tuple(_Account(program, types(program)).within(program.region, (), "step"))
+        return tuple(_Account(program, program.types).within(program.region, (), "step"))
     return tuple(_of_rank(program, program.pipeline, rank))
 
 
@@ -55,7 +55,7 @@ def parameter_count(program: Program) -> int:
 
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
     """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
-    account, moves = _Account(of_rank(program, rank), types(program)), _ChunkMoves(program, pipeline, rank)
+    account, moves = _Account(of_rank(program, rank), program.types), _ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
             yield from moves.gathers()
@@ -74,7 +74,7 @@ class _ChunkMoves:
         assert pipeline.schedule, "account: a pipeline without rows"
         self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
         self._chunks = chunks(program, rank)
-        self._account = _Account(program, types(program))
+        self._account = _Account(program, program.types)
         self.ops = [op for op in chunk_moves(program) if self._account.messages(op)]
 
     def gathers(self) -> Iterator[Collective]:
@@ -111,8 +111,8 @@ def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     """What a stage does in its actions, and its messages."""
     first = [layers.start for layers in stages(program, pipeline)[stage].layers]
     own = of_stage(program, stage)
-    (region,) = (stmt for stmt in own.region.body if isinstance(stmt, Region))
-    account = _Account(own, types(program), dict(zip(pipeline.dims, first, strict=True)))
+    region = own.microbatches
+    account = _Account(own, program.types, dict(zip(pipeline.dims, first, strict=True)))
     found = account.within(region, (region.dim,), "step")
     yield from (evolve(each, rank=pipeline.stage_to_rank[stage], stage=stage) for each in found)
     yield from _messages(program, pipeline, stage)

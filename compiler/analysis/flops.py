@@ -10,7 +10,7 @@ from math import prod
 
 from attrs import frozen
 
-from ..ir import BATCH, Op, Program, Region, Stmt, Type
+from ..ir import BATCH, Op, Program, Region, Stmt
 from ..ops import roles
 from ..ops.attention import seen_pairs, window_of
 
@@ -32,19 +32,18 @@ class Cost:
         return Cost(self.forward * times, self.input * times, self.weight * times)
 
 
-def cost(program: Program, body: Sequence[Stmt], types: dict[str, Type]) -> Cost:
-    """Of one run of a body; `types` are those of its operands."""
+def cost(program: Program, body: Sequence[Stmt]) -> Cost:
+    """Of one run of a body of `program`."""
     inner = (
-        cost(program, stmt.body, types) * program.size(stmt.dim)
-        if isinstance(stmt, Region)
-        else _cost(program, stmt, types)
+        cost(program, stmt.body) * program.size(stmt.dim) if isinstance(stmt, Region) else _cost(program, stmt)
         for stmt in body
     )
     return sum(inner, Cost())
 
 
-def _cost(program: Program, op: Op, types: dict[str, Type]) -> Cost:
+def _cost(program: Program, op: Op) -> Cost:
     """The gradient of a product's operand costs what the product does; an operand without samples is a weight."""
+    types = program.types
     made = sum(prod(map(program.size, value.type.dims)) for value in op.outputs)
     match op.kind:
         case "leaf":

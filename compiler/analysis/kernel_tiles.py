@@ -15,7 +15,7 @@ from attrs import frozen
 
 from ..config.gpus import gpu
 from ..config.settings import TRITON
-from ..ir import FLOATS, Op, Program, Type, types, walk
+from ..ir import FLOATS, Op, Program, Type
 from ..ops import OPS, VJPS
 from ..ops.chunked_logits import few_columns, few_tokens
 from .param_uses import leaves
@@ -135,8 +135,8 @@ def kernels_of(program: Program) -> list[Used]:
     """The kernels that a program calls, by their functions."""
     if program.train.kernels != TRITON:
         return []
-    known, sizes = types(program), dict[str, dict[int, int]]()
-    for op in walk(program.region.body):
+    known, sizes = program.types, dict[str, dict[int, int]]()
+    for op in program.ops:
         if op.kind in KERNELS:
             operands = [known[name] for name in op.inputs]
             size, found = KERNELS[op.kind].size(program, operands, op), sizes.setdefault(op.kind, {})
@@ -167,7 +167,7 @@ def optimizer_tile(program: Program) -> str:
 
 def accumulates(program: Program) -> bool:
     """Whether gradients are added up by a kernel: narrow ones to wide ones."""
-    known = types(program)
+    known = program.types
     made = {known[name].dtype for name in leaves(program)}
     return program.train.kernels == TRITON and len(made) > 1
 

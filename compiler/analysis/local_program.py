@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from ..ir import Bucket, Pipeline, Program, Region
+from ..ir import Bucket, Pipeline, Program, Region, blocks
 from ..ir.stages import has, share, stages
 from .stage_buckets import Chunk, chunks
 
@@ -38,10 +38,7 @@ def of_stage(program: Program, stage: int) -> Program:
     pipeline = _pipeline(program)
 
     def own(region: Region) -> Region:
-        forward, backward = region.body
-        assert isinstance(forward, Region), "portions: no forward block"
-        assert isinstance(backward, Region), "portions: no backward block"
-        return evolve(region, body=share(pipeline, stages(program, pipeline)[stage], forward, backward))
+        return evolve(region, body=share(pipeline, stages(program, pipeline)[stage], *blocks(region)))
 
     body = tuple(own(stmt) if isinstance(stmt, Region) else stmt for stmt in program.region.body)
     layers = dict(zip(pipeline.dims, map(len, _layers(program, stage)), strict=True))

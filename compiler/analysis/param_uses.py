@@ -5,19 +5,19 @@ Non-goals: what leads from a parameter's state of record to its uses (`passes.pl
 
 from collections.abc import Iterator
 
-from ..ir import Op, Program, Region, walk
+from ..ir import Program, Region, ops_in
 from ..ops.fused import CONTRACTS
 
 
 def leaves(program: Program) -> dict[str, str]:
     """The parameters and the values that are one as the model uses it, in the step or in a layer, by parameter."""
     of = {param.name: param.name for param in program.params}
-    for op in walk(program.region.body):
+    for op in program.ops:
         if op.kind == "unpack":
             params = program.bucket(str(op.get("bucket"))).params
             of |= {value.name: param for value, param in zip(op.outputs, params, strict=True)}
-    for op in program.region.body:
-        if isinstance(op, Op) and op.kind in ("coerce", "cast") and op.inputs[0] in of:
+    for op in ops_in(program.region.body):
+        if op.kind in ("coerce", "cast") and op.inputs[0] in of:
             of[op.outputs[0].name] = of[op.inputs[0]]
     return of
 

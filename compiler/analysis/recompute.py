@@ -7,9 +7,7 @@ For a shape alone nothing is made again (`Vjp.unread`), since autograd takes not
 Non-goals: when backward first needs them (`passes.differentiate`), and what that saves (`memory`).
 """
 
-from collections.abc import Iterator
-
-from ..ir import REPLICATED, Kind, Op, Program, Region, Stmt, walk
+from ..ir import REPLICATED, Kind, Op, Program, Region, regions_in, walk_regions
 from ..ir.placements import ends
 from ..ops import OPS
 from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
@@ -18,7 +16,7 @@ from ..syntax.source import Span
 
 def selectable(program: Program) -> list[str]:
     """The ops of a program that a plan calls by their names, and that are one call of one result."""
-    kinds = dict.fromkeys(op.kind for op in walk(program.region.body) if len(op.outputs) == 1)
+    kinds = dict.fromkeys(op.kind for op in program.ops if len(op.outputs) == 1)
     return [kind for kind in kinds if kind in OPS and OPS[kind].surface and OPS[kind].function]
 
 
@@ -26,7 +24,8 @@ def check(program: Program) -> None:
     """Raises PlanError where `selective(…)` names what the model does not do as one op."""
     recompute = program.train.recompute
     by_layer = recompute.word == "every"
-    able = list(_innermost(program.region.body)) if by_layer else selectable(program)
+    repeats = (region for region in walk_regions(program.region.body) if not regions_in(region.body))
+    able = [repeat.dim for repeat in repeats] if by_layer else selectable(program)
     span = program.train.spans.get("recompute", program.region.span)
     errors = [_unknown(name, able, by_layer, span) for name in recompute.names if name not in able]
     if errors:
@@ -40,14 +39,6 @@ def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnost
     return Diagnostic(
         "E0410", message, span, label, help=did_you_mean(name, able) or f"it can recompute {listing(able)}"
     )
-
-
-def _innermost(body: tuple[Stmt, ...]) -> Iterator[str]:
-    """The dims of repeats that have no repeat inside."""
-    for stmt in body:
-        if isinstance(stmt, Region):
-            inner = list(_innermost(stmt.body))
-            yield from inner or [stmt.dim]
 
 
 def is_made_again(program: Program, op: Op) -> bool:
@@ -67,7 +58,7 @@ def _gathers(op: Op) -> bool:
 
 def runs_again(program: Program, region: Region) -> bool:
     """Whether backward does layers of a repeat again: those with no repeat inside."""
-    innermost = region.kind == "repeat" and not any(isinstance(stmt, Region) for stmt in region.body)
+    innermost = region.kind == "repeat" and not regions_in(region.body)
     return bool(recomputes_layers(program, region.dim)) and innermost
 
 

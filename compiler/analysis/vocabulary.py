@@ -1,18 +1,18 @@
 """The vocabulary of a program: what its ids count."""
 
-from ..ir import Program, types, walk
+from ..ir import Program
 from ..ops import roles
 
 
 def tables(program: Program) -> dict[str, str]:
     """The values in which ops look up rows by ids, and the dim of the rows."""
-    known = types(program)
-    pairs = ((op, roles(op, known).rows) for op in walk(program.region.body))
+    known = program.types
+    pairs = ((op, roles(op, known).rows) for op in program.ops)
     return {name: rows for op, rows in pairs for name in op.inputs if rows and rows in known[name].dims}
 
 
 def vocabulary(program: Program) -> str:
     """The dim that counts ids: for each of them every table has a row and every loss a class."""
-    known = types(program)
-    classes = {roles(op, known).classes for op in walk(program.region.body)} - {""}
+    known = program.types
+    classes = {roles(op, known).classes for op in program.ops} - {""}
     return min(sorted({*tables(program).values(), *classes}), key=program.valid)

@@ -6,7 +6,7 @@ Non-goals: how they are written (`bodies`).
 from collections.abc import Iterator
 
 from ..analysis.recompute import is_made_again, runs_again
-from ..ir import Op, Program, Region, Stmt
+from ..ir import Op, Program, Region, Stmt, ops_in, regions_in, results
 
 
 def reads(body: tuple[Stmt, ...]) -> Iterator[str]:
@@ -26,7 +26,7 @@ def captured(region: Region) -> list[str]:
     for stmt in region.body:
         names = stmt.inputs if isinstance(stmt, Op) else [*(a.source for a in stmt.args), *captured(stmt)]
         found |= dict.fromkeys(name for name in names if name not in inside)
-        inside |= {v.name for v in (stmt.outputs if isinstance(stmt, Op) else stmt.results)}
+        inside |= {value.name for value in results(stmt)}
     return list(found)
 
 
@@ -34,6 +34,6 @@ def made_again(program: Program, region: Region) -> set[str]:
     """Results of single forward ops that backward makes again instead of keeping them."""
     if runs_again(program, region):
         return set()
-    inner = [made_again(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
-    own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_made_again(program, stmt)]
+    inner = [made_again(program, stmt) for stmt in regions_in(region.body)]
+    own = [op for op in ops_in(region.body) if is_made_again(program, op)]
     return {op.outputs[0].name for op in own}.union(*inner)

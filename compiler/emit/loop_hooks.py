@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from ..ir import Bucket, Op, Program, Stmt, walk
+from ..ir import Bucket, Op, Program, Stmt
 from .naming import axes_word
 
 _K = TypeVar("_K")
@@ -99,6 +99,6 @@ def gathered(program: Program, *of: Bucket) -> str:
 def working(program: Program, *of: Bucket) -> str:
     """The element type of buckets' parameters as the model uses them, which is one."""
     names = {bucket.name for bucket in of}
-    unpacks = (op for op in walk(program.region.body) if op.kind == "unpack" and op.get("bucket") in names)
+    unpacks = (op for op in program.ops if op.kind == "unpack" and op.get("bucket") in names)
     (dtype,) = {value.type.dtype for op in unpacks for value in op.outputs}
     return dtype

@@ -9,7 +9,7 @@ from attrs import Factory, define, field, frozen
 
 from ..analysis.bucket_layout import stored_as_matrix
 from ..analysis.param_uses import leaves
-from ..ir import Attr, Bucket, Op, Param, Program, Type, types
+from ..ir import Attr, Bucket, Op, Param, Program, Type
 from ..ops import roles
 from .naming import WIDTH, call, identifier, literal, matrix_shape
 from .sizes import product, size_names
@@ -75,7 +75,7 @@ class Frame:
 
     program: Program
     made_again: set[str]  # what backward makes once more
-    types: dict[str, Type] = Factory(lambda self: types(self.program), takes_self=True)
+    types: Mapping[str, Type] = Factory(lambda self: self.program.types, takes_self=True)
     leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)  # value → its parameter
     classes: list[Module] = Factory(list[Module])  # innermost first
     patterns: dict[str, str] = Factory(dict[str, str])  # each parameter's name pattern in the model's state

@@ -14,7 +14,7 @@ from ..analysis.kernel_tiles import Used, kernels_of
 from ..analysis.memory import account, accounts
 from ..analysis.vocabulary import vocabulary
 from ..config.units import counted
-from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, Region, base, walk
+from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, base
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
 from ..reports.summary import launch, ranks
 from ..syntax.package_data import filled
@@ -49,8 +49,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, known
 
 def program_files(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> dict[str, str]:
     """That, and the files that it reads from where it lies, name → text."""
-    microbatches = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
-    model = model_classes(program, microbatches)
+    model = model_classes(program, program.microbatches)
     names = names_file(program, model.patterns)
     body = filled(
         "train.py.j2",
@@ -77,7 +76,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         step=step_lines(program, model.patterns),
         plan=[
             f"name={literal(run_word(source.path))},",
-            *_plan(program, microbatches.args, model.sizes),
+            *_plan(program, program.microbatches.args, model.sizes),
             *([f"model={literal(known)},  # what is computed, on any mesh"] if known else []),
             *([f"names={read_beside('read_hf_names', names)},"] if names else []),
         ],
@@ -87,14 +86,8 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
 
 def _legend(program: Program) -> list[str]:
     """What the signs of comments mean, and this program's sizes."""
-    used = {
-        dim
-        for op in walk(program.region.body)
-        for value in op.outputs
-        for dim in value.type.dims
-        if not dim.startswith("flat_")
-    }
-    made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in walk(program.region.body))}  # not by the plan
+    used = {dim for op in program.ops for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
+    made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)}  # not by the plan
     names = [dim for dim in program.dims if dim.name in used - made]
     known = {BATCH: f"{program.train.microbatch} per rank"}
     sizes = [
@@ -107,7 +100,7 @@ def _legend(program: Program) -> list[str]:
 
 def _part(program: Program) -> list[str]:
     """What a slash means, by a dim that this program shards."""
-    for op in walk(program.region.body):
+    for op in program.ops:
         for value in op.outputs:
             for dim in value.type.dims:
                 axes = value.type.axes_of(dim)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from .. import __version__
 from ..frontend.user_ops import parsed
-from ..ir import Program, base, types, walk
+from ..ir import Program, base
 from ..ops.user import module_and_function
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.limits import load
@@ -45,7 +45,7 @@ def copied(program: Program, folder: Path) -> dict[str, Source]:
 
 def _calls(program: Program) -> dict[str, Span]:
     """A call of each module."""
-    return {module_and_function(op)[0]: op.span for op in walk(program.region.body) if op.kind == "call"}
+    return {module_and_function(op)[0]: op.span for op in program.ops if op.kind == "call"}
 
 
 def _gather(module: str, folder: Path, at: Span, found: dict[str, Source]) -> None:
@@ -90,5 +90,5 @@ def _cannot_import(name: str, at: Span) -> PlanError:
 
 def _taken(program: Program) -> set[str]:
     """Names of values and repeats, of what programs give meaning to, and of what they may import."""
-    own = {base(name).lstrip("_") for name in types(program)} | {singular(dim.name) for dim in program.dims}
+    own = {base(name).lstrip("_") for name in program.types} | {singular(dim.name) for dim in program.dims}
     return own | TAKEN | NOT_OURS

@@ -1,45 +1,19 @@
-"""Writes the model's ops, typed as they are written."""
+"""Writes the ops of a model as its statements are read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, repeat
 
-from attrs import evolve
-
-from ..ir import Attr, Names, Op, Program, Region, Stmt, Type, Value
+from ..ir import Attr, Op, Type
 from ..ops import OPS, OpDef, TypingError
+from ..ops.builder import OpBuilder
 from ..syntax.source import Span
 from .errors import check_count, wrong
 
 Attrs = tuple[tuple[str, Attr], ...]
 
 
-class Writer:
-    """The statements of the region under construction, and the types of all values."""
-
-    def __init__(self, frame: Program) -> None:
-        self._frame = frame
-        self._names = Names()
-        self._types: dict[str, Type] = {}
-        self._out: list[Stmt] = []
-
-    @property
-    def types(self) -> Mapping[str, Type]:
-        """The type of each value so far."""
-        return self._types
-
-    @property
-    def body(self) -> tuple[Stmt, ...]:
-        """Statements written since the region was opened."""
-        return tuple(self._out)
-
-    def open(self) -> list[Stmt]:
-        """Begins a region's body; returns what `close` needs to end it."""
-        outer, self._out = self._out, []
-        return outer
-
-    def close(self, outer: list[Stmt], region: Region) -> None:
-        """Goes on in the enclosing body, behind `region`."""
-        self._out = [*outer, region]
+class ModelBuilder(OpBuilder):
+    """The statements of the model, or of the repeat that is being read; mistakes are those of the plan's author."""
 
     def op(self, kind: str, inputs: tuple[str, ...], attrs: Attrs, span: Span, like: str) -> str:
         """Writes an op of one result."""
@@ -52,26 +26,20 @@ class Writer:
 
         Raises PlanError where its operands do not fit, or its results are not as many as `like`.
         """
-        op, operands = Op(kind, inputs, (), attrs, span=span), [self._types[name] for name in inputs]
+        op, operands = Op(kind, inputs, (), attrs, span=span), [self.types[name] for name in inputs]
         try:
-            types = OPS[kind].infer(self._frame, operands, op)
+            types = OPS[kind].infer(self.program, operands, op)
         except TypingError as error:
             raise wrong("E0307", str(error), span, _shown(OPS[kind], operands)) from None
         check_count(len(types), like, span)
         stem = f"_{OPS[kind].stem or kind}"
         values = tuple(self.value(name or stem, type) for name, type in zip(like, types, strict=True))
-        self._out.append(evolve(op, outputs=values))
+        self.append(Op(kind, inputs, values, attrs, span=span))
         return tuple(value.name for value in values)
-
-    def value(self, like: str, type: Type) -> Value:
-        """A new value."""
-        value = Value(self.reserve(like), type)
-        self._types[value.name] = type
-        return value
 
     def reserve(self, like: str) -> str:
         """A name that no value gets."""
-        return self._names.fresh(like)
+        return self.names.fresh(like)
 
 
 def _shown(entry: OpDef, types: Sequence[Type]) -> str:

@@ -12,7 +12,7 @@ from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
 from ..syntax.source import Span
 from .arithmetic import evaluate
-from .builder import Attrs, Writer
+from .builder import Attrs, ModelBuilder
 from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere, wrong
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
@@ -108,12 +108,12 @@ class Calls:
         self,
         scope: Scope,
         parameters: Parameters,
-        writer: Writer,
+        builder: ModelBuilder,
         draws: Draws,
         user_ops: Mapping[str, UserOp],
         tensor: Callable[[tree.Expr, str], str],
     ) -> None:
-        self._scope, self._parameters, self._writer, self._user_ops = scope, parameters, writer, user_ops
+        self._scope, self._parameters, self._builder, self._user_ops = scope, parameters, builder, user_ops
         self._draws, self._tensor = draws, tensor
 
     def call(self, call: tree.Call, like: Sequence[str]) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class Calls:
         if any(dict(attrs).get(attribute.name) for attribute in entry.attributes if attribute.share):
             draws, site = self._draws.next(call.span)
             operands, attrs = (*operands, draws), (*attrs, (SITE.name, site))
-        return self._writer.several(entry.name, operands, attrs, call.span, like)
+        return self._builder.several(entry.name, operands, attrs, call.span, like)
 
     def _instead(self, call: tree.Call) -> str:
         """Help for a call of an unknown op."""
@@ -141,13 +141,13 @@ class Calls:
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
         operands, numbers = self._arguments(call, own.entry)
-        types = [self._writer.types[name] for name in operands]
+        types = [self._builder.types[name] for name in operands]
         try:
             attrs = own.attributes(types, [float(str(value)) for _, value in numbers])
         except TypingError as error:
             raise wrong("E0307", str(error), call.span, "these dims do not fit") from None
         names = [name or f"_{own.entry.name}" for name in like]
-        return self._writer.several("call", operands, attrs, call.span, names)
+        return self._builder.several("call", operands, attrs, call.span, names)
 
     def _arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
         given = arguments(call, entry, self._scope.is_number)
@@ -156,7 +156,7 @@ class Calls:
         operands = tuple(self._tensor(expr, _like(operand.name)) for operand, expr in given.operands)
         for (operand, expr), value in zip(given.operands, operands, strict=True):
             self._check_kind(entry, operand, value, expr.span)
-        first = self._writer.types[operands[0]]
+        first = self._builder.types[operands[0]]
         attrs = {a.name: self._attribute(a, expr, first) for a, expr in given.attributes}
         for attribute in entry.attributes:
             if attribute.dims == "last" and attribute.name not in attrs:
@@ -166,7 +166,7 @@ class Calls:
 
     def _check_kind(self, entry: OpDef, operand: Operand, value: str, span: Span) -> None:
         """Token ids go where they are looked up, labels into the loss, and numbers everywhere else."""
-        given = value if self._writer.types[value].dtype not in FLOATS else ""
+        given = value if self._builder.types[value].dtype not in FLOATS else ""
         if given != operand.given:
             wanted = f"the input `{operand.given}`" if operand.given else "numbers"
             help = f"it is written `{signature(entry)}`"

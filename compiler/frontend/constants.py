@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..ir import Op, Program, types, walk
+from ..ir import Op, Program
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics
 
@@ -32,8 +32,8 @@ RANGES: dict[str, dict[str, Range]] = {
 
 def check_constants(program: Program, found: Diagnostics) -> None:
     """Each is in its range, and rotation turns pairs."""
-    type_of = types(program)
-    for op in walk(program.region.body):
+    type_of = program.types
+    for op in program.ops:
         for name, (holds, help) in RANGES.get(op.kind, {}).items():
             value = _number(op, name)
             if not holds(value):

@@ -7,7 +7,7 @@ from ..ir import BATCH, Type
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
 from .arithmetic import Scalar, apply, evaluate, exact
-from .builder import Writer
+from .builder import ModelBuilder
 from .calls import Calls
 from .errors import check_count, value_elsewhere, wrong
 from .inputs import INPUTS
@@ -22,10 +22,10 @@ class Expressions:
     """Writes the ops of expressions."""
 
     def __init__(
-        self, scope: Scope, parameters: Parameters, writer: Writer, draws: Draws, user_ops: Mapping[str, UserOp]
+        self, scope: Scope, parameters: Parameters, builder: ModelBuilder, draws: Draws, user_ops: Mapping[str, UserOp]
     ) -> None:
-        self._scope, self._parameters, self._writer = scope, parameters, writer
-        self._calls = Calls(scope, parameters, writer, draws, user_ops, self.tensor)
+        self._scope, self._parameters, self._builder = scope, parameters, builder
+        self._calls = Calls(scope, parameters, builder, draws, user_ops, self.tensor)
 
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
         """The value that `expr` computes, named after `like` if it is a new one."""
@@ -81,7 +81,7 @@ class Expressions:
         return evaluate(expr, self._scope.numbers) if self._scope.is_number(expr) else self.tensor(expr)
 
     def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
-        op = self._writer.op
+        op = self._builder.op
         match left, link.op, right:
             case str(), "@", str():
                 return op("contract", (left, right), (("over", self._contracted(link, left, right)),), link.span, like)
@@ -126,11 +126,11 @@ class Expressions:
         """A tensor scaled or shifted by a number."""
         if abs(by) > sys.float_info.max:
             raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
-        return self._writer.op(kind, (value,), (("by", float(by)),), at.span, like)
+        return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
 
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have."""
-        x, w = self._writer.types[left], self._writer.types[right]
+        x, w = self._builder.types[left], self._builder.types[right]
         if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
         arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()

@@ -2,7 +2,7 @@
 
 from ..analysis.vocabulary import tables
 from ..config.settings import Data
-from ..ir import DATA_DIMS, Program, walk
+from ..ir import DATA_DIMS, Program
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note
 from .errors import wrong
@@ -32,7 +32,7 @@ def check_data(model: tree.Model, program: Program, found: Diagnostics) -> None:
 def _check_documents(model: tree.Model, program: Program, data: Data, found: Diagnostics) -> None:
     given = next((each for each in model.inputs if each.name.name == INPUTS[-1]), None)
     span = data.spans["separator"]
-    if given and not any(given.name.name in op.inputs for op in walk(program.region.body)):
+    if given and not any(given.name.name in op.inputs for op in program.ops):
         help = "pass them to attention, `documents=documents`, or leave them out"
         found.error("E0212", "the loss does not depend on `documents`", given.span, help=help)
     elif given and data.separator is None:

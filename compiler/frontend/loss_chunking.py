@@ -8,7 +8,7 @@ cost a fourth product of the head's size, since their gradient needs what other 
 from math import prod
 
 from ..config.settings import AUTO, CHUNK, SAVE, TRITON
-from ..ir import ITEM_BYTES, Program, Type, types, walk
+from ..ir import ITEM_BYTES, Program, Type
 from ..ops.loss import CROSS_ENTROPY
 from ..syntax.diagnostics import Diagnostic, PlanError
 
@@ -27,8 +27,8 @@ def logits_for(program: Program) -> str:
         return train.logits
     if train.logits != AUTO:
         return train.logits
-    known = types(program)
-    logits = [known[op.inputs[0]] for op in walk(program.region.body) if op.kind == CROSS_ENTROPY.name]
+    known = program.types
+    logits = [known[op.inputs[0]] for op in program.ops if op.kind == CROSS_ENTROPY.name]
     return SAVE if logits and not any(_in_chunks(program, type) for type in logits) else CHUNK
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir import FLOATS, Arg, Enter, Leave, Op, Param, Program, Region, Type, Yield
+from ..ir import FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, PlanError
 from .arithmetic import Scalar
-from .builder import Writer
+from .builder import ModelBuilder
 from .errors import check_name, wrong
 from .expressions import Expressions
 from .inputs import check_inputs
@@ -35,41 +35,41 @@ def build(
 ) -> Built:
     """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters."""
     check_name(model.name)
-    scope, writer = Scope(numbers, (dim.name for dim in frame.dims)), Writer(frame)
-    parameters = Parameters(scope, writer, dtype, stored)
-    draws = Draws(writer, parameters.repeats)
-    args = _inputs(model, scope, writer)
-    _Statements(scope, parameters, writer, Expressions(scope, parameters, writer, draws, user_ops)).read(model)
-    loss = _loss(model, scope, writer)
-    body = (*parameters.leaves.values(), *writer.body)
+    scope, builder = Scope(numbers, (dim.name for dim in frame.dims)), ModelBuilder(frame)
+    parameters = Parameters(scope, builder, dtype, stored)
+    draws = Draws(builder, parameters.repeats)
+    args = _inputs(model, scope, builder)
+    _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops)).read(model)
+    loss = _loss(model, scope, builder)
+    body = (*parameters.leaves.values(), *builder.body)
     region = Region("model", body, (*args, *draws.inputs), (Yield(loss, Leave.LAST),), span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
 
 
-def _inputs(model: tree.Model, scope: Scope, writer: Writer) -> tuple[Arg, ...]:
+def _inputs(model: tree.Model, scope: Scope, builder: ModelBuilder) -> tuple[Arg, ...]:
     check_inputs(model)
-    return tuple(_input(given, scope, writer) for given in model.inputs)
+    return tuple(_input(given, scope, builder) for given in model.inputs)
 
 
-def _input(given: tree.Input, scope: Scope, writer: Writer) -> Arg:
-    value = writer.value(given.name.name, Type("i64", tuple(map(str, given.dims))))
+def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
+    value = builder.value(given.name.name, Type("i64", tuple(map(str, given.dims))))
     scope.bound[given.name.name] = value.name
     scope.declared[given.name.name] = given.name
     return Arg(value, value.name, Enter.EACH)
 
 
-def _loss(model: tree.Model, scope: Scope, writer: Writer) -> str:
+def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
     loss = scope.bound.get("loss")
     if loss is None:
         help = "end the model with `loss = cross_entropy(logits, labels)`"
         raise PlanError([Diagnostic("E0206", "this model computes no `loss`", model.name.span, help=help)])
-    made_by = {value.name: op for op in writer.body if isinstance(op, Op) for value in op.outputs}
+    made_by = defs(builder.body)
     pending = [loss]
     while pending:  # what is summed over microbatches and ranks must be a sum over tokens
         op = made_by.get(pending.pop())
         if op and op.kind == "add":
             pending += op.inputs
-        elif not op or not roles(op, writer.types).classes:
+        elif not op or not roles(op, builder.types).classes:
             help = "the loss is `cross_entropy(…)`, or a sum of such outside of repeats"
             span = op.span if op else model.name.span
             raise PlanError([Diagnostic("E0214", "`loss` is not a sum of token losses", span, help=help)])
@@ -77,8 +77,8 @@ def _loss(model: tree.Model, scope: Scope, writer: Writer) -> str:
 
 
 class _Statements:
-    def __init__(self, scope: Scope, parameters: Parameters, writer: Writer, expressions: Expressions) -> None:
-        self._scope, self._parameters, self._writer = scope, parameters, writer
+    def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
+        self._scope, self._parameters, self._builder = scope, parameters, builder
         self._expressions = expressions
 
     def read(self, model: tree.Model) -> None:
@@ -106,7 +106,7 @@ class _Statements:
     def _repeat(self, item: tree.Repeat) -> None:
         outer = dict(self._scope.bound)
         assigned = dict.fromkeys(name.name for name in _assigned(item) if name.name in outer)
-        outside = self._writer.open()
+        outside, self._builder.body = self._builder.body, []
         carries = [self._carry(name, item) for name in assigned]
         repeat = OpenRepeat(item.dim.name, outside)
         self._parameters.repeats.append(repeat)
@@ -114,22 +114,22 @@ class _Statements:
             self._statement(statement)
         self._parameters.repeats.pop()
         ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in assigned)
-        types = [self._writer.types[end.name] for end in ends]
+        types = [self._builder.types[end.name] for end in ends]
         for name, arg, type in zip(assigned, carries, types, strict=True):
             _check_same(name, arg.value.type, type, item)
-        results = tuple(self._writer.value(name, type) for name, type in zip(assigned, types, strict=True))
+        results = tuple(self._builder.value(name, type) for name, type in zip(assigned, types, strict=True))
         args = (*carries, *repeat.slices)
-        region = Region("repeat", self._writer.body, args, ends, results, item.dim.name, span=item.span)
-        self._writer.close(outside, region)
+        region = Region("repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span)
+        self._builder.body = [*outside, region]
         self._scope.bound = outer | {name: value.name for name, value in zip(assigned, results, strict=True)}
 
     def _carry(self, name: str, item: tree.Repeat) -> Arg:
         source = self._scope.bound[name]
-        if self._writer.types[source].dtype not in FLOATS:
+        if self._builder.types[source].dtype not in FLOATS:
             bound = next(each for each in _assigned(item) if each.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong("E0607", f"`{name}` is an input, which no iteration can change", bound.span, "bound anew", help)
-        value = self._writer.value(name, self._writer.types[source])
+        value = self._builder.value(name, self._builder.types[source])
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)
 

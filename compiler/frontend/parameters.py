@@ -10,7 +10,7 @@ from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
 from .arithmetic import Scalar, evaluate
-from .builder import Writer
+from .builder import ModelBuilder
 from .errors import check_dim, check_name, check_not_data, wrong
 
 
@@ -67,9 +67,9 @@ class OpenRepeat:
 class Parameters:
     """All parameters so far, as values of the model: `leaves` has one op for each."""
 
-    def __init__(self, scope: Scope, writer: Writer, dtype: str, stored: str) -> None:
+    def __init__(self, scope: Scope, builder: ModelBuilder, dtype: str, stored: str) -> None:
         """`dtype` is that of activations, `stored` that of the parameters' state of record."""
-        self._scope, self._writer, self._dtype, self._stored = scope, writer, dtype, stored
+        self._scope, self._builder, self._dtype, self._stored = scope, builder, dtype, stored
         self.all: dict[str, Param] = {}
         self.leaves: dict[str, Op] = {}
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
@@ -85,13 +85,13 @@ class Parameters:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
             raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "again", help)
-        self._writer.reserve(name)
+        self._builder.reserve(name)
         param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self.all[name] = param
-        leaf = self._writer.value(name, evolve(param.type, dtype=self._dtype))
+        leaf = self._builder.value(name, evolve(param.type, dtype=self._dtype))
         self.leaves[name] = Op("leaf", (name,), (leaf,), (), span=use.span)
         for repeat in self.repeats:
-            slice = self._writer.value(name, leaf.type.inside(repeat.dim))
+            slice = self._builder.value(name, leaf.type.inside(repeat.dim))
             repeat.slices.append(Arg(slice, leaf.name, Enter.EACH))
             repeat.holds[name] = slice.name
             leaf = slice
@@ -181,8 +181,8 @@ def _distribution(dist: tree.Name | tree.Call, scope: Mapping[str, Scalar]) -> I
 class Draws:
     """The model's input of draws, which there is from the first dropout on, and its forks for the `repeats` around."""
 
-    def __init__(self, writer: Writer, repeats: Sequence[OpenRepeat]) -> None:
-        self._writer, self._repeats = writer, repeats
+    def __init__(self, builder: ModelBuilder, repeats: Sequence[OpenRepeat]) -> None:
+        self._builder, self._repeats = builder, repeats
         self._sites = 0
         self.inputs: tuple[Arg, ...] = ()
 
@@ -199,12 +199,12 @@ class Draws:
 
     def _forked(self, repeat: OpenRepeat, draws: str, span: Span) -> str:
         """Draws for each iteration, made before the repeat; one iteration's."""
-        type = self._writer.types[draws]
-        all_ = self._writer.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
+        type = self._builder.types[draws]
+        all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
         repeat.outside.append(Op(FORK.name, (draws,), (all_,), (("repeat", repeat.dim),), span=span))
         own = self._value(type)
         repeat.slices.append(Arg(own, all_.name, Enter.EACH))
         return own.name
 
     def _value(self, type: Type) -> Value:
-        return self._writer.value(DRAWS.name, type)
+        return self._builder.value(DRAWS.name, type)

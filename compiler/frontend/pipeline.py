@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from ..config.schema import read
 from ..config.settings import FILE, Order, Pipelining
-from ..ir import MICROBATCHES, Axis, Claim, Pipeline, Program, Region
+from ..ir import MICROBATCHES, Axis, Claim, Pipeline, Program, Region, regions_in, walk_regions
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
 from ..schedules.csv_file import BadRows, read_csv
@@ -53,14 +53,9 @@ class _Repeats:
 
     @classmethod
     def of(cls, model: Region) -> "_Repeats":
-        repeats = [stmt for stmt in model.body if isinstance(stmt, Region)]
-        return cls(tuple(each.dim for each in repeats), frozenset(dim for each in repeats for dim in _inside(each)))
-
-
-def _inside(region: Region) -> Iterator[str]:
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            yield from (stmt.dim, *_inside(stmt))
+        repeats = regions_in(model.body)
+        inner = (region.dim for each in repeats for region in walk_regions(each.body))
+        return cls(tuple(each.dim for each in repeats), frozenset(inner))
 
 
 def _unset(laid: Span) -> Pipelining:
@@ -104,7 +99,7 @@ def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Di
             help = "split the repeat around it"
             found.error("E0513", f"`{claim.dim}` is the dim of another repeat", claim.span, "cannot be cut", help=help)
         elif times[claim.dim] > 1:
-            heads = [stmt.span for stmt in program.region.body if isinstance(stmt, Region) and stmt.dim == claim.dim]
+            heads = [repeat.span for repeat in regions_in(program.region.body) if repeat.dim == claim.dim]
             notes = [Note(heads[0], "the first one"), Note(heads[1], "the second one")]
             help = "give each a dim of its own"
             found.error(

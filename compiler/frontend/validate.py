@@ -10,7 +10,7 @@ from itertools import combinations
 
 from ..analysis.vocabulary import tables
 from ..config.units import counted
-from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, types, walk
+from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from .constants import check_constants
@@ -31,7 +31,7 @@ def validate(program: Program) -> Program:
 def _idle(program: Program, found: Diagnostics) -> None:
     """Everything that is computed, and every parameter, has a part in the loss."""
     needed = _ancestors(program.region)
-    for op in walk(program.region.body):
+    for op in program.ops:
         if op.kind != "leaf" and not any(value.name in needed for value in op.outputs):
             found.error(
                 "E0212", "the loss does not depend on this", op.span, "nothing comes of it", help="leave it out"
@@ -88,7 +88,7 @@ def _order(program: Program, found: Diagnostics) -> None:
 
 
 def _unused(program: Program, found: Diagnostics) -> None:
-    used = {dim for type in types(program).values() for dim in type.dims}
+    used = {dim for type in program.types.values() for dim in type.dims}
     for claim in program.claims:
         if claim.dim not in used:
             found.error(
@@ -163,8 +163,8 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
     Dims that are `broken` cannot be split, whatever their padding.
     """
     padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken}
-    type_of = types(program)
-    for op in walk(program.region.body):
+    type_of = program.types
+    for op in program.ops:
         own = [type_of[name] for name in op.inputs]
         over = {*op.names("over"), *OPS[op.kind].whole(own, op)} - {roles(op, type_of).classes}
         for name in over & padded.keys():
@@ -179,8 +179,8 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
 
 def _few_heads(program: Program) -> set[str]:
     """Dims that count key/value heads: an axis may be larger."""
-    found = types(program)
-    return {roles(op, found).kv_heads for op in walk(program.region.body)}
+    found = program.types
+    return {roles(op, found).kv_heads for op in program.ops}
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
@@ -242,8 +242,8 @@ def _groups(program: Program, found: Diagnostics) -> None:
 
 def _heads(program: Program, found: Diagnostics) -> None:
     """Each key/value head serves as many query heads."""
-    type_of = types(program)
-    for op in walk(program.region.body):
+    type_of = program.types
+    for op in program.ops:
         own = roles(op, type_of)
         if own.heads and program.size(own.heads) % program.size(own.kv_heads):
             label = f"{program.size(own.heads)} / {program.size(own.kv_heads)} is not whole"

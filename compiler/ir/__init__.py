@@ -26,7 +26,22 @@ from .types import (
     Value,
     sharded,
 )
-from .walk import Names, base, types, uses, values, walk
+from .walk import (
+    Names,
+    ancestors,
+    base,
+    blocks,
+    defs,
+    map_ops,
+    ops_in,
+    regions_in,
+    rename,
+    results,
+    uses,
+    values,
+    walk,
+    walk_regions,
+)
 
 __all__ = [
     "BATCH",
@@ -64,10 +79,18 @@ __all__ = [
     "Type",
     "Value",
     "Yield",
+    "ancestors",
     "base",
+    "blocks",
+    "defs",
+    "map_ops",
+    "ops_in",
+    "regions_in",
+    "rename",
+    "results",
     "sharded",
-    "types",
     "uses",
     "values",
     "walk",
+    "walk_regions",
 ]

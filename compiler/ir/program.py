@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cached_property
+from math import prod
 
 from attrs import Factory, evolve, frozen
 
@@ -9,8 +11,9 @@ from ..config.hf_names import HFWeight
 from ..config.settings import Cluster, Flow, Pipelining, Train
 from ..schedules.actions import Schedule
 from ..syntax.source import Span
-from .regions import Region, written_at
+from .regions import Op, Region, written_at
 from .types import INVARIANT, PRECISIONS, Placement, Places, Type
+from .walk import blocks, regions_in, values, walk
 
 STATES = ("parameters", "gradients", "optimizer")
 """What ranks may share out of a parameter's state."""
@@ -174,6 +177,32 @@ class Program:
     flow: Flow = Flow()
     pipeline: Pipeline | None = None
 
+    @cached_property
+    def types(self) -> Mapping[str, Type]:
+        """The type of every parameter and value, by name."""
+        return {p.name: p.type for p in self.params} | {v.name: v.type for v in values(self.region)}
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Every op, at any depth, in order."""
+        return tuple(walk(self.region.body))
+
+    @property
+    def microbatches(self) -> Region:
+        """A step's region of all microbatches."""
+        (region,) = regions_in(self.region.body)
+        return region
+
+    @property
+    def forward(self) -> Region:
+        """A step's forward block."""
+        return blocks(self.microbatches)[0]
+
+    @property
+    def backward(self) -> Region:
+        """A step's backward block."""
+        return blocks(self.microbatches)[1]
+
     def size(self, dim: str) -> int:
         """The global size of `dim`."""
         return next(d.size for d in self.dims if d.name == dim)
@@ -209,10 +238,7 @@ class Program:
 
     def degree(self, axes: tuple[str, ...]) -> int:
         """The number of ranks in a group over `axes`."""
-        product = 1
-        for name in axes:
-            product *= self.axis(name).size
-        return product
+        return prod(self.axis(name).size for name in axes)
 
     def local_size(self, type: Type, dim: str) -> int:
         """How much of `dim` one rank holds of a value of `type`."""
@@ -224,10 +250,7 @@ class Program:
 
     def elements(self, type: Type) -> int:
         """The number of elements of a value of `type` on one rank."""
-        product = 1
-        for size in self.local_shape(type):
-            product *= size
-        return product
+        return prod(self.local_shape(type))
 
     def places(self, at: dict[str, Placement]) -> Places:
         """Placements in mesh order, invariant ones omitted: the canonical form."""

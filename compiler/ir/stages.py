@@ -79,17 +79,9 @@ def _share(pipeline: Pipeline, stage: Stage, body: Sequence[Stmt]) -> Iterator[S
             yield repeats[number]
 
 
-def forward(program: Program) -> Region:
-    """A step's forward block."""
-    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    block = microbatches.body[0]
-    assert isinstance(block, Region), "stages: no forward block"
-    return block
-
-
 def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
     """What crosses each cut, the one behind the first stage first: what the repeat carries in which it lies."""
-    _, repeats = groups(pipeline, forward(program).body)
+    _, repeats = groups(pipeline, program.forward.body)
     carried = [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in repeats]
     return [carried[stage.begins] for stage in stages(program, pipeline)[1:]]
 

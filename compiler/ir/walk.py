@@ -1,20 +1,53 @@
-"""Going through a program: its ops, values, types and uses, and names that are still free."""
+"""Going through regions: their ops, values and uses, and the same under other names."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from .program import Program
+from attrs import evolve
+
 from .regions import Op, Region, Stmt
-from .types import Type, Value
+from .types import Value
+
+S = TypeVar("S", bound=Stmt)
 
 
-def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
+def walk(body: Iterable[Stmt]) -> Iterator[Op]:
     """Every op of `body` and of the regions in it, in order."""
     for stmt in body:
         if isinstance(stmt, Region):
             yield from walk(stmt.body)
         else:
             yield stmt
+
+
+def walk_regions(body: Iterable[Stmt]) -> Iterator[Region]:
+    """Every region of `body` and of the regions in it, outer ones first."""
+    for stmt in body:
+        if isinstance(stmt, Region):
+            yield stmt
+            yield from walk_regions(stmt.body)
+
+
+def regions_in(body: Iterable[Stmt]) -> list[Region]:
+    """The regions that are statements of `body` themselves."""
+    return [stmt for stmt in body if isinstance(stmt, Region)]
+
+
+def ops_in(body: Iterable[Stmt]) -> list[Op]:
+    """The ops that are statements of `body` themselves."""
+    return [stmt for stmt in body if isinstance(stmt, Op)]
+
+
+def blocks(microbatches: Region) -> tuple[Region, Region]:
+    """The blocks of forward and backward of a step's microbatches."""
+    forward, backward = regions_in(microbatches.body)
+    return forward, backward
+
+
+def results(stmt: Stmt) -> tuple[Value, ...]:
+    """The values that a statement binds for those after it."""
+    return stmt.outputs if isinstance(stmt, Op) else stmt.results
 
 
 def values(region: Region) -> Iterator[Value]:
@@ -25,18 +58,48 @@ def values(region: Region) -> Iterator[Value]:
         yield from values(stmt) if isinstance(stmt, Region) else stmt.outputs
 
 
-def types(program: Program) -> dict[str, Type]:
-    """The type of every parameter and value, by name."""
-    return {p.name: p.type for p in program.params} | {v.name: v.type for v in values(program.region)}
+def defs(body: Iterable[Stmt]) -> dict[str, Op]:
+    """The op that makes each value, of the ops that are statements of `body` themselves."""
+    return {value.name: op for op in ops_in(body) for value in op.outputs}
 
 
-def uses(region: Region) -> Counter[str]:
-    """How often each value is read in `region`, at any depth."""
-    found = Counter(arg.source for arg in region.args)
-    found.update(end.name for end in region.yields)
-    for stmt in region.body:
-        found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
+def uses(*stmts: Stmt) -> Counter[str]:
+    """How often each value is read by statements, at any depth."""
+    found = Counter[str]()
+    for stmt in stmts:
+        if isinstance(stmt, Op):
+            found.update(stmt.inputs)
+        else:
+            found.update([*(arg.source for arg in stmt.args), *(end.name for end in stmt.yields)])
+            found += uses(*stmt.body)
     return found
+
+
+def ancestors(body: Sequence[Stmt], wanted: Iterable[str]) -> set[str]:
+    """The values `wanted` and all values that statements of `body` make them of."""
+    found = {*wanted}
+    for stmt in reversed(body):
+        if not found.isdisjoint(value.name for value in results(stmt)):
+            found |= uses(stmt).keys()
+    return found
+
+
+def map_ops(region: Region, change: Callable[[Op], Stmt]) -> Region:
+    """The region with each op, at any depth, replaced."""
+    body = (map_ops(stmt, change) if isinstance(stmt, Region) else change(stmt) for stmt in region.body)
+    return evolve(region, body=tuple(body))
+
+
+def rename(stmt: S, names: Mapping[str, str]) -> S:
+    """The statement with other names for values that it reads, at any depth."""
+    if isinstance(stmt, Op):
+        return evolve(stmt, inputs=tuple(names.get(name, name) for name in stmt.inputs))
+    return evolve(
+        stmt,
+        args=tuple(evolve(arg, source=names.get(arg.source, arg.source)) for arg in stmt.args),
+        body=tuple(rename(inner, names) for inner in stmt.body),
+        yields=tuple(evolve(end, name=names.get(end.name, end.name)) for end in stmt.yields),
+    )
 
 
 def base(name: str) -> str:

@@ -6,8 +6,9 @@ Before: `propagate`.  Non-goals: the layout of parameters, which the plan's arro
 
 from attrs import evolve
 
-from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value, types, walk
-from ..ops import OPS, TypingError
+from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value
+from ..ops import TypingError
+from ..ops.builder import retyped
 
 
 def choose_layout(program: Program) -> Program:
@@ -27,8 +28,8 @@ def choose_layout(program: Program) -> Program:
 
 def _products_hold(program: Program) -> bool:
     """Whether every product still sums over the last dims of its left side."""
-    found = types(program)
-    products = [op for op in walk(program.region.body) if op.kind == "contract"]
+    found = program.types
+    products = [op for op in program.ops if op.kind == "contract"]
     return all(found[op.inputs[0]].dims[-len(op.names("over")) :] == op.names("over") for op in products)
 
 
@@ -52,7 +53,7 @@ def _retype(program: Program, region: Region, found: dict[str, Type]) -> Region:
     body: list[Stmt] = []
     for stmt in region.body:
         if isinstance(stmt, Op):
-            stmt = _retyped_op(program, stmt, found)
+            stmt = retyped(program, stmt, found)
             found |= {value.name: value.type for value in stmt.outputs}
         else:
             args = tuple(_retyped_arg(arg, stmt.dim, found) for arg in stmt.args)
@@ -62,11 +63,6 @@ def _retype(program: Program, region: Region, found: dict[str, Type]) -> Region:
         body.append(stmt)
     results = tuple(Value(v.name, found[end.name]) for v, end in zip(region.results, region.yields, strict=False))
     return evolve(region, body=tuple(body), results=results)
-
-
-def _retyped_op(program: Program, op: Op, known: dict[str, Type]) -> Op:
-    made = OPS[op.kind].infer(program, [known[name] for name in op.inputs], op)
-    return evolve(op, outputs=tuple(Value(v.name, t) for v, t in zip(op.outputs, made, strict=True)))
 
 
 def _retyped_arg(arg: Arg, dim: str, known: dict[str, Type]) -> Arg:

@@ -7,7 +7,7 @@ Non-goals: backward (`differentiate` derives it), how a parameter gets from its 
 (`place_state`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import evolve
 
@@ -17,22 +17,20 @@ from ..ir import (
     Arg,
     Enter,
     Kind,
-    Names,
     Op,
     Param,
     Placement,
     Places,
     Program,
     Region,
-    Stmt,
     Type,
     Value,
     sharded,
-    types,
     uses,
 )
 from ..ir.placements import OrderError, path
 from ..ops import OPS
+from ..ops.builder import OpBuilder, retyped
 from ..ops.protocol import is_pending
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
@@ -46,7 +44,7 @@ def insert_collectives(program: Program) -> Program:
     params = tuple(evolve(p, type=_stored(p.type, leaves[p.name])) for p in program.params)
     args = tuple(evolve(arg, value=wants.input(arg.value)) for arg in program.region.args)
     program = evolve(program, params=params)
-    inserter = _Inserter(program, leaves, {arg.value.name: arg.value.type for arg in args})
+    inserter = _Inserter(program, leaves, (arg.value for arg in args))
     return evolve(program, region=inserter.region(evolve(program.region, args=args)))
 
 
@@ -110,107 +108,97 @@ class _Wants:
         return evolve(value, type=evolve(value.type, places=self._program.places(at)))
 
 
-class _Inserter:
-    def __init__(self, program: Program, leaves: dict[str, Type], inputs: dict[str, Type]) -> None:
-        self._program, self._leaves = program, leaves
-        self._types = {p.name: p.type for p in program.params} | inputs
-        self._names = Names(types(program))
+class _Inserter(OpBuilder):
+    def __init__(self, program: Program, leaves: dict[str, Type], inputs: Iterable[Value]) -> None:
+        super().__init__(program)
+        self.types |= {value.name: value.type for value in inputs}
+        self._leaves = leaves
         self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
-        self._out: list[Stmt] = []
 
     def region(self, region: Region) -> Region:
         """The region with its body placed; coercions made inside are not visible outside."""
-        outer, self._out = self._out, []
+        outer, self.body = self.body, []
         kept = dict(self._reduced), dict(self._versions)
         for stmt in region.body:
             if isinstance(stmt, Region):
                 self._repeat(stmt)
             else:
                 self._op(stmt)
-        ends = tuple(
-            evolve(end, name=self._carried(end.name, dim=region.dim, span=region.span)) for end in region.yields
-        )
-        body, self._out = tuple(self._out), outer
+        self.span = region.span
+        ends = tuple(evolve(end, name=self._carried(end.name, region.dim)) for end in region.yields)
+        body, self.body = tuple(self.body), outer
         self._reduced, self._versions = kept
         return evolve(region, body=body, yields=ends)
 
     def _repeat(self, region: Region) -> None:
+        self.span = region.span
         args = tuple(self._arg(arg, region) for arg in region.args)
         placed = self.region(evolve(region, args=args))
-        results = tuple(
-            Value(v.name, self._types[end.name]) for v, end in zip(region.results, placed.yields, strict=True)
-        )
-        self._types |= {value.name: value.type for value in results}
-        self._out.append(evolve(placed, results=results))
+        ends = zip(region.results, placed.yields, strict=True)
+        results = tuple(Value(value.name, self.types[end.name]) for value, end in ends)
+        self.types |= {value.name: value.type for value in results}
+        self.body.append(evolve(placed, results=results))
 
     def _arg(self, arg: Arg, region: Region) -> Arg:
         if arg.enter is Enter.CARRY:
-            source = self._carried(arg.source, dim=region.dim, span=region.span)
-            type = self._types[source]
+            source = self._carried(arg.source, region.dim)
+            type = self.types[source]
         else:
             source = arg.source
-            type = self._types[source].inside(region.dim)
-        self._types[arg.value.name] = type
+            type = self.types[source].inside(region.dim)
+        self.types[arg.value.name] = type
         return Arg(Value(arg.value.name, type), source, arg.enter)
 
-    def _carried(self, name: str, dim: str, span: Span) -> str:
+    def _carried(self, name: str, dim: str) -> str:
         """The value placed as every iteration takes and leaves it; a model's own result stays as it is."""
         if not dim:
             return name
-        type = self._types[name]
-        return self._fetch(name, _wanted(self._program, type, natural(self._program, type.dims)), span)
+        type = self.types[name]
+        return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
 
     def _op(self, op: Op) -> None:
         entry = OPS[op.kind]
-        operands = [self._types[name] for name in op.inputs]
-        work = op.names("work")
+        operands = [self.types[name] for name in op.inputs]
+        work, self.span = op.names("work"), op.span
         if op.kind == "leaf":
-            self._emit(evolve(op, outputs=(Value(op.outputs[0].name, self._leaf_type(op)),)))
+            type = evolve(self._leaves[op.inputs[0]], dtype=op.outputs[0].type.dtype)
+            self.append(evolve(op, outputs=(Value(op.outputs[0].name, type),)))
         elif entry.expand and entry.whole(operands, op) & {item.partition(":")[2] for item in work}:
-            for part in entry.expand(op, self._names.fresh, self._types.__getitem__):
+            for part in entry.expand(op, self.names.fresh, self.types.__getitem__):
                 self._op(part)
         elif op.kind == "add":
             self._sum(op)
         else:
             inputs = tuple(self._want(name, op) for name in op.inputs)
-            self._emit(evolve(op, inputs=inputs, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
-
-    def _leaf_type(self, op: Op) -> Type:
-        return evolve(self._leaves[op.inputs[0]], dtype=op.outputs[0].type.dtype)
+            self._place(evolve(op, inputs=inputs, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
 
     def _sum(self, op: Op) -> None:
         """Pending operands of one placement are added first and reduced once; a sum of nothing else stays pending."""
         groups: dict[Type, list[str]] = {}
         for name in op.inputs:
-            if is_pending(self._types[name]) and self._uses[name] == 1:
-                groups.setdefault(self._types[name], []).append(name)
+            if is_pending(self.types[name]) and self._uses[name] == 1:
+                groups.setdefault(self.types[name], []).append(name)
         if [len(names) for names in groups.values()] == [len(op.inputs)]:
-            self._emit(evolve(op, attrs=()))
+            self._place(evolve(op, attrs=()))
             return
         terms: list[str] = []
         for name in op.inputs:
-            group = groups.get(self._types[name], []) if self._uses[name] == 1 else []
+            group = groups.get(self.types[name], []) if self._uses[name] == 1 else []
             if len(group) < 2:
                 terms.append(name)
             elif name == group[0]:
-                terms.append(self._joined(group, op))
+                terms.append(self.write("add", group, name))  # pending itself
         inputs = tuple(self._want(name, op) for name in terms)
-        self._emit(evolve(op, inputs=inputs, attrs=()))
-
-    def _joined(self, group: list[str], op: Op) -> str:
-        """The sum of several pending values, pending itself."""
-        joined = self._names.fresh(group[0])
-        self._emit(Op("add", tuple(group), (Value(joined, self._types[group[0]]),), (), span=op.span))
-        return joined
+        self._place(evolve(op, inputs=inputs, attrs=()))
 
     def _want(self, name: str, op: Op) -> str:
-        return self._fetch(name, _wanted(self._program, self._types[name], op.names("work")), op.span)
+        return self._fetch(name, _wanted(self.program, self.types[name], op.names("work")))
 
-    def _fetch(self, name: str, want: Places, span: Span) -> str:
+    def _fetch(self, name: str, want: Places) -> str:
         """The name of `name` coerced to the placements `want`."""
-        type = self._types[name]
+        type = self.types[name]
         if type.dtype == "i64":
             want = tuple((axis, place) for axis, place in want if place.kind is not Kind.REPLICATED)
         if type.places == want:
@@ -219,23 +207,19 @@ class _Inserter:
             return self._versions[name, want]
         source = self._reduced.get(name, name)
         try:
-            steps = path(self._program, self._types[source], want)
+            steps = path(self.program, self.types[source], want)
         except OrderError as error:
-            raise PlanError([_order_diagnostic(error, span)]) from None
+            raise PlanError([_order_diagnostic(error, self.span)]) from None
         for step in steps:
-            made = self._names.fresh(name)
-            self._emit(step.op(source, Value(made, step.applied(self._types[source], self._program)), span))
-            if _is_open(type) and not _is_open(self._types[made]):
+            made = self.coerce(source, step, name)
+            if _is_open(type) and not _is_open(self.types[made]):
                 self._reduced.setdefault(name, made)
-            self._versions[name, self._types[made].places] = source = made
+            self._versions[name, self.types[made].places] = source = made
         return source
 
-    def _emit(self, op: Op) -> None:
-        if op.kind not in ("leaf", "coerce"):
-            found = OPS[op.kind].infer(self._program, [self._types[name] for name in op.inputs], op)
-            op = evolve(op, outputs=tuple(Value(v.name, t) for v, t in zip(op.outputs, found, strict=True)))
-        self._types |= {value.name: value.type for value in op.outputs}
-        self._out.append(op)
+    def _place(self, op: Op) -> None:
+        """Appends an op whose results are placed as its operands are."""
+        self.append(retyped(self.program, op, self.types))
 
 
 def _is_open(type: Type) -> bool:

@@ -10,13 +10,13 @@ from attrs import evolve
 from ..analysis.flops import cost
 from ..analysis.stage_schedule import stage_to_rank
 from ..config.units import counted
-from ..ir import Enter, Op, Pipeline, Program, types, uses
+from ..ir import Enter, Pipeline, Program, ops_in, uses
 from ..ir.stages import groups, stages
 from ..schedules.actions import ScheduleError
 from ..schedules.partition import balanced
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
-from .thread_carries import carried, reads
+from .thread_carries import carried
 
 MOST_LAYERS = 1024
 
@@ -70,12 +70,11 @@ def _demand_layers(count: int, program: Program, pipeline: Pipeline, total: int)
 
 def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
     """Stages whose forwards are as equally dear as can be; what stands behind a repeat goes with its last layer."""
-    of = types(program)
     bodies, repeats = groups(pipeline, program.region.body)
-    first, *between, last = (cost(program, body, of).forward for body in bodies)
+    first, *between, last = (cost(program, body).forward for body in bodies)
     costs: list[int] = []
     for repeat, behind in zip(repeats, (*between, 0), strict=True):
-        costs += [cost(program, repeat.body, of).forward] * program.size(repeat.dim)
+        costs += [cost(program, repeat.body).forward] * program.size(repeat.dim)
         costs[-1] += behind
     return balanced(costs, first, last, count)
 
@@ -110,13 +109,13 @@ def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), 
 def _held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages of each parameter that does not come slice by slice to a repeat that is cut."""
     bodies, repeats = groups(pipeline, program.region.body)
-    params = {op.outputs[0].name: op.inputs[0] for op in bodies[0] if isinstance(op, Op) and op.kind == "leaf"}
+    params = {op.outputs[0].name: op.inputs[0] for op in ops_in(bodies[0]) if op.kind == "leaf"}
     found: dict[str, set[int]] = {}
     for number, stage in enumerate(stages(program, pipeline)):
-        own = reads([stmt for group in stage.groups for stmt in bodies[group]])
+        own = {*uses(*(stmt for group in stage.groups for stmt in bodies[group]))}
         for repeat, layers in zip(repeats, stage.layers, strict=True):
             slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
-            own |= set(uses(repeat)) - slices if layers else set()
+            own |= uses(repeat).keys() - slices if layers else set()
         for name in own & params.keys():
             found.setdefault(params[name], set()).add(number)
     return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)

@@ -7,8 +7,9 @@ A scope is where an op stands.  Before: `differentiate`.  Non-goals: joining red
 
 from attrs import evolve
 
-from ..ir import Names, Op, Program, Region, Stmt, Type, Value, Yield, types
+from ..ir import Op, Program, Region, Value, Yield, blocks, ops_in, rename
 from ..ir.placements import path
+from ..ops.builder import OpBuilder
 
 
 def place_state(program: Program) -> Program:
@@ -16,76 +17,41 @@ def place_state(program: Program) -> Program:
     return evolve(program, region=_Chains(program).region())
 
 
-class _Chains:
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._params = {p.name: p.type for p in program.params}
-        self._names = Names(types(program))
-        self._same: dict[str, str] = {}  # what a leaf or gradient without a chain is another name for
-        self._types: dict[str, Type] = dict(self._params)
-
+class _Chains(OpBuilder):
     def region(self) -> Region:
-        region = self._program.region
-        body: list[Stmt] = []
-        for stmt in region.body:
+        step = self.program.region
+        same: dict[str, str] = {}  # what a leaf or gradient without a chain is another name for
+        for stmt in step.body:
             if isinstance(stmt, Region):
-                body.append(self._cast_gradients(stmt))
-            elif stmt.kind == "leaf":
-                body += self._chain(stmt, self._params[stmt.inputs[0]], stmt.outputs[0].type)
-            elif stmt.kind == "leaf_grad":
-                body += self._chain(stmt, self._types[stmt.inputs[0]], stmt.outputs[0].type)
+                self.body.append(self._cast_gradients(stmt))
+            elif stmt.kind not in ("leaf", "leaf_grad"):
+                self.body.append(stmt)
+            elif chain := self._chain(stmt):
+                self.body += chain
             else:
-                body.append(stmt)
-        return _renamed(evolve(region, body=tuple(body)), self._same)
+                same[stmt.outputs[0].name] = stmt.inputs[0]
+        return rename(evolve(step, body=tuple(self.body)), same)
 
-    def _chain(self, op: Op, source: Type, target: Type) -> list[Op]:
+    def _chain(self, op: Op) -> list[Op]:
         """Coercions in the wider element type, then the cast; ends in the name that `op` bound."""
-        steps = path(self._program, source, target.places)
-        ops: list[Op] = []
-        for step in steps:
-            name = ops[-1].outputs[0].name if ops else op.inputs[0]
-            source = step.applied(source, self._program)
-            ops.append(step.op(name, Value(self._names.fresh(name), source), op.span))
-        if source.dtype != target.dtype:
-            name = ops[-1].outputs[0].name if ops else op.inputs[0]
-            ops.append(
-                Op("cast", (name,), (Value(self._names.fresh(name), target),), (("dtype", target.dtype),), span=op.span)
-            )
-        if not ops:
-            self._same[op.outputs[0].name] = op.inputs[0]
-            return []
-        ops[-1] = evolve(ops[-1], outputs=op.outputs)
-        return ops
+        builder, (name,), (due,) = self.inner(), op.inputs, op.outputs
+        builder.span = op.span
+        for step in path(self.program, self.types[name], due.type.places):
+            name = builder.coerce(name, step)
+        builder.cast(name, due.type.dtype)
+        ops = ops_in(builder.body)
+        return [*ops[:-1], *(evolve(last, outputs=op.outputs) for last in ops[-1:])]
 
     def _cast_gradients(self, region: Region) -> Region:
         """The microbatches' region with gradients cast to the element type of the state before they are summed."""
-        forward, backward = region.body
-        assert isinstance(backward, Region), "place_state: no backward block"
-        wide = {p.type.dtype for p in self._program.params}
-        casts: list[Op] = []
+        builder, (forward, backward) = self.inner(), blocks(region)
+        wide = {param.type.dtype for param in self.program.params}
         ends: list[Yield] = []
-        results: list[Value] = []
-        for end, result in zip(region.yields, region.results, strict=True):
-            if result.type.dtype not in wide and result.type.dims:
-                type = evolve(result.type, dtype=next(iter(wide)))
-                value = Value(self._names.fresh(end.name), type)
-                casts.append(Op("cast", (end.name,), (value,), (("dtype", type.dtype),), span=region.span))
-                end, result = evolve(end, name=value.name), Value(result.name, type)
-            self._types[result.name] = result.type
-            ends.append(end)
-            results.append(result)
-        backward = evolve(backward, body=(*backward.body, *casts))
-        return evolve(region, body=(forward, backward), yields=tuple(ends), results=tuple(results))
-
-
-def _renamed(region: Region, same: dict[str, str]) -> Region:
-    """The region with names replaced by what they stand for."""
-    body = tuple(
-        _renamed(stmt, same)
-        if isinstance(stmt, Region)
-        else evolve(stmt, inputs=tuple(same.get(n, n) for n in stmt.inputs))
-        for stmt in region.body
-    )
-    args = tuple(evolve(arg, source=same.get(arg.source, arg.source)) for arg in region.args)
-    yields = tuple(evolve(end, name=same.get(end.name, end.name)) for end in region.yields)
-    return evolve(region, body=body, args=args, yields=yields)
+        for end in region.yields:
+            type = self.types[end.name]
+            narrow = type.dtype not in wide and type.dims
+            ends.append(evolve(end, name=builder.cast(end.name, min(wide))) if narrow else end)
+        results = tuple(Value(it.name, self.types[end.name]) for it, end in zip(region.results, ends, strict=True))
+        self.types |= {value.name: value.type for value in results}
+        backward = evolve(backward, body=(*backward.body, *builder.body))
+        return evolve(region, body=(forward, backward), yields=tuple(ends), results=results)

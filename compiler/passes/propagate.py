@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, types
+from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, map_ops
 from ..ops import OPS, OpDef, Roles, roles
 from ..ops.user import module_and_function
 from ..syntax.diagnostics import Diagnostics, Note
@@ -16,9 +16,8 @@ from ..syntax.diagnostics import Diagnostics, Note
 
 def propagate(program: Program) -> Program:
     """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot follow."""
-    found = types(program)
-    worker = _Worker(program, found, _made_of_data(program.region, {arg.value.name for arg in program.region.args}))
-    region = worker.region(program.region)
+    worker = _Worker(program, _made_of_data(program.region, {arg.value.name for arg in program.region.args}))
+    region = map_ops(program.region, worker.op)
     worker.check()
     return evolve(program, region=region)
 
@@ -55,8 +54,8 @@ def _made_of_data(region: Region, data: set[str]) -> set[str]:
 
 
 class _Worker:
-    def __init__(self, program: Program, types: dict[str, Type], data: set[str]) -> None:
-        self._program, self._types, self._data = program, types, data
+    def __init__(self, program: Program, data: set[str]) -> None:
+        self._program, self._data = program, data
         self._data_axes = {claim.axis for claim in program.claims if claim.dim in DATA_DIMS}
         self._followed: set[tuple[str, str]] = set()
         self._reported: set[tuple[str, str]] = set()
@@ -72,20 +71,17 @@ class _Worker:
                 self.found.error("E0508", message, claim.span, "no op follows this rule", help=help)
         self.found.check()
 
-    def region(self, region: Region) -> Region:
-        body = tuple(self.region(stmt) if isinstance(stmt, Region) else self._op(stmt) for stmt in region.body)
-        return evolve(region, body=body)
-
-    def _op(self, op: Op) -> Op:
+    def op(self, op: Op) -> Op:
+        """The op with its work."""
         if op.kind == "leaf":
             return op
         work = [f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name)]
         return evolve(op, attrs=(*op.attrs, ("work", tuple(work))))
 
     def _on(self, op: Op, axis: str) -> list[str]:
-        operands = [self._types[name] for name in op.inputs]
+        operands = [self._program.types[name] for name in op.inputs]
         space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
-        own = roles(op, self._types)
+        own = roles(op, self._program.types)
         linked = (own.heads, own.kv_heads) if own.heads else ()
         first = first_claims(self._program, axis, space)
         if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks
@@ -142,7 +138,7 @@ class _Worker:
                 op.span,
                 label=f"needs all of `{dim}`",
                 notes=[Note(first[0].span, "claimed here, and no earlier rule names a dim of this op")],
-                help=_advice(roles(op, self._types), dim, first[0].axis),
+                help=_advice(roles(op, self._program.types), dim, first[0].axis),
             )
 
 

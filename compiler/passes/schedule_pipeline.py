@@ -9,7 +9,21 @@ from attrs import evolve
 from ..analysis.stage_schedule import estimated, rows
 from ..config.settings import ON
 from ..config.units import counted
-from ..ir import INVARIANT, MICROBATCHES, PARTIAL, Attr, Names, Op, Pipeline, Program, Region, Stmt, Value, types
+from ..ir import (
+    INVARIANT,
+    MICROBATCHES,
+    PARTIAL,
+    Attr,
+    Names,
+    Op,
+    Pipeline,
+    Program,
+    Region,
+    Stmt,
+    Value,
+    ops_in,
+    rename,
+)
 from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.check import problems
 from ..schedules.p2p import with_messages
@@ -73,12 +87,11 @@ class _Sums:
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
         self._program, self._pipeline = program, pipeline
-        self._names, self._types = Names(types(program)), types(program)
+        self._names, self._types = Names(program.types), program.types
         self._pending: dict[str, tuple[int, ...]] = {}  # no ranks where each has a part of its own
         self._same: dict[str, str] = {}  # what is summed → its sum
         self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
-        ops = (stmt for stmt in program.region.body if isinstance(stmt, Op))
-        self._passed_on = {name for op in ops if op.kind in CHAIN for name in op.inputs}
+        self._passed_on = {name for op in ops_in(program.region.body) if op.kind in CHAIN for name in op.inputs}
         self._later: list[tuple[str, Op]] = []  # sums of gradients, behind all that stages do by themselves
         self._body: list[Stmt] = []
 
@@ -88,14 +101,14 @@ class _Sums:
             if isinstance(stmt, Region):
                 self._body.append(self._microbatches(stmt))
             else:
-                self._op(evolve(stmt, inputs=tuple(self._same.get(name, name) for name in stmt.inputs)))
+                self._op(rename(stmt, self._same))
         yields = tuple(evolve(end, name=self._same.get(end.name, end.name)) for end in region.yields)
         return evolve(region, body=tuple(self._body), yields=yields)
 
     def _microbatches(self, region: Region) -> Region:
         """Each rank has the losses of its own stages, and its part of a gradient that several ranks hold."""
         loss, *gradients = region.results
-        packs = (op for op in self._program.region.body if isinstance(op, Op) and op.kind == "pack")
+        packs = (op for op in ops_in(self._program.region.body) if op.kind == "pack")
         params = (zip(op.inputs, self._program.bucket(str(op.get("bucket"))).params, strict=True) for op in packs)
         of = {name: self._pipeline.ranks_of(param) for pairs in params for name, param in pairs}
         shared = {value.name: of.get(value.name, ()) for value in gradients}
@@ -115,7 +128,7 @@ class _Sums:
         else:
             (name,) = (name for name in op.inputs if name in self._pending)
             self._reduce(name, op)
-            self._body.append(evolve(op, inputs=tuple(self._same.get(each, each) for each in op.inputs)))
+            self._body.append(rename(op, self._same))
 
     def _wider(self, op: Op) -> Op:
         """A reduction that sums over the stages' ranks too."""
@@ -137,7 +150,7 @@ class _Sums:
             self._reduce(name, at)
             self._once[self._same[name]] = self._pending[name]
         self._later.clear()
-        op = evolve(op, inputs=tuple(self._same.get(name, name) for name in op.inputs))
+        op = rename(op, self._same)
         ranks = next((self._once[name] for name in op.inputs if name in self._once), ())
         once = (("once", tuple(map(str, ranks))),) if ranks else ()
         attrs: tuple[tuple[str, Attr], ...] = (("stages", self._pipeline.axis), *once)

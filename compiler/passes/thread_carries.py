@@ -4,23 +4,39 @@ Purpose: after it a cut is crossed by what its repeat carries and by nothing els
 rank has, and what each stage makes of a model's inputs for itself (`stages.is_free`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from attrs import evolve
 
-from ..ir import FLOATS, Arg, Enter, Leave, Names, Op, Pipeline, Program, Region, Stmt, Value, Yield, types, uses
+from ..ir import (
+    FLOATS,
+    Arg,
+    Enter,
+    Leave,
+    Names,
+    Op,
+    Pipeline,
+    Program,
+    Region,
+    Stmt,
+    Value,
+    Yield,
+    rename,
+    results,
+    uses,
+)
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
     """The model in which repeats that are cut carry what is read in them and behind them."""
-    region, names, of = program.region, Names(types(program)), types(program)
+    region, names, of = program.region, Names(program.types), program.types
     body: list[Stmt] = []
     bound: list[str] = []  # what could cross a cut
     called: dict[str, str] = {}  # what it is called now, where that has changed
     for at, stmt in enumerate(region.body):
-        made = _renamed(stmt, called)
+        made = rename(stmt, called)
         if isinstance(stmt, Region) and isinstance(made, Region) and stmt.dim in pipeline.dims:
-            read = uses(evolve(stmt, args=())).keys() | reads(region.body[at + 1 :], region.yields)
+            read = {*uses(evolve(stmt, args=()), *region.body[at + 1 :]), *(end.name for end in region.yields)}
             through = {name: Value(called.get(name, name), of[name]) for name in bound if name in read}
             made, behind = _carrying(made, through, names)
             called |= behind
@@ -30,20 +46,11 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
     return evolve(region, body=tuple(body), yields=yields)
 
 
-def reads(body: Sequence[Stmt], yields: Sequence[Yield] = ()) -> set[str]:
-    """The names that statements read, at any depth."""
-    found = {end.name for end in yields}
-    for stmt in body:
-        found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
-    return found
-
-
 def _floats(stmt: Stmt) -> list[str]:
     """What a statement makes that only the stage that made it has."""
     if isinstance(stmt, Op) and stmt.kind == "leaf":
         return []
-    made = stmt.results if isinstance(stmt, Region) else stmt.outputs
-    return [value.name for value in made if value.type.dtype in FLOATS]
+    return [value.name for value in results(stmt) if value.type.dtype in FLOATS]
 
 
 def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tuple[Region, dict[str, str]]:
@@ -57,7 +64,7 @@ def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tup
     made = evolve(
         repeat,
         args=(*own, *more, *others),
-        body=tuple(_renamed(stmt, new) for stmt in repeat.body),
+        body=tuple(rename(stmt, new) for stmt in repeat.body),
         yields=(*repeat.yields, *(Yield(value.name, Leave.LAST) for value in inner.values())),
         results=(*repeat.results, *behind.values()),
     )
@@ -66,14 +73,3 @@ def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tup
 
 def _fresh(value: Value, names: Names) -> Value:
     return evolve(value, name=names.fresh(value.name))
-
-
-def _renamed(stmt: Stmt, new: Mapping[str, str]) -> Stmt:
-    if isinstance(stmt, Op):
-        return evolve(stmt, inputs=tuple(new.get(name, name) for name in stmt.inputs))
-    return evolve(
-        stmt,
-        args=tuple(evolve(arg, source=new.get(arg.source, arg.source)) for arg in stmt.args),
-        body=tuple(_renamed(inner, new) for inner in stmt.body),
-        yields=tuple(evolve(end, name=new.get(end.name, end.name)) for end in stmt.yields),
-    )

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from ..config.schema import differing
 from ..config.units import counted
-from ..ir import BATCH, MICROBATCHES, Init, Program, walk
+from ..ir import BATCH, MICROBATCHES, Init, Program
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
 from .inputs import scene
@@ -115,7 +115,7 @@ def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong
 
 
 def _span_of(program: Program, name: str) -> Span:
-    found = (op.span for op in walk(program.region.body) for value in op.outputs if value.name == name)
+    found = (op.span for op in program.ops for value in op.outputs if value.name == name)
     return next(found, program.region.span)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from attrs import Factory, field, frozen
+from attrs import field, frozen
 
-from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type, types
+from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type
 from ..ir.placements import ends
 from .semantics import MEANINGS, Call, Semantics
 from .semantics.step import loss_scale, unpacked, unscaled
@@ -49,10 +49,6 @@ def _no_rows(machine: "Interpreter", region: Region, outer: Env) -> Env:
     raise AssertionError("verify: a pipeline without what runs its rows")
 
 
-def _types_of(machine: "Interpreter") -> dict[str, Type]:
-    return types(machine.program)
-
-
 @frozen
 class Interpreter:
     """One evaluation.  `watch` is told every value as it is made; `rows` does the microbatches of a pipeline."""
@@ -63,7 +59,6 @@ class Interpreter:
     watch: Watch = nothing
     meanings: Mapping[str, Semantics] = field(default=MEANINGS)
     rows: Rows = _no_rows
-    types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True))
     _gradients: dict[str, Tensor] = field(factory=dict[str, Tensor], init=False)
     _shapes: dict[Type, tuple[int, ...]] = field(factory=dict[Type, tuple[int, ...]], init=False)
 
@@ -117,7 +112,7 @@ class Interpreter:
         if op.kind == "coerce":
             among = [int(rank) for rank in op.names("among")]
             return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers, among)]
-        call = Call(self.program, self.world, self.numbers, op, args, [self.types[name] for name in op.inputs])
+        call = Call(self.program, self.world, self.numbers, op, args, [self.program.types[name] for name in op.inputs])
         if op.kind == "update":
             self._gradients.update(zip(op.inputs[3:], map(self._unscaled, unpacked(call)), strict=True))
         return self.meanings[op.kind].value(call)

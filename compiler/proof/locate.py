@@ -22,9 +22,6 @@ from ..ir import (
     Type,
     base,
     sharded,
-    types,
-    values,
-    walk,
 )
 from ..ir.placements import COERCIONS
 from ..ops import OPS, TypingError
@@ -124,10 +121,10 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     machine = Interpreter(alone, world, numbers, note, rows=run_rows)
     machine.run(start.on(alone, world, numbers))
     ranks = SimulatedMesh.of(case.program)
-    type_of = {value.name: value.type for value in values(case.program.region)}
+    type_of = case.program.types
     flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
     partly = {name for bucket in case.program.buckets if bucket.shard_axes for name in bucket.params}
-    updated = {v.name for op in walk(case.program.region.body) if op.kind == "update" for v in op.outputs}
+    updated = {v.name for op in case.program.ops if op.kind == "update" for v in op.outputs}
     stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
 
     def look(name: str, where: Where, value: Tensor) -> None:
@@ -229,7 +226,7 @@ class _Lack:
 
 def _lacking(program: Program, op: Op) -> _Lack | None:
     """The operand of which another placement would make the op's results what they are declared to be."""
-    all_types = types(program)
+    all_types = program.types
     operands = [all_types[name] for name in op.inputs]
     if op.kind == "coerce" or _fits(program, op, operands):
         return None
@@ -320,7 +317,7 @@ def _not_the_model(case: Case, alone: Program, numbers: Field, wrong: Sequence[s
     stages = _stages(case)
     where = f"on {mesh_words({axis: case.mesh[axis] for axis in stages})} alone" if stages else "even on one rank"
     apart = forwards_apart(alone, case.single, case.scene(numbers), TRIALS)
-    spans = {value.name: op.span for op in walk(case.program.region.body) for value in op.outputs}
+    spans = {value.name: op.span for op in case.program.ops for value in op.outputs}
     span = spans.get(apart[0], case.program.region.span) if apart else _gradient_span(case.program, wrong)
     what = f"the first wrong value is `{apart[0]}`{iterations(apart[1])}" if apart else "wrong only after the forward"
     notes = (Note(None, what), _differing(case, wrong))

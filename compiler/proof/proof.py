@@ -5,7 +5,7 @@ from math import ceil, log2, prod
 from attrs import evolve, frozen
 
 from ..analysis.certificate import Proof, mesh_words, trusted
-from ..ir import Pipeline, Program, Type, walk
+from ..ir import Pipeline, Program, Type
 from ..passes import PASS_NAMES, passed
 from ..passes.bucket_params import fused_as
 from ..passes.schedule_pipeline import schedule_pipeline
@@ -156,7 +156,7 @@ def prove(program: Program, model: Program) -> Proof:
             raise UnequalError(case, unequal)
         assert compiles_alike(case), f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
         fields.append(numbers)
-    ops = list(walk(program.region.body))
+    ops = program.ops
     return Proof(
         against="the model before any placement"
         if model.after == FIRST

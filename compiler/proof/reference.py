@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from attrs import Factory, evolve, field, frozen
 
-from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, Type, types
+from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt
 from .inputs import Inputs, everywhere
 from .interpreter import Outcome, Watch, Where, differing
 from .prime_field import Field
@@ -41,10 +41,9 @@ class Model:
         region = program.region
         if region.kind == "model":
             return cls((), region.body, region.args, region.yields[0].name)
-        (inner,) = (stmt for stmt in region.body if isinstance(stmt, Region))
-        (forward,) = (stmt for stmt in inner.body if isinstance(stmt, Region) and stmt.kind == "forward")
+        inner = program.microbatches
         setup = region.body[: region.body.index(inner)]
-        return cls(setup, forward.body, inner.args, inner.yields[0].name)
+        return cls(setup, program.forward.body, inner.args, inner.yields[0].name)
 
 
 @frozen
@@ -67,10 +66,6 @@ def _one_rank(reference: "Reference") -> SimulatedMesh:
     return SimulatedMesh({axis.name: 1 for axis in reference.program.axes}, sizes | {BATCH: batch})
 
 
-def _types_of(reference: "Reference") -> dict[str, Type]:
-    return types(reference.program)
-
-
 @frozen
 class Reference:
     """One evaluation.  `watch` is told every value of the forward."""
@@ -79,7 +74,6 @@ class Reference:
     numbers: Numbers
     watch: Watch = _unwatched
     world: SimulatedMesh = field(default=Factory(_one_rank, takes_self=True), init=False)
-    _types: dict[str, Type] = field(default=Factory(_types_of, takes_self=True), init=False)
     _tape: list[_Taped] = field(factory=list[_Taped], init=False)
 
     def run(self, scene: Inputs) -> Outcome:
@@ -129,7 +123,7 @@ class Reference:
         if op.kind in RENAMES:
             return {op.outputs[0].name: args[0]}
         entry = MEANINGS[op.kind]
-        call = Call(self.program, self.world, self.numbers, op, args, [self._types[name] for name in op.inputs])
+        call = Call(self.program, self.world, self.numbers, op, args, [self.program.types[name] for name in op.inputs])
         results = entry.value(call)
         gradients = entry.gradients
         assert gradients, f"verify: {op.kind} stands in a forward and has no gradients"

@@ -1,13 +1,13 @@
 """The parameters of each pipeline rank and the flat buckets of all ranks; what a rank does not own is noise."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 from attrs import evolve
 
 from ..analysis.bucket_layout import layout_of
-from ..ir import INVARIANT, PARTIAL, Bucket, Enter, Op, Param, Pipeline, Program, Region, Stmt, Type, sharded, uses
+from ..ir import INVARIANT, PARTIAL, Bucket, Enter, Param, Pipeline, Program, Region, Stmt, Type, sharded, uses
 from ..ir.stages import groups, stages
 from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Numbers, Tensor, degree_of
@@ -65,16 +65,11 @@ def readers(program: Program, pipeline: Pipeline, forward: Sequence[Stmt]) -> tu
     bodies, repeats = groups(pipeline, forward)
     found: dict[str, set[int]] = {}
     for k, stage in enumerate(stages(program, pipeline)):
-        names = {name for group in stage.groups for name in _read(bodies[group])}
+        names = {name for group in stage.groups for name in uses(*bodies[group])}
         names |= {name for i, layers in enumerate(stage.layers) if layers for name in _captured(repeats[i])}
         for name in names & params.keys():
             found.setdefault(params[name], set()).add(k)
     return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
-
-
-def _read(body: Sequence[Stmt]) -> Iterator[str]:
-    for stmt in body:
-        yield from stmt.inputs if isinstance(stmt, Op) else uses(stmt)
 
 
 def _captured(region: Region) -> set[str]:

@@ -3,7 +3,7 @@
 The program at other sizes: names, ops and placements are untouched, so whatever they say is evaluated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import count
 from math import lcm, prod
 
@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ..analysis.bucket_layout import layout_of
 from ..config.settings import Cluster
-from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program, Region, Stmt, types, walk
+from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program, walk_regions
 from ..ops import OPS, roles
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
 from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
@@ -93,9 +93,9 @@ class _Sizes:
         for claim in program.claims:
             self._claims.setdefault(claim.dim, []).append(claim)
         self._flat = {bucket.dim for bucket in program.buckets}
-        self._loops = [*dict.fromkeys((MICROBATCHES, *_loops(program.region.body)))]
-        found = types(program)
-        ops = list(walk(program.region.body))
+        loops = (region.dim for region in walk_regions(program.region.body) if region.dim)
+        self._loops = [*dict.fromkeys((MICROBATCHES, *loops))]
+        found, ops = program.types, program.ops
         each = [(op, roles(op, found)) for op in ops]
         self._groups: dict[str, set[str]] = {}
         for _, own in each:
@@ -164,17 +164,10 @@ class _Sizes:
 
 def made(program: Program) -> set[str]:
     """The dims that no model has: the flat ones of buckets, and those of what each rank has one of."""
-    return {bucket.dim for bucket in program.buckets} | _shares(list(walk(program.region.body))).keys()
+    return {bucket.dim for bucket in program.buckets} | _shares(program.ops).keys()
 
 
-def _loops(body: tuple[Stmt, ...]) -> Iterator[str]:
-    """The dims of all loops, outer first."""
-    for region in (stmt for stmt in body if isinstance(stmt, Region)):
-        yield from [region.dim] if region.dim else []
-        yield from _loops(region.body)
-
-
-def _shares(ops: list[Op]) -> dict[str, tuple[str, ...]]:
+def _shares(ops: Sequence[Op]) -> dict[str, tuple[str, ...]]:
     """The dims of which each rank has one, and over which axes."""
     parted = [op for op in ops if op.kind in (LINEAR_PARTS.name, LOGIT_PARTS.name)]
     pairs = ((str(op.get("as")), op.outputs[1].type) for op in parted)

@@ -6,7 +6,7 @@ from typing import Any
 
 from networkx import MultiDiGraph, generate_graphml, node_link_data  # pyright: ignore[reportUnknownVariableType]
 
-from ..ir import Op, Program, Region, types
+from ..ir import Op, Program, Region
 from ..ir.printer import print_op, print_type
 from ..syntax.source import Span
 
@@ -16,7 +16,7 @@ class _Builder:
 
     def __init__(self, program: Program) -> None:
         self.graph: Any = MultiDiGraph(name=f"{program.name} after {program.after}")
-        self._types = {name: print_type(type) for name, type in types(program).items()}
+        self._types = {name: print_type(type) for name, type in program.types.items()}
         self._made: dict[str, int] = {}
         for param in program.params:
             self._made[param.name] = self._node(None, f"param {param.name}", "param", param.span)

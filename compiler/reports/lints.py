@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..analysis.vocabulary import tables
 from ..config.units import counted
-from ..ir import STATES, Program, types, walk
+from ..ir import STATES, Program
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostic, Note
 
@@ -54,8 +54,8 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
     data = program.train.data
     if data.masked is not None:
         return
-    known = types(program)
-    for op in walk(program.region.body):
+    known = program.types
+    for op in program.ops:
         if roles(op, known).key_seq and OPS[op.kind].get(op, "mask") == "full":
             yield Diagnostic(
                 "W0902",

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from scalec.compiler.analysis.flops import Cost, cost
-from scalec.compiler.ir import Program, types, walk
+from scalec.compiler.ir import Program
 from scalec.compiler.ops.attention import seen_pairs
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
@@ -58,8 +58,8 @@ def compiled(attention: str, until: str = "resolve") -> Program:
 def of_attention(mask: str) -> Cost:
     """What the first attention costs."""
     program = compiled(mask)
-    op = next(op for op in walk(program.region.body) if op.kind == "attention")
-    return cost(program, [op], types(program))
+    op = next(op for op in program.ops if op.kind == "attention")
+    return cost(program, [op])
 
 
 @pytest.mark.parametrize(

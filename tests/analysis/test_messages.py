@@ -18,7 +18,7 @@ from scalec.compiler.analysis.link_traffic import sent
 from scalec.compiler.analysis.memory.reserve import communicators
 from scalec.compiler.config.units import amount
 from scalec.compiler.emit.plan_json import plan_json
-from scalec.compiler.ir import Dim, Op, Program, Region, types
+from scalec.compiler.ir import Dim, Op, Program, Region
 from scalec.compiler.ops import OPS, Message, messages
 from scalec.compiler.ops.saved_tensors import Local
 from scalec.compiler.passes import compile_plan
@@ -43,7 +43,7 @@ def ops(region: Region, program: Program, outer: int = 1, layers: int = 1) -> It
 
 def counted(program: Program) -> Counter[tuple[object, ...]]:
     """The elements of all messages, by operation, axes and element type, of one rank without a pipeline."""
-    known, found = types(program), Counter[tuple[object, ...]]()
+    known, found = program.types, Counter[tuple[object, ...]]()
     for op, times in ops(program.region, program):
         for it in messages(program, op, known):
             found[it.op, it.axes, it.dtype, it.maximum, it.among] += times * prod(it.shape)

@@ -23,7 +23,6 @@ from scalec.compiler.ir import (
     Region,
     Type,
     sharded,
-    types,
     walk,
 )
 from scalec.compiler.ir.placements import COERCIONS
@@ -117,7 +116,7 @@ def is_coercion(source: Attr, target: Attr) -> bool:
 def test_ops_that_differ_in_an_attribute_are_written_otherwise(name: str) -> None:
     """An attribute that an expression drops would leave it as it is."""
     program = PLANS[name].program()
-    known = types(program)
+    known = program.types
     given = Context(program, known.__getitem__, "_".join, lambda op: repr(op.attrs), lambda _: False, {})
     step = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward = next(stmt for stmt in step.body if isinstance(stmt, Region))

@@ -15,9 +15,8 @@ from helpers.oracle.plans import Case
 from helpers.oracle.reference import Step
 from helpers.readback_plans import LOSS, MLP, START, plan
 from scalec.compiler.emit.readback import check
-from scalec.compiler.emit.readback.blocks import blocks
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Op, Program, Region
+from scalec.compiler.ir import Op, Program, Region, blocks
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -104,7 +103,7 @@ def test_as_many_equal_ops_are_done_again_as_the_ir_says(times: int) -> None:
 
 def _with_first_done(program: Program, times: int) -> Program:
     """The program whose backward does so many times what it does again first."""
-    region, forward, backward = blocks(program)
+    region, (forward, backward) = program.microbatches, blocks(program.microbatches)
     (repeat,) = (stmt for stmt in backward.body if isinstance(stmt, Region))
     first = next(stmt for stmt in repeat.body if isinstance(stmt, Op) and stmt.outputs[0].name.startswith("_y"))
     copies = [evolve(first, outputs=(evolve(first.outputs[0], name=f"_other.{i}"),)) for i in range(times - 1)]

@@ -27,7 +27,7 @@ from scalec.compiler.config.settings import (
 )
 from scalec.compiler.emit import emit
 from scalec.compiler.frontend.calls import signature
-from scalec.compiler.ir import Op, Program, types, walk
+from scalec.compiler.ir import Op, Program
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
 from scalec.compiler.passes import compile_plan, lower
@@ -146,14 +146,14 @@ def in_program(statement: str, kind: str) -> tuple[Program, Op]:
         Source("plan.scale", completed(f"{dims}\n{statement if ' = ' in statement else f'y = {statement}'}\n")),
         "resolve",
     )
-    return program, next(op for op in walk(program.region.body) if op.kind == kind)
+    return program, next(op for op in program.ops if op.kind == kind)
 
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_the_dims_that_an_op_needs_whole(kind: str) -> None:
     statement, dims, _ = WHOLE[kind]
     program, op = in_program(statement, kind)
-    of = types(program)
+    of = program.types
     assert OPS[kind].whole([of[name] for name in op.inputs], op) == {*dims.split()}
 
 

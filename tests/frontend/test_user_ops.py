@@ -18,7 +18,7 @@ from scalec.compiler.cli import main
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.user_ops import copies
-from scalec.compiler.ir import Op, Region, walk
+from scalec.compiler.ir import Op, Region
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
@@ -101,7 +101,7 @@ def written(folder: Path, mesh: str = "sequence parallel", ops: str = OPS, model
 
 def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> None:
     program = compile_plan(load(written(tmp_path)), PASS_NAMES[0])
-    calls = [dict(op.attrs) for op in walk(program.region.body) if op.kind == "call"]
+    calls = [dict(op.attrs) for op in program.ops if op.kind == "call"]
     assert calls == [
         {
             "function": "own:centred",

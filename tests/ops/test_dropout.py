@@ -7,7 +7,7 @@ from helpers.small_plans import LLAMA, START, Plan
 from scalec.compiler.analysis.verifier import check
 from scalec.compiler.emit.readback import check as read_back
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Op, Program, types, walk
+from scalec.compiler.ir import Op, Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import compile_plan
@@ -28,7 +28,7 @@ def of(body: str) -> str:
 
 
 def drops(program: Program) -> list[Op]:
-    return [op for op in walk(program.region.body) if "site" in dict(op.attrs)]
+    return [op for op in program.ops if "site" in dict(op.attrs)]
 
 
 def refused(text: str) -> str:
@@ -63,7 +63,7 @@ def test_every_repeat_forks_the_draws_of_what_is_around_it() -> None:
 
 
 def _forks(program: Program) -> list[Op]:
-    return [op for op in walk(program.region.body) if op.kind == "fork"]
+    return [op for op in program.ops if op.kind == "fork"]
 
 
 def test_a_model_that_drops_nothing_draws_nothing() -> None:
@@ -124,7 +124,7 @@ def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
     plan = Plan(f"{START} {body} {TAIL}", "dp = 2  pp = 2", "batch over dp  blocks over pp", ranks=2)
     program = compiled(plan.text())
     assert program.pipeline
-    assert not [dim for type in types(program).values() for dim in type.dims if type.axes_of(dim) == ("pp",)]
+    assert not [dim for type in program.types.values() for dim in type.dims if type.axes_of(dim) == ("pp",)]
     text = plan.text().replace("blocks over pp", "layers over pp")
     assert refused(text) == "error[E0513]: `layers` is the dim of another repeat"
 

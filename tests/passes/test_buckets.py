@@ -53,7 +53,7 @@ def test_stages_differ_in_scopes_alone(state: str, route: str) -> None:
     layers = [bucket for bucket in program.buckets if bucket.layers]
     assert {name for bucket in layers for name in bucket.params} == {p.name for p in program.params if p.stacked}
     assert {where(program, bucket.name) for bucket in layers} == {route}
-    begun = {str(op.get("bucket")) for op in walk(program.region.body) if op.kind == "begin"}
+    begun = {str(op.get("bucket")) for op in program.ops if op.kind == "begin"}
     assert begun == ({bucket.name for bucket in layers} if route.endswith("step") else set())
 
 
@@ -127,11 +127,11 @@ def _layer(program: Program, layers: tuple[str, ...], dims: tuple[str, ...], nam
 def test_no_gradient_is_reduced_before_it_is_whole() -> None:
     """`begin` reads what the step reduces: each bucket's slices, in the order of its parameters."""
     program = plan("zero 0 over dp  bucket = 1B")
-    packs = {str(op.get("bucket")): op for op in walk(program.region.body) if op.kind == "pack"}
+    packs = {str(op.get("bucket")): op for op in program.ops if op.kind == "pack"}
     (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
     backward = microbatches.body[1]
     assert isinstance(backward, Region)
-    for op in (op for op in walk(program.region.body) if op.kind == "begin"):
+    for op in (op for op in program.ops if op.kind == "begin"):
         (repeat,) = (stmt for stmt in backward.body if isinstance(stmt, Region) and op in stmt.body)
         stacks = {end.name: result.name for end, result in zip(repeat.yields, repeat.results, strict=True)}
         casts = {o.inputs[0]: o.outputs[0].name for o in walk(backward.body) if o.kind == "cast"}
@@ -141,7 +141,7 @@ def test_no_gradient_is_reduced_before_it_is_whole() -> None:
 
 
 def _kinds(program: Program, names: tuple[str, ...]) -> list[Kind]:
-    made = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
+    made = {value.name: value.type for op in program.ops for value in op.outputs}
     return [place.kind for name in names for _, place in made[name].places]
 
 

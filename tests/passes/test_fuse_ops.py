@@ -60,7 +60,7 @@ def test_a_llama_whose_vocabulary_is_shared_out() -> None:
 def test_one_product_has_the_weights_in_their_order() -> None:
     """Queries and keys are turned, and not kept; values are kept, in memory of their own."""
     program = fused(ONE)
-    first, second = [op for op in walk(program.region.body) if op.kind == "contracts"]
+    first, second = [op for op in program.ops if op.kind == "contracts"]
     assert [name.rpartition(".")[0] or name for name in first.inputs[1:]] == ["wq", "wk", "wv"]
     assert (len(first.outputs), first.names("apart")) == (3, ("2",))
     assert (len(second.outputs), second.names("apart")) == (2, ())
@@ -256,7 +256,7 @@ def test_stages_of_a_pipeline_are_fused_too() -> None:
     plan = f"{evolve(ONE, mesh='pp = 2').text()} shard {{ layers over pp }} pipeline {{ schedule = 1f1b }}"
     plan = plan.replace("shard {  }", "", 1)
     program = compile_plan(Source("tiny.scale", plan), "fuse_ops")
-    assert [op.kind for op in walk(program.region.body) if op.kind in NEW] == [*LAYER, "linear_cross_entropy"]
+    assert [op.kind for op in program.ops if op.kind in NEW] == [*LAYER, "linear_cross_entropy"]
 
 
 ROPE = "rope({x} @ {w}[hidden -> {heads}, head_dim], theta)"
@@ -309,7 +309,7 @@ def _logits(plan: Plan) -> tuple[str, list[str]]:
     """What the plan's logits are, and the ops of its loss."""
     program = fused(plan)
     losses = {LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, LOGIT_PARTS.name, "cross_entropy"}
-    return program.train.logits, [op.kind for op in walk(program.region.body) if op.kind in losses]
+    return program.train.logits, [op.kind for op in program.ops if op.kind in losses]
 
 
 @pytest.mark.parametrize(

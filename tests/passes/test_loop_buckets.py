@@ -12,7 +12,7 @@ from attrs import evolve
 from helpers.plan_table import DP_TP, PLANS
 from helpers.small_plans import Plan
 from scalec.compiler.analysis.verifier import check
-from scalec.compiler.ir import Op, Program, Region, Stmt, Type, Value, sharded, types
+from scalec.compiler.ir import Op, Program, Region, Stmt, Type, Value, sharded
 
 APART = "bucket = 300B"
 
@@ -48,7 +48,7 @@ MOVED = {
 def test_each_stage_gathers_and_reduces_in_its_place(state: str) -> None:
     """Over dp, and each once for each of its buckets."""
     program = evolve(DP_TP, state=f"{state}  {APART}").program()
-    known = types(program)
+    known = program.types
     words: dict[str, dict[str, Counter[str]]] = {"layers": {}, "others": {}}
     for bucket in program.buckets:
         kind = words["layers" if bucket.layers else "others"]

@@ -8,7 +8,7 @@ from attrs import evolve
 from helpers.pipeline_plan import compiled, edited
 from helpers.uneven_stages import unlike
 from scalec.compiler.analysis.stage_schedule import estimated
-from scalec.compiler.ir import FLOATS, Enter, Op, Pipeline, Program, base, types, uses, values
+from scalec.compiler.ir import FLOATS, Enter, Op, Pipeline, Program, base, uses, values
 from scalec.compiler.ir.stages import Stage, crossing, groups, stages
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
@@ -91,7 +91,7 @@ def captured(program: Program, pipeline: Pipeline) -> set[str]:
     read = {name for repeat in repeats for name in uses(evolve(repeat, args=()))}
     own = {value.name for repeat in repeats for value in values(repeat)}
     leaves = {stmt.outputs[0].name for stmt in program.region.body if isinstance(stmt, Op) and stmt.kind == "leaf"}
-    return {name for name in read - own - leaves if types(program)[name].dtype in FLOATS}
+    return {name for name in read - own - leaves if program.types[name].dtype in FLOATS}
 
 
 @pytest.mark.parametrize(

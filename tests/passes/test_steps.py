@@ -166,7 +166,7 @@ COLLECTIVES = {
 def counted(ops: tuple[object, ...] | list[object], axis: str = "tp") -> str:
     """For instance `gather 2, scatter 2`: the collectives over an axis (or its factors)."""
     found: dict[str, int] = {}
-    for op in walk(tuple(ops)):  # pyright: ignore[reportArgumentType]
+    for op in walk(ops):  # pyright: ignore[reportArgumentType]
         if op.kind == "coerce" and any(name.split("_")[0] == axis for name in op.names("axes")):
             word = COLLECTIVES.get(f"{str(op.get('from'))[0]} {str(op.get('to'))[0]}")
             found |= {word: found.get(word, 0) + 1} if word else {}
@@ -175,11 +175,8 @@ def counted(ops: tuple[object, ...] | list[object], axis: str = "tp") -> str:
 
 def blocks(plan: Plan) -> tuple[Region, Region]:
     """The forward and backward blocks of a microbatch."""
-    (region,) = (stmt for stmt in plan.program().region.body if isinstance(stmt, Region))
-    forward, backward = region.body
-    assert isinstance(forward, Region)
-    assert isinstance(backward, Region)
-    return forward, backward
+    program = plan.program()
+    return program.forward, program.backward
 
 
 def split(block: Region) -> tuple[list[object], list[object]]:
@@ -250,7 +247,7 @@ def test_no_rank_holds_all_logits() -> None:
 def test_one_reduction_of_gradients_per_step_and_placement(shard: str, want: dict[tuple[str, ...], int]) -> None:
     """One bucket per placement; over tp only under sequence parallelism, and then only the norms'."""
     program = evolve(DP_TP, shard=shard).program()
-    made = {value.name: op for op in walk(program.region.body) for value in op.outputs}
+    made = {value.name: op for op in program.ops for value in op.outputs}
     reduced = [
         op.names("axes")
         for op in made.values()

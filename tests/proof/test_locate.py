@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from helpers.plan_table import PLANS
-from scalec.compiler.ir import Op, Program, Region, Stmt, walk
+from scalec.compiler.ir import Op, Program, Region, Stmt
 from scalec.compiler.ir.placements import coercion, coercion_of, ends
 from scalec.compiler.passes import PASS_NAMES, lower
 from scalec.compiler.proof import verify
@@ -43,7 +43,7 @@ def _reading(stmt: Stmt, op: Op, names: Mapping[str, str]) -> Stmt:
 def coercions(program: Program) -> list[Op]:
     """All that do something to numbers."""
     same = ("replicate", "invariant")
-    return [op for op in walk(program.region.body) if op.kind == "coerce" and coercion_of(op).function not in same]
+    return [op for op in program.ops if op.kind == "coerce" and coercion_of(op).function not in same]
 
 
 def said(program: Program, model: Program) -> Diagnostic:
@@ -124,7 +124,7 @@ def test_the_smallest_mesh_is_shown() -> None:
 def test_a_step_that_is_wrong_without_ranks() -> None:
     """The backward of silu lost: on one rank too."""
     model, program = programs(SP)
-    (slope,) = (op for op in walk(program.region.body) if dict(op.attrs).get("of") == "silu")
+    (slope,) = (op for op in program.ops if dict(op.attrs).get("of") == "silu")
     diagnostic = said(without(program, slope), model)
     assert diagnostic.message == "even on one rank the step is not that of the model"
     assert diagnostic.notes[0].text == "wrong only after the forward"
@@ -132,7 +132,7 @@ def test_a_step_that_is_wrong_without_ranks() -> None:
 
 def test_a_forward_that_is_wrong_without_ranks() -> None:
     model, program = programs(SP)
-    (silu,) = (op for op in walk(program.region.body) if op.kind == "silu")
+    (silu,) = (op for op in program.ops if op.kind == "silu")
     diagnostic = said(without(program, silu), model)
     assert diagnostic.message == "even on one rank the step is not that of the model"
     assert diagnostic.notes[0].text.startswith("the first wrong value is `_g.1`, layers 0")

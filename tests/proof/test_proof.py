@@ -16,7 +16,7 @@ from attrs import evolve
 from helpers.plan_table import PLANS
 from helpers.small_plans import DIMS, HEAD, LLAMA, START, Plan
 from scalec.compiler.analysis.certificate import Proof
-from scalec.compiler.ir import Op, Program, Region, Stmt, walk
+from scalec.compiler.ir import Op, Program, Region, Stmt
 from scalec.compiler.ir.placements import coercion_of
 from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof.float64 import Reals
@@ -211,7 +211,7 @@ def identity(op: Op) -> Op:
 )
 def test_every_collective_is_needed(name: str) -> None:
     small = case(name)
-    made = [op.outputs[0].name for op in walk(small.program.region.body) if op.kind == "coerce" if moves(op)]
+    made = [op.outputs[0].name for op in small.program.ops if op.kind == "coerce" if moves(op)]
 
     def without(value: str) -> Program:
         return edited(small.program, lambda op: identity(op) if op.outputs[0].name == value else op)

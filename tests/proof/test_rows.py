@@ -196,7 +196,7 @@ def test_a_stage_waits_for_weights_alone() -> None:
     """Of a zero-bubble schedule, the weight part is the gradients of matrices, and every op is in one part."""
     program = small(piped(TIED, "zb_h1")).program
     (region,) = [stmt for stmt in program.region.body if isinstance(stmt, Region)]
-    types = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
+    types = {value.name: value.type for op in program.ops for value in op.outputs}
     types |= {arg.value.name: arg.value.type for inner in _regions(region) for arg in inner.args}
     for share in shares(program, pipeline_of(program), region):
         both = halves(share.backward, types)
@@ -213,7 +213,7 @@ def test_a_stage_waits_for_weights_alone() -> None:
 def test_the_weight_of_a_head_waits_with_its_bias(name: str, head: str) -> None:
     program = small(piped(f"fused, head with a bias{name}", "zb_h1")).program
     (region,) = [stmt for stmt in program.region.body if isinstance(stmt, Region)]
-    types = {value.name: value.type for op in walk(program.region.body) for value in op.outputs}
+    types = {value.name: value.type for op in program.ops for value in op.outputs}
     types |= {arg.value.name: arg.value.type for inner in _regions(region) for arg in inner.args}
     last = halves(shares(program, pipeline_of(program), region)[-1].backward, types)
     now, then = (

@@ -11,7 +11,7 @@ import networkx as nx
 import pytest
 
 from scalec.compiler.cli import main
-from scalec.compiler.ir import Program, uses, walk
+from scalec.compiler.ir import Program, uses
 from scalec.compiler.passes import PASS_NAMES, compile_plan
 from scalec.compiler.reports.ir_graph import ir_graph, print_graph
 from scalec.compiler.syntax.limits import load
@@ -30,7 +30,7 @@ def test_every_op_is_a_node_and_every_use_an_edge(plan: str, stage: str) -> None
     of = program(plan, stage)
     graph = ir_graph(of)
     texts = [text for _, text in graph.nodes(data="text") if text]
-    assert len(texts) == len([*walk(of.region.body)])
+    assert len(texts) == len(of.ops)
     outside = len(of.region.args)  # the inputs of a program are made by nothing in it
     assert graph.number_of_edges() == uses(of.region).total() - outside
 

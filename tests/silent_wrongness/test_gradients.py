@@ -11,7 +11,7 @@ from attrs import evolve
 from helpers.plan_table import PLANS
 from helpers.planted_defects import TEXTS, Defect, lowered, parameters, refusal, results_of, wrong
 from helpers.small_plans import Plan
-from scalec.compiler.ir import Kind, Op, placements, walk
+from scalec.compiler.ir import Kind, Op, placements
 from scalec.compiler.ops import OPS, TypingError
 from scalec.compiler.ops.protocol import no_dims
 from scalec.compiler.passes import compile_plan
@@ -265,7 +265,7 @@ def test_row_30_each_rank_drops_from_its_part_as_from_the_first(lost: str, dim: 
     """All ranks of a sharded dim then drop alike.  No type knows of it."""
     defect = Defect("dropout", text={f", {lost}": ""})
     assert "nothing in the IR does `dropout(" in defect.emission()
-    (first,) = [op for op in walk(defect.program.region.body) if op.kind == "dropout" and _splits(op, dim)][:1]
+    (first,) = [op for op in defect.program.ops if op.kind == "dropout" and _splits(op, dim)][:1]
     alike = instead(first, "as_first", **dict(first.attrs), **{"op": "dropout", "part of": dim})
     found = wrong(replaced(defect.program, first, alike), lowered("dropout", "resolve"))
     assert {"loss", "norm", "gradient of wte"} < found

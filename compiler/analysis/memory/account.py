@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import ITEM_BYTES, Op, Program, types, walk
+from ...ir import ITEM_BYTES, Op, Program
 from ...ir import Bucket as Shared
 from ...ir.stages import has
 from ...ops import roles
@@ -180,9 +180,9 @@ def _used(bucket: Shared, storages: Storages) -> str:
 
 def _tables(program: Program) -> int:
     """Cosines and sines of rotary positions, a table for each way to turn and place of the sequence."""
-    known = types(program)
+    known = program.types
     sizes: dict[object, int] = {}
-    for op in walk(program.region.body):
+    for op in program.ops:
         if (at := roles(op, known)).rotated:
             type = known[op.inputs[0]]
             own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ...ir import ITEM_BYTES, MICROBATCHES, Enter, Leave, Op, Program, Region, Stmt, Type, types, walk
+from ...ir import ITEM_BYTES, Enter, Leave, Op, Program, Region, Stmt, Type, walk
 from ...ops import OPS
 from ...ops.fused_loss import KEPT, LINEAR_CROSS_ENTROPY
 
@@ -47,7 +47,7 @@ class Storages:
         assert program.region.kind == "step", f"memory: a program after {program.after} has no step"
         self.program = program
         self.cut = cut
-        self.types = {**cut.types, **types(program)}
+        self.types = {**cut.types, **program.types}
         self._root = {param.name: param.name for param in program.params}
         self.state = {*self._root}
         self.inputs = {arg.value.name for arg in program.region.args}
@@ -71,17 +71,17 @@ class Storages:
     @property
     def microbatches(self) -> Region:
         """The region of all microbatches."""
-        return next(s for s in self.program.region.body if isinstance(s, Region) and s.kind == MICROBATCHES)
+        return self.program.microbatches
 
     @property
     def forward(self) -> Region:
         """The forward of a microbatch."""
-        return next(s for s in self.microbatches.body if isinstance(s, Region) and s.kind == "forward")
+        return self.program.forward
 
     @property
     def backward(self) -> Region:
         """The backward of a microbatch."""
-        return next(s for s in self.microbatches.body if isinstance(s, Region) and s.kind == "backward")
+        return self.program.backward
 
     def root(self, name: str) -> str:
         """The storage that a value lies in."""

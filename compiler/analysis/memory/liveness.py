@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from ...ir import BATCH, Leave, Op, Region, Stmt, Value, walk
+from ...ir import BATCH, Leave, Op, Region, Stmt, results, walk
 from ...ops import VJPS
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from .aliasing import Storages, carried
@@ -38,18 +38,13 @@ def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, ke
 
     Backward's own ops read it in the IR; autograd has a copy of it in another element type.
     """
-    kept = {storages.root(name) for op in walk(tuple(forward)) for name in keeper.values(op)}
+    kept = {storages.root(name) for op in walk(forward) for name in keeper.values(op)}
     last: dict[str, int] = {}
     for i, stmt in enumerate(body):
         if isinstance(stmt, Op) and stmt.outputs and stmt.outputs[0].name in storages.again:
             around = map(storages.root, (*stmt.inputs, *(value.name for value in stmt.outputs)))
             last |= {root: i for root in around if root in storages.again}
     return {root: i for root, i in last.items() if storages.origin(root) not in kept}
-
-
-def results(stmt: Stmt) -> Sequence[Value]:
-    """The values that a statement makes."""
-    return stmt.outputs if isinstance(stmt, Op) else stmt.results
 
 
 @frozen

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Value, types, walk
+from ...ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Value, blocks, walk
 from ...ir.stages import Stage as Cuts
 from ...ir.stages import crossing, groups, stages
 from ...ops.saved_tensors import Device
@@ -107,12 +107,11 @@ def device_of(program: Program) -> Device:
 def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
     """What enters a stage, from before and from behind, as its statements call it; and where its layers begin."""
     all_ = stages(program, pipeline)
-    (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward, backward = (groups(pipeline, block.body)[1] for block in region.body if isinstance(block, Region))
+    forward, backward = (groups(pipeline, block.body)[1] for block in blocks(program.microbatches))
     enters = _entering(all_[number], forward) if number else ()
     returns = _returning(all_[number + 1], forward, backward) if number < len(all_) - 1 else ()
     first = dict(zip(pipeline.dims, (layers.start for layers in all_[number].layers), strict=True))
-    return Cut(enters, returns, first, types(program))
+    return Cut(enters, returns, first, program.types)
 
 
 def _entering(stage: Cuts, forward: list[Region]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ Non-goals: how much each takes (`gpus`).
 """
 
 from ...config.gpus import gpu
-from ...ir import Program, types, walk
+from ...ir import Program
 from ...ops import messages
 
 
@@ -18,6 +18,6 @@ def reserve(program: Program) -> int:
 
 def communicators(program: Program) -> int:
     """The groups of ranks in which a rank communicates: each has buffers of its own."""
-    known = types(program)
-    sent = (each for op in walk(program.region.body) for each in messages(program, op, known))
+    known = program.types
+    sent = (each for op in program.ops for each in messages(program, op, known))
     return len({(each.axes, each.among) for each in sent}) + bool(program.pipeline)

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from ...ir import Leave, Op, Program, Region
+from ...ir import Leave, Program, ops_in, walk_regions
 
 
 def misbegun(program: Program) -> Iterator[str]:
     """Words for each `begin` that does not begin what its bucket's `pack` waits for, or that is not alone in it."""
     params = {param.name for param in program.params}
-    packs = [op for op in program.region.body if isinstance(op, Op) and op.kind == "pack"]
+    packs = [op for op in ops_in(program.region.body) if op.kind == "pack"]
     waiting = {op.get("bucket"): op.inputs for op in packs if op.inputs[0] not in params}
     origins, seen = _Origins.of(program), set[object]()
-    for region in _inside(program.region):
-        for op in (stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind == "begin"):
+    for region in walk_regions([program.region]):
+        for op in (op for op in ops_in(region.body) if op.kind == "begin"):
             name = op.get("bucket")
             layers = len(program.bucket(str(name)).layers)
             complete = tuple(origins.layer(packed, layers) for packed in waiting.get(name, ()))
@@ -35,14 +35,12 @@ class _Origins:
 
     @classmethod
     def of(cls, program: Program) -> "_Origins":
-        regions = [*_inside(program.region)]
         ends = {
             result.name: (end.leave, end.name)
-            for region in regions
+            for region in walk_regions([program.region])
             for end, result in zip(region.yields, region.results, strict=False)
         }
-        ops = (stmt for region in regions for stmt in region.body if isinstance(stmt, Op))
-        return cls(ends, {op.outputs[0].name: op.inputs[0] for op in ops if op.kind == "cast"})
+        return cls(ends, {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "cast"})
 
     def layer(self, name: str, layers: int) -> str:
         """What a layer yields of a stack of so many repeats' layers that microbatches sum; "" of anything else."""
@@ -53,10 +51,3 @@ class _Origins:
             if found is not leave:
                 return ""
         return name
-
-
-def _inside(region: Region) -> Iterator[Region]:
-    yield region
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            yield from _inside(stmt)

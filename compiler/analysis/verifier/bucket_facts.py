@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve
 
-from ...ir import Bucket, Kind, Op, Program, Region
+from ...ir import Bucket, Kind, Op, Program, ops_in, regions_in, walk
 from ...ir.placements import ends
 
 
@@ -15,7 +15,8 @@ def misstated(program: Program) -> Iterator[str]:
     """Words for each bucket whose facts are not those of its ops; sums over stages of a pipeline are no part of it."""
     found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
     stages = program.pipeline.axis if program.pipeline else ""
-    for op, is_step in _scoped(program.region, True):
+    body = program.region.body
+    for op, is_step in (*((op, True) for op in ops_in(body)), *((op, False) for op in walk(regions_in(body)))):
         flat = op.outputs[0].type.dims[-1:] if op.kind == "coerce" and stages not in op.names("axes") else ()
         if flat and flat[0] in found:
             found[flat[0]].append((op, is_step))
@@ -51,12 +52,3 @@ def _facts(bucket: Bucket) -> str:
         f"shard_axes {[*bucket.shard_axes]}, reduce_axes {[*bucket.reduce_axes]}, "
         f"reshard_after_forward {bucket.reshard_after_forward}, shard_gradients {bucket.shard_gradients}"
     )
-
-
-def _scoped(region: Region, is_step: bool) -> Iterator[tuple[Op, bool]]:
-    """Every op, and whether it stands at the scope of the step."""
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            yield from _scoped(stmt, False)
-        else:
-            yield stmt, is_step

@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from ...ir import MICROBATCHES, PARTIAL, Arg, Enter, Leave, Op, Program, Region, Type, Value, Yield
+from ...ir import MICROBATCHES, PARTIAL, Arg, Enter, Leave, Op, Program, Region, Type, Value, Yield, regions_in
 from ...syntax.limits import MAX_DEPTH
 from .async_reductions import misbegun
 from .base import STEP_PASSES, Checker
@@ -48,7 +48,7 @@ class Regions(Checker):
         assert len(region.yields) == 1, self.at("a model yields its loss")
 
     def _step(self, region: Region) -> None:
-        inner = [stmt for stmt in region.body if isinstance(stmt, Region)]
+        inner = regions_in(region.body)
         assert len(inner) == 1, self.at("a step has one region of all microbatches")
         blocks = [stmt.kind for stmt in inner[0].body]
         assert blocks == ["forward", "backward"], self.at("microbatches are one forward and one backward")

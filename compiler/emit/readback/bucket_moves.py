@@ -12,7 +12,6 @@ from attrs import evolve
 from ...ir import Enter, Kind, Op, Program, Region
 from ...ir.placements import ends
 from ..loop_hooks import repeat_of
-from .blocks import blocks
 
 Repeats = tuple[tuple[str, str], ...]
 """The dims of repeats around a body, itself included, and their lines of the plan: the same in forward and backward."""
@@ -62,7 +61,7 @@ class LayerMoves:
 
     def _backward_at(self, around: Repeats) -> list[Op]:
         """The ops of the repeat of backward that undoes this one: where the gradients of its buckets are complete."""
-        found = [ops for repeats, ops in _repeats(blocks(self._program)[2]) if repeats == around]
+        found = [ops for repeats, ops in _repeats(self._program.backward) if repeats == around]
         found = [ops for ops in found if {*_complete(ops)} == {*self.own}]
         assert len(found) == 1, f"emit: backward has {len(found)} repeats that complete {', '.join(self.own)}"
         return found[0]

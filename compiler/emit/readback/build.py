@@ -10,9 +10,8 @@ from typing import cast
 from ...analysis.kernel_tiles import accumulates, optimizer_tile
 from ...analysis.param_uses import leaves, products
 from ...config.settings import ON, Flow
-from ...ir import Bucket, Program, types, walk
+from ...ir import Bucket, Program, walk
 from ..naming import DTYPES
-from .blocks import blocks
 from .evaluate import Class, Instance
 from .execute import Machine
 from .terms import Event, Term, called, demand, frozen_key, within, wrong
@@ -79,8 +78,8 @@ class Build:
 
     def dtype(self) -> str:
         """The element type of parameters as the model uses them, one for all."""
-        known, of = types(self._program), leaves(self._program)
-        (dtype,) = {known[n].dtype for op in walk(blocks(self._program)[1].body) for n in op.inputs if n in of} or {
+        known, of = self._program.types, leaves(self._program)
+        (dtype,) = {known[n].dtype for op in walk(self._program.forward.body) for n in op.inputs if n in of} or {
             self._program.params[0].type.dtype
         }
         return dtype

@@ -14,14 +14,13 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
-from ...ir import FLOATS, INVARIANT, PRECISIONS, REPLICATED, Arg, Enter, Op, Program, Region, Stmt, types, uses
+from ...ir import FLOATS, INVARIANT, PRECISIONS, REPLICATED, Arg, Enter, Op, Program, Region, Stmt, uses
 from ...ir.placements import ends
 from ...ops import roles
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
 from ..naming import DTYPES
-from .blocks import blocks
 from .bucket_moves import LayerMoves, Repeats
 from .compare import compare, demand_known
 from .evaluate import Instance, Modules
@@ -38,8 +37,8 @@ class Forward:
 
     def __init__(self, machine: Machine, program: Program, paths: Mapping[str, str]) -> None:
         self._machine, self._program, self._paths = machine, program, paths
-        self._region, self._forward, backward = blocks(program)
-        self._types, self._twins = types(program), Twins(self._forward, backward)
+        self._region, self._forward = program.microbatches, program.forward
+        self._types, self._twins = program.types, Twins(self._forward, program.backward)
         self._leaves = leaves(program)
         self._texts: dict[str, str] = {}
         self._params: dict[str, object] = {}  # layers' groups of flat parameters, by repeat

@@ -11,7 +11,6 @@ from ...analysis.kernel_tiles import Used, kernels_of
 from ...ir import Program, walk
 from ..imports import IMPORTS
 from .annotations import types_of
-from .blocks import blocks
 from .build import Build
 from .evaluate import Function, Instance
 from .execute import Machine, body_of
@@ -114,10 +113,10 @@ class File:
         made.check(weights.paths)
         check_plan(machine, *self._plan[0], program, stored(program, weights.paths, made.dtype()))
         machine.demand_all(self._tree)
-        expected = {op.outputs[0].name for op in walk(blocks(program)[1].body)}
+        expected = {op.outputs[0].name for op in walk(program.forward.body)}
         missing = expected - forward.done
         demand(self._tree, not missing, f"does not do {', '.join(sorted(missing))}")
-        return sum(1 for _ in walk(program.region.body))
+        return len(program.ops)
 
     def _functions(self) -> list[ast.FunctionDef]:
         known = self.machine.known

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from ...analysis.memory import account, accounts
 from ...analysis.vocabulary import vocabulary
 from ...ir import Program, base
-from .blocks import blocks
 from .execute import Machine
 from .terms import called, demand, frozen_key, wrong
 
@@ -72,7 +71,7 @@ def _data(program: Program) -> str:
 def _inputs(program: Program) -> str:
     """Each input's dims as they lie in memory, and the axes over which each is split."""
     found: dict[str, str] = {}
-    for arg in blocks(program)[0].args:
+    for arg in program.microbatches.args:
         type = arg.value.type
         split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
         found[base(arg.value.name)] = f"Input({type.dims!r}, {split!r})"

@@ -5,7 +5,7 @@ Purpose: how a program's blocks and loops are held to the IR's backward.  Non-go
 
 from collections import Counter
 
-from ...ir import Attr, Enter, Leave, Op, Region
+from ...ir import Attr, Enter, Leave, Op, Region, ops_in, regions_in
 from ...syntax.source import Span
 
 Path = tuple[tuple[str, Span], ...]
@@ -30,7 +30,7 @@ class Twins:
             ends = zip(region.yields, region.results, strict=True)
             self._layers |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
             self._slice(region)
-            for op in _ops(region):
+            for op in ops_in(region.body):
                 self._bind(op, self._firsts.setdefault(self._key(path, op), op))
         self.count = self._made(backward)
 
@@ -39,7 +39,7 @@ class Twins:
         found: Counter[str] = Counter()
         for path, region in _regions(backward):
             self._slice(region)
-            for op in _ops(region):
+            for op in ops_in(region.body):
                 if first := self._firsts.get(self._key(path, op)):
                     self._bind(op, first)
                     found[first.outputs[0].name] += 1
@@ -65,12 +65,8 @@ class Twins:
         self._twins |= {new.name: old.name for new, old in zip(op.outputs, first.outputs, strict=True)}
 
 
-def _ops(region: Region) -> list[Op]:
-    return [stmt for stmt in region.body if isinstance(stmt, Op)]
-
-
 def _regions(region: Region, around: Path = ()) -> list[tuple[Path, Region]]:
     """A region and those in it, outer first."""
     path = (*around, (region.dim, region.span)) if region.dim else around
-    inner = [found for stmt in region.body if isinstance(stmt, Region) for found in _regions(stmt, path)]
+    inner = [found for stmt in regions_in(region.body) for found in _regions(stmt, path)]
     return [(path, region), *inner]

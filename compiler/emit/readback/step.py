@@ -8,10 +8,9 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ...ir import INVARIANT, Kind, Op, Program, Region, Value, base, types, walk
+from ...ir import INVARIANT, Kind, Op, Program, Region, Value, ancestors, base, blocks, ops_in, uses, walk
 from ...ir.placements import ends
 from ..naming import DTYPES
-from .blocks import blocks, needed
 from .compare import compare, demand_known, function_of
 from .execute import Machine
 from .step_buckets import Buckets
@@ -33,20 +32,26 @@ class Step:
 
     def __init__(self, machine: Machine, program: Program, node: ast.FunctionDef, paths: Mapping[str, str]) -> None:
         self._machine, self._program, self._node, self._trains = machine, program, node, node.name == "train_step"
-        self._region, self._forward, self._backward = blocks(program)
-        self._types, self._buckets = types(program), Buckets(program, paths)
-        self._scale = next((op.outputs[0].name for op in walk(program.region.body) if op.kind == "loss_scale"), "")
+        self._region, (self._forward, self._backward) = program.microbatches, blocks(program.microbatches)
+        self._types, self._buckets = program.types, Buckets(program, paths)
+        self._scale = next((op.outputs[0].name for op in program.ops if op.kind == "loss_scale"), "")
         metrics = ("loss", "norm", "tokens")
         self._returns = {key: end.name for key, end in zip(metrics, program.region.yields, strict=False)}
         if not self._trains:
             del self._returns["norm"]
         elif self._scale:
             self._returns["loss_scale"] = self._scale
-        self._ops = needed(program, None if self._trains else {*self._returns.values()})
+        self._ops = ops_in(program.region.body) if self._trains else self._needed()
         self._values: dict[str, object] = {}
         self._found: Log = []
         self._updated = False
         self.given: tuple[str, ...] = ()
+
+    def _needed(self) -> list[Op]:
+        """The ops of the step on which the results of evaluation depend."""
+        ops, of_model = ops_in(self._program.region.body), {arg.source for arg in self._region.args}
+        names = ancestors(ops, {*self._returns.values(), *of_model, *uses(self._forward)})
+        return [op for op in ops if not names.isdisjoint(value.name for value in op.outputs)]
 
     def hold(self) -> None:
         """Runs the function and holds it to the IR."""

@@ -10,10 +10,9 @@ from itertools import groupby
 from attrs import frozen
 
 from ...analysis.param_uses import leaves
-from ...ir import Bucket, Kind, Op, Program, Value, types, walk
+from ...ir import Bucket, Kind, Op, Program, Value, walk
 from ...ir.placements import ends
 from ..loop_hooks import repeat_of
-from .blocks import blocks
 
 
 @frozen(slots=False)
@@ -30,7 +29,7 @@ class Buckets:
 
     @cached_property
     def _types(self) -> dict[str, str]:
-        return {name: "".join(type.dims[-1:]) for name, type in types(self.program).items()}
+        return {name: "".join(type.dims[-1:]) for name, type in self.program.types.items()}
 
     @cached_property
     def _coercions(self) -> list[Op]:
@@ -103,7 +102,7 @@ class Buckets:
 
     def sums(self, bucket: Bucket) -> tuple[str, ...]:
         """The sums over microbatches of the gradients of a bucket's parameters."""
-        region, _, backward = blocks(self.program)
+        region, backward = self.program.microbatches, self.program.backward
         reduced = {str(op.get("bucket")) for op in walk(backward.body) if op.kind == "pack"}
         gone = {param for name in reduced for param in self.program.bucket(name).params}
         params = [param.name for param in self.program.params if param.name not in gone]

@@ -13,26 +13,24 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import layout
 from ...ir import (
-    INVARIANT,
-    PARTIAL,
     Bucket,
     Dim,
     Kind,
     Leave,
-    Names,
     Op,
     Program,
     Region,
-    Stmt,
     Type,
     Value,
     Yield,
-    types,
+    blocks,
+    defs,
+    ops_in,
+    regions_in,
 )
-from ...ir.placements import Step
+from ...ops.builder import OpBuilder
 from . import loop_comms
 from .assign import BucketGroup, Used, grouped, grouped_as, sharing
-from .builder import Lines
 from .param_loops import home, without
 from .step_comms import gathered, held, reduced
 
@@ -47,39 +45,42 @@ def fused_as(program: Program, buckets: Sequence[Bucket]) -> Program:
     return _Fuser(program, partial(grouped_as, program, buckets)).program()
 
 
+NORMS = ("grad_norm", "unscaled_norm")
+"""The ops that make the norm of all parts' sums of squares."""
+
+
 class _Fuser:
     def __init__(self, program: Program, group: Callable[[Iterable[Used]], list[BucketGroup]]) -> None:
         self._program, self._step = program, program.region
-        self._ops = [stmt for stmt in self._step.body if isinstance(stmt, Op)]
-        self._made_by = {value.name: op for op in self._ops for value in op.outputs}
+        self._ops = ops_in(self._step.body)
+        self._made_by = defs(self._ops)
         self._updates = {op.inputs[3]: op for op in self._ops if op.kind == "update"}
-        (self._microbatches,) = (stmt for stmt in self._step.body if isinstance(stmt, Region))
+        self._microbatches = program.microbatches
         self._groups = group(map(self._used, self._updates))
         self._frame = evolve(
             program,
             dims=(*program.dims, *map(self._flat, self._groups)),
             buckets=tuple(map(self._bucket, self._groups)),
         )
-        known = types(program)
-        self._lines = Lines(self._frame, Names(known.keys() - self._sums()), known)
+        self._builder = OpBuilder(self._frame, free=self._sums())
 
     def program(self) -> Program:
-        gone = self._gone()
+        gone, builder = self._gone(), self._builder
         body = without(self._step, gone).body
-        (microbatches,) = (stmt for stmt in body if isinstance(stmt, Region))
-        gathers = self._lines.elsewhere()
+        at = next(i for i, stmt in enumerate(body) if isinstance(stmt, Region))
+        (microbatches,) = regions_in(body)
+        gathers = builder.inner()
         parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}  # as forward uses them
         microbatches, totals = self._per_layer(microbatches, parts)
         final = {g.name: totals.get(g.name) or self._reduced(g) for g in self._groups}
-        norm = self._norm(list(final.values()))
-        kept: list[Stmt] = [microbatches if isinstance(stmt, Region) else stmt for stmt in body]
-        at = next(i for i, s in enumerate(kept) if isinstance(s, Op) and s.kind in ("grad_norm", "unscaled_norm"))
-        head, (total, *tail) = kept[:at], kept[at:]
-        assert isinstance(total, Op), "fuse_buckets: no norm"
-        norm = (*total.inputs[:1], *norm) if total.kind == "unscaled_norm" else norm
+        behind = ops_in(body[at:])
+        norm = next(i for i, op in enumerate(behind) if op.kind in NORMS)
+        total = self._norm(behind[norm], list(final.values()))
         updates = [self._update(group, final[group.name]) for group in self._groups]
-        ops = (*_before_microbatches(head, gathers.ops), *self._lines.ops, evolve(total, inputs=norm), *tail, *updates)
-        buckets = tuple(evolve(b, type=final[b.name].type) for b in self._frame.buckets)
+        # gathers are last of all that comes before forward: who waits for a count does not wait for them
+        ahead = (*body[:at], *gathers.body, microbatches)
+        ops = (*ahead, *behind[:norm], *builder.body, total, *behind[norm + 1 :], *updates)
+        buckets = tuple(evolve(b, type=builder.types[final[b.name]]) for b in self._frame.buckets)
         return evolve(self._frame, region=evolve(self._step, body=ops), buckets=buckets)
 
     # ---- what there is
@@ -145,58 +146,47 @@ class _Fuser:
 
     # ---- what is written
 
-    def _gathered(self, group: BucketGroup, lines: Lines) -> Value:
+    def _gathered(self, group: BucketGroup, builder: OpBuilder) -> str:
         """Writes what the step does to a shared bucket's parameters; what each rank keeps of them for the model."""
         leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
-        part = held(group, leaves, lines)
+        part = held(group, leaves, builder)
         if not group.reshard_after_forward:
-            gathered(group, part, leaves, lines)
+            gathered(group, part, leaves, builder)
         return part
 
-    def _per_layer(self, region: Region, parts: dict[str, Value]) -> tuple[Region, dict[str, Value]]:
+    def _per_layer(self, region: Region, parts: dict[str, str]) -> tuple[Region, dict[str, str]]:
         """The microbatches with what layers do, and the sums of the gradients that they reduce."""
-        forward, backward = region.body
-        assert isinstance(forward, Region), "fuse_buckets: no forward block"
-        assert isinstance(backward, Region), "fuse_buckets: no backward block"
-        made: dict[str, tuple[Value, Value]] = {}
+        (forward, backward), builder = blocks(region), self._builder
+        made: dict[str, tuple[str, Value]] = {}
         for group in self._groups:
             if group.layers:
-                part = parts[group.name] if group.reshard_after_forward else None
-                forward = loop_comms.forward(group, forward, part, self._lines) if part else forward
-                backward, total = loop_comms.backward(group, backward, part, self._lines)
-                made |= {group.name: (total, self._lines.value(total.name, total.type))} if total else {}
+                part = parts[group.name] if group.reshard_after_forward else ""
+                forward = loop_comms.forward(group, forward, part, builder) if part else forward
+                backward, total = loop_comms.backward(group, backward, part, builder)
+                made |= {group.name: (total, builder.value(total, builder.types[total]))} if total else {}
         region = evolve(
             region,
             body=(forward, backward),
-            yields=(*region.yields, *(Yield(total.name, Leave.SUM) for total, _ in made.values())),
+            yields=(*region.yields, *(Yield(total, Leave.SUM) for total, _ in made.values())),
             results=(*region.results, *(summed for _, summed in made.values())),
         )
-        return region, {name: summed for name, (_, summed) in made.items()}
+        return region, {name: summed.name for name, (_, summed) in made.items()}
 
-    def _reduced(self, group: BucketGroup) -> Value:
-        return reduced(group, [param.summed for param in group.params], self._lines)
+    def _reduced(self, group: BucketGroup) -> str:
+        return reduced(group, [param.summed for param in group.params], self._builder)
 
-    def _norm(self, final: list[Value]) -> tuple[str, ...]:
-        """Writes the sums of squares, added over the axes on which gradients are sharded; returns them."""
-        groups: dict[tuple[tuple[str, ...], object], list[str]] = {}
-        for group, value in zip(self._groups, final, strict=True):
-            apart = sharing(self._program, group.names[0])
-            groups.setdefault((value.type.axes_in(Kind.SHARDED), apart), []).append(value.name)
-        parts: list[str] = []
-        for (axes, _), names in groups.items():
-            squares = self._lines.write("sum_squares", names, "grad_norm_sq")
-            parts.append(self._lines.coerce(squares, Step(axes, PARTIAL, INVARIANT)).name)
-        return tuple(parts)
+    def _norm(self, op: Op, final: list[str]) -> Op:
+        """Writes the sums of squares, added over the axes on which gradients are sharded; returns their norm's op."""
+        builder, groups = self._builder, dict[object, list[str]]()
+        for group, name in zip(self._groups, final, strict=True):
+            alike = builder.types[name].axes_in(Kind.SHARDED), sharing(self._program, group.names[0])
+            groups.setdefault(alike, []).append(name)
+        parts = [builder.reduced(builder.write("sum_squares", each, "grad_norm_sq")) for each in groups.values()]
+        return evolve(op, inputs=(*op.inputs[:1], *parts) if op.kind == "unscaled_norm" else tuple(parts))
 
-    def _update(self, group: BucketGroup, final: Value) -> Op:
+    def _update(self, group: BucketGroup, final: str) -> Op:
         """One update of all parameters of a bucket."""
         first = self._updates[group.names[0]]
         outputs = tuple(self._updates[param].outputs[0] for param in group.names)
-        inputs = (final.name, *first.inputs[1:3], *group.names)
+        inputs = (final, *first.inputs[1:3], *group.names)
         return Op("update", inputs, outputs, (("bucket", group.name),), span=first.span)
-
-
-def _before_microbatches(body: Sequence[Stmt], gathers: Sequence[Op]) -> tuple[Stmt, ...]:
-    """The body with gathers last of all that comes before forward: who waits for a count does not wait for them."""
-    at = next(i for i, stmt in enumerate(body) if isinstance(stmt, Region))
-    return (*body[:at], *gathers, *body[at:])

@@ -9,69 +9,68 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Value, Yield
+from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Value, Yield, regions_in
+from ...ops.builder import OpBuilder
 from .assign import BucketGroup
-from .builder import Lines
-from .param_loops import Path, regions
+from .param_loops import Path
 from .step_comms import gathered, reduced
 
-Inner = Callable[[tuple[Stmt, ...], Sequence[Value]], tuple[tuple[Stmt, ...], Sequence[Value]]]
-"""From a layer's body and its slices of what it is given to its new body and what it hands out."""
+Layer = Callable[[str], tuple[Sequence[Stmt], Sequence[Stmt], str]]
+"""From a layer's slice of what its repeat is given, "" for none: statements before and behind it, what it hands out."""
 
 
-def forward(group: BucketGroup, block: Region, part: Value, lines: Lines) -> Region:
+def forward(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
     """The block `forward` in which each layer gathers its parameters."""
+    weights = [Value(p.home.weight, builder.types[p.home.weight]) for p in group.params if p.home]
 
-    def gather(body: tuple[Stmt, ...], slices: Sequence[Value]) -> tuple[tuple[Stmt, ...], Sequence[Value]]:
-        weights = [Value(p.home.weight, lines.types[p.home.weight]) for p in group.params if p.home]
-        inner = lines.elsewhere()
-        gathered(group, slices[0], weights, inner)
-        return (*inner.ops, *body), ()
+    def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
+        ahead = builder.inner()
+        gathered(group, slice, weights, ahead)
+        return ahead.body, (), ""
 
-    return evolve(block, body=_inside(block.body, group.home.forward, [part], gather, lines)[0])
+    return evolve(block, body=_within(block.body, group.home.forward, part, layer, builder)[0])
 
 
-def backward(group: BucketGroup, block: Region, part: Value | None, lines: Lines) -> tuple[Region, Value | None]:
+def backward(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> tuple[Region, str]:
     """The block `backward` in which each layer gathers `part`, if given, again, and what it reduces of all layers."""
+    homes = [param.home for param in group.params if param.home]
 
-    def again(slices: Sequence[Value]) -> list[Op]:
-        inner = lines.elsewhere()
-        for value in slices:
-            gathered(group, value, [_again(p.home.weight, p.home.again, lines) for p in group.params if p.home], inner)
-        return inner.ops
+    def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
+        ahead, behind, gradients = builder.inner(), builder.inner(), tuple(home.gradient for home in homes)
+        if slice:
+            gathered(group, slice, [_again(home.weight, home.again, builder) for home in homes], ahead)
+        if group.shard_gradients:
+            return ahead.body, behind.body, reduced(group, gradients, behind)
+        behind.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
+        return ahead.body, behind.body, ""
 
-    def reduce(body: tuple[Stmt, ...], slices: Sequence[Value]) -> tuple[tuple[Stmt, ...], Sequence[Value]]:
-        inner, gradients = lines.elsewhere(), [p.home.gradient for p in group.params if p.home]
-        if not group.shard_gradients:
-            inner.give("begin", gradients, (), bucket=group.name)
-            return (*again(slices), *body, *inner.ops), ()
-        total = reduced(group, gradients, inner)
-        return (*again(slices), *body, *inner.ops), (total,)
-
-    given = [part] if part else []
-    body, made = _inside(block.body, group.home.backward, given, reduce, lines)
-    return evolve(block, body=body), made[0] if made else None
+    body, made = _within(block.body, group.home.backward, part, layer, builder)
+    return evolve(block, body=body), made
 
 
-def _again(weight: str, again: str, lines: Lines) -> Value:
-    return Value(again, lines.types[again]) if again else lines.value(weight, lines.types[weight])
+def _again(weight: str, again: str, builder: OpBuilder) -> Value:
+    return Value(again, builder.types[again]) if again else builder.value(weight, builder.types[weight])
 
 
-def _inside(
-    body: tuple[Stmt, ...], path: Path, given: Sequence[Value], write: Inner, lines: Lines
-) -> tuple[tuple[Stmt, ...], list[Value]]:
-    """The body with its region at `path` written anew, and the stacks of what the region hands out."""
-    at = [i for i, stmt in enumerate(body) if isinstance(stmt, Region)][path[0]]
-    region = dict(regions(body))[path[0]]
-    slices = [lines.value(value.name, value.type.inside(region.dim)) for value in given]
-    inner, made = _inside(region.body, path[1:], slices, write, lines) if path[1:] else write(region.body, slices)
-    stacks = [lines.value(value.name, value.type.stacked(region.dim)) for value in made]
-    args = (Arg(part, value.name, Enter.EACH) for part, value in zip(slices, given, strict=True))
+def _within(
+    body: tuple[Stmt, ...], path: Path, part: str, layer: Layer, builder: OpBuilder
+) -> tuple[tuple[Stmt, ...], str]:
+    """The body with its region at `path` around a layer that is given slices of `part`; the stack of what it makes."""
+    region, types = regions_in(body)[path[0]], builder.types
+    at = body.index(region)
+    slices = [builder.value(part, types[part].inside(region.dim))] if part else []
+    slice = slices[0].name if slices else ""
+    if path[1:]:
+        inner, made = _within(region.body, path[1:], slice, layer, builder)
+    else:
+        ahead, behind, made = layer(slice)
+        inner = (*ahead, *region.body, *behind)
+    stacks = [builder.value(made, types[made].stacked(region.dim))] if made else []
     region = evolve(
         region,
         body=inner,
-        args=(*region.args, *args),
-        yields=(*region.yields, *(Yield(value.name, Leave.STACK) for value in made)),
+        args=(*region.args, *(Arg(value, part, Enter.EACH) for value in slices)),
+        yields=(*region.yields, *(Yield(made, Leave.STACK) for _ in stacks)),
         results=(*region.results, *stacks),
     )
-    return (*body[:at], region, *body[at + 1 :]), stacks
+    return (*body[:at], region, *body[at + 1 :]), stacks[0].name if stacks else ""

@@ -5,12 +5,11 @@ gradients where its backward ends.  A parameter that has several uses, or not on
 Non-goals: what is done there (`layers`).
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import Enter, Leave, Op, Region, Stmt, uses
+from ...ir import Enter, Leave, Region, Stmt, blocks, defs, regions_in, uses
 
 Path = tuple[int, ...]
 """Which region of a body, counted among its regions, then which of that one's, and so on."""
@@ -40,8 +39,8 @@ class Home:
 
 def home(microbatches: Region, leaf: str, gradient: str) -> Home | None:
     """The home of the parameter that is used as `leaf`, and whose gradient in a microbatch is `gradient`."""
-    forward, backward = (stmt for stmt in microbatches.body if isinstance(stmt, Region))
-    cast = next((op for op in backward.body if isinstance(op, Op) and op.outputs[0].name == gradient), None)
+    forward, backward = blocks(microbatches)
+    cast = defs(backward.body).get(gradient)
     stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
     taken, again, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _layer(backward.body, stack)
     if not taken or not made or (again and again[0] != made[0]) or uses(backward)[leaf] != bool(again):
@@ -53,11 +52,11 @@ def home(microbatches: Region, leaf: str, gradient: str) -> Home | None:
 
 def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
     """The path to the one place that takes slices of a value, of slices of it and so on, and their names."""
-    takers = [(i, arg) for i, region in regions(body) for arg in region.args if arg.source == name]
-    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or _reads(body, name) != 1:
+    takers = [(i, arg) for i, region in enumerate(regions_in(body)) for arg in region.args if arg.source == name]
+    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or uses(*body)[name] != 1:
         return None
     index, arg = takers[0]
-    inner = _slices(_nth(body, index).body, arg.value.name)
+    inner = _slices(regions_in(body)[index].body, arg.value.name)
     if inner is None:
         return (index,), (arg.value.name,)
     return (index, *inner[0]), (arg.value.name, *inner[1])
@@ -65,28 +64,12 @@ def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | N
 
 def _layer(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
     """The path to the layer that makes the slices of a stack, and the names from the stack to the slice."""
-    for i, region in regions(body):
+    for i, region in enumerate(regions_in(body)):
         for end, result in zip(region.yields, region.results, strict=True):
             if result.name == name and end.leave is Leave.STACK:
                 inner = _layer(region.body, end.name)
                 return (i, *(inner[0] if inner else ())), (name, *(inner[1] if inner else (end.name,)))
     return None
-
-
-def _reads(body: Sequence[Stmt], name: str) -> int:
-    found: Counter[str] = Counter()
-    for stmt in body:
-        found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
-    return found[name]
-
-
-def regions(body: Sequence[Stmt]) -> Iterator[tuple[int, Region]]:
-    """The regions of a body with their numbers."""
-    return enumerate(stmt for stmt in body if isinstance(stmt, Region))
-
-
-def _nth(body: Sequence[Stmt], index: int) -> Region:
-    return next(region for i, region in regions(body) if i == index)
 
 
 def without(region: Region, gone: set[str]) -> Region:

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from ...analysis.recompute import is_made_again, recomputes_layers, runs_again
-from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield
+from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, defs, regions_in
 from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS, gradients
+from ...ops.builder import OpBuilder
 from ...ops.saved_tensors import Local
-from ...syntax.source import Span
-from .builder import Book, Writer
 
 
 def gradient_name(name: str) -> str:
@@ -24,25 +23,23 @@ def gradient_name(name: str) -> str:
     return f"d_{name}"
 
 
-class Backward(Writer):
+class Backward(OpBuilder):
     """Writes the backward of one body; the `Builder` that adjoints write with."""
 
-    def __init__(self, book: Book) -> None:
-        super().__init__(book)
+    def __init__(self, outer: OpBuilder) -> None:
+        super().__init__(outer.program, outer)
         self._parts: dict[str, list[str]] = {}  # the gradients of a value, as far as they are known
         self._made_by: dict[str, Op] = {}
         self._saved: dict[str, str] = {}  # forward values as this body reads them
-        self._span: Span | None = None
 
     # ---- the Builder of the op protocol
 
     def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
-        assert self._span, "differentiate: no op is being differentiated"
         due = [Value(gradient_name(name), dual_type(self.type(name))) for name in like]
-        return self.typed(Op(kind, tuple(inputs), tuple(due), tuple(attrs.items()), span=self._span))
+        return self.typed(Op(kind, tuple(inputs), tuple(due), tuple(attrs.items()), span=self.span))
 
     def type(self, name: str) -> Type:
-        return self.book.types[name]
+        return self.types[name]
 
     def wanted(self, name: str) -> bool:
         return self.type(name).dtype in FLOATS
@@ -59,11 +56,11 @@ class Backward(Writer):
 
     def again(self, op: Op) -> bool:
         """Whether this body makes what an op made again."""
-        return is_made_again(self.book.program, op)
+        return is_made_again(self.program, op)
 
     def _do_again(self, op: Op) -> None:
         inputs = tuple(map(self.saved, op.inputs))
-        outputs = tuple(self.book.value(value.name, value.type) for value in op.outputs)
+        outputs = tuple(self.value(value.name, value.type) for value in op.outputs)
         self._saved |= {old.name: new.name for old, new in zip(op.outputs, outputs, strict=True)}
         self.append(evolve(op, inputs=inputs, outputs=outputs, attrs=(*op.attrs, *self.when(op))))
 
@@ -80,48 +77,49 @@ class Backward(Writer):
 
     # ---- the walk
 
-    def body(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    def of(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         """Writes the backward of `body`; returns `body` with repeats that keep what backward needs."""
-        self._made_by = {value.name: op for op in body if isinstance(op, Op) for value in op.outputs}
+        self._made_by, span = defs(body), self.span
         forward = [self._stmt(stmt) for stmt in reversed(body)]
+        self.span = span
         return tuple(reversed(forward))
 
     def add(self, name: str, part: str) -> None:
         """`part` is (a part of) the gradient of `name`."""
         self._parts.setdefault(name, []).append(part)
 
-    def total(self, name: str, span: Span) -> str | None:
+    def total(self, name: str) -> str | None:
         """The gradient of `name`, all parts added; None where nothing depends on it."""
         parts = self._parts.pop(name, [])
         if len(parts) > 1:
-            return self.write("add", parts, [gradient_name(name)], span)[0]
+            return self.write("add", parts, gradient_name(name))
         return parts[0] if parts else None
 
-    def total_or_zero(self, name: str, span: Span) -> str:
+    def total_or_zero(self, name: str) -> str:
         """The gradient of `name`, or zeros."""
-        return self.total(name, span) or self.zeros(name, span)
+        return self.total(name) or self.zeros(name)
 
-    def zeros(self, name: str, span: Span) -> str:
+    def zeros(self, name: str) -> str:
         """A zero gradient of `name`."""
-        value = self.book.value(gradient_name(name), dual_type(self.type(name)))
-        return self.append(Op("zeros", (), (value,), span=span))[0]
+        value = self.value(gradient_name(name), dual_type(self.type(name)))
+        return self.append(Op("zeros", (), (value,), span=self.span))
 
     def _stmt(self, stmt: Stmt) -> Stmt:
-        self._span = stmt.span
+        self.span = stmt.span
         if isinstance(stmt, Region):
             return self._repeat(stmt)
         if any(value.name in self._parts for value in stmt.outputs):
-            self._op(stmt, [self._of_result(value, stmt.span) for value in stmt.outputs])
+            self._op(stmt, [self._of_result(value) for value in stmt.outputs])
         return stmt
 
-    def _of_result(self, value: Value, span: Span) -> str:
+    def _of_result(self, value: Value) -> str:
         """The gradient of an op's result; "" for one that has none."""
-        return self.total_or_zero(value.name, span) if value.type.differentiable else ""
+        return self.total_or_zero(value.name) if value.type.differentiable else ""
 
     def _op(self, op: Op, grads: list[str]) -> None:
         if op.kind == "coerce":
             step = Step(op.names("axes"), *conjugate(*ends(op)))
-            self.add(op.inputs[0], self.coerce(grads[0], step, gradient_name(op.inputs[0]), op.span))
+            self.add(op.inputs[0], self.coerce(grads[0], step, gradient_name(op.inputs[0])))
             return
         for name, grad in zip(op.inputs, gradients(OPS[op.kind], op, grads, self), strict=True):
             if grad:
@@ -130,10 +128,10 @@ class Backward(Writer):
     def _repeat(self, region: Region) -> Region:
         if not any(result.name in self._parts for result in region.results):
             return region
-        incoming = [self.total_or_zero(result.name, region.span) for result in region.results]
+        incoming = [self.total_or_zero(result.name) for result in region.results]
         inner = _RepeatBackward(self, region)
         forward = inner.write_region(incoming)
-        self.out.append(inner.region)
+        self.body.append(inner.region)
         return forward
 
 
@@ -141,13 +139,13 @@ class _RepeatBackward(Backward):
     """The backward of a repeat's body, and the reversed repeat around it."""
 
     def __init__(self, outer: Backward, forward: Region) -> None:
-        super().__init__(outer.book)
+        super().__init__(outer)
         self._outer, self._forward = outer, forward
         self._own = {arg.value.name for arg in forward.args}  # arguments of the forward body
         self._inside = set(self._own)  # all that it binds
         self._slices: list[Arg] = []  # what an iteration reads of what forward kept
         self._stacks: list[tuple[str, Value]] = []  # what forward is made to keep of each iteration
-        self._runs_again = runs_again(outer.book.program, forward)
+        self._runs_again = runs_again(outer.program, forward)
         self._ran = False
         self.region = forward
 
@@ -155,7 +153,7 @@ class _RepeatBackward(Backward):
         return self._runs_again or super().again(op)
 
     def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
-        every = recomputes_layers(self.book.program, self._forward.dim)
+        every = recomputes_layers(self.program, self._forward.dim)
         return (("every", every),) if self._runs_again and every > 1 else ()
 
     def _stmt(self, stmt: Stmt) -> Stmt:
@@ -179,15 +177,15 @@ class _RepeatBackward(Backward):
     def _keeps(self, op: Op) -> bool:
         """Whether autograd keeps a tensor of an op that does not enter the iteration as it is."""
         types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.wanted, op.inputs))
-        device = "cuda" if self.book.program.cluster.gpu else "cpu"
-        found = OPS[op.kind].saved(Local(self.book.program, op, types, wanted, device))
+        device = "cuda" if self.program.cluster.gpu else "cpu"
+        found = OPS[op.kind].saved(Local(self.program, op, types, wanted, device))
         own = bool(found.results or found.others) or op.kind == "call"  # of a user's op nothing is known
         return own or any(self._is_made(op.inputs[i]) for i in found.operands)
 
     def _is_made(self, name: str) -> bool:
         """Whether an iteration makes a value, and not only another view of what enters it."""
         op = self._made_by.get(name)
-        if op and OPS[op.kind].views(self.book.program, op):
+        if op and OPS[op.kind].views(self.program, op):
             return self._is_made(op.inputs[0])
         return op is not None
 
@@ -197,7 +195,7 @@ class _RepeatBackward(Backward):
             return self._outer.saved(name)
         slices = {arg.value.name: arg.source for arg in self._forward.args if arg.enter is Enter.EACH}
         source = slices.get(name) or self._stack(name)
-        value = self.book.value(name, self.type(name))
+        value = self.value(name, self.type(name))
         self._slices.append(Arg(value, self._outer.saved(source), Enter.EACH))
         return value.name
 
@@ -205,21 +203,21 @@ class _RepeatBackward(Backward):
         self._inside.add(stack.name)
 
     def _stack(self, name: str) -> str:
-        value = self.book.value(name, self.type(name).stacked(self._forward.dim))
+        value = self.value(name, self.type(name).stacked(self._forward.dim))
         self._stacks.append((name, value))
         self._outer.keep(value)
         return value.name
 
     def write_region(self, incoming: list[str]) -> Region:
         """Writes `region` from the gradients of the forward repeat's results; returns the forward repeat anew."""
-        forward, span = self._forward, self._forward.span
-        self._inside |= {v.name for stmt in forward.body if isinstance(stmt, Region) for v in stmt.results}
-        args = [Arg(self.book.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]
+        forward = self._forward
+        self._inside |= {v.name for repeat in regions_in(forward.body) for v in repeat.results}
+        args = [Arg(self.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]
         for end, arg in zip(forward.yields, args, strict=True):
             self.add(end.name, arg.value.name)
-        body = self.body(forward.body)
+        body = self.of(forward.body)
         carried = [arg for arg in forward.args if arg.enter is Enter.CARRY]
-        found = [(arg.source, Yield(self.total_or_zero(arg.value.name, span), Leave.LAST)) for arg in carried]
+        found = [(arg.source, Yield(self.total_or_zero(arg.value.name), Leave.LAST)) for arg in carried]
         found += [self._captured(name, args) for name in list(self._parts) if name not in self._own]
         found += self._sliced()
         self._finish(args, found)
@@ -232,15 +230,15 @@ class _RepeatBackward(Backward):
 
     def _captured(self, name: str, args: list[Arg]) -> tuple[str, Yield]:
         """A value from outside: its gradient is carried, and grows with each iteration."""
-        so_far = self.book.value(gradient_name(name), dual_type(self.type(name)))
-        args.append(Arg(so_far, self._outer.zeros(name, self._forward.span), Enter.CARRY))
+        so_far = self.value(gradient_name(name), dual_type(self.type(name)))
+        args.append(Arg(so_far, self._outer.zeros(name), Enter.CARRY))
         self.add(name, so_far.name)
-        return name, Yield(self.total_or_zero(name, self._forward.span), Leave.LAST)
+        return name, Yield(self.total_or_zero(name), Leave.LAST)
 
     def _sliced(self) -> list[tuple[str, Yield]]:
         """Parameters: the gradients of all iterations, stacked."""
         sliced = [arg for arg in self._forward.args if arg.enter is Enter.EACH]
-        totals = [(arg.source, self.total(arg.value.name, self._forward.span)) for arg in sliced]
+        totals = [(arg.source, self.total(arg.value.name)) for arg in sliced]
         return [(source, Yield(grad, Leave.STACK)) for source, grad in totals if grad]
 
     def _finish(self, args: list[Arg], found: list[tuple[str, Yield]]) -> None:
@@ -249,15 +247,15 @@ class _RepeatBackward(Backward):
         for source, end in found:
             type = self.type(end.name)
             type = type.stacked(self._forward.dim) if end.leave is Leave.STACK else type
-            results.append(self.book.value(gradient_name(source), type))
+            results.append(self.value(gradient_name(source), type))
             self._outer.add(source, results[-1].name)
         self.region = Region(
             "repeat",
-            tuple(self.out),
+            tuple(self.body),
             (*args, *self._slices),
             tuple(end for _, end in found),
             tuple(results),
             self._forward.dim,
             reverse=True,
-            span=self._forward.span,
+            span=self.span,
         )

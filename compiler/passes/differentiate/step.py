@@ -19,95 +19,98 @@ from ...ir import (
     Value,
     Yield,
     base,
+    ops_in,
 )
 from ...ir.placements import Step
+from ...ops.builder import OpBuilder
 from .backward import Backward
-from .builder import Book, Writer
 
 
-class TrainingStep(Writer):
+class TrainingStep(OpBuilder):
     """Writes the region `step` of a program whose region is a model."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(Book(program))
-        self._program, self._model, self._span = program, program.region, program.region.span
-        self._leaves = [op for op in self._model.body if isinstance(op, Op) and op.kind == "leaf"]
+        super().__init__(program)
+        self._model = program.region
+        self._leaves = [op for op in ops_in(self._model.body) if op.kind == "leaf"]
         owners = [op.inputs[0] for op in self._leaves]
         assert owners == [p.name for p in program.params], "differentiate: leaves and parameters differ"
         self._loss_scale = ""  # of a program that has one
 
     def region(self) -> Region:
         """The step, which yields loss, gradient norm, count of valid tokens and the new parameters."""
-        inputs = [self.book.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
-        self.out += self._leaves
+        inputs = [self.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
+        self.body += self._leaves
         labels = next(value.name for value in inputs if base(value.name) == "labels")
-        (counted,) = self.write("count_valid", [labels], ["num_tokens"], self._span)
-        count = self.reduced(counted, self._span)
-        loss_type = self.book.types[self._model.yields[0].name]
-        (inv_num_tokens,) = self.write("reciprocal", [count], ["inv_num_tokens"], self._span, dtype=loss_type.dtype)
+        counted = self.write("count_valid", [labels], "num_tokens")
+        count = self.reduced(counted)
+        loss_type = self.types[self._model.yields[0].name]
+        inv_num_tokens = self.write("reciprocal", [count], "inv_num_tokens", dtype=loss_type.dtype)
         loss, grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
-        (mean,) = self.write("mul", [self.reduced(loss, self._span), inv_num_tokens], [loss], self._span)
+        mean = self.write("mul", [self.reduced(loss), inv_num_tokens], loss)
         norm, updated = self._update(grads, count)
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
-        return Region("step", tuple(self.out), args, ends, span=self._span)
+        return Region("step", tuple(self.body), args, ends, span=self.span)
 
     def _scaled(self, inv_num_tokens: str) -> str:
         """The gradient of the step's loss, times the loss scale in fp16."""
-        if self._program.train.precision != "fp16":
+        if self.program.train.precision != "fp16":
             return inv_num_tokens
-        (self._loss_scale,) = self.write("loss_scale", [], ["loss_scale"], self._span)
-        return self.write("mul", [inv_num_tokens, self._loss_scale], ["seed"], self._span)[0]
+        self._loss_scale = self.write("loss_scale", [], "loss_scale")
+        return self.write("mul", [inv_num_tokens, self._loss_scale], "seed")
 
     def _microbatches(self, inputs: list[Value], seed: str) -> tuple[str, list[str]]:
         """Writes the region of all microbatches; returns the sums of loss and of the leaves' gradients."""
         loss = self._model.yields[0].name
-        back = Backward(self.book)
+        back = Backward(self)
         back.add(loss, self._seed(back, loss, seed))
-        forward = back.body([stmt for stmt in self._model.body if not (isinstance(stmt, Op) and stmt.kind == "leaf")])
-        grads = [back.total(op.outputs[0].name, self._span) or "" for op in self._leaves]
+        forward = back.of([stmt for stmt in self._model.body if not (isinstance(stmt, Op) and stmt.kind == "leaf")])
+        grads = [back.total(op.outputs[0].name) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
         blocks = (
-            Region("forward", forward, span=self._span),
-            Region("backward", tuple(back.out), span=self._span),
+            Region("forward", forward, span=self.span),
+            Region("backward", tuple(back.body), span=self.span),
         )
         ends = tuple(Yield(name, Leave.SUM) for name in (loss, *grads))
-        results = tuple(self.book.value(end.name, self.book.types[end.name]) for end in ends)
+        results = tuple(self.value(end.name, self.types[end.name]) for end in ends)
         args = tuple(Arg(a.value, value.name, Enter.EACH) for a, value in zip(self._model.args, inputs, strict=True))
-        self.out.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self._span))
+        self.body.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self.span))
         return results[0].name, [value.name for value in results[1:]]
 
     def _seed(self, back: Backward, loss: str, seed: str) -> str:
         """The gradient of a microbatch's sum of token losses: one over the step's count of valid tokens."""
-        axes = self.book.types[loss].axes_in(Kind.PARTIAL)
-        return back.coerce(seed, Step(axes, INVARIANT, REPLICATED), seed, self._span) if axes else seed
+        return back.coerce(seed, Step(self.types[loss].axes_in(Kind.PARTIAL), INVARIANT, REPLICATED))
 
     def _update(self, grads: list[str], count: str) -> tuple[str, list[str]]:
         """Writes norm, clipping and update; returns the norm and the new parameters."""
-        params = self._program.params
+        params = self.program.params
         final = [self._final(*each) for each in zip(self._leaves, grads, params, strict=True)]
         norm = self._norm(final)
-        clip = float(self._program.train.optimizer.clip)
-        (scale,) = self.write("clip_scale", [norm], ["scale"], self._span, max=clip)
+        clip = float(self.program.train.optimizer.clip)
+        scale = self.write("clip_scale", [norm], "scale", max=clip)
         if self._loss_scale:
-            (scale,) = self.write("unscaled", [scale, self._loss_scale], [scale], self._span)
-            (count,) = self.write("if_finite", [count, norm], [count], self._span)
-        updates = zip(final, params, strict=True)
-        return norm, [self.write("update", [g, scale, count, p.name], [p.name], p.span)[0] for g, p in updates]
+            scale = self.write("unscaled", [scale, self._loss_scale], scale)
+            count = self.write("if_finite", [count, norm], count)
+        return norm, [self._updated(*each, scale, count) for each in zip(params, final, strict=True)]
+
+    def _updated(self, param: Param, grad: str, scale: str, count: str) -> str:
+        due = Value(param.name, param.type)
+        return self.typed(Op("update", (grad, scale, count, param.name), (due,), span=param.span))[0]
 
     def _final(self, leaf: Op, grad: str, param: Param) -> str:
         """The gradient as the update takes it."""
-        return self.append(Op("leaf_grad", (grad,), (self.book.value(grad, param.type),), span=leaf.span))[0]
+        return self.append(Op("leaf_grad", (grad,), (self.value(grad, param.type),), span=leaf.span))
 
     def _norm(self, grads: list[str]) -> str:
         """Squares are added over the axes on which a gradient is sharded, and not over those where it is invariant."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in grads:
-            groups.setdefault(self.book.types[name].axes_in(Kind.SHARDED), []).append(name)
+            groups.setdefault(self.types[name].axes_in(Kind.SHARDED), []).append(name)
         squares = [self._squares(names) for names in groups.values()]
         if self._loss_scale:
-            return self.write("unscaled_norm", [self._loss_scale, *squares], ["grad_norm"], self._span)[0]
-        return self.write("grad_norm", squares, ["grad_norm"], self._span)[0]
+            return self.write("unscaled_norm", [self._loss_scale, *squares], "grad_norm")
+        return self.write("grad_norm", squares, "grad_norm")
 
     def _squares(self, grads: list[str]) -> str:
-        return self.reduced(self.write("sum_squares", grads, ["grad_norm_sq"], self._span)[0], self._span)
+        return self.reduced(self.write("sum_squares", grads, "grad_norm_sq"))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from ...ir import Dim, Enter, Names, Op, Param, Program, Region, Stmt, Type, types, uses, walk
+from ...ir import Dim, Enter, Names, Op, Param, Program, Region, Stmt, Type, uses
 
 
 @frozen
@@ -29,9 +29,9 @@ class Known:
 
     @classmethod
     def of(cls, program: Program) -> "Known":
-        found = types(program)
+        found = program.types
         of = {param.name: param for param in program.params}
-        ops = [*walk(program.region.body)]
+        ops = program.ops
         leaves = {value.name: of[op.inputs[0]] for op in ops if op.kind == "leaf" for value in op.outputs}
         parameters = leaves | _slices(program.region, leaves)
         readers = Counter(parameters[name].name for op in ops for name in op.inputs if name in parameters)

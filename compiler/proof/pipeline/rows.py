@@ -55,7 +55,7 @@ def run_rows(
     assert pipeline, "verify: no pipeline"
     assert pipeline.schedule, "verify: no rows"
     for op in walk(region.body):
-        sent = (axis for each in messages(machine.program, op, machine.types) for axis in each.axes)
+        sent = (axis for each in messages(machine.program, op, machine.program.types) for axis in each.axes)
         if pipeline.axis in (*op.names("axes"), *sent):
             raise RowsError(
                 f"`{op.outputs[0].name}` is computed by all stages at once, which work on different microbatches"
@@ -199,7 +199,7 @@ class _Rows:
         try:
             env = staged.run(part, begin, entering, microbatch)
         except KeyError as error:
-            if error.args[0] not in self.machine.types:
+            if error.args[0] not in self.machine.program.types:
                 raise
             raise self._error(f"`{error.args[0]}` is not there") from None
         if part.gives:

@@ -5,12 +5,13 @@ more layers than the others, and cuts where as different values cross as at the 
 their numbers is said of the small pipeline's.
 """
 
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 
 from attrs import evolve
 
 from ...analysis import stage_schedule
-from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base, types
+from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base
 from ...ir.stages import crossing, stages
 from ...schedules.actions import Schedule, ScheduleError
 from ...schedules.p2p import with_messages
@@ -18,7 +19,6 @@ from ...schedules.registry import SCHEDULES
 from ...schedules.rescale import resized
 from ...schedules.timeline import Times
 from ..sharded_state import readers
-from .split import blocks
 
 
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
@@ -138,22 +138,20 @@ def _layers(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[
 
 def held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages that read each parameter, as forward says it."""
-    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward, _ = blocks(microbatches)
-    return readers(program, pipeline, forward.body)
+    return readers(program, pipeline, program.forward.body)
 
 
 def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:
     """A step of a pipeline as one of a small program, whose ranks have other numbers."""
     assert small.pipeline, "verify: no pipeline"
-    numbers = _Numbers(small, pipeline, small.pipeline, types(evolve(small, region=region)))
+    numbers = _Numbers(small, pipeline, small.pipeline, evolve(small, region=region).types)
     return evolve(region, body=tuple(numbers.of(stmt) if isinstance(stmt, Op) else stmt for stmt in region.body))
 
 
 class _Numbers:
     """Ops with the numbers of ranks that a small pipeline has; those that are not the pipeline's stay."""
 
-    def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline, types: dict[str, Type]) -> None:
+    def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline, types: Mapping[str, Type]) -> None:
         self._ranks = len({*pipeline.stage_to_rank}), len({*small.stage_to_rank})
         self._axis = pipeline.axis
         self._holders = {

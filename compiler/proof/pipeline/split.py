@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import Arg, Enter, Op, Pipeline, Program, Region, Stmt
+from ...ir import Arg, Enter, Op, Pipeline, Program, Region, Stmt, blocks, results
 from ...ir.stages import Stage, groups, is_free, stages
 
 SUMS = ("add", "cast", "coerce")
@@ -45,15 +45,7 @@ class Share:
 
 def made(stmt: Stmt) -> list[str]:
     """The names that a statement binds for those behind it."""
-    return [value.name for value in (stmt.outputs if isinstance(stmt, Op) else stmt.results)]
-
-
-def blocks(region: Region) -> tuple[Region, Region]:
-    """Forward and backward of the microbatches."""
-    forward, backward = region.body
-    assert isinstance(forward, Region), "verify: no forward"
-    assert isinstance(backward, Region), "verify: no backward"
-    return forward, backward
+    return [value.name for value in results(stmt)]
 
 
 def free(pipeline: Pipeline, region: Region) -> list[Stmt]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, uses
+from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, ancestors, uses
 from ...ops import VJPS
 from .split import Part, made
 
@@ -44,7 +44,7 @@ class _Split:
 
     def of(self, body: Sequence[Stmt], wanted: Iterable[str], late: Iterable[str]) -> _Found:
         """The parts of a body of which `wanted` is handed on and `late` is not there before then."""
-        needed = _needed(body, wanted)
+        needed = ancestors(body, wanted)
         found = _Found(late={*late})
         for stmt in body:
             if isinstance(stmt, Region):
@@ -82,7 +82,7 @@ class _Split:
         slow = {arg.value.name for arg in region.args if arg.source in late}
         while True:
             inner = self.of(region.body, wanted, slow)
-            read = _needed(region.body, wanted)
+            read = ancestors(region.body, wanted)
             more = {end for name, end in zip(carries, lasts, strict=True) if name in read} - wanted
             slower = {name for name, end in zip(carries, lasts, strict=True) if end in inner.late} - slow
             if not more and not slower:
@@ -93,7 +93,7 @@ class _Split:
         """The stacks of what the weight part of a repeat's body reads of the input part."""
         there = {name for stmt in inner.now for name in made(stmt)}
         there |= {arg.value.name for arg in region.args if arg.enter is Enter.CARRY} - inner.late
-        read = dict.fromkeys(name for stmt in inner.then for name in _read(stmt) if name in there)
+        read = dict.fromkeys(name for name in uses(*inner.then) if name in there)
         found = {name: Value(f"{name} kept", self.types[name].stacked(region.dim)) for name in read}
         self.types.update((value.name, value.type) for value in found.values())
         return found
@@ -104,18 +104,5 @@ def _with(region: Region, args: Sequence[Arg], body: Sequence[Stmt], ends: Seque
     return evolve(region, args=tuple(args), body=tuple(body), yields=yields, results=results)
 
 
-def _needed(body: Sequence[Stmt], wanted: Iterable[str]) -> set[str]:
-    """All that `wanted` is made of."""
-    found = {*wanted}
-    for stmt in reversed(body):
-        if found & {*made(stmt)}:
-            found.update(_read(stmt))
-    return found
-
-
 def _is_put_off(op: Op) -> bool:
     return op.kind == "contract" or VJPS.delayed(op)
-
-
-def _read(stmt: Stmt) -> Iterable[str]:
-    return stmt.inputs if isinstance(stmt, Op) else uses(stmt)

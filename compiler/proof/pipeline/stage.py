@@ -45,7 +45,7 @@ class Staged:
     @cached_property
     def parts(self) -> Mapping[Work, Part]:
         """The statements of each action."""
-        both = halves(self.share.backward, self.machine.types)
+        both = halves(self.share.backward, self.machine.program.types)
         forward, backward = self.share.forward, self.share.backward
         return {Work.FORWARD: forward, Work.BACKWARD: backward, Work.INPUT: both.input, Work.WEIGHT: both.weight}
 

@@ -22,8 +22,7 @@ from ....compiler.ir import (
     Region,
     Type,
     Value,
-    types,
-    walk,
+    defs,
 )
 from ....compiler.ir.placements import ends
 from ....compiler.syntax.source import Span
@@ -41,7 +40,7 @@ def _flat(program: Program, among: Iterable[Op]) -> list[Op]:
 
 def _weights_before(program: Program) -> Found:
     """A gather is left out: of what other ranks have updated a rank has what it was before."""
-    for op in _flat(program, walk(program.region.body)):
+    for op in _flat(program, program.ops):
         if ends(op)[0].kind is Kind.SHARDED:
             yield f"{label(op)} not seen", op.span, replaced(program, op, evolve(op, kind="unseen"))
 
@@ -104,8 +103,8 @@ def _summed(axes: tuple[str, ...]) -> dict[str, Attr]:
 
 def _reduced_before(program: Program, begin: Op) -> Found:
     """What is reduced in the step is reduced in the layer too."""
-    makers = {value.name: op for op in walk(program.region.body) for value in op.outputs}
-    axes = types(program)[begin.inputs[0]].axes_in(Kind.PARTIAL)
+    makers = defs(program.ops)
+    axes = program.types[begin.inputs[0]].axes_in(Kind.PARTIAL)
     if program.degree(axes) == 1:
         return
     wrong = program

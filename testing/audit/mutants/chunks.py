@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import evolve
 
-from ....compiler.ir import Pipeline, Program, Region, types, uses
+from ....compiler.ir import Pipeline, Program, uses
 from ....compiler.proof.pipeline.chunk_comms import Move, moves, names
 from ....compiler.proof.pipeline.split import Part, shares
 from ....compiler.proof.pipeline.split_backward import halves
@@ -54,18 +54,17 @@ class _Stages:
     """What each action of a stage does."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
-        (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+        region = program.microbatches
         self._names = names(program, region)
         self._parts: list[dict[Work, Part]] = []
         for share in shares(program, pipeline, region):
-            both = halves(share.backward, types(program))
+            both = halves(share.backward, program.types)
             parts = {Work.FORWARD: share.forward, Work.BACKWARD: share.backward}
             self._parts.append(parts | {Work.INPUT: both.input, Work.WEIGHT: both.weight})
 
     def reads(self, action: Action) -> set[str]:
         """The parameters that it reads."""
-        body = self._parts[action.stage][action.work].body
-        read = (name for stmt in body for name in (uses(stmt) if isinstance(stmt, Region) else stmt.inputs))
+        read = uses(*self._parts[action.stage][action.work].body)
         return {self._names.weights[name] for name in read if name in self._names.weights}
 
     def adds(self, action: Action) -> set[str]:

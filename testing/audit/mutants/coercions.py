@@ -15,7 +15,6 @@ from ....compiler.ir import (
     Region,
     base,
     sharded,
-    types,
     walk,
 )
 from ....compiler.ir.placements import coercion_of, conjugate, ends
@@ -87,7 +86,7 @@ def _other_sum(program: Program, op: Op) -> Mistakes:
 
 def _only_first_counts(program: Program, op: Op) -> bool:
     """Whether a sum over stages is of what the first rank alone has counted."""
-    squares = [each for each in walk(program.region.body) if each.kind == "sum_squares"]
+    squares = [each for each in program.ops if each.kind == "sum_squares"]
     counted = [each.outputs[0].name for each in squares if each.names("once")[:1] == ("0",)]
     return op.inputs[0] in counted and len(op.names("axes")) == 1
 
@@ -108,7 +107,7 @@ def _other_axes(program: Program, op: Op) -> Mistakes:
     own, every = [axis for axis in op.names("axes") if axis in wide(program)], wide(program)
     others = [axis for axis in every if axis not in own]
     fewer = [[axis for axis in own if axis != less] for less in own] if len(own) > 1 else []
-    type = types(program)[op.inputs[0]]
+    type = program.types[op.inputs[0]]
     apart = [axis for axis in others if _kinds(op)[0] is not M or type.at(axis).kind is S]  # copies have one maximum
     more = [[axis for axis in every if axis in own or axis == extra] for extra in apart]
     for axes in (*fewer, *([axis] for axis in others), *more):
@@ -130,7 +129,7 @@ def _ranks_mixed(fault: str, program: Program, op: Op) -> Mistakes:
         if program.axis(axis).size == 1:
             continue
         if source.dim:
-            type = types(program)[op.inputs[0]]
+            type = program.types[op.inputs[0]]
             yield f"of shards {fault} along {axis}", before(op, 0, type, fault, axes=(axis,))
         elif target.dim:
             yield f"into shards {fault} along {axis}", then(op, fault, axes=(axis,))

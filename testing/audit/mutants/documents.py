@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ....compiler.ir import Kind, Op, Program, types, walk
+from ....compiler.ir import Kind, Op, Program
 from ....compiler.ops.attention import documents_and_draws
 from ....compiler.syntax.source import Span
 from .edits import Edit, before, replaced, wide
@@ -15,7 +15,7 @@ Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
 def _attended(program: Program) -> Iterator[tuple[Op, int]]:
     """Ops that take documents, and the place of these."""
-    for op in walk(program.region.body):
+    for op in program.ops:
         back = op.kind == "vjp"
         at, rest = (4, op.inputs[4:-1]) if back else (3, op.inputs[3:])  # behind dy, and before the result
         if dict(op.attrs).get("of", op.kind) == "attention" and documents_and_draws(op, rest)[0]:
@@ -30,7 +30,7 @@ def _unseen(program: Program) -> Found:
 
 def _others(program: Program) -> Found:
     for op, at in _attended(program):
-        type = types(program)[op.inputs[at]]
+        type = program.types[op.inputs[at]]
         for axis in type.axes_in(Kind.SHARDED):
             if axis in wide(program):
                 shifted = before(op, at, type, "shifted", axes=(axis,))

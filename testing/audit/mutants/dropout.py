@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from ....compiler.ir import MICROBATCHES, Op, Program, types, walk
+from ....compiler.ir import MICROBATCHES, Op, Program
 from ....compiler.ops.dropout import SITE, are_draws
 from ....compiler.syntax.source import Span
 from .edits import Edit, before, regions, replaced, wide, with_attrs, with_stack
@@ -12,7 +12,7 @@ Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
 
 def _drawing(program: Program) -> list[Op]:
-    return [op for op in walk(program.region.body) if SITE.name in dict(op.attrs)]
+    return [op for op in program.ops if SITE.name in dict(op.attrs)]
 
 
 def _other_site(program: Program) -> Found:
@@ -22,7 +22,7 @@ def _other_site(program: Program) -> Found:
 
 
 def _other_rank(program: Program) -> Found:
-    of = types(program)
+    of = program.types
     for op in _drawing(program):
         at, type = next((i, of[name]) for i, name in enumerate(op.inputs) if are_draws(of[name]))
         for axis in type.axes_of("batch"):

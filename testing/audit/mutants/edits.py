@@ -4,12 +4,12 @@ Purpose: an op or region exchanged for others that bind the same names, so that 
 Non-goals: legality: a mutant is evaluated as it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from attrs import evolve, frozen
 
-from ....compiler.ir import Attr, Op, Program, Region, Stmt, Type, Value, walk
+from ....compiler.ir import Attr, Op, Program, Region, Stmt, Type, Value, walk_regions
 from ....compiler.proof.pipeline.chunk_comms import Move
 from ....compiler.schedules.actions import Schedule
 from ....compiler.schedules.dependencies import Cell
@@ -54,37 +54,17 @@ def _within(region: Region, old: Stmt, new: tuple[Stmt, ...]) -> Region:
 
 def regions(program: Program, *kinds: str) -> list[Region]:
     """All regions of some kinds, outer first."""
-    return [region for region in _inside(program.region) if region.kind in kinds]
-
-
-def _inside(region: Region) -> Iterator[Region]:
-    yield region
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            yield from _inside(stmt)
+    return [region for region in walk_regions([program.region]) if region.kind in kinds]
 
 
 def ops(program: Program, kind: str) -> list[Op]:
     """All ops of a kind."""
-    return [op for op in walk(program.region.body) if op.kind == kind]
+    return [op for op in program.ops if op.kind == kind]
 
 
 def wide(program: Program) -> list[str]:
     """The axes of more than one rank."""
     return [axis.name for axis in program.axes if axis.size > 1]
-
-
-def renamed(region: Region, names: Mapping[str, str]) -> Region:
-    """The region with its body and its results reading other names."""
-    yields = tuple(evolve(end, name=names.get(end.name, end.name)) for end in region.yields)
-    return evolve(region, body=tuple(_reading(stmt, names) for stmt in region.body), yields=yields)
-
-
-def _reading(stmt: Stmt, names: Mapping[str, str]) -> Stmt:
-    if isinstance(stmt, Op):
-        return evolve(stmt, inputs=tuple(names.get(name, name) for name in stmt.inputs))
-    args = tuple(evolve(arg, source=names.get(arg.source, arg.source)) for arg in stmt.args)
-    return renamed(evolve(stmt, args=args), names)
 
 
 def with_input(op: Op, index: int, name: str) -> Op:

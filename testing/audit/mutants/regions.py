@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ....compiler.ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, uses, walk
+from ....compiler.ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, rename, uses, walk
 from ....compiler.syntax.source import Span
-from .edits import Edit, aside, regions, renamed, replaced, with_input, with_stack
+from .edits import Edit, aside, regions, replaced, with_input, with_stack
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
@@ -62,7 +62,7 @@ def _carry_lost(program: Program) -> Found:
     """Every iteration begins with what the first begins with."""
     for region in _of_several(program, "repeat"):
         for arg in _carried(region):
-            lost = renamed(region, {arg.value.name: arg.source})
+            lost = rename(region, {arg.value.name: arg.source})
             yield f"{arg.value.name} not carried", region.span, replaced(program, region, lost)
 
 
@@ -193,7 +193,7 @@ def _part_of_gradient(program: Program) -> Found:
 def _sums_of_gradients(program: Program) -> list[Op]:
     """All sums but those of the model."""
     model = [id(op) for region in regions(program, "forward") for op in walk(region.body)]
-    return [op for op in walk(program.region.body) if op.kind == "add" and id(op) not in model]
+    return [op for op in program.ops if op.kind == "add" and id(op) not in model]
 
 
 FAMILIES: dict[str, Edit] = {

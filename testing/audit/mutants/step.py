@@ -1,12 +1,12 @@
 """Mistakes around forward and backward: the count of labels, the norm, clipping, the update, and the parts of ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import TypeAlias
 
 from attrs import evolve
 
-from ....compiler.ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, sharded, types, walk
+from ....compiler.ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, defs, sharded
 from ....compiler.ops import VJPS
 from ....compiler.ops.attention import head_dims
 from ....compiler.syntax.source import Span
@@ -17,7 +17,7 @@ Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
 def _makers(program: Program) -> dict[str, Op]:
     """The op that makes each value."""
-    return {value.name: op for op in walk(program.region.body) for value in op.outputs}
+    return defs(program.ops)
 
 
 def _count(program: Program) -> Found:
@@ -81,7 +81,7 @@ def _norm(program: Program) -> Found:
             less = evolve(op, inputs=(*op.inputs[:i], *op.inputs[i + 1 :]))
             yield f"norm without {name}", op.span, replaced(program, op, less)
         for i, name in squares.items():
-            type = types(program)[name]
+            type = program.types[name]
             for axis in wide(program):
                 added = before(op, i, type, "coerce", axes=(axis,), **{"from": PARTIAL, "to": INVARIANT})
                 yield f"{name} added over {axis} in the norm", op.span, replaced(program, op, *added)
@@ -124,7 +124,7 @@ def _twice(op: Op) -> tuple[Op, Op]:
 
 def _others_gradient(program: Program) -> Found:
     """Two parameters of one type take each other's gradient."""
-    found = types(program)
+    found = program.types
     for op in ops(program, "pack"):
         alike = [(i, j) for i, j in combinations(range(len(op.inputs)), 2) if _alike(found, op, i, j)]
         for i, j in alike:
@@ -135,21 +135,21 @@ def _others_gradient(program: Program) -> Found:
 def _others_shard(program: Program) -> Found:
     """Two ranks take the gradients of each other's shards of the parameters."""
     for op in ops(program, "update"):
-        type = types(program)[op.inputs[0]]
+        type = program.types[op.inputs[0]]
         for axis in type.axes_in(Kind.SHARDED):
             if program.axis(axis).size > 1:
                 swapped = before(op, 0, type, "exchanged", axes=(axis,))
                 yield f"{op.inputs[0]} of two ranks along {axis} exchanged", op.span, replaced(program, op, *swapped)
 
 
-def _alike(found: dict[str, Type], op: Op, i: int, j: int) -> bool:
+def _alike(found: Mapping[str, Type], op: Op, i: int, j: int) -> bool:
     return found[op.inputs[i]] == found[op.inputs[j]]
 
 
 def _positions(program: Program) -> Found:
     """Each rank takes its part of a vocabulary, of heads or of what is dropped from for the first."""
-    found = types(program)
-    for op in walk(program.region.body):
+    found = program.types
+    for op in program.ops:
         for dim, type in _indexed(program, op, [found[name] for name in op.inputs]):
             if program.degree(type.axes_of(dim)) > 1:
                 first = instead(op, "as_first", **dict(op.attrs), **{"op": op.kind, "part of": dim})

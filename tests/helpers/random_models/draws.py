@@ -10,7 +10,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalec.compiler.ir import Program, walk
+from scalec.compiler.ir import Program
 from scalec.compiler.ops import OPS, OpDef
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax import tree
@@ -101,7 +101,7 @@ def words(plan: str, model: Program) -> set[str]:
     (syntax_of,) = (item for item in parse_plan(Source("plan.scale", plan)).items if isinstance(item, tree.Model))
     found = {*_nests([item for item in syntax_of.body if isinstance(item, tree.Repeat)], "model")}
     found.add(f"recompute = {model.train.recompute.word}")
-    for op in walk(model.region.body):
+    for op in model.ops:
         found |= {op.kind, f"{op.kind} of {len(op.inputs)}", f"{op.kind} gives {len(op.outputs)}"}
         found |= {f"{op.kind} {word}" for name, value in op.attrs for word in (name, f"{name}={value}")}
     return found

@@ -1,0 +1,76 @@
+"""Writes ops with fresh names and the types that their entries infer."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from attrs import evolve
+
+from ..ir import Attr, Kind, Names, Op, Program, Stmt, Type, Value
+from ..ir.placements import Step, path
+from . import OPS
+
+
+def retyped(program: Program, op: Op, types: Mapping[str, Type]) -> Op:
+    """The op with results as its entry infers them.  Raises TypingError where the operands do not fit."""
+    found = OPS[op.kind].infer(program, [types[name] for name in op.inputs], op)
+    return evolve(op, outputs=tuple(Value(due.name, type) for due, type in zip(op.outputs, found, strict=True)))
+
+
+class OpBuilder:
+    """A body under construction, the names and types of all values so far, and the span of the ops to come."""
+
+    def __init__(self, program: Program, outer: "OpBuilder | None" = None, free: Collection[str] = ()) -> None:
+        """With an `outer` builder, whose names and types it shares, it builds another body of the same program.
+
+        New values may take the names that are `free`.
+        """
+        self.program, self.body = program, list[Stmt]()
+        self.types = outer.types if outer else dict(program.types)
+        self.names = outer.names if outer else Names(program.types.keys() - {*free})
+        self.span = outer.span if outer else program.region.span
+
+    def inner(self) -> "OpBuilder":
+        """The builder of another body."""
+        return OpBuilder(self.program, self)
+
+    def value(self, like: str, type: Type) -> Value:
+        """A new value, named after `like`."""
+        value = Value(self.names.fresh(like), type)
+        self.types[value.name] = type
+        return value
+
+    def append(self, op: Op) -> str:
+        """Appends an op as it is; returns its first result, if it has any."""
+        self.types |= {value.name: value.type for value in op.outputs}
+        self.body.append(op)
+        return op.outputs[0].name if op.outputs else ""
+
+    def typed(self, op: Op) -> tuple[str, ...]:
+        """Appends an op with new results, named after those that it has and typed as its entry infers."""
+        made = retyped(self.program, op, self.types).outputs
+        op = evolve(op, outputs=tuple(self.value(value.name, value.type) for value in made))
+        self.body.append(op)
+        return tuple(value.name for value in op.outputs)
+
+    def write(self, kind: str, inputs: Sequence[str], like: str, **attrs: Attr) -> str:
+        """Appends an op of one result, named after `like`."""
+        due = Value(like, Type("", ()))
+        return self.typed(Op(kind, tuple(inputs), (due,), tuple(attrs.items()), span=self.span))[0]
+
+    def coerce(self, name: str, step: Step, like: str = "") -> str:
+        """Appends a coercion, unless it is over no axis."""
+        if not step.axes:
+            return name
+        value = self.value(like or name, step.applied(self.types[name], self.program))
+        return self.append(step.op(name, value, self.span))
+
+    def cast(self, name: str, dtype: str) -> str:
+        """Appends a cast, unless the value has the element type already."""
+        return name if self.types[name].dtype == dtype else self.write("cast", [name], name, dtype=dtype)
+
+    def reduced(self, name: str) -> str:
+        """The value with its pending sums done."""
+        type = self.types[name]
+        want = tuple((axis, place) for axis, place in type.places if place.kind is not Kind.PARTIAL)
+        for step in path(self.program, type, want):
+            name = self.coerce(name, step)
+        return name
