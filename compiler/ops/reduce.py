@@ -31,7 +31,7 @@ def _reduction(name: str, doc: str, module: str) -> OpDef:
         vjp=Vjp(unread=(0,)),
         function=name,
         module=module,
-        surface=True,
+        user_visible=True,
     )
 
 
@@ -56,10 +56,10 @@ SOFTMAX = OpDef(
     _normalised,
     operands=(Operand("x"),),
     attributes=(Attribute("over", dims="last"),),
-    whole=_over,
+    unsharded_dims=_over,
     vjp=Vjp(unread=(0,), result=True),
     function="softmax",
     module=FUNCTIONAL,
     stem="p",
-    surface=True,
+    user_visible=True,
 )

@@ -168,7 +168,7 @@ class _Inserter:
         work = op.names("work")
         if op.kind == "leaf":
             self._emit(evolve(op, outputs=(Value(op.outputs[0].name, self._leaf_type(op)),)))
-        elif entry.expand and entry.whole(operands, op) & {item.partition(":")[2] for item in work}:
+        elif entry.expand and entry.unsharded_dims(operands, op) & {item.partition(":")[2] for item in work}:
             for part in entry.expand(op, self._names.fresh, self._types.__getitem__):
                 self._op(part)
         elif op.kind == "add":
