@@ -199,7 +199,11 @@ class Calls:
         if attribute.share and not 0 <= value < 1:
             label = f"`{attribute.name}` is {value:g}"
             raise wrong("E0610", "a fraction is at least 0 and less than 1", expr.span, label)
-        return value
+        if attribute.kinds != (int,):
+            return value
+        if value % 1:
+            raise wrong("E0313", f"`{attribute.name}` is a whole number", expr.span, f"is {value:g}")
+        return int(value)
 
     def _dim(self, expr: tree.Expr, known: Sequence[str]) -> str:
         """A dim as an argument: one of `known`, but not the one that counts samples."""

@@ -97,6 +97,7 @@ class Attribute:
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
     two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
+    `keyword` is its name in emitted programs, "" for its own; they give dims by their places in the first operand.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Attribute:
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False
     implied: bool = False
+    keyword: str = ""
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -121,6 +123,7 @@ def takes(*names: str) -> tuple[Operand, ...]:
 
 
 Dims = Callable[[Sequence[Type], Op], frozenset[str]]
+Permutes = Callable[[Op, int], Sequence[int]]
 Joins = Callable[[Sequence[Type], Op], Mapping[str, tuple[str, ...]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 
@@ -149,6 +152,7 @@ class OpDef:
     linear          groups of operands in each of which the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
+    permutes        of an op that moves the positions along its dim `over`: where each comes from, of so many
     joins           dims that others make up, one behind the other: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
     contracts       the placement of a result that lacks the dim that was sharded
@@ -175,6 +179,7 @@ class OpDef:
     linear: tuple[tuple[int, ...], ...] = ()
     roles: RolesOf | None = None
     unsharded_dims: Dims = no_dims
+    permutes: Permutes | None = None
     joins: Joins = no_sums
     allows: Allows = one_dim
     contracts: Placement = PARTIAL

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import attrs
 import pytest
 
+from helpers.unary_ops import UNARY, goes_over_one, written
 from scalec.compiler.config.fields import Field, Part, fields_of, heading_of
 from scalec.compiler.config.settings import (
     Cluster,
@@ -134,8 +135,8 @@ WHOLE = {  # a use of each op that needs dims whole, these dims, and how the tab
     "layernorm": ("layernorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rmsnorm": ("rmsnorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rope": ("rope(x @ a[hidden -> heads, head_dim], theta)", "seq head_dim", "`seq`, the last"),
-    "softmax": ("softmax(x)", "hidden", "`over`"),
     "split": ("y, z = split(x @ a[hidden -> both], [ffn, ffn])", "ffn both", "all that are taken apart"),
+    **{name: (written(name, "x"), "hidden", "`over`") for name in UNARY if goes_over_one(name)},
 }
 
 
