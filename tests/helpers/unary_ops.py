@@ -69,6 +69,10 @@ UNARY = {
         lambda x, negative_slope: torch.where(x > 0, x, negative_slope * x), ({"negative_slope": 0.25},)
     ),
     "relu": Unary(lambda x: x * (x > 0)),
+    "roll": Unary(
+        lambda x, by, dim: x.index_select(dim, (torch.arange(x.shape[dim]) - int(by)) % x.shape[dim]),
+        ({"by": 2}, {"by": -1}),
+    ),
     "sigmoid": Unary(lambda x: 1 / (1 + (-x).exp())),
     "silu": Unary(lambda x: x / (1 + (-x).exp())),
     "softcap": Unary(lambda x, cap: cap * (x / cap).tanh(), ({"cap": 2.0},)),
