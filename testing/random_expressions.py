@@ -9,7 +9,7 @@ from typing import Protocol
 
 from attrs import Factory, field, frozen
 
-from ..compiler.ops import Attribute
+from ..compiler.ops import OPS, Attribute
 from ..compiler.ops.pointwise import FUNCTIONS
 from .random_draws import Draws
 
@@ -20,6 +20,10 @@ STREAM, HEADED = ("seq", "hidden"), ("seq", "heads", "head_dim")
 JOINED = {"wide": ("few", "rest"), "broad": ("few", "rest", "ffn")}
 WIDTHS = ("hidden", "ffn", "few", "rest", *JOINED)
 
+ALONG = [entry for entry in OPS.values() if any(each.dims == "last" for each in entry.attributes)]
+"""Ops of one operand that go over one of its dims, and give as many."""
+
+WHOLE_NUMBERS = ("1", "3", "-2")
 NUMBERS = ("0.5", "3", "c", "1 / sqrt(hidden)")
 SETTINGS = {
     "cap": ("2", "c * 4"),
@@ -101,7 +105,7 @@ class Expressions(Draws):
         if dims:
             yield self._normed
         if any(dim not in self.rules.works(("batch", *dims)) for dim in dims):
-            yield self._softmax
+            yield self._along
         if dims[:1] == ("seq",) and dims[1:]:
             yield self._product_with_matrix
             yield from [self._rotated] * self._turns(dims)
@@ -216,10 +220,12 @@ class Expressions(Draws):
             )
         )
 
-    def _softmax(self, dims: Dims, depth: int) -> Text:
-        over = self._one([dim for dim in dims if dim not in self.rules.works(("batch", *dims))])
+    def _along(self, dims: Dims, depth: int) -> Text:
+        whole = [dim for dim in dims if dim not in self.rules.works(("batch", *dims))]
+        entry, over = self._one(ALONG), self._one(whole)
+        settings = self._settings_of([each for each in entry.attributes if not each.dims])
         named = "" if over == dims[-1] and self._maybe() else f", over={over}"
-        return Text(f"softmax({self._expr(dims, depth).text}{named})")
+        return Text(f"{entry.name}({self._expr(dims, depth).text}{settings}{named})")
 
     def _product_with_matrix(self, dims: Dims, depth: int) -> Text:
         widths = [(dim,) for dim in WIDTHS if dims[1:] != (dim,)] + [HEADED[1:]] * (dims != HEADED)
@@ -273,7 +279,11 @@ class Expressions(Draws):
     def _settings_of(self, attributes: Sequence[Attribute]) -> str:
         """The arguments of an op, those with defaults perhaps."""
         given = [a for a in attributes if a.default is None or self._maybe()]
-        return "".join(f", {a.name}={self._one(a.choices or SETTINGS.get(a.name, NUMBERS))}" for a in given)
+        return "".join(f", {a.name}={self._one(self._values_of(a))}" for a in given)
+
+    def _values_of(self, attribute: Attribute) -> Sequence[str]:
+        numbers = WHOLE_NUMBERS if attribute.kinds == (int,) else NUMBERS
+        return attribute.choices or SETTINGS.get(attribute.name, numbers)
 
     def _name(self, stem: str) -> str:
         return f"{stem}{next(self._numbers)}"

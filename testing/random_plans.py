@@ -85,7 +85,7 @@ train {{
 @st.composite
 def _recomputed(draw: st.DrawFn, body: str) -> str:
     """Nothing, all, some layers, or some of the ops that a body calls; of which the compiler refuses those divided."""
-    called = [name for name, entry in OPS.items() if entry.surface and entry.function and f" {name}(" in body]
+    called = [name for name, entry in OPS.items() if entry.user_visible and entry.function and f" {name}(" in body]
     repeated = [dim for dim in REPEATS if f"repeat {dim} " in body]
     words = ["none", "full", *["every"] * bool(repeated), *["selective"] * bool(called)]
     match draw(st.sampled_from(words)):

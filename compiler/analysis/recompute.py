@@ -17,7 +17,7 @@ from ..syntax.source import Span
 def selectable(program: Program) -> list[str]:
     """The ops of a program that a plan calls by their names, and that are one call of one result."""
     kinds = dict.fromkeys(op.kind for op in program.ops if len(op.outputs) == 1)
-    return [kind for kind in kinds if kind in OPS and OPS[kind].surface and OPS[kind].function]
+    return [kind for kind in kinds if kind in OPS and OPS[kind].user_visible and OPS[kind].function]
 
 
 def check(program: Program) -> None:

@@ -8,11 +8,12 @@ from math import prod
 
 from attrs import frozen
 
-from ..ir import Kind, Op, Program, Type
+from ..ir import Attr, Kind, Op, Program, Type
 from ..ir.placements import coercion_of, ends
-from ..ops import OPS
+from ..ops import OPS, Attribute
 from ..ops.attention import attention_roles, documents_and_draws
 from ..ops.chunked_logits import classes_of
+from ..ops.protocol import TORCH
 from ..ops.user import constants, module_and_function
 from .naming import literal
 
@@ -59,14 +60,24 @@ Written = tuple[str, int]
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """The op's function, with its attributes as keywords."""
-    function = OPS[op.kind].function
-    assert function, f"emit: {op.kind} has no function"
-    return f"{function}({', '.join([*(e.text for e in operands), *_options(op)])})", ATOM
+    entry = OPS[op.kind]
+    assert entry.function, f"emit: {op.kind} has no function"
+    function = f"torch.{entry.function}" if entry.module == TORCH else entry.function
+    return f"{function}({', '.join([*(e.text for e in operands), *_options(op, context)])})", ATOM
 
 
-def _options(op: Op) -> list[str]:
+def _options(op: Op, context: Context) -> list[str]:
     """The op's attributes as keywords."""
-    return [f"{key}={literal(value)}" for key, value in op.attrs]
+    known = {attribute.name: attribute for attribute in OPS[op.kind].attributes}
+    return [f"{known[key].keyword or key}={_value(known[key], value, op, context)}" for key, value in op.attrs]
+
+
+def _value(attribute: Attribute, value: Attr, op: Op, context: Context) -> str:
+    """The value of an attribute; of dims, their places in the first operand."""
+    if not attribute.dims:
+        return literal(value)
+    at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in op.names(attribute.name))
+    return literal(at if len(at) > 1 else at[0])
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -150,18 +161,11 @@ def matrix_view(type: Type, inner: int) -> str:
     return (f".flatten(-{inner})" if inner > 1 else "") + (f".flatten(0, {outer - 1})" if outer > 1 else "")
 
 
-def _sum(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"torch.sum({operands[0].text}, dim={_over(op, context)})", ATOM
-
-
 def _mean(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """By the global size, of which this rank may hold a part."""
     size = prod(context.program.size(dim) for dim in op.names("over"))
-    return f"{OPS[op.kind].function}({operands[0].text}, dim={_over(op, context)}, size={size})", ATOM
-
-
-def _softmax(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"softmax({operands[0].text}, dim={_over(op, context)})", ATOM
+    options = ", ".join([*_options(op, context), f"size={size}"])
+    return f"{OPS[op.kind].function}({operands[0].text}, {options})", ATOM
 
 
 def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -177,12 +181,6 @@ def _split(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 def _user(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     arguments = [*(e.text for e in operands), *map(literal, constants(op))]
     return f"{'.'.join(module_and_function(op))}({', '.join(arguments)})", ATOM
-
-
-def _over(op: Op, context: Context) -> str:
-    """Where the dims that an op goes over stand in its operand."""
-    at = [context.types(op.inputs[0]).dims.index(dim) for dim in op.names("over")]
-    return literal(tuple(at) if len(at) > 1 else at[0])
 
 
 def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -211,7 +209,7 @@ def _dropout(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     axes = {i: type.axes_of(dim) for i, dim in enumerate(type.dims) if dim != samples and type.axes_of(dim)}
     split = ", ".join(f"{i}: {context.axis(held)}" for i, held in axes.items())
     where = [f"batch={type.dims.index(samples)}", *([f"split={{{split}}}"] if split else [])]
-    return f"dropout({', '.join([*(e.text for e in operands), *_options(op), *where])})", ATOM
+    return f"dropout({', '.join([*(e.text for e in operands), *_options(op, context), *where])})", ATOM
 
 
 def _fork(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -225,7 +223,7 @@ def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _local_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
-    options = [*_padding(logits.dims[-1], context), *_options(op)]
+    options = [*_padding(logits.dims[-1], context), *_options(op, context)]
     return _over_classes("local_softmax_stats", operands, logits.axes_of(logits.dims[-1]), context, options)
 
 
@@ -237,7 +235,7 @@ def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    options = [*_padding(context.types(op.inputs[0]).dims[-1], context), *_options(op)]
+    options = [*_padding(context.types(op.inputs[0]).dims[-1], context), *_options(op, context)]
     return _over_classes("cross_entropy", operands, (), context, options)
 
 
@@ -329,9 +327,7 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "rope_pair": _rope,
     "scale": _scale,
     "shift": _shift,
-    "softmax": _softmax,
     "local_softmax_stats": _local_softmax_stats,
     "split": _split,
-    "sum": _sum,
 }
 """The ops that are written otherwise than as a call of their operands and attributes."""

@@ -44,7 +44,7 @@ class ModelBuilder(OpBuilder):
 
 def _shown(entry: OpDef, types: Sequence[Type]) -> str:
     """The dims of operands, with names where a plan calls the op by its own."""
-    names = (operand.name if entry.surface else "" for operand in entry.operands)
+    names = (operand.name if entry.user_visible else "" for operand in entry.operands)
     *first, last = (
         f"{name}[{', '.join(type.dims)}]" for name, type in zip(chain(names, repeat("")), types, strict=False)
     )

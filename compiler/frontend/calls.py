@@ -28,7 +28,7 @@ class Arguments:
 
 def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bool]) -> Arguments:
     """The arguments of `call`, in the op's order.  Raises PlanError where they are too many, too few, or unknown."""
-    further = (Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.more)
+    further = (Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.variadic)
     operands, attributes = (*_written(entry.operands), *further), _written(entry.attributes)
     places = [*(operand.name for operand in operands), *(attribute.name for attribute in attributes)]
     optional = {operand.name: operand for operand in operands if operand.optional}
@@ -87,7 +87,7 @@ def signature(entry: OpDef) -> str:
     """How an op is written: `?` marks an operand that may be left out, `=` a default."""
     operands = [operand.name + "?" * operand.optional for operand in _written(entry.operands)]
     attributes = map(_attribute, _written(entry.attributes))
-    return f"{entry.name}({', '.join([*operands, *(['…'] * entry.more), *attributes])})"
+    return f"{entry.name}({', '.join([*operands, *(['…'] * entry.variadic), *attributes])})"
 
 
 def _attribute(attribute: Attribute) -> str:
@@ -121,7 +121,7 @@ class Calls:
         if own := self._user_ops.get(call.name.name):
             return self._user_call(call, own, like)
         entry = OPS.get(call.name.name)
-        if entry is None or not entry.surface:
+        if entry is None or not entry.user_visible:
             raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
         operands, attrs = self._arguments(call, entry)
         if entry is DROPOUT and not dict(attrs)["p"]:
@@ -137,7 +137,7 @@ class Calls:
         names = [argument.name for argument in call.args if isinstance(argument, tree.Name)]
         if names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}:
             return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, with `->` after what `@` sums over"
-        return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.surface), *self._user_ops])
+        return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
         operands, numbers = self._arguments(call, own.entry)
@@ -199,7 +199,11 @@ class Calls:
         if attribute.share and not 0 <= value < 1:
             label = f"`{attribute.name}` is {value:g}"
             raise wrong("E0610", "a fraction is at least 0 and less than 1", expr.span, label)
-        return value
+        if attribute.kinds != (int,):
+            return value
+        if value % 1:
+            raise wrong("E0313", f"`{attribute.name}` is a whole number", expr.span, f"is {value:g}")
+        return int(value)
 
     def _dim(self, expr: tree.Expr, known: Sequence[str]) -> str:
         """A dim as an argument: one of `known`, but not the one that counts samples."""

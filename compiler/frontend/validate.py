@@ -166,7 +166,7 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
     type_of = program.types
     for op in program.ops:
         own = [type_of[name] for name in op.inputs]
-        over = {*op.names("over"), *OPS[op.kind].whole(own, op)} - {roles(op, type_of).classes}
+        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(own, op)} - {roles(op, type_of).classes}
         for name in over & padded.keys():
             help = "only the vocabulary of tables and of the loss can be padded"
             found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)

@@ -1,53 +1,25 @@
-"""The table of ops.  A new op is an entry in a family's module, its name here, and a test."""
+"""The table of ops: what the modules of this folder define.  A new op is an entry in one of them, and a test."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
 from ..ir import Op, Program, Type
-from . import (
-    algebra,
-    attention,
-    concat,
-    dropout,
-    embedding,
-    fused,
-    fused_loss,
-    fused_parallel_loss,
-    loss,
-    norm,
-    pointwise,
-    reduce,
-    rescaled_loss,
-    step,
-    user,
-)
 from .messages import Message
 from .protocol import Attribute, Builder, OpDef, Operand, TypingError
 from .roles import Roles
 from .saved_tensors import Local
 from .vjp import Vjps, gradients
 
-_NAMED = (
-    entry
-    for family in (
-        algebra,
-        attention,
-        dropout,
-        embedding,
-        fused_loss,
-        concat,
-        loss,
-        norm,
-        fused_parallel_loss,
-        reduce,
-        rescaled_loss,
-        step,
-        user,
-    )
-    for entry in vars(family).values()
-    if isinstance(entry, OpDef)
-)
 
-OPS: dict[str, OpDef] = {entry.name: entry for entry in (*_NAMED, *pointwise.FUNCTIONS, *fused.ENTRIES)}
+def _entries() -> Iterator[OpDef]:
+    """Every entry that is a constant of a module, or in a tuple of entries that is one."""
+    for module in iter_modules(__path__):
+        for value in vars(import_module(f"{__name__}.{module.name}")).values():
+            yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, OpDef))
+
+
+OPS: dict[str, OpDef] = {entry.name: entry for entry in _entries()}
 VJPS = Vjps(OPS)
 OPS["vjp"] = VJPS.entry()
 

@@ -95,7 +95,7 @@ ADD = OpDef(
     "The sum of any number of operands; operands of fewer dims are broadcast.",
     _widest,
     operands=takes("x"),
-    more=True,
+    variadic=True,
     linear=((ALL,),),
     adjoint=_add_adjoint,
     stem="y",

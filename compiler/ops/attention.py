@@ -140,7 +140,7 @@ QUERIES = 256
 """Of how many queries scalec's own attention has scores at a time where it is plain torch."""
 
 
-def _attention_scratch(it: Local, back: bool = False) -> int:
+def _attention_workspace(it: Local, back: bool = False) -> int:
     """What torch's holds, or for what torch has no kernel, scalec's: its kernels hold nothing."""
     given = dict(it.op.attrs)
     window = window_of(it.op)
@@ -224,12 +224,12 @@ ROPE = OpDef(
     ),
     linear=((0,),),
     roles=rope_roles,
-    whole=_sequence_and_last,
-    vjp=Vjp(unread=(0,), scratch=_turning),
+    unsharded_dims=_sequence_and_last,
+    vjp=Vjp(unread=(0,), workspace=_turning),
     function="rope",
     stem="r",
-    scratch=_turning,
-    surface=True,
+    workspace=_turning,
+    user_visible=True,
 )
 
 
@@ -246,9 +246,9 @@ ROPE_PAIR = OpDef(
     attributes=ROPE.attributes,
     typing=_each_rotated,
     roles=rope_roles,
-    vjp=Vjp(unread=(0, 1), scratch=_turning_both),
+    vjp=Vjp(unread=(0, 1), workspace=_turning_both),
     function="rope_pair",
-    scratch=_turning_both,
+    workspace=_turning_both,
 )
 
 ATTENTION = OpDef(
@@ -267,12 +267,12 @@ ATTENTION = OpDef(
         evolve(SITE, default=0),
     ),
     roles=attention_roles,
-    whole=_sequence_and_last,
+    unsharded_dims=_sequence_and_last,
     allows=_heads_alike,
-    vjp=Vjp(result=True, scratch=partial(_attention_scratch, back=True)),
+    vjp=Vjp(result=True, workspace=partial(_attention_workspace, back=True)),
     function="attention",
     stem="o",
     saves=_attention_saves,
-    scratch=_attention_scratch,
-    surface=True,
+    workspace=_attention_workspace,
+    user_visible=True,
 )

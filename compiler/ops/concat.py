@@ -59,13 +59,13 @@ CONCAT = OpDef(
     _joined,
     operands=(Operand("x"),),
     attributes=(Attribute("as", dims="any"),),
-    more=True,
+    variadic=True,
     linear=((ALL,),),
-    whole=_all_joined,
+    unsharded_dims=_all_joined,
     joins=_sum_of_lasts,
     adjoint=_adjoint,
     function="concat",
-    surface=True,
+    user_visible=True,
 )
 
 SPLIT = OpDef(
@@ -75,9 +75,9 @@ SPLIT = OpDef(
     operands=(Operand("x"),),
     attributes=(Attribute("parts", dims="several"),),
     linear=((0,),),
-    whole=_all_parted,
+    unsharded_dims=_all_parted,
     joins=_sum_of_parts,
     adjoint=_rescaled,
     views=viewed,
-    surface=True,
+    user_visible=True,
 )

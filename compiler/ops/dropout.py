@@ -54,7 +54,7 @@ DROPOUT = OpDef(
     vjp=Vjp(unread=(0,)),
     function="dropout",
     stem="y",
-    surface=True,
+    user_visible=True,
 )
 
 FORK = OpDef(
@@ -63,6 +63,6 @@ FORK = OpDef(
     _forked,
     operands=takes("draws"),
     attributes=(Attribute("repeat", kinds=(str,)),),
-    whole=_repeat,
+    unsharded_dims=_repeat,
     function="fork",
 )

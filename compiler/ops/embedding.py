@@ -44,6 +44,6 @@ EMBEDDING = OpDef(
     function="embedding",
     stem="e",
     saves=_rows,
-    scratch=_unmasked,
-    surface=True,
+    workspace=_unmasked,
+    user_visible=True,
 )

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from ..ir import ITEM_BYTES, Op, Program, Type
 from .algebra import ADD, CONTRACT
-from .norm import EPS, LAYERNORM, RMSNORM, norm_scratch
+from .norm import EPS, LAYERNORM, RMSNORM, norm_workspace
 from .pointwise import FUNCTIONS, same
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local, Saved, operands
@@ -57,11 +57,11 @@ def _added(norm: OpDef) -> OpDef:
         _sum_and_norm,
         operands=(*takes("x", "y"), *norm.operands[1:]),
         attributes=(EPS,),
-        whole=_normed,
+        unsharded_dims=_normed,
         adjoint=lambda op, grads, b: _adjoint(op, grads, norm, b),
         function=f"add_{norm.function}",
         saves=_norm_saves,
-        scratch=norm_scratch,
+        workspace=norm_workspace,
     )
 
 
@@ -106,14 +106,14 @@ CONTRACTS = OpDef(
     "The products x·w of one value with several weights, each summed over the dims `over`, as one; the results share"
     " memory, but for those whose places `apart` names.",
     operands=takes("x", "w"),
-    more=True,
+    variadic=True,
     attributes=(*CONTRACT.attributes, Attribute("apart", kinds=(tuple,), default=())),
     typing=_products,
-    vjp=Vjp(unread=(0,), scratch=_gradients_together),
+    vjp=Vjp(unread=(0,), workspace=_gradients_together),
     adjoint=_products_adjoint,
     function="fused_linear",
     saves=operands,
-    scratch=_copies,
+    workspace=_copies,
 )
 
 # ---- a gate
@@ -141,9 +141,9 @@ def _gated(function: OpDef) -> OpDef:
         _alike,
         operands=takes("x", "y"),
         attributes=function.attributes,
-        vjp=Vjp(scratch=partial(_function_and_slope, results=2)),
+        vjp=Vjp(workspace=partial(_function_and_slope, results=2)),
         function=f"{function.name}_mul",
-        scratch=_function_and_slope,
+        workspace=_function_and_slope,
     )
 
 

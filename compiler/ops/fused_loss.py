@@ -43,11 +43,11 @@ LINEAR_CROSS_ENTROPY = OpDef(
     operands=PRODUCT,
     attributes=(INNER, SMOOTHING, Attribute("z", default=0.0), CAP),
     roles=product_roles,
-    whole=_whole,
+    unsharded_dims=_whole,
     vjp=Vjp(delayed=True),
     function="linear_cross_entropy",
     saves=_gradients,
-    scratch=_chunk,
+    workspace=_chunk,
 )
 KEPT = {"x": "gradient", "w": "gradient of the weight", "bias": "gradient of the bias"}
 """The gradients that forward makes and keeps, and backward scales in place, by operands."""

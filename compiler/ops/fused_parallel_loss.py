@@ -104,10 +104,10 @@ LOGIT_PARTS = OpDef(
     attributes=(SMOOTHING, CAP, SHARES),
     typing=_logit_softmax_stats,
     roles=last_is_classes,
-    vjp=Vjp(result=True, scratch=partial(in_pass, back=True)),
+    vjp=Vjp(result=True, workspace=partial(in_pass, back=True)),
     function="logit_softmax_stats",
     saves=_saves,
-    scratch=in_pass,
+    workspace=in_pass,
 )
 LINEAR_PARTS = OpDef(
     "linear_softmax_stats",
@@ -116,8 +116,8 @@ LINEAR_PARTS = OpDef(
     attributes=(INNER, *LOGIT_PARTS.attributes),
     typing=_linear_softmax_stats,
     roles=product_roles,
-    vjp=Vjp(result=True, scratch=_sum_of_chunks, delayed=True),
+    vjp=Vjp(result=True, workspace=_sum_of_chunks, delayed=True),
     function="linear_softmax_stats",
     saves=_saves,
-    scratch=_chunk,
+    workspace=_chunk,
 )

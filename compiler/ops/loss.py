@@ -149,13 +149,13 @@ CROSS_ENTROPY = OpDef(
     operands=(Operand("logits"), Operand("labels", given="labels")),
     attributes=(SMOOTHING, Attribute("z", default=0.0), CAP),
     roles=last_is_classes,
-    vjp=Vjp(scratch=_gradient_wide),
-    whole=_classes,
+    vjp=Vjp(workspace=_gradient_wide),
+    unsharded_dims=_classes,
     expand=_expand,
     function="cross_entropy",
     saves=_entropy_saves,
-    scratch=_below,
-    surface=True,
+    workspace=_below,
+    user_visible=True,
 )
 
 MAX_LOGIT = OpDef(
@@ -175,10 +175,10 @@ SOFTMAX_PARTS = OpDef(
     operands=takes("logits", "peak", "labels"),
     attributes=(SMOOTHING,),
     roles=last_is_classes,
-    vjp=Vjp(wrt=(0,), scratch=_gradient_wide),
+    vjp=Vjp(wrt=(0,), workspace=_gradient_wide),
     function="local_softmax_stats",
     saves=_parts_saves,
-    scratch=_parts_below,
+    workspace=_parts_below,
 )
 
 PEAK = Operand("peak", optional=True)

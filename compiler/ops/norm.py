@@ -112,7 +112,7 @@ PROGRAMS = 296 * 8192
 """Elements of the sums that the programs of a norm's backward make for its weight, by whatever tile, at most."""
 
 
-def norm_scratch(it: Local) -> int:
+def norm_workspace(it: Local) -> int:
     """What scalec's own norms hold, forward: in plain torch x, its square or its difference from the mean."""
     if not it.kernels or it.launched:
         return 0
@@ -120,7 +120,7 @@ def norm_scratch(it: Local) -> int:
     return (3 if centred else 2 + it.is_narrow) * it.widened() - it.bytes()
 
 
-def norm_vjp_scratch(it: Local) -> int:
+def norm_vjp_workspace(it: Local) -> int:
     """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x by rows."""
     if not it.kernels:
         return 0
@@ -147,14 +147,14 @@ RMSNORM = OpDef(
     _normed,
     operands=(Operand("x"), Operand("weight", init="ones")),
     attributes=(EPS,),
-    whole=_weight_dims,
-    vjp=Vjp(scratch=norm_vjp_scratch),
+    unsharded_dims=_weight_dims,
+    vjp=Vjp(workspace=norm_vjp_workspace),
     expand=_expand,
     function="rms_norm",
     stem="n",
     saves=_rms_saves,
-    scratch=norm_scratch,
-    surface=True,
+    workspace=norm_workspace,
+    user_visible=True,
 )
 
 LAYERNORM = OpDef(
@@ -163,14 +163,14 @@ LAYERNORM = OpDef(
     _normed,
     operands=(Operand("x"), Operand("weight", init="ones"), Operand("bias", init="zeros", optional=True)),
     attributes=(EPS,),
-    whole=_weight_dims,
-    vjp=Vjp(unread=(2,), scratch=norm_vjp_scratch),
+    unsharded_dims=_weight_dims,
+    vjp=Vjp(unread=(2,), workspace=norm_vjp_workspace),
     expand=_expand_layernorm,
     function="layer_norm",
     stem="n",
     saves=_layer_saves,
-    scratch=norm_scratch,
-    surface=True,
+    workspace=norm_workspace,
+    user_visible=True,
 )
 
 MEAN_SQUARE = OpDef(

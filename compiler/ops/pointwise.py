@@ -60,7 +60,7 @@ def _function(
         module=module,
         stem=stem,
         saves=saves,
-        surface=True,
+        user_visible=True,
         value=value,
         slope=slope,
     )

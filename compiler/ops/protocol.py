@@ -73,17 +73,17 @@ class Operand:
 class Vjp:
     """How ops `vjp` make the gradients of an op's operands, of the gradients of its results and of what else they read.
 
-    wrt      the operands that have gradients, () for all that are numbers
-    unread   those of them that it does not read: their shapes follow from their gradients
-    result   whether it reads the first result
-    scratch  bytes that the gradients of inputs hold on their way, beside operands and results
-    delayed  whether the runtime may put off the gradients of weights
+    wrt        the operands that have gradients, () for all that are numbers
+    unread     those of them that it does not read: their shapes follow from their gradients
+    result     whether it reads the first result
+    workspace  bytes that the gradients of inputs hold on their way, beside operands and results
+    delayed    whether the runtime may put off the gradients of weights
     """
 
     wrt: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
     result: bool = False
-    scratch: Bytes = no_bytes
+    workspace: Bytes = no_bytes
     delayed: bool = False
 
 
@@ -97,6 +97,7 @@ class Attribute:
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
     two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
+    `keyword` is its name in emitted programs, "" for its own; they give dims by their places in the first operand.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Attribute:
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False
     implied: bool = False
+    keyword: str = ""
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -121,6 +123,7 @@ def takes(*names: str) -> tuple[Operand, ...]:
 
 
 Dims = Callable[[Sequence[Type], Op], frozenset[str]]
+Permutes = Callable[[Op, int], Sequence[int]]
 Joins = Callable[[Sequence[Type], Op], Mapping[str, tuple[str, ...]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 
@@ -144,25 +147,27 @@ def one_dim(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
 class OpDef:
     """One op.
 
-    shapes    element types and dims of the results, from the operands'
-    linear    groups of operands in each of which the op is jointly linear (they may be partial)
-    roles     dims that mean something to the op, by what they mean
-    whole     dims that each rank must hold whole
-    joins     dims that others make up, one behind the other: their sizes are the sums of these
-    allows    whether operands that one axis shards so make sense together
-    contracts the placement of a result that lacks the dim that was sharded
-    typing    replaces the generic typing rule
-    vjp       how ops `vjp` make the gradients of the operands
-    adjoint   writes those gradients with ops of other kinds too
-    expand    rewrites an op that does not hold its `whole` dims into ops that show their collectives
-    more      whether any number of further operands may follow
-    function  the function in emitted programs; "" where Python has an operator for it
-    module    the module that emitted programs import the function from
-    stem      the name of a result that has none in the plan, "" for the op's own
-    saves     what autograd keeps for backward, where that is not what the `vjp` reads
-    scratch   bytes that the function holds while it runs, beside operands, results and what is kept
-    views     whether the results lie in the first operand's memory
-    communicates  the messages that each rank sends, in order
+    shapes          element types and dims of the results, from the operands'
+    variadic        whether any number of further operands may follow
+    linear          groups of operands in each of which the op is jointly linear (they may be partial)
+    roles           dims that mean something to the op, by what they mean
+    unsharded_dims  dims that no axis may shard
+    permutes        of an op that moves the positions along its dim `over`: where each comes from, of so many
+    joins           dims that others make up, one behind the other: their sizes are the sums of these
+    allows          whether operands that one axis shards so make sense together
+    contracts       the placement of a result that lacks the dim that was sharded
+    typing          replaces the generic typing rule
+    vjp             how ops `vjp` make the gradients of the operands
+    adjoint         writes those gradients with ops of other kinds too
+    expand          rewrites an op whose `unsharded_dims` are sharded into ops that show their collectives
+    function        the function in emitted programs; "" where Python has an operator for it
+    module          the module that emitted programs import the function from
+    stem            the name of a result that has none in the plan, "" for the op's own
+    saves           what autograd keeps for backward, where that is not what the `vjp` reads
+    workspace       bytes that the function holds while it runs, beside operands, results and what is kept
+    views           whether the results lie in the first operand's memory
+    communicates    the messages that each rank sends, in order
+    user_visible    whether a plan may call it by its name
     """
 
     name: str
@@ -170,10 +175,11 @@ class OpDef:
     shapes: Shapes | None = None
     operands: tuple[Operand, ...] = ()
     attributes: tuple[Attribute, ...] = ()
-    more: bool = False
+    variadic: bool = False
     linear: tuple[tuple[int, ...], ...] = ()
     roles: RolesOf | None = None
-    whole: Dims = no_dims
+    unsharded_dims: Dims = no_dims
+    permutes: Permutes | None = None
     joins: Joins = no_sums
     allows: Allows = one_dim
     contracts: Placement = PARTIAL
@@ -185,10 +191,10 @@ class OpDef:
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None
-    scratch: Bytes = no_bytes
+    workspace: Bytes = no_bytes
     views: Views = copied
     communicates: Communicates | None = None
-    surface: bool = False
+    user_visible: bool = False
 
     def infer(self, program: Program, types: Sequence[Type], op: Op) -> tuple[Type, ...]:
         """The types of the results.  Raises TypingError where no rule allows the operands."""
@@ -232,7 +238,7 @@ class OpDef:
     def fits(self, count: int) -> bool:
         """Whether the op takes so many operands."""
         least = sum(not operand.optional for operand in self.operands)
-        return least <= count and (self.more or count <= len(self.operands))
+        return least <= count and (self.variadic or count <= len(self.operands))
 
     def _on_axis(self, axis: str, types: Sequence[Type], shapes: Sequence[Shape], op: Op) -> list[Placement]:
         """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded alike, or replicated."""
@@ -254,7 +260,7 @@ class OpDef:
         if not split:
             return [REPLICATED] * len(shapes)
         self._require(self.allows(types, op, places), axis, types, "has no rule for operands")
-        self._require(not split & self.whole(types, op), axis, types, "needs that dim whole")
+        self._require(not split & self.unsharded_dims(types, op), axis, types, "needs that dim whole")
         return [next((sharded(dim) for dim in dims if dim in split), self.contracts) for _, dims in shapes]
 
     def _groups(self, count: int) -> tuple[tuple[int, ...], ...]:

@@ -6,11 +6,13 @@ other rule.  Non-goals: softmax over a sharded dim.
 
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from ..ir import BATCH, Op, Type
 from .pointwise import same
 from .protocol import FUNCTIONAL, RUNTIME, TORCH, Attribute, OpDef, Operand, Shape, TypingError, Vjp
 
-OVER = Attribute("over", dims="own")
+OVER = Attribute("over", dims="own", keyword="dim")
 
 
 def _reduced(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -31,7 +33,7 @@ def _reduction(name: str, doc: str, module: str) -> OpDef:
         vjp=Vjp(unread=(0,)),
         function=name,
         module=module,
-        surface=True,
+        user_visible=True,
     )
 
 
@@ -39,27 +41,29 @@ SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a br
 MEAN = _reduction("mean", "The sum over the dims `over`, divided by the product of their global sizes.", RUNTIME)
 
 
-def _normalised(types: Sequence[Type], op: Op) -> list[Shape]:
+def along_one(types: Sequence[Type], op: Op) -> list[Shape]:
+    """The operand's, of an op that goes over one of its dims."""
     over = op.names("over")
     if len(over) != 1 or over == (BATCH,):
-        raise TypingError("softmax goes over one dim, which is not batch")
+        raise TypingError(f"{op.kind} goes over one dim, which is not batch")
     return same(types, op)
 
 
-def _over(types: Sequence[Type], op: Op) -> frozenset[str]:
+def over(types: Sequence[Type], op: Op) -> frozenset[str]:
+    """The dims that an op goes over."""
     return frozenset(op.names("over"))
 
 
 SOFTMAX = OpDef(
     "softmax",
     "exp(x) / Σ exp(x), the sum over the dim `over`.",
-    _normalised,
+    along_one,
     operands=(Operand("x"),),
-    attributes=(Attribute("over", dims="last"),),
-    whole=_over,
+    attributes=(evolve(OVER, dims="last"),),
+    unsharded_dims=over,
     vjp=Vjp(unread=(0,), result=True),
     function="softmax",
     module=FUNCTIONAL,
     stem="p",
-    surface=True,
+    user_visible=True,
 )

@@ -175,7 +175,7 @@ PACK = OpDef(
     "pack",
     "Parameters or gradients as one flat buffer: views, not copies.",
     operands=takes("grad"),
-    more=True,
+    variadic=True,
     attributes=(BUCKET,),
     typing=_packed,
 )
@@ -192,7 +192,7 @@ BEGIN = OpDef(
     "begin",
     "In the last microbatch, the reduction of a bucket begins here; it is complete where its coercion stands.",
     operands=takes("grad"),
-    more=True,
+    variadic=True,
     attributes=(BUCKET,),
     typing=_nothing,
 )
@@ -201,20 +201,22 @@ SUM_SQUARES = OpDef(
     "sum_squares",
     "The sum of squares of all elements that a rank holds; of those that ranks hold alike, `once`, on the first.",
     operands=takes("grad"),
-    more=True,
+    variadic=True,
     attributes=(Attribute("stages", kinds=(str,), default=""), Attribute("once", kinds=(tuple,), default=())),
     typing=_squared,
     function="sum_squares",
 )
 
-GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", _scalar, operands=takes("squares"), more=True)
+GRAD_NORM = OpDef(
+    "grad_norm", "The root of the sum of the operands.", _scalar, operands=takes("squares"), variadic=True
+)
 
 UNSCALED_NORM = OpDef(
     "unscaled_norm",
     "The root of the sum of the operands after the first, divided by the first, the loss scale.",
     _scalar,
     operands=takes("loss_scale", "squares"),
-    more=True,
+    variadic=True,
 )
 
 CLIP_SCALE = OpDef(
@@ -246,6 +248,6 @@ UPDATE = OpDef(
     "update",
     "The optimizer's step: scaled gradients to new parameters; nothing where count is 0.",
     operands=takes("grad", "scale", "count", "param"),
-    more=True,
+    variadic=True,
     typing=_updated,
 )

@@ -90,7 +90,7 @@ CALL = OpDef(
         Attribute("linear", kinds=(tuple,)),
         Attribute("constants", kinds=(tuple,)),
     ),
-    more=True,
-    whole=_whole,
+    variadic=True,
+    unsharded_dims=_whole,
     vjp=Vjp(),
 )

@@ -95,9 +95,9 @@ class Vjps:
             "The gradients of operands of the op `of`: d(Σ dy · y) / d(operand), of the results' gradients dy.",
             operands=takes("dy"),
             attributes=ATTRIBUTES,
-            more=True,
+            variadic=True,
             typing=self._typed,
-            scratch=self._scratch,
+            workspace=self._workspace,
         )
 
     def attributes(self, op: Op) -> tuple[Attribute, ...]:
@@ -148,8 +148,8 @@ class Vjps:
             raise TypingError(f"there is no gradient of {entry.name}'s {', '.join(op.names('wrt'))}")
         return [dual_type(it.types[i]) for i in it.wrt]
 
-    def _scratch(self, local: Local) -> int:
+    def _workspace(self, local: Local) -> int:
         """Of gradients of inputs; those of weights are made beside them."""
         it = self.pulled(local.op, local.types)
         vjp = self.of[it.op.kind].vjp
-        return vjp.scratch(evolve(local, op=it.op, types=it.types)) if vjp and 0 in it.wrt else 0
+        return vjp.workspace(evolve(local, op=it.op, types=it.types)) if vjp and 0 in it.wrt else 0

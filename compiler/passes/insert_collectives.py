@@ -165,7 +165,7 @@ class _Inserter(OpBuilder):
         if op.kind == "leaf":
             type = evolve(self._leaves[op.inputs[0]], dtype=op.outputs[0].type.dtype)
             self.append(evolve(op, outputs=(Value(op.outputs[0].name, type),)))
-        elif entry.expand and entry.whole(operands, op) & {item.partition(":")[2] for item in work}:
+        elif entry.expand and entry.unsharded_dims(operands, op) & {item.partition(":")[2] for item in work}:
             for part in entry.expand(op, self.names.fresh, self.types.__getitem__):
                 self._op(part)
         elif op.kind == "add":

@@ -130,7 +130,7 @@ class _Worker:
                 notes=[Note(first[0].span, "claimed here")],
                 help="put one of them in a rule of its own: earlier rules go first",
             )
-        broken = set(split) & entry.whole(operands, op) if not entry.expand else set[str]()
+        broken = set(split) & entry.unsharded_dims(operands, op) if not entry.expand else set[str]()
         for dim in sorted(broken if broken and self._new("E0601", first[0]) else ()):
             self.found.error(
                 "E0601",

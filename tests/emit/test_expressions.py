@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
 
 import pytest
 from attrs import evolve
@@ -73,10 +72,14 @@ BY_DEFAULT = [kind for kind, entry in OPS.items() if entry.function and entry.at
 
 @pytest.mark.parametrize("kind", BY_DEFAULT)
 def test_a_call_has_every_attribute_of_its_op(kind: str) -> None:
-    names = [attribute.name for attribute in OPS[kind].attributes]
-    op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=frame({}, {}).region.span)
-    text = express(op, [Expr("x", ATOM, ("x",))], cast(Any, None)).text
-    assert text == f"{OPS[kind].function}({', '.join(['x', *(f'{name}=0.5' for name in names)])})"
+    entry, program, x = OPS[kind], frame({}, {}), Type("f32", ("batch", "seq", "hidden"))
+    given = tuple((each.name, ("seq", "hidden") if each.dims else 0.5) for each in entry.attributes)
+    op = Op(kind, ("x",), (), given, span=program.region.span)
+    context = Context(program, lambda _: x, "_".join, lambda op: "", lambda _: False, {})
+    text = express(op, [Expr("x", ATOM, ("x",))], context).text
+    words = (f"{each.keyword or each.name}={'(1, 2)' if each.dims else '0.5'}" for each in entry.attributes)
+    prefix = "torch." if entry.module == "torch" else ""
+    assert text == f"{prefix}{entry.function}({', '.join(['x', *words])})"
 
 
 PLACES = (INVARIANT, REPLICATED, PARTIAL, MAXIMUM)

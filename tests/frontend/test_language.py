@@ -12,6 +12,7 @@ from typing import NamedTuple
 import attrs
 import pytest
 
+from helpers.unary_ops import UNARY, goes_over_one, written
 from scalec.compiler.config.fields import Field, Part, fields_of, heading_of
 from scalec.compiler.config.settings import (
     Cluster,
@@ -134,8 +135,8 @@ WHOLE = {  # a use of each op that needs dims whole, these dims, and how the tab
     "layernorm": ("layernorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rmsnorm": ("rmsnorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rope": ("rope(x @ a[hidden -> heads, head_dim], theta)", "seq head_dim", "`seq`, the last"),
-    "softmax": ("softmax(x)", "hidden", "`over`"),
     "split": ("y, z = split(x @ a[hidden -> both], [ffn, ffn])", "ffn both", "all that are taken apart"),
+    **{name: (written(name, "x"), "hidden", "`over`") for name in UNARY if goes_over_one(name)},
 }
 
 
@@ -154,14 +155,14 @@ def test_the_dims_that_an_op_needs_whole(kind: str) -> None:
     statement, dims, _ = WHOLE[kind]
     program, op = in_program(statement, kind)
     of = program.types
-    assert OPS[kind].whole([of[name] for name in op.inputs], op) == {*dims.split()}
+    assert OPS[kind].unsharded_dims([of[name] for name in op.inputs], op) == {*dims.split()}
 
 
 def ops_table() -> Iterator[str]:
     """A row for each op of the language, operators first."""
     yield from heading("written", "computes", "whole", "linear in")
-    surface = sorted(name for name, entry in OPS.items() if entry.surface)
-    for name in (*OPERATORS, *surface):
+    visible = sorted(name for name, entry in OPS.items() if entry.user_visible)
+    for name in (*OPERATORS, *visible):
         entry = OPS[name]
         doc = " ".join([*entry.doc.split(), *(choices(a) for a in entry.attributes if a.choices)])
         yield row(f"`{OPERATORS.get(name) or signature(entry)}`", doc, whole(entry), linear(entry))
@@ -183,8 +184,10 @@ def linear(entry: OpDef) -> str:
 
 
 def test_whole_names_every_op_that_needs_dims_whole() -> None:
-    default = attrs.fields_dict(OpDef)["whole"].default
-    assert {name for name, entry in OPS.items() if entry.surface and entry.whole is not default} == {*WHOLE}
+    default = attrs.fields_dict(OpDef)["unsharded_dims"].default
+    assert {name for name, entry in OPS.items() if entry.user_visible and entry.unsharded_dims is not default} == {
+        *WHOLE
+    }
 
 
 # ---- the tables of settings and codes

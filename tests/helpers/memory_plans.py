@@ -8,7 +8,7 @@ from types import ModuleType
 from helpers.oracle import harness
 from helpers.oracle.models import MODELS, SIZES, Model
 from helpers.oracle.plans import Case, plan_text, train_text
-from helpers.pointwise import POINTWISE
+from helpers.unary_ops import UNARY, written
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
@@ -71,13 +71,13 @@ DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, 
     x = x + attention(q, k, v, causal, documents=documents, dropout=0.3) @ wo[heads, head_dim -> hidden]
     a, b = split(x @ w_in[hidden -> wide], [few, rest])
     f = x @ w_up[hidden -> ffn]
-    {pointwise}
+    {unary}
     x = x + f @ w_down[ffn -> hidden]
     x = x + (relu(a) @ w_few[few -> hidden]) / (1 + sigmoid(b @ w_rest[rest -> hidden]))
   }
   loss = cross_entropy(dropout(x, 0.5) @ wte, labels)
 }
-""".replace("{pointwise}", "  ".join(f"f = {row.of(name, 'f')}" for name, row in POINTWISE.items()))
+""".replace("{unary}", "  ".join(f"f = {written(name, 'f', over='seq')}" for name in UNARY))
 
 NESTED = """model nested(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 32  hidden = 16  ffn = 24  layers = 2  blocks = 3 }

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from helpers.empty_programs import frame
 from helpers.field_values import TRIALS, drawn, is_spread, spread
-from helpers.pointwise import POINTWISE
+from helpers.unary_ops import UNARY, cases
 from scalec.compiler.ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Placement, Program, Type, Value, sharded
 from scalec.compiler.ir.placements import dual_type
 from scalec.compiler.ops import OPS, TypingError
@@ -132,7 +132,6 @@ FORMS = {
     "rope": [form(Q, theta=100.0), form("seq batch kv_heads head_dim", theta=100.0)],
     "scale": [form(X, by=-0.75)],
     "shift": [form(X, by=-0.75)],
-    "softmax": [form(X, over=("hidden",)), form(X, over=("seq",))],
     "local_softmax_stats": [form(*PARTS), form(*PARTS, smoothing=0.1)],
     "split": [form("batch seq heads", parts=("head_dim", "kv_heads"))],
     "sum": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
@@ -142,7 +141,7 @@ FORMS = {
     ],
     "unscaled": [form("", "")],
     "unscaled_norm": [form("", "", "")],
-    **{name: [form(X, **attrs) for attrs in row.attrs] for name, row in POINTWISE.items()},
+    **{name: [form(X, **attrs) for _, attrs in cases(name, X.split())] for name in UNARY},
 }
 OF_BOTH_AXES = {"attention"}
 """Their axes are not independent: key/value heads lie over the outer of the axes of query heads."""

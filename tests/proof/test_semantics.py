@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from attrs import evolve, fields, frozen
 
 from helpers.empty_programs import frame
-from helpers.pointwise import POINTWISE
+from helpers.unary_ops import UNARY, cases
 from scalec.compiler.config.settings import Optimizer, ParamGroup, Schedule
 from scalec.compiler.ir import Attr, Bucket, Op, Program, Type, Value
 from scalec.compiler.ops import OPS
@@ -259,9 +259,7 @@ def two_ropes(seq: int, theta: float) -> Formula:
     return lambda q, k: (rope(q, theta, seq), rope(k, theta, seq))
 
 
-ELEMENTWISE: dict[str, list[tuple[Formula, dict[str, Attr]]]] = {
-    name: [(partial(row.formula, **attrs), attrs) for attrs in row.attrs] for name, row in POINTWISE.items()
-}
+OF_ONE = {name: [*cases(name, ("batch", "seq", "hidden"))] for name in UNARY}
 """Functions of one operand with their attributes."""
 
 DROPS: dict[str, Attr] = {"mask": "causal", "dropout": 0.25, "site": 1}
@@ -310,7 +308,7 @@ BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidd
 BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
 TWO = BY_ELEMENT | {"gives": (".. hidden", ".. hidden")}
 
-GATES = {f"{name}_mul": ELEMENTWISE[name] for name in ("gelu", "silu")}
+GATES = {f"{name}_mul": OF_ONE[name] for name in ("gelu", "silu")}
 
 FUSED = {
     "add_layernorm": [
@@ -361,7 +359,7 @@ FUSED = {
 
 CASES = {
     **FUSED,
-    **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in ELEMENTWISE.items()},
+    **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in OF_ONE.items()},
     "add": [case("bsh bsh bsh -> bsh", added), case("h bsh sh -> bsh", added), case(". . -> .", added)],
     "attention": [
         case("bsnd bskd bskd -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
@@ -450,10 +448,6 @@ CASES = {
         case("bsnd -> bsnd", partial(rope, theta=100.0, seq=1), theta=100.0),
         case("sbkd -> sbkd", partial(rope, theta=5e5, seq=0), theta=5e5),
         case("sd -> sd", partial(rope, theta=2.0, seq=0), theta=2.0),
-    ],
-    "softmax": [
-        case("bsh -> bsh", lambda x: x.softmax(-1), over=("hidden",)),
-        case("bsh -> bsh", lambda x: x.softmax(1), over=("seq",)),
     ],
     "scale": [case("bsh -> bsh", lambda x: -0.75 * x, by=-0.75)],
     "shift": [case("bsh -> bsh", lambda x: x - 0.75, by=-0.75)],

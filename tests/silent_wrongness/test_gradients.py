@@ -133,7 +133,7 @@ def test_row_22_a_norm_over_a_sharded_dim(monkeypatch: pytest.MonkeyPatch) -> No
     """Where the entry does not ask for the whole dim, each rank divides by the root mean square of its own part."""
     plan = evolve(PLANS["no repeat"], shard="batch over dp  hidden over tp").text()
     monkeypatch.setitem(TEXTS, "hidden", plan)
-    monkeypatch.setitem(OPS, "rmsnorm", evolve(OPS["rmsnorm"], whole=no_dims))
+    monkeypatch.setitem(OPS, "rmsnorm", evolve(OPS["rmsnorm"], unsharded_dims=no_dims))
     assert "loss" in compiled_anew("hidden")
 
 

@@ -3,7 +3,7 @@
 One layer of each repeat is walked, so that 126 layers cost what 2 do: in forward the last, when most is saved, and in
 backward the first that it does; with those close to it that have more of buckets in memory (`passing`).  Gradients of
 parameters add up in their buckets as they come, parts of another gradient in the first of them, as autograd does it.
-Non-goals: what an allocator loses, and what kernels hold besides `scratch`.
+Non-goals: what an allocator loses, and what kernels hold besides `workspace`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -207,7 +207,7 @@ class Walk:
         types = tuple(self._storages.types[name] for name in op.inputs)
         program = self._storages.program
         local = Local(program, op, types, (True,) * len(types), self._device, serves(program, op, types))
-        self._look(op, OPS[op.kind].scratch(local))
+        self._look(op, OPS[op.kind].workspace(local))
 
     def _widened(self, op: Op) -> int:
         """The copy of a parameter's gradient that the CPU makes to add it to its bucket in a wider element type."""
@@ -216,10 +216,10 @@ class Walk:
         sizes = [program.elements(v.type) * wide for v in narrow if ITEM_BYTES[v.type.dtype] < wide]
         return max(sizes, default=0) if self._device == "cpu" else 0
 
-    def _look(self, op: Op, scratch: int) -> None:
-        """Takes note of this moment, in which an op takes `scratch` besides, if more is in memory than ever before."""
+    def _look(self, op: Op, workspace: int) -> None:
+        """Notes this moment, in which an op takes `workspace` besides, if memory holds more than ever before."""
         kept = sum(size for key, size in self._live.items() if key in self._kept)
-        other = sum(self._live.values()) - kept + scratch
+        other = sum(self._live.values()) - kept + workspace
         buckets = self._passing.weights, self._passing.gradients
         moment = PeakSnapshot(op, self._where, tuple(self._layers), self._about(op), kept, *buckets, other)
         self.fullest[self._where] = max(self.fullest.get(self._where, moment), moment, key=lambda it: it.bytes)

@@ -1,9 +1,10 @@
-"""Tensors one behind the other along their last dims."""
+"""Positions along a dim that are joined, taken apart, or moved."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from ...ops import OPS
 from ..tensors import Dims, Tensor, degree_of
 from .call import Call, Semantics
 
@@ -37,7 +38,19 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [*_parted(c, grads[0], tuple(x.dims[-1] for x in c.args))]
 
 
+def _taken(c: Call, x: Tensor, back: bool = False) -> Tensor:
+    """The positions in the op's order, or `back` from there."""
+    (over,), permutes = c.op.names("over"), OPS[c.op.kind].permutes
+    assert permutes, f"verify: {c.op.kind} permutes nothing"
+    source = np.array(permutes(c.op, c.world.dims[over]))
+    at = np.argsort(source) if back else source
+    return Tensor(x.dims, np.take(x.array, at, x.lead + x.dims.index(over)), x.degree)
+
+
+_PERMUTED = Semantics(lambda c: [_taken(c, c.args[0])], lambda c, grads: [_taken(c, grads[0], back=True)])
+
 MEANINGS = {
     "concat": Semantics(_concat, _gradients),
     "split": Semantics(_split, _rescaled),
+    **{kind: _PERMUTED for kind, entry in OPS.items() if entry.permutes},
 }

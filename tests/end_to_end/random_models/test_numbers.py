@@ -15,7 +15,7 @@ from scalec.compiler.syntax.source import Source
 
 pytestmark = pytest.mark.xdist_group("random numbers")  # one process draws the sample
 
-PLANS, MORE = 10, 30
+PLANS, MORE = 12, 30
 """So many, and so many more where long tests are asked for."""
 LIMIT = 1e3
 """Of numbers and of slopes: a rounding error of 2^-53 in such a number has become 1e-10 behind such a slope."""

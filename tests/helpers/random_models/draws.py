@@ -93,7 +93,7 @@ def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T |
 
 def table() -> set[str]:
     """What can stand in a plan, by `words`."""
-    return (ARITHMETIC | NESTS | AGAIN).union(*(_words_of(op) for op in OPS.values() if op.surface)) - FUSED
+    return (ARITHMETIC | NESTS | AGAIN).union(*(_words_of(op) for op in OPS.values() if op.user_visible)) - FUSED
 
 
 def words(plan: str, model: Program) -> set[str]:
@@ -125,7 +125,7 @@ def _nests(body: Sequence[tree.Statement], around: str) -> Iterator[str]:
 
 def _words_of(op: OpDef) -> Iterator[str]:
     least = sum(not operand.optional for operand in op.operands)
-    for count in [2, 3] if op.more else range(least, len(op.operands) + 1):
+    for count in [2, 3] if op.variadic else range(least, len(op.operands) + 1):
         yield f"{op.name} of {count}"
     for attribute in op.attributes:
         choices = [choice for choice in attribute.choices if choice != attribute.default]

@@ -18,8 +18,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from helpers.oracle.reference import Tensors, Training
-from helpers.pointwise import POINTWISE
 from helpers.random_models.dropout_masks import Draws, draws_of, dropped, forked
+from helpers.unary_ops import UNARY, goes_over_one
 from scalec.compiler.syntax import tree
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
@@ -323,16 +323,15 @@ def elementwise(op: Callable[[Any, Any], Any], left: Value | float, right: Value
     return Value(dims, op(*sides)) if values else op(*sides)
 
 
-def of_one(function: Callable[..., Tensor]) -> Callable[..., Value]:
-    """Elementwise functions."""
-    return lambda x, *args, **given: Value(x.dims, function(x.tensor, *args, **given))
+def of_one(name: str) -> Callable[..., Value]:
+    """Ops of one operand; over one dim, the last by default."""
 
+    def call(x: Value, *args: float, over: str | Dims = (), **given: Any) -> Value:
+        (at,) = x.places(_dims(over) or x.dims[-1:]) if goes_over_one(name) else (None,)
+        where = {} if at is None else {"dim": at}
+        return Value(x.dims, UNARY[name].formula(x.tensor, *args, **given, **where))
 
-def softmax(x: Value, over: str | Dims = ()) -> Value:
-    """Over one dim, the last by default."""
-    at = x.places(_dims(over) or x.dims[-1:])
-    weights = (x.tensor - x.tensor.amax(at, keepdim=True)).exp()
-    return Value(x.dims, weights / weights.sum(at, keepdim=True))
+    return call
 
 
 def reduced(function: Callable[..., Tensor]) -> Callable[..., Value]:
@@ -436,7 +435,7 @@ def cross_entropy(logits: Value, labels: Value, classes: int, smoothing: float =
 
 
 OPS: dict[str, Callable[..., Value]] = {
-    **{name: of_one(row.formula) for name, row in POINTWISE.items()},
+    **{name: of_one(name) for name in UNARY},
     "attention": attention,
     "concat": concat,
     "dropout": dropout,
@@ -445,6 +444,5 @@ OPS: dict[str, Callable[..., Value]] = {
     "mean": reduced(torch.mean),
     "rmsnorm": rmsnorm,
     "rope": rope,
-    "softmax": softmax,
     "sum": reduced(torch.sum),
 }
