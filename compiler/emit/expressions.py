@@ -77,7 +77,7 @@ def _value(attribute: Attribute, value: Attr, op: Op, context: Context) -> str:
     if not attribute.dims:
         return literal(value)
     at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in op.names(attribute.name))
-    return literal(at if len(at) > 1 else at[0])
+    return literal(at[0] if len(at) == 1 else at)
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:

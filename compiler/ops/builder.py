@@ -6,6 +6,7 @@ from attrs import evolve
 
 from ..ir import Attr, Kind, Names, Op, Program, Stmt, Type, Value
 from ..ir.placements import Step, path
+from ..syntax.source import Span
 from . import OPS
 
 
@@ -23,10 +24,11 @@ class OpBuilder:
 
         New values may take the names that are `free`.
         """
-        self.program, self.body = program, list[Stmt]()
-        self.types = outer.types if outer else dict(program.types)
-        self.names = outer.names if outer else Names(program.types.keys() - {*free})
-        self.span = outer.span if outer else program.region.span
+        self.program = program
+        self.body: list[Stmt] = []
+        self.types: dict[str, Type] = outer.types if outer else dict(program.types)
+        self.names: Names = outer.names if outer else Names(program.types.keys() - {*free})
+        self.span: Span = outer.span if outer else program.region.span
 
     def inner(self) -> "OpBuilder":
         """The builder of another body."""
