@@ -14,8 +14,8 @@ from .vjp import Vjps, gradients
 
 
 def _entries() -> Iterator[OpDef]:
-    """Every entry that is a constant of a module, or in a tuple of entries that is one."""
-    for module in iter_modules(__path__):
+    """Every entry that is a constant of a module, or in a tuple of entries that is one; `builder` reads the table."""
+    for module in (each for each in iter_modules(__path__) if each.name != "builder"):
         for value in vars(import_module(f"{__name__}.{module.name}")).values():
             several = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
             yield from (each for each in several if isinstance(each, OpDef))
