@@ -4,7 +4,7 @@ Purpose: say what a program *is*; `printer` writes it, `reader` reads it back, `
 Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placements`, both as data.
 """
 
-from .program import STATES, Axis, Bucket, Claim, Dim, Init, Param, Pipeline, Program, StateAxes
+from .program import STATES, Axis, Bucket, Claim, Dim, Init, Param, Pipeline, Program, StateAxes, once
 from .regions import Arg, Enter, Leave, Op, Region, Stmt, Yield
 from .types import (
     BATCH,
@@ -84,6 +84,7 @@ __all__ = [
     "blocks",
     "defs",
     "map_ops",
+    "once",
     "ops_in",
     "regions_in",
     "rename",

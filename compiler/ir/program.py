@@ -1,11 +1,12 @@
 """A whole program: its mesh, dims, parameters and state, and the region that computes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, wraps
 from math import prod
+from typing import TypeVar, cast
 
-from attrs import Factory, evolve, frozen
+from attrs import Factory, evolve, field, frozen
 
 from ..config.hf_names import HFWeight
 from ..config.settings import Cluster, Flow, Pipelining, Train
@@ -14,6 +15,8 @@ from ..syntax.source import Span
 from .regions import Op, Region, written_at
 from .types import INVARIANT, PRECISIONS, Placement, Places, Type
 from .walk import blocks, regions_in, values, walk
+
+T = TypeVar("T")
 
 STATES = ("parameters", "gradients", "optimizer")
 """What ranks may share out of a parameter's state."""
@@ -176,6 +179,8 @@ class Program:
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
     pipeline: Pipeline | None = None
+    known: dict[object, object] = field(factory=dict, init=False, eq=False, repr=False)
+    """What functions that run `once` have found of it."""
 
     @cached_property
     def types(self) -> Mapping[str, Type]:
@@ -255,3 +260,15 @@ class Program:
     def places(self, at: dict[str, Placement]) -> Places:
         """Placements in mesh order, invariant ones omitted: the canonical form."""
         return tuple((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
+
+
+def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
+    """A function of a program that is asked often, and runs once for each: the result stays with the program."""
+
+    @wraps(function)
+    def known(program: Program) -> T:
+        if function not in program.known:
+            program.known[function] = function(program)
+        return cast(T, program.known[function])
+
+    return known

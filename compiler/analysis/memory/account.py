@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import ITEM_BYTES, Op, Program
+from ...ir import ITEM_BYTES, Op, Program, once
 from ...ir import Bucket as Shared
 from ...ir.stages import has
 from ...ops import roles
@@ -102,6 +102,7 @@ class Account:
         return self.total + self.reserve
 
 
+@once
 def account(program: Program) -> Account:
     """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU.
 
@@ -114,7 +115,8 @@ def account(program: Program) -> Account:
     return _account(program, storages, tuple(keeper.all.values()), Walk(storages, keeper, device_of(program)).peak)
 
 
-def accounts(program: Program) -> list[Account]:
+@once
+def accounts(program: Program) -> tuple[Account, ...]:
     """Those of all ranks of a pipeline's axis."""
     assert program.pipeline, "memory: no pipeline"
     pipeline, of = program.pipeline, stages_of(program)
@@ -125,7 +127,7 @@ def accounts(program: Program) -> list[Account]:
         it = idle(program, rank, of)
         peak = max(it.peak, fullest(program, rank, of, sizes), key=lambda moment: moment.bytes)
         found.append(evolve(it, peak=peak))
-    return found
+    return tuple(found)
 
 
 def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:

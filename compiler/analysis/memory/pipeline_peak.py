@@ -6,6 +6,7 @@ from where its message begins.
 Non-goals: what an allocator loses.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -181,6 +182,8 @@ class Chunks:
         self._own = [(chunk, needed(row, chunk).end if row else 1) for chunk in chunks(program, rank)]
         unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
         self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
+        self._ends = sorted({end for _, end in self._own})
+        self._between = [(self._weights(at), self._gradients(at)) for at in (-1, *self._ends)]
 
     @property
     def most(self) -> int:
@@ -192,11 +195,17 @@ class Chunks:
 
     def weights(self, at: int) -> int:
         """Bytes that are there in a cell, all gathered at the step's start."""
-        freed = [chunk for chunk, end in self._own if at < end and chunk.bucket in self._freed]
-        return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
+        return self._between[bisect_right(self._ends, at)][0]
 
     def gradients(self, at: int) -> int:
         """Bytes of those that have ended before a cell."""
+        return self._between[bisect_right(self._ends, at)][1]
+
+    def _weights(self, at: int) -> int:
+        freed = [chunk for chunk, end in self._own if at < end and chunk.bucket in self._freed]
+        return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
+
+    def _gradients(self, at: int) -> int:
         ended = ((chunk, end) for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at)
         return self._sent({chunk.bucket: chunk.size for chunk, _ in ended})
 
