@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from attrs import evolve
 
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean
+from ..syntax.diagnostics import Note, PlanError, did_you_mean, wrong
 from ..syntax.source import Span
-from .errors import wrong
 
 
 def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
@@ -144,7 +143,7 @@ class _Walk:
                 notes = (Note(self._partly[name.name].span, "bound here"),)
                 help = "bind it on both sides, or before the branch"
                 message = f"only one side of a branch binds `{name}`"
-                raise PlanError([Diagnostic("E0201", message, name.span, "used after the branch", notes, help)])
+                raise wrong("E0201", message, name.span, "used after the branch", help, notes=notes)
         for name in item.names:
             self._check_index(name)
         self._add({name.name: name for name in item.names})

@@ -9,11 +9,11 @@ from ..ir import BATCH, FLOATS, Attr, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.dropout import DROPOUT, SITE
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
+from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from ..syntax.source import Span
 from .arithmetic import evaluate
 from .builder import Attrs, ModelBuilder
-from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere, wrong
+from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
@@ -98,7 +98,7 @@ def _attribute(attribute: Attribute) -> str:
 
 def _unfit(entry: OpDef, what: str, span: Span, label: str, help: str = "", notes: tuple[Note, ...] = ()) -> PlanError:
     notes = (*notes, Note(None, f"it is written `{signature(entry)}`"))
-    return PlanError([Diagnostic("E0606", f"`{entry.name}` {what}", span, label, notes, help)])
+    return wrong("E0606", f"`{entry.name}` {what}", span, label, help, notes=notes)
 
 
 class Calls:

@@ -10,7 +10,7 @@ from math import prod
 from ..config.settings import AUTO, CHUNK, SAVE, TRITON
 from ..ir import ITEM_BYTES, Program, Type
 from ..ops.loss import CROSS_ENTROPY
-from ..syntax.diagnostics import Diagnostic, PlanError
+from ..syntax.diagnostics import wrong
 
 LARGE = 1 << 30
 """Bytes of a microbatch's logits on a rank, from which on they are not held."""
@@ -23,7 +23,7 @@ def logits_for(program: Program) -> str:
         if train.logits == CHUNK:
             help = "write `kernels = triton`, or leave `logits` out"
             span = train.spans["logits"]
-            raise PlanError([Diagnostic("E0414", "torch's own ops compute all logits at once", span, help=help)])
+            raise wrong("E0414", "torch's own ops compute all logits at once", span, help=help)
         return train.logits
     if train.logits != AUTO:
         return train.logits

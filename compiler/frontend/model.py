@@ -7,10 +7,10 @@ from attrs import frozen
 from ..ir import FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, PlanError
+from ..syntax.diagnostics import wrong
 from .arithmetic import Scalar
 from .builder import ModelBuilder
-from .errors import check_name, wrong
+from .errors import check_name
 from .expressions import Expressions
 from .inputs import check_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
@@ -62,7 +62,7 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
     loss = scope.bound.get("loss")
     if loss is None:
         help = "end the model with `loss = cross_entropy(logits, labels)`"
-        raise PlanError([Diagnostic("E0206", "this model computes no `loss`", model.name.span, help=help)])
+        raise wrong("E0206", "this model computes no `loss`", model.name.span, help=help)
     made_by = defs(builder.body)
     pending = [loss]
     while pending:  # what is summed over microbatches and ranks must be a sum over tokens
@@ -72,7 +72,7 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
         elif not op or not roles(op, builder.types).classes:
             help = "the loss is `cross_entropy(…)`, or a sum of such outside of repeats"
             span = op.span if op else model.name.span
-            raise PlanError([Diagnostic("E0214", "`loss` is not a sum of token losses", span, help=help)])
+            raise wrong("E0214", "`loss` is not a sum of token losses", span, help=help)
     return loss
 
 

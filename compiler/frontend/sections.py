@@ -11,7 +11,7 @@ from ..config.schema import read
 from ..config.settings import ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train
 from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
+from ..syntax.diagnostics import Diagnostics, Note, wrong
 from .pipeline import read_pipelining
 from .sharding import read_flow
 
@@ -123,4 +123,4 @@ def check_rates(train: Train) -> None:
         message = f"the learning rate falls to {schedule.floor:g}, from {optimizer.lr:g}"
         notes = (Note(optimizer.spans["lr"], "the peak"),)
         help = "`floor` is the learning rate at the last step, not a share of `lr`"
-        raise PlanError([Diagnostic("E0416", message, schedule.spans["floor"], "more than the peak", notes, help)])
+        raise wrong("E0416", message, schedule.spans["floor"], "more than the peak", help, notes=notes)

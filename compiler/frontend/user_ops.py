@@ -15,10 +15,10 @@ from ..ir import Attr, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.user import LEAD
 from ..syntax import tree as syntax
-from ..syntax.diagnostics import Diagnostics, Note, did_you_mean
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, wrong
 from ..syntax.limits import load
 from ..syntax.source import Source, Span
-from .errors import check_name, wrong
+from .errors import check_name
 
 
 @frozen

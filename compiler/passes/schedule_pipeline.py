@@ -27,7 +27,7 @@ from ..ir import (
 from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.check import problems
 from ..schedules.p2p import with_messages
-from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from ..syntax.diagnostics import Diagnostic, Note, PlanError, wrong
 
 
 def schedule_pipeline(program: Program) -> Program:
@@ -53,7 +53,7 @@ def _demand_whole(program: Program, pipeline: Pipeline) -> None:
         notes = (Note(program.train.spans["compile"], "layers are compiled"),)
         help = "choose a schedule that does not split backward, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
         span = pipeline.settings.spans["schedule"]
-        raise PlanError([Diagnostic("E0412", message, span, "", notes, help)])
+        raise wrong("E0412", message, span, help=help, notes=notes)
 
 
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:

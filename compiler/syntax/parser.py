@@ -8,7 +8,7 @@ from attrs import evolve
 from lark import Token, Transformer
 from lark.exceptions import UnexpectedInput
 
-from .diagnostics import Diagnostic, PlanError
+from .diagnostics import PlanError, wrong
 from .lark_parser import parser
 from .limits import check
 from .source import Source, Span
@@ -161,7 +161,7 @@ class _Builder(Transformer[Token, Plan]):
         span = self._place(word).to(stage.span)
         if stage.unit or stage.value not in STAGES:
             help = "write `zero 1 over dp`, with a stage from 0 to 3"
-            raise PlanError([Diagnostic("E0406", "this is no stage of ZeRO", span, help=help)])
+            raise wrong("E0406", "this is no stage of ZeRO", span, help=help)
         return Rule(tuple(Name(kind, span) for kind in STAGES[stage.value]), axes, span.to(axes[-1].span))
 
     def binary(self, parts: Parts) -> Binary:
@@ -215,7 +215,7 @@ class _Builder(Transformer[Token, Plan]):
         def unescape(escape: re.Match[str]) -> str:
             if escape[1] not in _ESCAPES:
                 message = f"`{escape[0]}` is not an escape"
-                raise PlanError([Diagnostic("E0105", message, span, help='the escapes are `\\"` `\\\\` `\\n` `\\t`')])
+                raise wrong("E0105", message, span, help='the escapes are `\\"` `\\\\` `\\n` `\\t`')
             return _ESCAPES[escape[1]]
 
         return String(re.sub(r"\\(.)", unescape, parts[0][1:-1]), span)
@@ -243,4 +243,4 @@ def _nodes(parts: Parts) -> tuple[Any, ...]:
 
 
 def _unrepresentable(message: str, span: Span) -> PlanError:
-    return PlanError([Diagnostic("E0106", message, span)])
+    return wrong("E0106", message, span)
