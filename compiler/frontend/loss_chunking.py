@@ -27,8 +27,7 @@ def logits_for(program: Program) -> str:
         return train.logits
     if train.logits != AUTO:
         return train.logits
-    known = program.types
-    logits = [known[op.inputs[0]] for op in program.ops if op.kind == CROSS_ENTROPY.name]
+    logits = [program.types[op.inputs[0]] for op in program.ops if op.kind == CROSS_ENTROPY.name]
     return SAVE if logits and not any(_in_chunks(program, type) for type in logits) else CHUNK
 
 

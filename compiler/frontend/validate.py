@@ -163,10 +163,9 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
     Dims that are `broken` cannot be split, whatever their padding.
     """
     padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken}
-    type_of = program.types
     for op in program.ops:
-        own = [type_of[name] for name in op.inputs]
-        over = {*op.names("over"), *OPS[op.kind].whole(own, op)} - {roles(op, type_of).classes}
+        own = program.operands(op)
+        over = {*op.names("over"), *OPS[op.kind].whole(own, op)} - {roles(op, program.types).classes}
         for name in over & padded.keys():
             help = "only the vocabulary of tables and of the loss can be padded"
             found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)
@@ -179,8 +178,7 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
 
 def _few_heads(program: Program) -> set[str]:
     """Dims that count key/value heads: an axis may be larger."""
-    found = program.types
-    return {roles(op, found).kv_heads for op in program.ops}
+    return {roles(op, program.types).kv_heads for op in program.ops}
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
@@ -242,9 +240,8 @@ def _groups(program: Program, found: Diagnostics) -> None:
 
 def _heads(program: Program, found: Diagnostics) -> None:
     """Each key/value head serves as many query heads."""
-    type_of = program.types
     for op in program.ops:
-        own = roles(op, type_of)
+        own = roles(op, program.types)
         if own.heads and program.size(own.heads) % program.size(own.kv_heads):
             label = f"{program.size(own.heads)} / {program.size(own.kv_heads)} is not whole"
             found.error("E0311", f"`{own.kv_heads}` does not divide `{own.heads}`", op.span, label)

@@ -187,6 +187,10 @@ class Program:
         """Every op, at any depth, in order."""
         return tuple(walk(self.region.body))
 
+    def operands(self, op: Op) -> tuple[Type, ...]:
+        """The types of an op's operands."""
+        return tuple(self.types[name] for name in op.inputs)
+
     @property
     def microbatches(self) -> Region:
         """A step's region of all microbatches."""
