@@ -153,7 +153,8 @@ class Calls:
         given = arguments(call, entry, self._scope.is_number)
         for operand, expr in given.operands:
             self._parameters.begin(expr, operand.init)
-        operands = tuple(self._tensor(expr, _like(operand.name)) for operand, expr in given.operands)
+        stems = ((expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given.operands)
+        operands = tuple(self._tensor(expr, stem) for expr, stem in stems)  # a plain x goes by the op that makes it
         for (operand, expr), value in zip(given.operands, operands, strict=True):
             self._check_kind(entry, operand, value, expr.span)
         first = self._builder.types[operands[0]]
@@ -217,8 +218,3 @@ class Calls:
 
 def _items(expr: tree.Expr) -> tuple[tree.Expr, ...]:
     return expr.items if isinstance(expr, tree.List) else (expr,)
-
-
-def _like(operand: str) -> str:
-    """The name of an operand without one of its own: `_q`; a plain x goes by the op that makes it."""
-    return "" if operand == "x" else f"_{operand}"

@@ -38,17 +38,13 @@ def build(
     scope, builder = Scope(numbers, (dim.name for dim in frame.dims)), ModelBuilder(frame)
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
-    args = _inputs(model, scope, builder)
+    check_inputs(model)
+    args = tuple(_input(given, scope, builder) for given in model.inputs)
     _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops)).read(model)
     loss = _loss(model, scope, builder)
     body = (*parameters.leaves.values(), *builder.body)
     region = Region("model", body, (*args, *draws.inputs), (Yield(loss, Leave.LAST),), span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
-
-
-def _inputs(model: tree.Model, scope: Scope, builder: ModelBuilder) -> tuple[Arg, ...]:
-    check_inputs(model)
-    return tuple(_input(given, scope, builder) for given in model.inputs)
 
 
 def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:

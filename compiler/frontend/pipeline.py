@@ -129,20 +129,17 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     path = Path(span.path).parent / order.path
     text = load(path, span, MOST_BYTES).text
     try:
-        schedule = _computing(read_csv(text))
+        schedule = read_csv(text)
     except BadRows as error:
         problem = Problem(error.rank, error.cell, error.why, "")
         raise PlanError([_told(problem, order, "both counted from 0")]) from None
+    rows = (tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
+    schedule = evolve(schedule, rows=tuple(rows))
     _fits(schedule, program, axis, order)
     found = problems(schedule)
     if found:
         raise PlanError([*_few(found, order)])
     return schedule
-
-
-def _computing(schedule: Schedule) -> Schedule:
-    rows = (tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
-    return evolve(schedule, rows=tuple(rows))
 
 
 def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> None:

@@ -88,10 +88,8 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
     if op.name.name in OPS:
         raise wrong("E0207", f"`{op.name}` is an op of the language", op.name.span, "declared again")
     if first := known.get(op.name.name):
-        found = Diagnostics()
         notes = [Note(first.declared.name.span, "declared here")]
-        found.error("E0207", f"op `{op.name}` is declared twice", op.name.span, "again", notes=notes)
-        found.check()
+        raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "again", notes=notes)
     _once(operand.name for operand in op.operands)
     for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
         _once(dims)

@@ -137,7 +137,8 @@ def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) ->
 
 def _divisible(program: Program, found: Diagnostics) -> None:
     """Every axis divides its dims, and padding is legal."""
-    few, broken = _few_heads(program), set[str]()
+    few = {roles(op, program.types).kv_heads for op in program.ops}  # an axis may be larger
+    broken = set[str]()
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
         claims = [claim for claim in program.claims if claim.dim == dim]
         axes = tuple(dict.fromkeys(claim.axis for claim in claims))
@@ -174,11 +175,6 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
         if dim.size - dim.valid >= dim.size // program.degree(axes):
             message = f"a rank would have only padding of `{name}`"
             found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {program.degree(axes)} ranks")
-
-
-def _few_heads(program: Program) -> set[str]:
-    """Dims that count key/value heads: an axis may be larger."""
-    return {roles(op, program.types).kv_heads for op in program.ops}
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
