@@ -10,7 +10,7 @@ from itertools import combinations
 
 from ..analysis.vocabulary import tables
 from ..config.units import counted
-from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region
+from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, walk, walk_regions
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from .constants import check_constants
@@ -46,8 +46,13 @@ def _idle(program: Program, found: Diagnostics) -> None:
 
 def _ancestors(region: Region) -> set[str]:
     """Every value that the results of `region` depend on."""
-    sources: dict[str, list[str]] = {}
-    _collect_sources(region, sources)
+    sources = {value.name: [*op.inputs] for op in walk(region.body) for value in op.outputs}
+    for inner in walk_regions([region]):
+        sources |= {arg.value.name: [arg.source] for arg in inner.args}
+        carried = (arg.value.name for arg in inner.args if arg.enter is Enter.CARRY)
+        for name, end in zip(carried, inner.yields, strict=False):
+            sources[name].append(end.name)
+        sources |= {result.name: [end.name] for result, end in zip(inner.results, inner.yields, strict=False)}
     pending = [end.name for end in region.yields]
     found: set[str] = set()
     while pending:
@@ -56,21 +61,6 @@ def _ancestors(region: Region) -> set[str]:
             found.add(name)
             pending += sources.get(name, [])
     return found
-
-
-def _collect_sources(region: Region, sources: dict[str, list[str]]) -> None:
-    carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
-    for arg in region.args:
-        sources.setdefault(arg.value.name, []).append(arg.source)
-    for arg, end in zip(carried, region.yields, strict=False):
-        sources[arg.value.name].append(end.name)
-    for result, end in zip(region.results, region.yields, strict=False):
-        sources[result.name] = [end.name]
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            _collect_sources(stmt, sources)
-        else:
-            sources |= {value.name: list(stmt.inputs) for value in stmt.outputs}
 
 
 def _order(program: Program, found: Diagnostics) -> None:
