@@ -1,6 +1,6 @@
 """One reader and one printer for all sections of settings; `fields` says what a class has, `values` reads a value."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..syntax import tree
@@ -15,16 +15,17 @@ S = TypeVar("S", bound=Settings)
 # ---- reading
 
 
-def read(cls: type[S], section: tree.Section, found: Diagnostics) -> S | None:
-    """The settings in `section`; None if there are mistakes, which are added to `found`."""
+def read(cls: type[S], section: tree.Section, found: Diagnostics, *checks: Callable[[S], object]) -> S | None:
+    """The settings in `section`; None if it or a check finds mistakes, which are added to `found`."""
     mistakes = Diagnostics()
-    try:
+    with found.catch():
         instance = _Reader(cls, section, mistakes).read()
+        for check in checks:
+            with mistakes.catch():
+                check(instance)
         mistakes.check()
-    except PlanError as error:
-        found.add(error)
-        return None
-    return instance
+        return instance
+    return None
 
 
 class _Reader:

@@ -12,7 +12,7 @@ from ..config.settings import ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipeli
 from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, wrong
-from .pipeline import read_pipelining
+from .pipeline import check_file
 from .sharding import read_flow
 
 
@@ -34,22 +34,15 @@ def read_settings(
     train = _train(sections["train"], cluster or Cluster(), found)
     if cluster:
         check_gpu(cluster, found)
-    pipeline = read_pipelining(given["pipeline"], found) if "pipeline" in given else None
+    pipeline = read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
     flow = read_flow(sections["state"], found)
     return Sections(train, cluster or Cluster(), flow or Flow(), pipeline if train else None)
 
 
 def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train | None:
-    mistakes = Diagnostics()
-    train = read(Train, section, mistakes)
-    if train:
-        for check in (element_types, check_compiled, check_rates):
-            with mistakes.catch():
-                check(train)
+    train = read(Train, section, found, element_types, check_compiled, check_rates)
     with found.catch():
-        mistakes.check()
-        assert train, "resolve: settings that failed to read were not reported"
-        return evolve(train, kernels=kernels_for(train, cluster))
+        return train and evolve(train, kernels=kernels_for(train, cluster))
     return None
 
 

@@ -29,10 +29,9 @@ from ...ir import (
     regions_in,
 )
 from ...ops.builder import OpBuilder
-from . import loop_comms
 from .assign import BucketGroup, Used, grouped, grouped_as, sharing
+from .comms import gathered, held, reduced, with_gathers, with_reductions
 from .param_loops import home, without
-from .step_comms import gathered, held, reduced
 
 
 def fuse_buckets(program: Program) -> Program:
@@ -162,8 +161,8 @@ class _Fuser:
         for group in self._groups:
             if group.layers:
                 part = parts[group.name] if group.reshard_after_forward else ""
-                forward = loop_comms.forward(group, forward, part, builder) if part else forward
-                backward, total = loop_comms.backward(group, backward, part, builder)
+                forward = with_gathers(group, forward, part, builder) if part else forward
+                backward, total = with_reductions(group, backward, part, builder)
                 made |= {group.name: (total, builder.value(total, builder.types[total]))} if total else {}
         region = evolve(
             region,
