@@ -135,7 +135,7 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
 
 def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> None:
     """As many ranks and microbatches as the plan has."""
-    microbatches = next(dim for dim in program.dims if dim.name == MICROBATCHES)
+    microbatches = program.dim(MICROBATCHES)
     pairs = (
         ("ranks", schedule.ranks, axis.size, Note(axis.span, "the axis")),
         (

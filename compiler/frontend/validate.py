@@ -140,8 +140,7 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
         if dim in tables(program).values():
             help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`"
-        place = next(d.span for d in program.dims if d.name == dim)
-        notes = [Note(place, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
+        notes = [Note(program.dim(dim).span, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
         found.error(
             "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
         )
