@@ -48,8 +48,14 @@ from . import (
     sharded,
 )
 
-HEADERS = {Axis: "axes", Dim: "dims", Claim: "claims", Param: "params", Bucket: "buckets", StateAxes: "state"}
-"""What has a line before the region, and the program's field that it is in."""
+FIELDS = ("axes", "dims", "claims", "params", "buckets", "state")
+"""The fields of a program whose entries have a line each."""
+
+Parts = list[Any]
+"""What a rule is made of."""
+
+Header = tuple[str, Any]
+"""An entry of a line before the region, and the name of the list that it goes to: mostly a field of the program."""
 
 
 def read_ir(source: Source) -> Program:
@@ -96,46 +102,46 @@ class _Builder(Transformer[Token, Program]):
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
     def start(self, name: Token, after: Token, *parts: Any) -> Program:
-        fields = defaultdict[str, list[Any]](list)
+        lists = defaultdict[str, Parts](list)
         *headers, region = parts
-        for header in headers:
-            kind, value = header if isinstance(header, tuple) else (HEADERS[type(header)], header)
-            fields[kind].append(value)
-        rows = {kind: _schedule(fields.pop(kind, [])) for kind in ("given", "schedule")}
-        held, pipelines = tuple(fields.pop("held", [])), fields.pop("pipeline", [])
-        pipeline = evolve(pipelines[0], held=held, **rows) if pipelines else None
-        lists = {field: tuple(fields[field]) for field in HEADERS.values()}
-        return Program(str(name), str(after), **lists, region=region, pipeline=pipeline, **self._given)
+        for field, entry in headers:
+            lists[field].append(entry)
+        pipeline = None
+        for each in lists["pipeline"]:
+            rows = {field: _schedule(lists[field]) for field in ("given", "schedule")}
+            pipeline = evolve(each, held=tuple(lists["held"]), **rows)
+        fields: dict[str, Any] = {field: tuple(lists[field]) for field in FIELDS} | self._given
+        return Program(str(name), str(after), region=region, pipeline=pipeline, **fields)
 
     # ---- what is declared
 
-    def axis(self, name: Token, size: Token, parent: Token, span: Span) -> Axis:
+    def axis(self, name: Token, size: Token, parent: Token, span: Span) -> Header:
         self._axes.append(str(name))
-        return Axis(str(name), self._count(size), str(parent), span=span)
+        return "axes", Axis(str(name), self._count(size), str(parent), span=span)
 
-    def dim(self, name: Token, size: Token, valid: Token | None, span: Span) -> Dim:
-        return Dim(str(name), self._count(size), self._count(valid or size), span=span)
+    def dim(self, name: Token, size: Token, valid: Token | None, span: Span) -> Header:
+        return "dims", Dim(str(name), self._count(size), self._count(valid or size), span=span)
 
-    def claim(self, rank: Token, dim: Token, how: Token, axis: Token, span: Span) -> Claim:
-        return Claim(self._count(rank), str(dim), str(axis), how == "over", span=span)
+    def claim(self, rank: Token, dim: Token, how: Token, axis: Token, span: Span) -> Header:
+        return "claims", Claim(self._count(rank), str(dim), str(axis), how == "over", span=span)
 
-    def param(self, value: Value, init: Init, stacked: Token, inner: Token, span: Span) -> Param:
-        return Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=span)
+    def param(self, value: Value, init: Init, stacked: Token, inner: Token, span: Span) -> Header:
+        return "params", Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=span)
 
     def init(self, kind: Token, *args: Token | None) -> Init:
         return Init(str(kind), tuple(float(self.number(arg)) for arg in args if arg))
 
-    def state(self, *parts: Any) -> StateAxes:
+    def state(self, *parts: Any) -> Header:
         *kept, of = parts
-        return StateAxes(of, **dict(kept))
+        return "state", StateAxes(of, **dict(kept))
 
     def kept(self, kind: Token, axes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         if kind not in STATES:
             raise self._wrong(f"`{kind}` is no state", kind)
         return str(kind), axes
 
-    def bucket(self, name: Token, type: Type, params: tuple[str, ...], *facts: Any) -> Bucket:
-        return Bucket(str(name), params, type, **dict(facts))
+    def bucket(self, name: Token, type: Type, params: tuple[str, ...], *facts: Any) -> Header:
+        return "buckets", Bucket(str(name), params, type, **dict(facts))
 
     def over(self, fact: Token, axes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         return str(fact), axes
@@ -143,18 +149,18 @@ class _Builder(Transformer[Token, Program]):
     def flag(self, fact: Token) -> tuple[str, bool]:
         return str(fact), True
 
-    def pipeline(self, axis: Token, dims: tuple[str, ...], *placed: tuple[int, ...] | None) -> tuple[str, Pipeline]:
+    def pipeline(self, axis: Token, dims: tuple[str, ...], *placed: tuple[int, ...] | None) -> Header:
         assert self._order, "reader: a pipeline without settings"
         layers, stage_to_rank = (each or () for each in placed)
         return "pipeline", Pipeline(str(axis), dims, self._order, layers=layers, stage_to_rank=stage_to_rank)
 
-    def held(self, param: Token, stages: tuple[int, ...]) -> tuple[str, tuple[str, tuple[int, ...]]]:
+    def held(self, param: Token, stages: tuple[int, ...]) -> Header:
         return "held", (str(param), stages)
 
-    def given(self, row: str) -> tuple[str, str]:
+    def given(self, row: str) -> Header:
         return "given", row
 
-    def row(self, row: str) -> tuple[str, str]:
+    def row(self, row: str) -> Header:
         return "schedule", row
 
     # ---- what is computed
@@ -171,7 +177,7 @@ class _Builder(Transformer[Token, Program]):
     ) -> Region:
         *stmts, yields = body
         return Region(
-            str(kind), tuple(stmts), args, yields or (), results or (), str(dim or ""), reverse is not None, span=span
+            kind.value, tuple(stmts), args, yields or (), results or (), str(dim or ""), reverse is not None, span=span
         )
 
     def op(
@@ -216,7 +222,7 @@ class _Builder(Transformer[Token, Program]):
     # ---- lists and words
 
     @v_args(inline=False)
-    def many(self, parts: list[Any]) -> tuple[Any, ...]:
+    def many(self, parts: Parts) -> tuple[Any, ...]:
         """All that there are, names as plain strings."""
         return tuple(str(part) if isinstance(part, Token) else part for part in parts if part is not None)
 
@@ -253,5 +259,5 @@ class _Builder(Transformer[Token, Program]):
         return _unreadable(label, self._source, line, column, column + len(at))
 
 
-def _schedule(rows: list[str]) -> Schedule | None:
+def _schedule(rows: Parts) -> Schedule | None:
     return read_csv("\n".join(row.replace(" ", ",") for row in rows)) if rows else None

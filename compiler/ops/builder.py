@@ -23,8 +23,9 @@ class OpBuilder:
 
         New values may take the names that are `free`.
         """
-        self.program, self.body = program, list[Stmt]()
-        self.types = outer.types if outer else dict(program.types)
+        self.program = program
+        self.body: list[Stmt] = []
+        self.types: dict[str, Type] = outer.types if outer else dict(program.types)
         self.names = outer.names if outer else Names(program.types.keys() - {*free})
         self.span = outer.span if outer else program.region.span
 
@@ -40,7 +41,7 @@ class OpBuilder:
 
     def append(self, op: Op) -> str:
         """Appends an op as it is; returns its first result, if it has any."""
-        self.types |= {value.name: value.type for value in op.outputs}
+        self.types.update((value.name, value.type) for value in op.outputs)
         self.body.append(op)
         return op.outputs[0].name if op.outputs else ""
 

@@ -102,7 +102,7 @@ class _Wants:
 class _Inserter(OpBuilder):
     def __init__(self, program: Program, leaves: dict[str, Type], inputs: Iterable[Value]) -> None:
         super().__init__(program)
-        self.types |= {value.name: value.type for value in inputs}
+        self.types.update((value.name, value.type) for value in inputs)
         self._leaves = leaves
         self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
@@ -129,7 +129,7 @@ class _Inserter(OpBuilder):
         placed = self.region(evolve(region, args=args))
         ends = zip(region.results, placed.yields, strict=True)
         results = tuple(Value(value.name, self.types[end.name]) for value, end in ends)
-        self.types |= {value.name: value.type for value in results}
+        self.types.update((value.name, value.type) for value in results)
         self.body.append(evolve(placed, results=results))
 
     def _arg(self, arg: Arg, region: Region) -> Arg:
