@@ -81,30 +81,23 @@ class _ChunkMoves:
         """In the order in which stages begin; of those buckets together that the step gathers over the same axes."""
         gathers = [op for op in self.ops if not self._account.reduces(op)]
         for _, run in groupby(gathers, key=self._account.axes):
-            for chunk, op in sorted(self._pairs(run), key=_stages):
+            for chunk, op in sorted(self._pairs(run), key=lambda pair: pair[0].stages):
                 yield from self._moved(chunk, op)
 
     def reductions(self) -> Iterator[Collective]:
         """In the order in which stages end."""
         sums = filter(self._account.reduces, self.ops)
-        for chunk, op in sorted(self._pairs(sums), key=self._end):
+        for chunk, op in sorted(self._pairs(sums), key=lambda pair: needed(self._row, pair[0]).end):
             yield from self._moved(chunk, op)
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
         """Each op with the chunks of its bucket."""
         return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
 
-    def _end(self, pair: tuple[Chunk, Op]) -> int:
-        return needed(self._row, pair[0]).end
-
     def _moved(self, chunk: Chunk, op: Op) -> Iterator[Collective]:
         own = with_chunks(self._program, [chunk])
         for each in messages(own, op, self._account.types):
             yield evolve(self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages)
-
-
-def _stages(pair: tuple[Chunk, Op]) -> tuple[int, ...]:
-    return pair[0].stages
 
 
 def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:

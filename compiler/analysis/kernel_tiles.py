@@ -135,10 +135,10 @@ def kernels_of(program: Program) -> list[Used]:
     """The kernels that a program calls, by their functions."""
     if program.train.kernels != TRITON:
         return []
-    known, sizes = program.types, dict[str, dict[int, int]]()
+    sizes = dict[str, dict[int, int]]()
     for op in program.ops:
         if op.kind in KERNELS:
-            operands = [known[name] for name in op.inputs]
+            operands = program.operands(op)
             size, found = KERNELS[op.kind].size(program, operands, op), sizes.setdefault(op.kind, {})
             found[size] = max(found.get(size, 0), FLOATS[operands[0].dtype])
     tiles = tiles_of(chip(program))
@@ -167,8 +167,7 @@ def optimizer_tile(program: Program) -> str:
 
 def accumulates(program: Program) -> bool:
     """Whether gradients are added up by a kernel: narrow ones to wide ones."""
-    known = program.types
-    made = {known[name].dtype for name in leaves(program)}
+    made = {program.types[name].dtype for name in leaves(program)}
     return program.train.kernels == TRITON and len(made) > 1
 
 

@@ -63,14 +63,10 @@ class Volume:
 def volumes(program: Program, listed: Sequence[Collective]) -> tuple[Volume, ...]:
     """The volumes of a step's collectives; buckets with layers first.  Of a pipeline, `program` is a rank's."""
     alike: dict[tuple[str, ...], list[Bucket]] = {}
-    for bucket in sorted(filter(_has_any, program.buckets), key=lambda it: not it.layers):
+    held = (bucket for bucket in program.buckets if bucket.params)  # a rank of a pipeline may have none of one
+    for bucket in sorted(held, key=lambda it: not it.layers):
         alike.setdefault(bucket.layers, []).append(bucket)
     return tuple(_volume(program, layers, buckets, listed) for layers, buckets in alike.items())
-
-
-def _has_any(bucket: Bucket) -> bool:
-    """Whether a bucket has parameters, which on a rank of a pipeline it may not."""
-    return bool(bucket.params)
 
 
 def _volume(program: Program, layers: tuple[str, ...], buckets: list[Bucket], listed: Sequence[Collective]) -> Volume:

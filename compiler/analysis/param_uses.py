@@ -3,9 +3,7 @@
 Non-goals: what leads from a parameter's state of record to its uses (`passes.place_state`, `passes.fuse_buckets`).
 """
 
-from collections.abc import Iterator
-
-from ..ir import Program, Region, ops_in
+from ..ir import Program, ops_in, walk_regions
 from ..ops.fused import CONTRACTS
 
 
@@ -24,13 +22,8 @@ def leaves(program: Program) -> dict[str, str]:
 
 def products(program: Program) -> list[tuple[str, ...]]:
     """The parameters of each product with several weights: these are adjacent, in each layer of a repeat."""
-    return [*dict.fromkeys(_products(program.region, leaves(program)))]
-
-
-def _products(region: Region, of: dict[str, str]) -> Iterator[tuple[str, ...]]:
-    of = of | {arg.value.name: of[arg.source] for arg in region.args if arg.source in of}
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            yield from _products(stmt, of)
-        elif stmt.kind == CONTRACTS.name:
-            yield tuple(of[name] for name in stmt.inputs[1:])
+    of = leaves(program)
+    for region in walk_regions(program.region.body):
+        of |= {arg.value.name: of[arg.source] for arg in region.args if arg.source in of}
+    found = (tuple(of[name] for name in op.inputs[1:]) for op in program.ops if op.kind == CONTRACTS.name)
+    return [*dict.fromkeys(found)]

@@ -4,6 +4,8 @@ Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes a
 what stages cost (`passes.place_stages`), messages (`schedules.messages`), whether rows are right (`schedules.check`).
 """
 
+from attrs import astuple
+
 from ..config.settings import AUTO
 from ..ir import Pipeline, Program
 from ..ir.stages import groups, stages
@@ -59,11 +61,9 @@ def estimated(program: Program, pipeline: Pipeline) -> Times:
         for stage in stages(program, pipeline)
     ]
     unit = max(each.forward for each in costs)
-    return Times(
-        tuple(max(each.forward / unit, _LEAST) for each in costs),
-        tuple(max(each.input / unit, _LEAST) for each in costs),
-        tuple(max(each.weight / unit, _LEAST) for each in costs),
-    )
+    parts = (tuple(max(part / unit, _LEAST) for part in astuple(each)) for each in costs)
+    forward, input, weight = zip(*parts, strict=True)
+    return Times(forward, input, weight)
 
 
 _LEAST = 1e-3

@@ -149,7 +149,7 @@ def read(source: "Source") -> "Program":
     from ..analysis.verifier import check, check_rows
     from ..ir.parser import read_ir
     from ..passes import PASS_NAMES
-    from ..syntax.diagnostics import Diagnostic, Note, PlanError
+    from ..syntax.diagnostics import Note, wrong
 
     program = read_ir(source)
     try:
@@ -158,7 +158,7 @@ def read(source: "Source") -> "Program":
         check_rows(program)
     except AssertionError as error:
         note = Note(None, str(error))
-        raise PlanError([Diagnostic("E0190", "this IR is not legal", source.whole(), notes=(note,))]) from None
+        raise wrong("E0190", "this IR is not legal", source.whole(), notes=(note,)) from None
     return program
 
 

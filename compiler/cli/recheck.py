@@ -136,6 +136,6 @@ def _line(source: "Source", at: int) -> "Span":
 
 
 def _refuse(message: str, place: "Span", why: str, help: str = "") -> NoReturn:
-    from ..syntax.diagnostics import Diagnostic, Note, PlanError
+    from ..syntax.diagnostics import Note, wrong
 
-    raise PlanError([Diagnostic("E0703", message, place, notes=(Note(None, why),), help=help)]) from None
+    raise wrong("E0703", message, place, notes=(Note(None, why),), help=help) from None

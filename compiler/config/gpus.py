@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
 from .settings import AUTO, TORCH, TRITON, Cluster, Train
 
 
@@ -99,7 +99,7 @@ def kernels_for(train: Train, cluster: Cluster) -> str:
         message = f"Triton's kernels are for GPUs of compute capability {LEAST / 10} and above"
         label = f"`{cluster.gpu}` has {found.capability / 10}"
         span = train.spans["kernels"]
-        raise PlanError([Diagnostic("E0413", message, span, label, help="write `kernels = torch`")])
+        raise wrong("E0413", message, span, label, help="write `kernels = torch`")
     if train.kernels != AUTO:
         return train.kernels
     return TRITON if able else TORCH

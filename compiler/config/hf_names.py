@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from attrs import evolve, field, frozen
 
-from ..syntax.diagnostics import Diagnostic, Diagnostics, PlanError
+from ..syntax.diagnostics import Diagnostics, PlanError, wrong
 from ..syntax.source import Span
 from ..syntax.tree import Call, Entry, Expr, Name, Number, Section, Setting, String
 
@@ -145,9 +145,9 @@ def _whole(param: str, expr: Expr, span: Span) -> HFWeight:
 def _tensor(name: str, span: Span) -> str:
     if not _TENSOR.fullmatch(name):
         help = "letters, digits, `_.-`, and `{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it"
-        raise PlanError([Diagnostic("E0405", f"`{name}` cannot be a tensor's name", span, help=help)])
+        raise wrong("E0405", f"`{name}` cannot be a tensor's name", span, help=help)
     return name
 
 
 def _wrong(code: str, message: str, span: Span) -> PlanError:
-    return PlanError([Diagnostic(code, message, span, help=f"write {_FORMS}")])
+    return wrong(code, message, span, help=f"write {_FORMS}")

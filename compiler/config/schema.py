@@ -1,10 +1,10 @@
 """One reader and one printer for all sections of settings; `fields` says what a class has, `values` reads a value."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing, nearest
+from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing, nearest, wrong
 from ..syntax.source import Span
 from ..syntax.synonyms import said_elsewhere, setting_meant
 from .fields import Field, Part, Settings, fields_of, heading_of
@@ -15,16 +15,17 @@ S = TypeVar("S", bound=Settings)
 # ---- reading
 
 
-def read(cls: type[S], section: tree.Section, found: Diagnostics) -> S | None:
-    """The settings in `section`; None if there are mistakes, which are added to `found`."""
+def read(cls: type[S], section: tree.Section, found: Diagnostics, *checks: Callable[[S], object]) -> S | None:
+    """The settings in `section`; None if it or a check finds mistakes, which are added to `found`."""
     mistakes = Diagnostics()
-    try:
+    with found.catch():
         instance = _Reader(cls, section, mistakes).read()
+        for check in checks:
+            with mistakes.catch():
+                check(instance)
         mistakes.check()
-    except PlanError as error:
-        found.add(error)
-        return None
-    return instance
+        return instance
+    return None
 
 
 class _Reader:
@@ -60,10 +61,10 @@ class _Reader:
             return
         if not name:
             help = f"write `{kind} {heading.example} {{ … }}`"
-            raise PlanError([Diagnostic("E0406", f"`{kind}` needs a name", kind.span, help=help)])
+            raise wrong("E0406", f"`{kind}` needs a name", kind.span, help=help)
         if heading and name.name not in heading:
             help = did_you_mean(name.name, heading) or f"it is one of {listing(heading)}"
-            raise PlanError([Diagnostic("E0404", f"there is no {kind} `{name}`", name.span, help=help)])
+            raise wrong("E0404", f"there is no {kind} `{name}`", name.span, help=help)
         self._values[field] = name.name
         self._spans[field] = name.span
 
@@ -86,7 +87,7 @@ class _Reader:
             raise self._unknown(key, [field.key for field in fields_of(self._cls) if field.belongs(heading)])
         if not field.belongs(heading):
             message = f"`{key}` is a setting of `{self._section.kind} {field.variant}`, not of `{self._title}`"
-            raise PlanError([Diagnostic("E0401", message, key.span)])
+            raise wrong("E0401", message, key.span)
         return field
 
     def _unknown(self, key: tree.Name, keys: Sequence[str]) -> PlanError:
@@ -101,7 +102,7 @@ class _Reader:
         else:
             help = f"did you mean `{near}`?" if near else f"there are {listing(keys)}"
         self._meant.add(near)
-        return PlanError([Diagnostic("E0401", f"`{self._title}` has no setting `{key}`", key.span, help=help)])
+        return wrong("E0401", f"`{self._title}` has no setting `{key}`", key.span, help=help)
 
     def _described(self, key: str) -> str:
         field = next(field for field in fields_of(self._cls) if field.key == key)
@@ -111,7 +112,7 @@ class _Reader:
         first = self._first.setdefault(key, entry.span)
         if first is not entry.span:
             note = Note(first, "first here")
-            raise PlanError([Diagnostic("E0403", f"`{key}` is given twice", entry.span, notes=(note,))])
+            raise wrong("E0403", f"`{key}` is given twice", entry.span, notes=(note,))
 
     def _value(self, field: Field, entry: tree.Entry) -> Any:
         match field.what, entry:
@@ -145,7 +146,7 @@ def _example(cls: type[Settings], key: str) -> str:
 
 def _wrong_form(message: str, entry: tree.Entry, help: str) -> PlanError:
     span = entry.head if isinstance(entry, tree.Section) else entry.span
-    return PlanError([Diagnostic("E0406", message, span, help=help)])
+    return wrong("E0406", message, span, help=help)
 
 
 def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
@@ -157,7 +158,7 @@ def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
             first = [field.key for field in fields_of(of) if field.first and field.belongs(str(name))]
             if more := args[len(first) :]:
                 help = "write `key=value`"
-                raise PlanError([Diagnostic("E0404", "arguments are given by name here", more[0].span, help=help)])
+                raise wrong("E0404", "arguments are given by name here", more[0].span, help=help)
             named = (
                 tree.Setting(tree.Name(key, arg.span), arg, arg.span) for key, arg in zip(first, args, strict=False)
             )

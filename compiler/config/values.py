@@ -7,8 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
-from ..syntax.source import Span
+from ..syntax.diagnostics import PlanError, did_you_mean, listing, wrong
 from ..syntax.synonyms import value_meant
 
 
@@ -65,15 +64,10 @@ class Value:
         return self.to(value)
 
 
-def wrong(code: str, message: str, span: Span, help: str = "") -> PlanError:
-    """The error for a value, with help."""
-    return PlanError([Diagnostic(code, message, span, help=help)])
-
-
 def unfit(key: tree.Name, expr: tree.Expr, takes: str, help: str = "") -> PlanError:
     """The error for a value of the wrong type; the setting `takes` another."""
     given = f"`{expr.span.words}`" if isinstance(expr, tree.Number) else _NOUNS.get(type(expr), "an expression")
-    return wrong("E0404", f"`{key}` takes {takes}, not {given}", expr.span, help)
+    return wrong("E0404", f"`{key}` takes {takes}, not {given}", expr.span, help=help)
 
 
 def spelled(expr: tree.Expr) -> str:
@@ -195,7 +189,7 @@ def one_of(*choices: str) -> Value:
     def parse(key: tree.Name, expr: tree.Expr) -> str | None:
         if isinstance(expr, tree.Name) and expr.name not in choices:
             help = did_you_mean(value_meant(expr.name), choices) or f"it is one of {listing(choices)}"
-            raise wrong("E0404", f"`{key}` cannot be `{expr}`", expr.span, help)
+            raise wrong("E0404", f"`{key}` cannot be `{expr}`", expr.span, help=help)
         return expr.name if isinstance(expr, tree.Name) else None
 
     return Value(f"one of {listing(choices)}", parse)
@@ -233,11 +227,11 @@ def selection(*words: str, of: str, each: str) -> Value:
                 return Selection(each, (dim,), number)
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == each:
                 help = f"write `{each}(2, layers)`: every second iteration of the repeat over `layers`"
-                raise wrong("E0404", f"`{each}` takes a number and the dim of a repeat", expr.span, help)
+                raise wrong("E0404", f"`{each}` takes a number and the dim of a repeat", expr.span, help=help)
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == of:
-                raise wrong("E0404", f"`{of}` names nothing", expr.span, f"write `{of}(…)` with names in it")
+                raise wrong("E0404", f"`{of}` names nothing", expr.span, help=f"write `{of}(…)` with names in it")
             case tree.Name(name=name):
-                raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, f"it is one of {choices}")
+                raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, help=f"it is one of {choices}")
             case _:
                 return None
 
@@ -254,7 +248,7 @@ def strings(*names: str) -> Value:
         match expr:
             case tree.String(value=text) if text in names:
                 help = f'write `{text}`, or `"./{text}"` for a file of this name'
-                raise wrong("E0404", f"write `{text}` without quotes", expr.span, help)
+                raise wrong("E0404", f"write `{text}` without quotes", expr.span, help=help)
             case tree.String(value=text):
                 return text
             case _:

@@ -12,7 +12,7 @@ from .. import __version__
 from ..frontend.user_ops import parsed
 from ..ir import Program, base
 from ..ops.user import module_and_function
-from ..syntax.diagnostics import Diagnostic, PlanError
+from ..syntax.diagnostics import PlanError, wrong
 from ..syntax.limits import load
 from ..syntax.source import Source, Span
 from .naming import TAKEN, file_word, singular
@@ -80,12 +80,12 @@ def _imports(file: Source, at: Span) -> Iterator[str]:
 
 
 def _cannot_copy(message: str, at: Span, help: str) -> PlanError:
-    return PlanError([Diagnostic("E0221", message, at, "needs it", help=help)])
+    return wrong("E0221", message, at, "needs it", help=help)
 
 
 def _cannot_import(name: str, at: Span) -> PlanError:
     help = "give the file another name"
-    return PlanError([Diagnostic("E0215", f"a program cannot import `{name}`", at, "taken", help=help)])
+    return wrong("E0215", f"a program cannot import `{name}`", at, "taken", help=help)
 
 
 def _taken(program: Program) -> set[str]:

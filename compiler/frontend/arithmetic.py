@@ -6,8 +6,9 @@ from fractions import Fraction
 
 from ..config.values import spelled
 from ..syntax import tree
+from ..syntax.diagnostics import wrong
 from ..syntax.source import Span
-from .errors import value_elsewhere, wrong
+from .errors import value_elsewhere
 
 LARGEST = 2**48
 """The largest dim; parameter counts of such dims still fit 64 bits."""

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from attrs import evolve
 
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean
-from ..syntax.source import Span
-from .errors import wrong
+from ..syntax.diagnostics import Note, PlanError, did_you_mean, wrong
 
 
 def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
@@ -144,7 +142,7 @@ class _Walk:
                 notes = (Note(self._partly[name.name].span, "bound here"),)
                 help = "bind it on both sides, or before the branch"
                 message = f"only one side of a branch binds `{name}`"
-                raise PlanError([Diagnostic("E0201", message, name.span, "used after the branch", notes, help)])
+                raise wrong("E0201", message, name.span, "used after the branch", help, notes=notes)
         for name in item.names:
             self._check_index(name)
         self._add({name.name: name for name in item.names})
@@ -176,7 +174,8 @@ class _Walk:
 
     def _check_index(self, name: tree.Name) -> None:
         if name.name in self._indices:
-            raise _misplaced(name, name.span)
+            help = f"the index of a repeat can only be used in `if {name} < … {{ … }}`"
+            raise wrong("E0219", f"`{name}` is an index", name.span, "not a value", help)
 
 
 def _no_index(index: tree.Name, indices: Mapping[str, tree.Name]) -> PlanError:
@@ -187,8 +186,3 @@ def _no_index(index: tree.Name, indices: Mapping[str, tree.Name]) -> PlanError:
         )
     help = did_you_mean(index.name, indices) or f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
     return wrong("E0219", f"`{index}` is the index of no repeat around this", index.span, "not an index", help)
-
-
-def _misplaced(index: tree.Name, span: Span) -> PlanError:
-    help = f"the index of a repeat can only be used in `if {index} < … {{ … }}`"
-    return wrong("E0219", f"`{index}` is an index", span, "not a value", help)

@@ -6,8 +6,9 @@ from itertools import chain, repeat
 from ..ir import Attr, Op, Type
 from ..ops import OPS, OpDef, TypingError
 from ..ops.builder import OpBuilder
+from ..syntax.diagnostics import wrong
 from ..syntax.source import Span
-from .errors import check_count, wrong
+from .errors import check_count
 
 Attrs = tuple[tuple[str, Attr], ...]
 

@@ -9,11 +9,11 @@ from ..ir import BATCH, FLOATS, Attr, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.dropout import DROPOUT, SITE
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
+from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from ..syntax.source import Span
 from .arithmetic import evaluate
 from .builder import Attrs, ModelBuilder
-from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere, wrong
+from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
@@ -98,7 +98,7 @@ def _attribute(attribute: Attribute) -> str:
 
 def _unfit(entry: OpDef, what: str, span: Span, label: str, help: str = "", notes: tuple[Note, ...] = ()) -> PlanError:
     notes = (*notes, Note(None, f"it is written `{signature(entry)}`"))
-    return PlanError([Diagnostic("E0606", f"`{entry.name}` {what}", span, label, notes, help)])
+    return wrong("E0606", f"`{entry.name}` {what}", span, label, help, notes=notes)
 
 
 class Calls:
@@ -153,7 +153,8 @@ class Calls:
         given = arguments(call, entry, self._scope.is_number)
         for operand, expr in given.operands:
             self._parameters.begin(expr, operand.init)
-        operands = tuple(self._tensor(expr, _like(operand.name)) for operand, expr in given.operands)
+        stems = ((expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given.operands)
+        operands = tuple(self._tensor(expr, stem) for expr, stem in stems)  # a plain x goes by the op that makes it
         for (operand, expr), value in zip(given.operands, operands, strict=True):
             self._check_kind(entry, operand, value, expr.span)
         first = self._builder.types[operands[0]]
@@ -221,8 +222,3 @@ class Calls:
 
 def _items(expr: tree.Expr) -> tuple[tree.Expr, ...]:
     return expr.items if isinstance(expr, tree.List) else (expr,)
-
-
-def _like(operand: str) -> str:
-    """The name of an operand without one of its own: `_q`; a plain x goes by the op that makes it."""
-    return "" if operand == "x" else f"_{operand}"

@@ -32,13 +32,12 @@ RANGES: dict[str, dict[str, Range]] = {
 
 def check_constants(program: Program, found: Diagnostics) -> None:
     """Each is in its range, and rotation turns pairs."""
-    type_of = program.types
     for op in program.ops:
         for name, (holds, help) in RANGES.get(op.kind, {}).items():
             value = _number(op, name)
             if not holds(value):
                 found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)
-        if last := roles(op, type_of).rotated:
+        if last := roles(op, program.types).rotated:
             _rope(program, op, last, found)
 
 

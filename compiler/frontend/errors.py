@@ -4,16 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from ..ir import DATA_DIMS, MICROBATCHES
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
+from ..syntax.diagnostics import did_you_mean, listing, wrong
 from ..syntax.source import Span
 
 LONGEST = 64
 """The most characters of a name."""
-
-
-def wrong(code: str, message: str, span: Span, label: str = "", help: str = "") -> PlanError:
-    """The error of one mistake."""
-    return PlanError([Diagnostic(code, message, span, label, help=help)])
 
 
 def check_name(name: tree.Name) -> None:

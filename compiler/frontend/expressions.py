@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from ..ir import BATCH, Type
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Note, PlanError, did_you_mean, listing
+from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact
 from .builder import ModelBuilder
 from .calls import Calls
-from .errors import check_count, value_elsewhere, wrong
+from .errors import check_count, value_elsewhere
 from .inputs import INPUTS
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
@@ -163,4 +163,4 @@ def _activations(link: tree.Binary, x: Type, w: Type) -> PlanError:
     notes = (Note(None, f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}"),)
     inner = f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`" if x.dims == w.dims else ""
     help = f"queries and keys are multiplied in `attention(q, k, v, mask=causal)`{inner}"
-    return PlanError([Diagnostic("E0613", "a product of two activations", link.span, _dims(x, w), notes, help)])
+    return wrong("E0613", "a product of two activations", link.span, _dims(x, w), help, notes=notes)

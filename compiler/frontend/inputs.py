@@ -4,8 +4,7 @@ from ..analysis.vocabulary import tables
 from ..config.settings import Data
 from ..ir import DATA_DIMS, Program
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, Note
-from .errors import wrong
+from ..syntax.diagnostics import Diagnostics, Note, wrong
 
 INPUTS = ("tokens", "labels", "documents")
 """The runtime's inputs, in its order; the last only where the model takes it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError, did_you_mean, listing
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
 from ..syntax.limits import load
 from ..syntax.overrides import merge
 from ..syntax.package_data import folder
@@ -40,9 +40,9 @@ def gather(source: Source, over: Source | None = None) -> Document:
     if not models:
         own, used = "model NAME(tokens[batch, seq], labels[batch, seq]) { … }", f'use "{SHIPPED}models/llama.scale"'
         help = f"write `{own}`, or `{used}`"
-        raise PlanError([Diagnostic("E0202", "this plan has no model", source.whole(), help=help)])
+        raise wrong("E0202", "this plan has no model", source.whole(), help=help)
     notes = (Note(models[0].name.span, "the first model"),)
-    raise PlanError([Diagnostic("E0203", "a plan has one model", models[1].name.span, "a second one", notes)])
+    raise wrong("E0203", "a plan has one model", models[1].name.span, "a second one", notes=notes)
 
 
 Gathered = tuple[list[tree.Model], dict[str, tree.Section], list[tree.UserOp]]
@@ -96,7 +96,7 @@ def _open(use: tree.Use, source: Source, users: tuple[str, ...]) -> Source:
     path = _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
     if len(users) > DEEPEST or str(path) in users:
         help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
-        raise PlanError([Diagnostic("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)])
+        raise wrong("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)
     return load(path, use.path.span)
 
 
@@ -107,7 +107,7 @@ def _shipped(written: tree.String) -> Path:
     if written.value not in files:
         help = did_you_mean(written.value, files) or f"there are {listing(files)}"
         message = f"`{written.value}` is not part of scalec"
-        raise PlanError([Diagnostic("E0205", message, written.span, "not there", help=help)])
+        raise wrong("E0205", message, written.span, "not there", help=help)
     return files[written.value]
 
 

@@ -10,7 +10,7 @@ from math import prod
 from ..config.settings import AUTO, CHUNK, SAVE, TRITON
 from ..ir import ITEM_BYTES, Program, Type
 from ..ops.loss import CROSS_ENTROPY
-from ..syntax.diagnostics import Diagnostic, PlanError
+from ..syntax.diagnostics import wrong
 
 LARGE = 1 << 30
 """Bytes of a microbatch's logits on a rank, from which on they are not held."""
@@ -23,12 +23,11 @@ def logits_for(program: Program) -> str:
         if train.logits == CHUNK:
             help = "write `kernels = triton`, or leave `logits` out"
             span = train.spans["logits"]
-            raise PlanError([Diagnostic("E0414", "torch's own ops compute all logits at once", span, help=help)])
+            raise wrong("E0414", "torch's own ops compute all logits at once", span, help=help)
         return train.logits
     if train.logits != AUTO:
         return train.logits
-    known = program.types
-    logits = [known[op.inputs[0]] for op in program.ops if op.kind == CROSS_ENTROPY.name]
+    logits = [program.types[op.inputs[0]] for op in program.ops if op.kind == CROSS_ENTROPY.name]
     return SAVE if logits and not any(_in_chunks(program, type) for type in logits) else CHUNK
 
 

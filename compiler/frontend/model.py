@@ -7,10 +7,10 @@ from attrs import frozen
 from ..ir import FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, PlanError
+from ..syntax.diagnostics import wrong
 from .arithmetic import Scalar
 from .builder import ModelBuilder
-from .errors import check_name, wrong
+from .errors import check_name
 from .expressions import Expressions
 from .inputs import check_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
@@ -38,17 +38,13 @@ def build(
     scope, builder = Scope(numbers, (dim.name for dim in frame.dims)), ModelBuilder(frame)
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
-    args = _inputs(model, scope, builder)
+    check_inputs(model)
+    args = tuple(_input(given, scope, builder) for given in model.inputs)
     _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops)).read(model)
     loss = _loss(model, scope, builder)
     body = (*parameters.leaves.values(), *builder.body)
     region = Region("model", body, (*args, *draws.inputs), (Yield(loss, Leave.LAST),), span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
-
-
-def _inputs(model: tree.Model, scope: Scope, builder: ModelBuilder) -> tuple[Arg, ...]:
-    check_inputs(model)
-    return tuple(_input(given, scope, builder) for given in model.inputs)
 
 
 def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
@@ -62,7 +58,7 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
     loss = scope.bound.get("loss")
     if loss is None:
         help = "end the model with `loss = cross_entropy(logits, labels)`"
-        raise PlanError([Diagnostic("E0206", "this model computes no `loss`", model.name.span, help=help)])
+        raise wrong("E0206", "this model computes no `loss`", model.name.span, help=help)
     made_by = defs(builder.body)
     pending = [loss]
     while pending:  # what is summed over microbatches and ranks must be a sum over tokens
@@ -72,7 +68,7 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
         elif not op or not roles(op, builder.types).classes:
             help = "the loss is `cross_entropy(…)`, or a sum of such outside of repeats"
             span = op.span if op else model.name.span
-            raise PlanError([Diagnostic("E0214", "`loss` is not a sum of token losses", span, help=help)])
+            raise wrong("E0214", "`loss` is not a sum of token losses", span, help=help)
     return loss
 
 

@@ -7,11 +7,11 @@ from attrs import evolve
 from ..ir import BATCH, SEQUENCE, Arg, Enter, Init, Op, Param, Stmt, Type, Value
 from ..ops.dropout import DRAWS, FORK
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from ..syntax.diagnostics import Note, wrong
 from ..syntax.source import Span
 from .arithmetic import Scalar, evaluate
 from .builder import ModelBuilder
-from .errors import check_dim, check_name, check_not_data, wrong
+from .errors import check_dim, check_name, check_not_data
 
 
 class Scope:
@@ -26,10 +26,8 @@ class Scope:
         """Raises PlanError where `name` cannot be bound: it is an input or a parameter, or no name."""
         check_name(name)
         if first := self.declared.get(name.name):
-            notes = (Note(first.span, "declared here"),)
-            raise PlanError(
-                [Diagnostic("E0207", f"`{name}` is an input or a parameter", name.span, "bound again", notes)]
-            )
+            notes = [Note(first.span, "declared here")]
+            raise wrong("E0207", f"`{name}` is an input or a parameter", name.span, "bound again", notes=notes)
 
     def check_dim(self, dim: tree.Name) -> None:
         """Raises PlanError where the model has no such dim."""
@@ -103,10 +101,8 @@ class Parameters:
             if param.name in repeat.holds:
                 return repeat.holds[param.name]
         if param.stacked:
-            notes = (Note(param.span, "declared here"),)
-            raise PlanError(
-                [Diagnostic("E0209", f"`{param.name}` has one value per repetition", span, "used outside", notes)]
-            )
+            notes = [Note(param.span, "declared here")]
+            raise wrong("E0209", f"`{param.name}` has one value per repetition", span, "used outside", notes=notes)
         return self.leaves[param.name].outputs[0].name
 
     def begin(self, expr: tree.Expr, init: str) -> None:
@@ -126,7 +122,7 @@ class Parameters:
         if first := self._scope.declared.get(name):
             help = f"write `{name}` without brackets to use it again"
             notes = (Note(first.span, "declared here"),)
-            raise PlanError([Diagnostic("E0208", f"`{name}` is declared twice", use.span, "again", notes, help)])
+            raise wrong("E0208", f"`{name}` is declared twice", use.span, "again", help, notes=notes)
         if name in self._scope.bound:
             raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):

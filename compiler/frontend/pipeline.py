@@ -6,14 +6,12 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from ..config.schema import read
 from ..config.settings import FILE, Order, Pipelining
 from ..ir import MICROBATCHES, Axis, Claim, Pipeline, Program, Region, regions_in, walk_regions
 from ..schedules.actions import Schedule
 from ..schedules.check import problems
 from ..schedules.csv_file import BadRows, read_csv
 from ..schedules.violations import Problem
-from ..syntax import tree
 from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
 from ..syntax.limits import load
 from ..syntax.source import Span
@@ -64,19 +62,11 @@ def _unset(laid: Span) -> Pipelining:
     return Pipelining(Order(spans=spans), spans=spans)
 
 
-def read_pipelining(section: tree.Section, found: Diagnostics) -> Pipelining | None:
-    """The section's settings; None if there are mistakes, which are added to `found`."""
-    mistakes = Diagnostics()
-    settings = read(Pipelining, section, mistakes)
-    if settings and settings.schedule.kind == FILE:
-        _check_file(settings.schedule, mistakes)
-    with found.catch():
-        mistakes.check()
-        return settings
-    return None
-
-
-def _check_file(order: Order, found: Diagnostics) -> None:
+def check_file(settings: Pipelining) -> None:
+    """Raises PlanError where rows of a file have no path, or settings of other schedules."""
+    found, order = Diagnostics(), settings.schedule
+    if order.kind != FILE:
+        return
     if order.path is None:
         found.error(
             "E0402", f"`{FILE}` needs a path", order.spans["kind"], help=f'write `schedule = {FILE}("rows.csv")`'
@@ -84,6 +74,7 @@ def _check_file(order: Order, found: Diagnostics) -> None:
     if order.chunks is not None:
         message = f"`chunks` is not a setting of `{FILE}`"
         found.error("E0401", message, order.spans["chunks"], "the rows of the file say which stages a rank has")
+    found.check()
 
 
 def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Diagnostics) -> None:
@@ -129,10 +120,12 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     path = Path(span.path).parent / order.path
     text = load(path, span, MOST_BYTES).text
     try:
-        schedule = _computing(read_csv(text))
+        schedule = read_csv(text)
     except BadRows as error:
         problem = Problem(error.rank, error.cell, error.why, "")
         raise PlanError([_told(problem, order, "both counted from 0")]) from None
+    rows = (tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
+    schedule = evolve(schedule, rows=tuple(rows))
     _fits(schedule, program, axis, order)
     found = problems(schedule)
     if found:
@@ -140,14 +133,9 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     return schedule
 
 
-def _computing(schedule: Schedule) -> Schedule:
-    rows = (tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
-    return evolve(schedule, rows=tuple(rows))
-
-
 def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> None:
     """As many ranks and microbatches as the plan has."""
-    microbatches = next(dim for dim in program.dims if dim.name == MICROBATCHES)
+    microbatches = program.dim(MICROBATCHES)
     pairs = (
         ("ranks", schedule.ranks, axis.size, Note(axis.span, "the axis")),
         (

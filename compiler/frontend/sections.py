@@ -11,8 +11,8 @@ from ..config.schema import read
 from ..config.settings import ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train
 from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
-from .pipeline import read_pipelining
+from ..syntax.diagnostics import Diagnostics, Note, wrong
+from .pipeline import check_file
 from .sharding import read_flow
 
 
@@ -34,22 +34,15 @@ def read_settings(
     train = _train(sections["train"], cluster or Cluster(), found)
     if cluster:
         check_gpu(cluster, found)
-    pipeline = read_pipelining(given["pipeline"], found) if "pipeline" in given else None
+    pipeline = read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
     flow = read_flow(sections["state"], found)
     return Sections(train, cluster or Cluster(), flow or Flow(), pipeline if train else None)
 
 
 def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train | None:
-    mistakes = Diagnostics()
-    train = read(Train, section, mistakes)
-    if train:
-        for check in (element_types, check_compiled, check_rates):
-            with mistakes.catch():
-                check(train)
+    train = read(Train, section, found, element_types, check_compiled, check_rates)
     with found.catch():
-        mistakes.check()
-        assert train, "resolve: settings that failed to read were not reported"
-        return evolve(train, kernels=kernels_for(train, cluster))
+        return train and evolve(train, kernels=kernels_for(train, cluster))
     return None
 
 
@@ -123,4 +116,4 @@ def check_rates(train: Train) -> None:
         message = f"the learning rate falls to {schedule.floor:g}, from {optimizer.lr:g}"
         notes = (Note(optimizer.spans["lr"], "the peak"),)
         help = "`floor` is the learning rate at the last step, not a share of `lr`"
-        raise PlanError([Diagnostic("E0416", message, schedule.spans["floor"], "more than the peak", notes, help)])
+        raise wrong("E0416", message, schedule.spans["floor"], "more than the peak", help, notes=notes)

@@ -14,10 +14,10 @@ from ..config.hf_names import HFWeight, shifted
 from ..config.settings import Train
 from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
-from ..syntax.diagnostics import did_you_mean
+from ..syntax.diagnostics import did_you_mean, wrong
 from .arithmetic import Scalar, evaluate
 from .branch_names import check_visible, count, declarations, names_in, with_names
-from .errors import check_dim, check_not_data, wrong
+from .errors import check_dim, check_not_data
 
 MOST = 8192
 """The most statements that a model may have, those of a repeat counted once for each of its parts."""

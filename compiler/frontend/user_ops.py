@@ -15,10 +15,10 @@ from ..ir import Attr, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.user import LEAD
 from ..syntax import tree as syntax
-from ..syntax.diagnostics import Diagnostics, Note, did_you_mean
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, wrong
 from ..syntax.limits import load
 from ..syntax.source import Source, Span
-from .errors import check_name, wrong
+from .errors import check_name
 
 
 @frozen
@@ -88,10 +88,8 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
     if op.name.name in OPS:
         raise wrong("E0207", f"`{op.name}` is an op of the language", op.name.span, "declared again")
     if first := known.get(op.name.name):
-        found = Diagnostics()
         notes = [Note(first.declared.name.span, "declared here")]
-        found.error("E0207", f"op `{op.name}` is declared twice", op.name.span, "again", notes=notes)
-        found.check()
+        raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "again", notes=notes)
     _once(operand.name for operand in op.operands)
     for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
         _once(dims)

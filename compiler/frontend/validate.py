@@ -10,7 +10,7 @@ from itertools import combinations
 
 from ..analysis.vocabulary import tables
 from ..config.units import counted
-from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region
+from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, walk, walk_regions
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from .constants import check_constants
@@ -46,8 +46,13 @@ def _idle(program: Program, found: Diagnostics) -> None:
 
 def _ancestors(region: Region) -> set[str]:
     """Every value that the results of `region` depend on."""
-    sources: dict[str, list[str]] = {}
-    _collect_sources(region, sources)
+    sources = {value.name: [*op.inputs] for op in walk(region.body) for value in op.outputs}
+    for inner in walk_regions([region]):
+        sources |= {arg.value.name: [arg.source] for arg in inner.args}
+        carried = (arg.value.name for arg in inner.args if arg.enter is Enter.CARRY)
+        for name, end in zip(carried, inner.yields, strict=False):
+            sources[name].append(end.name)
+        sources |= {result.name: [end.name] for result, end in zip(inner.results, inner.yields, strict=False)}
     pending = [end.name for end in region.yields]
     found: set[str] = set()
     while pending:
@@ -56,21 +61,6 @@ def _ancestors(region: Region) -> set[str]:
             found.add(name)
             pending += sources.get(name, [])
     return found
-
-
-def _collect_sources(region: Region, sources: dict[str, list[str]]) -> None:
-    carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
-    for arg in region.args:
-        sources.setdefault(arg.value.name, []).append(arg.source)
-    for arg, end in zip(carried, region.yields, strict=False):
-        sources[arg.value.name].append(end.name)
-    for result, end in zip(region.results, region.yields, strict=False):
-        sources[result.name] = [end.name]
-    for stmt in region.body:
-        if isinstance(stmt, Region):
-            _collect_sources(stmt, sources)
-        else:
-            sources |= {value.name: list(stmt.inputs) for value in stmt.outputs}
 
 
 def _order(program: Program, found: Diagnostics) -> None:
@@ -137,7 +127,8 @@ def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) ->
 
 def _divisible(program: Program, found: Diagnostics) -> None:
     """Every axis divides its dims, and padding is legal."""
-    few, broken = _few_heads(program), set[str]()
+    few = {roles(op, program.types).kv_heads for op in program.ops}  # an axis may be larger
+    broken = set[str]()
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
         claims = [claim for claim in program.claims if claim.dim == dim]
         axes = tuple(dict.fromkeys(claim.axis for claim in claims))
@@ -149,8 +140,7 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
         if dim in tables(program).values():
             help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`"
-        place = next(d.span for d in program.dims if d.name == dim)
-        notes = [Note(place, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
+        notes = [Note(program.dim(dim).span, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
         found.error(
             "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
         )
@@ -163,10 +153,9 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
     Dims that are `broken` cannot be split, whatever their padding.
     """
     padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken}
-    type_of = program.types
     for op in program.ops:
-        own = [type_of[name] for name in op.inputs]
-        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(own, op)} - {roles(op, type_of).classes}
+        own = program.operands(op)
+        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(own, op)} - {roles(op, program.types).classes}
         for name in over & padded.keys():
             help = "only the vocabulary of tables and of the loss can be padded"
             found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)
@@ -175,12 +164,6 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
         if dim.size - dim.valid >= dim.size // program.degree(axes):
             message = f"a rank would have only padding of `{name}`"
             found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {program.degree(axes)} ranks")
-
-
-def _few_heads(program: Program) -> set[str]:
-    """Dims that count key/value heads: an axis may be larger."""
-    found = program.types
-    return {roles(op, found).kv_heads for op in program.ops}
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
@@ -242,9 +225,8 @@ def _groups(program: Program, found: Diagnostics) -> None:
 
 def _heads(program: Program, found: Diagnostics) -> None:
     """Each key/value head serves as many query heads."""
-    type_of = program.types
     for op in program.ops:
-        own = roles(op, type_of)
+        own = roles(op, program.types)
         if own.heads and program.size(own.heads) % program.size(own.kv_heads):
             label = f"{program.size(own.heads)} / {program.size(own.kv_heads)} is not whole"
             found.error("E0311", f"`{own.kv_heads}` does not divide `{own.heads}`", op.span, label)

@@ -192,6 +192,10 @@ class Program:
         """Every op, at any depth, in order."""
         return tuple(walk(self.region.body))
 
+    def operands(self, op: Op) -> tuple[Type, ...]:
+        """The types of an op's operands."""
+        return tuple(self.types[name] for name in op.inputs)
+
     @property
     def microbatches(self) -> Region:
         """A step's region of all microbatches."""
@@ -208,13 +212,17 @@ class Program:
         """A step's backward block."""
         return blocks(self.microbatches)[1]
 
+    def dim(self, name: str) -> Dim:
+        """The dim `name`."""
+        return next(dim for dim in self.dims if dim.name == name)
+
     def size(self, dim: str) -> int:
         """The global size of `dim`."""
-        return next(d.size for d in self.dims if d.name == dim)
+        return self.dim(dim).size
 
     def valid(self, dim: str) -> int:
         """The global size of `dim` without padding."""
-        return next(d.valid for d in self.dims if d.name == dim)
+        return self.dim(dim).valid
 
     def sized(self, sizes: Mapping[str, int]) -> "Program":
         """The program with other sizes of some dims."""
@@ -225,7 +233,7 @@ class Program:
 
     def axis(self, name: str) -> Axis:
         """The axis `name`."""
-        return next(a for a in self.axes if a.name == name)
+        return next(axis for axis in self.axes if axis.name == name)
 
     def state_of(self, param: str) -> StateAxes:
         """Over which axes ranks share out what they keep of a parameter: the first of `state` that is of its name."""

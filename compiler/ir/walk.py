@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from .regions import Op, Region, Stmt
+from .regions import Enter, Op, Region, Stmt
 from .types import Value
 
 S = TypeVar("S", bound=Stmt)
@@ -72,6 +72,14 @@ def uses(*stmts: Stmt) -> Counter[str]:
         else:
             found.update([*(arg.source for arg in stmt.args), *(end.name for end in stmt.yields)])
             found += uses(*stmt.body)
+    return found
+
+
+def slices(region: Region) -> dict[str, str]:
+    """The whole that each value in a repeat is a slice of, at any depth."""
+    found: dict[str, str] = {}
+    for inner in walk_regions(region.body):
+        found |= {arg.value.name: found.get(arg.source, arg.source) for arg in inner.args if arg.enter is Enter.EACH}
     return found
 
 

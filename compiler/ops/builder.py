@@ -42,7 +42,7 @@ class OpBuilder:
 
     def append(self, op: Op) -> str:
         """Appends an op as it is; returns its first result, if it has any."""
-        self.types |= {value.name: value.type for value in op.outputs}
+        self.types.update((value.name, value.type) for value in op.outputs)
         self.body.append(op)
         return op.outputs[0].name if op.outputs else ""
 

@@ -26,6 +26,7 @@ from ..ir import (
     Type,
     Value,
     sharded,
+    slices,
     uses,
 )
 from ..ir.placements import OrderError, path
@@ -71,22 +72,12 @@ class _Wants:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._of: dict[str, list[Op]] = {}
-        self._collect(program.region, {})
-
-    def _collect(self, region: Region, source_of: dict[str, str]) -> None:
-        for stmt in region.body:
-            if isinstance(stmt, Region):
-                inner = {
-                    arg.value.name: source_of.get(arg.source, arg.source)
-                    for arg in stmt.args
-                    if arg.enter is Enter.EACH
-                }
-                self._collect(stmt, source_of | inner)
-            elif stmt.kind == "leaf":
-                source_of[stmt.outputs[0].name] = stmt.inputs[0]
-            else:
-                for name in stmt.inputs:
-                    self._of.setdefault(source_of.get(name, name), []).append(stmt)
+        leaves = {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "leaf"}
+        whole = slices(program.region)
+        for op in program.ops:
+            for name in op.inputs if op.kind != "leaf" else ():
+                source = whole.get(name, name)
+                self._of.setdefault(leaves.get(source, source), []).append(op)
 
     def _places(self, name: str, type: Type) -> list[dict[str, Placement]]:
         return [dict(_wanted(self._program, type, op.names("work"))) for op in self._of.get(name, [])]
@@ -111,7 +102,7 @@ class _Wants:
 class _Inserter(OpBuilder):
     def __init__(self, program: Program, leaves: dict[str, Type], inputs: Iterable[Value]) -> None:
         super().__init__(program)
-        self.types |= {value.name: value.type for value in inputs}
+        self.types.update((value.name, value.type) for value in inputs)
         self._leaves = leaves
         self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
@@ -138,7 +129,7 @@ class _Inserter(OpBuilder):
         placed = self.region(evolve(region, args=args))
         ends = zip(region.results, placed.yields, strict=True)
         results = tuple(Value(value.name, self.types[end.name]) for value, end in ends)
-        self.types |= {value.name: value.type for value in results}
+        self.types.update((value.name, value.type) for value in results)
         self.body.append(evolve(placed, results=results))
 
     def _arg(self, arg: Arg, region: Region) -> Arg:

@@ -14,7 +14,7 @@ from ..ir import Enter, Pipeline, Program, ops_in, uses
 from ..ir.stages import groups, stages
 from ..schedules.actions import ScheduleError
 from ..schedules.partition import balanced
-from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from ..syntax.diagnostics import Note, PlanError, wrong
 from ..syntax.source import Span
 from .thread_carries import carried
 
@@ -100,7 +100,7 @@ def _given(program: Program, pipeline: Pipeline, layers: tuple[int, ...], count:
 
 
 def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), help: str = "") -> PlanError:
-    return PlanError([Diagnostic("E0517", why, span, label, notes, help)])
+    return wrong("E0517", why, span, label, help, notes=notes)
 
 
 # ---- which stages have a parameter

@@ -52,6 +52,6 @@ class _Chains(OpBuilder):
             narrow = type.dtype not in wide and type.dims
             ends.append(evolve(end, name=builder.cast(end.name, min(wide))) if narrow else end)
         results = tuple(Value(it.name, self.types[end.name]) for it, end in zip(region.results, ends, strict=True))
-        self.types |= {value.name: value.type for value in results}
+        self.types.update((value.name, value.type) for value in results)
         backward = evolve(backward, body=(*backward.body, *builder.body))
         return evolve(region, body=(forward, backward), yields=tuple(ends), results=results)

@@ -4,7 +4,7 @@ Purpose: the rules of `shard`, in their order, become `work = ["dp:batch", "tp:h
 and an axis that is not named means invariant work.  Before: `factor_axes`.  Non-goals: types and coercions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attrs import evolve
 
@@ -79,7 +79,7 @@ class _Worker:
         return evolve(op, attrs=(*op.attrs, ("work", tuple(work))))
 
     def _on(self, op: Op, axis: str) -> list[str]:
-        operands = [self._program.types[name] for name in op.inputs]
+        operands = self._program.operands(op)
         space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
         own = roles(op, self._program.types)
         linked = (own.heads, own.kv_heads) if own.heads else ()
@@ -120,7 +120,7 @@ class _Worker:
         self._reported.add((code, f"{claim.dim} over {claim.axis}"))
         return not seen
 
-    def _check(self, op: Op, entry: OpDef, operands: list[Type], first: list[Claim], split: list[str]) -> None:
+    def _check(self, op: Op, entry: OpDef, operands: Sequence[Type], first: list[Claim], split: list[str]) -> None:
         if len(set(split)) > 1 and self._new("E0505", first[0]):
             self.found.error(
                 "E0505",

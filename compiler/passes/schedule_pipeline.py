@@ -14,19 +14,18 @@ from ..ir import (
     MICROBATCHES,
     PARTIAL,
     Attr,
-    Names,
     Op,
     Pipeline,
     Program,
     Region,
-    Stmt,
     Value,
     ops_in,
     rename,
 )
+from ..ops.builder import OpBuilder
 from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.p2p import with_messages
-from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from ..syntax.diagnostics import Diagnostic, Note, PlanError, wrong
 
 
 def schedule_pipeline(program: Program) -> Program:
@@ -52,7 +51,7 @@ def _demand_whole(program: Program, pipeline: Pipeline) -> None:
         notes = (Note(program.train.spans["compile"], "layers are compiled"),)
         help = "choose a schedule that does not split backward, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
         span = pipeline.settings.spans["schedule"]
-        raise PlanError([Diagnostic("E0412", message, span, "", notes, help)])
+        raise wrong("E0412", message, span, help=help, notes=notes)
 
 
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
@@ -67,7 +66,7 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
 
 def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Diagnostic:
     """What a schedule cannot do, told at the plan's line."""
-    dim = next(dim for dim in program.dims if dim.name == MICROBATCHES)
+    dim = program.dim(MICROBATCHES)
     notes = Note(dim.span, counted(dim.size, "microbatch")), Note(program.axis(pipeline.axis).span, "the ranks")
     order = pipeline.settings.schedule
     span = order.spans["memory"] if order.memory else pipeline.settings.spans["schedule"]
@@ -78,34 +77,33 @@ CHAIN = ("coerce", "cast", "pack")
 """What a pending sum goes through on its way to where it is needed."""
 
 
-class _Sums:
+class _Sums(OpBuilder):
     """Rewrites the step; `pending` has values that are sums over the stages' ranks, and the ranks that hold them."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
-        self._program, self._pipeline = program, pipeline
-        self._names, self._types = Names(program.types), program.types
+        super().__init__(program)
+        self._pipeline = pipeline
         self._pending: dict[str, tuple[int, ...]] = {}  # no ranks where each has a part of its own
         self._same: dict[str, str] = {}  # what is summed → its sum
         self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
         self._passed_on = {name for op in ops_in(program.region.body) if op.kind in CHAIN for name in op.inputs}
         self._later: list[tuple[str, Op]] = []  # sums of gradients, behind all that stages do by themselves
-        self._body: list[Stmt] = []
 
     def region(self) -> Region:
-        region = self._program.region
+        region = self.program.region
         for stmt in region.body:
             if isinstance(stmt, Region):
-                self._body.append(self._microbatches(stmt))
+                self.body.append(self._microbatches(stmt))
             else:
                 self._op(rename(stmt, self._same))
         yields = tuple(evolve(end, name=self._same.get(end.name, end.name)) for end in region.yields)
-        return evolve(region, body=tuple(self._body), yields=yields)
+        return evolve(region, body=tuple(self.body), yields=yields)
 
     def _microbatches(self, region: Region) -> Region:
         """Each rank has the losses of its own stages, and its part of a gradient that several ranks hold."""
         loss, *gradients = region.results
-        packs = (op for op in ops_in(self._program.region.body) if op.kind == "pack")
-        params = (zip(op.inputs, self._program.bucket(str(op.get("bucket"))).params, strict=True) for op in packs)
+        packs = (op for op in ops_in(self.program.region.body) if op.kind == "pack")
+        params = (zip(op.inputs, self.program.bucket(str(op.get("bucket"))).params, strict=True) for op in packs)
         of = {name: self._pipeline.ranks_of(param) for pairs in params for name, param in pairs}
         shared = {value.name: of.get(value.name, ()) for value in gradients}
         self._pending = {loss.name: ()} | {name: ranks for name, ranks in shared.items() if len(ranks) > 1}
@@ -116,27 +114,27 @@ class _Sums:
         if op.kind == "sum_squares":
             self._squares(op)
         elif not held:
-            self._body.append(op)
+            self.body.append(op)
         elif op.kind == "coerce" and held == {()}:
-            self._body.append(self._wider(op))
+            self.body.append(self._wider(op))
         elif op.kind in CHAIN:
             self._pass_on(op, *held)
         else:
             (name,) = (name for name in op.inputs if name in self._pending)
             self._reduce(name, op)
-            self._body.append(rename(op, self._same))
+            self.body.append(rename(op, self._same))
 
     def _wider(self, op: Op) -> Op:
         """A reduction that sums over the stages' ranks too."""
         axes = {*op.names("axes"), self._pipeline.axis}
-        ordered = tuple(axis.name for axis in self._program.axes if axis.name in axes)
+        ordered = tuple(axis.name for axis in self.program.axes if axis.name in axes)
         return evolve(op, attrs=tuple((key, ordered if key == "axes" else value) for key, value in op.attrs))
 
     def _pass_on(self, op: Op, ranks: tuple[int, ...]) -> None:
         """What is made of a part is a part; the last one is summed."""
         (value,) = op.outputs
         self._pending[value.name] = ranks
-        self._body.append(evolve(op, outputs=(self._marked(value),)))
+        self.body.append(evolve(op, outputs=(self._marked(value),)))
         if value.name not in self._passed_on:
             self._later.append((value.name, op))
 
@@ -152,22 +150,22 @@ class _Sums:
         attrs: tuple[tuple[str, Attr], ...] = (("stages", self._pipeline.axis), *once)
         (squares,) = op.outputs
         self._pending[squares.name] = ()
-        self._body.append(evolve(op, outputs=(self._marked(squares),), attrs=attrs))
+        self.body.append(evolve(op, outputs=(self._marked(squares),), attrs=attrs))
         if squares.name not in self._passed_on:
             self._reduce(squares.name, op)
 
     def _reduce(self, name: str, at: Op) -> None:
         """Appends the sum of a value over the ranks that hold it, or all."""
         ranks = self._pending[name]
-        value = Value(self._names.fresh(name), self._types[name])
-        some = len(ranks) < self._program.axis(self._pipeline.axis).size
+        value = self.value(name, self.types[name])
+        some = len(ranks) < self.program.axis(self._pipeline.axis).size
         among = (("among", tuple(map(str, ranks))),) if ranks and some else ()
         attrs: tuple[tuple[str, Attr], ...] = (("from", PARTIAL), ("to", INVARIANT), *among)
-        self._body.append(Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at.span))
+        self.body.append(Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at.span))
         self._same[name] = value.name
 
     def _marked(self, value: Value) -> Value:
         if value.name not in self._pending:
             return value
         places = dict(value.type.places) | {self._pipeline.axis: PARTIAL}
-        return evolve(value, type=evolve(value.type, places=self._program.places(places)))
+        return evolve(value, type=evolve(value.type, places=self.program.places(places)))

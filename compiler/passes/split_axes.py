@@ -16,16 +16,12 @@ def factor_axes(program: Program) -> Program:
     factors = {axis.name: _factors(axis, program) for axis in program.axes}
     claims = [part for claim in program.claims for part in _split(claim, factors[claim.axis], program.size(claim.dim))]
     axes = tuple(axis for group in factors.values() for axis in group)
-    state = tuple(_over(factors, each) for each in program.state)
+
+    def over(state: StateAxes, kind: str) -> tuple[str, ...]:
+        return tuple(factor.name for name in getattr(state, kind) for factor in factors[name])
+
+    state = tuple(evolve(each, **{kind: over(each, kind) for kind in STATES}) for each in program.state)
     return evolve(program, axes=axes, claims=tuple(claims), state=state)
-
-
-def _over(factors: dict[str, tuple[Axis, ...]], state: StateAxes) -> StateAxes:
-    return evolve(state, **{kind: _named(factors, getattr(state, kind)) for kind in STATES})
-
-
-def _named(factors: dict[str, tuple[Axis, ...]], names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(factor.name for name in names for factor in factors[name])
 
 
 def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:

@@ -112,7 +112,7 @@ class Interpreter:
         if op.kind == "coerce":
             among = [int(rank) for rank in op.names("among")]
             return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers, among)]
-        call = Call(self.program, self.world, self.numbers, op, args, [self.program.types[name] for name in op.inputs])
+        call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
         if op.kind == "update":
             self._gradients.update(zip(op.inputs[3:], map(self._unscaled, unpacked(call)), strict=True))
         return self.meanings[op.kind].value(call)

@@ -123,7 +123,7 @@ class Reference:
         if op.kind in RENAMES:
             return {op.outputs[0].name: args[0]}
         entry = MEANINGS[op.kind]
-        call = Call(self.program, self.world, self.numbers, op, args, [self.program.types[name] for name in op.inputs])
+        call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
         results = entry.value(call)
         gradients = entry.gradients
         assert gradients, f"verify: {op.kind} stands in a forward and has no gradients"

@@ -95,13 +95,13 @@ class _Sizes:
         self._flat = {bucket.dim for bucket in program.buckets}
         loops = (region.dim for region in walk_regions(program.region.body) if region.dim)
         self._loops = [*dict.fromkeys((MICROBATCHES, *loops))]
-        found, ops = program.types, program.ops
-        each = [(op, roles(op, found)) for op in ops]
+        ops = program.ops
+        each = [(op, roles(op, program.types)) for op in ops]
         self._groups: dict[str, set[str]] = {}
         for _, own in each:
             if own.heads != own.kv_heads:
                 self._groups.setdefault(own.heads, set()).add(own.kv_heads)
-        joins = [OPS[op.kind].joins([found[name] for name in op.inputs], op) for op in ops]
+        joins = [OPS[op.kind].joins(program.operands(op), op) for op in ops]
         self._parts = {dim: parts for each in joins for dim, parts in each.items()}
         self._turned = {own.rotated: _turned(op) for op, own in each if own.rotated}
         self._even = {*self._turned, *(part for dim in self._turned for part in self._parts.get(dim, ()))}

@@ -54,9 +54,8 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
     data = program.train.data
     if data.masked is not None:
         return
-    known = program.types
     for op in program.ops:
-        if roles(op, known).key_seq and OPS[op.kind].get(op, "mask") == "full":
+        if roles(op, program.types).key_seq and OPS[op.kind].get(op, "mask") == "full":
             yield Diagnostic(
                 "W0902",
                 "attention can see the tokens it must predict",

@@ -169,6 +169,13 @@ class PlanError(Exception):
         return "\n\n".join(map(str, self.diagnostics))
 
 
+def wrong(
+    code: str, message: str, span: Span, label: str = "", help: str = "", *, notes: Sequence[Note] = ()
+) -> PlanError:
+    """The error of one mistake."""
+    return PlanError([Diagnostic(code, message, span, label, tuple(notes), help)])
+
+
 class Diagnostics:
     """Collects the mistakes that one step finds."""
 

@@ -13,14 +13,17 @@ from lark import Lark, Transformer
 from .package_data import folder
 
 
-def parser(name: str, builder: Transformer[Any, Any]) -> Lark:
-    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up."""
+def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = False) -> Lark:
+    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up.
+
+    With `placeholders` it is given None for what is left out of the rule.
+    """
     with (folder("grammar") / f"{name}.lark").open(encoding="utf-8") as file:
         return Lark(
             file,  # and not its text, since its imports are relative to it
             parser="lalr",
             strict=True,
-            maybe_placeholders=False,
+            maybe_placeholders=placeholders,
             transformer=builder,
             cache=_cache_file(name),
         )

@@ -6,7 +6,7 @@ No text, however made, costs more than a bounded time, and a bracket forgotten i
 import re
 from pathlib import Path
 
-from .diagnostics import Diagnostic, Note, PlanError
+from .diagnostics import Note, PlanError, wrong
 from .source import Source, Span
 
 MAX_BYTES = 64 * 1024
@@ -27,11 +27,11 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
     place = at or Source(str(path), "").whole()
     try:
         if not path.is_file():
-            raise _error("E0101", f"`{path}` is not a file" if path.exists() else f"there is no file `{path}`", place)
+            raise wrong("E0101", f"`{path}` is not a file" if path.exists() else f"there is no file `{path}`", place)
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise _error("E0101", f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", place) from None
+        raise wrong("E0101", f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", place) from None
     if len(content) > most:
         raise _too_large(str(path), place, most)
     try:
@@ -39,7 +39,7 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         where = f"byte 0x{content[error.start]:02x} on line {line}"
-        raise _error("E0101", f"`{path}` is not UTF-8: {where}", place) from None
+        raise wrong("E0101", f"`{path}` is not UTF-8: {where}", place) from None
 
 
 def check(source: Source) -> None:
@@ -48,7 +48,7 @@ def check(source: Source) -> None:
         raise _too_large(source.path, source.whole())
     nul = source.text.find("\0")
     if nul >= 0:
-        raise _error("E0102", "a plan is text, but this is a NUL character", source.span(nul, nul + 1))
+        raise wrong("E0102", "a plan is text, but this is a NUL character", source.span(nul, nul + 1))
     _Brackets(source).check()
 
 
@@ -68,24 +68,26 @@ class _Brackets:
                 self._closes(word.start(), word[0])
             elif word[0].startswith('"') and not _STRING.fullmatch(word[0]):
                 help = 'a string is on one line, between `"` and `"`'
-                raise _error("E0105", "this string does not end", self._source.span(*word.span()), help=help)
+                raise wrong("E0105", "this string does not end", self._source.span(*word.span()), help=help)
         if self._open:
             opened = self._open[-1]
-            raise _error("E0103", f"this `{self._at(opened)}` is never closed", self._span(opened), *self._suspect())
+            raise wrong(
+                "E0103", f"this `{self._at(opened)}` is never closed", self._span(opened), notes=self._suspect()
+            )
 
     def _opens(self, at: int) -> None:
         self._open.append(at)
         if len(self._open) > MAX_DEPTH:
-            raise _error("E0102", f"brackets nest deeper than {MAX_DEPTH}", self._span(at))
+            raise wrong("E0102", f"brackets nest deeper than {MAX_DEPTH}", self._span(at))
 
     def _closes(self, at: int, bracket: str) -> None:
         if not self._open:
-            raise _error("E0103", f"`{bracket}` closes nothing", self._span(at), *self._suspect())
+            raise wrong("E0103", f"`{bracket}` closes nothing", self._span(at), notes=self._suspect())
         opened = self._open.pop()
         wanted = _CLOSING[self._at(opened)]
         if bracket != wanted:
             note = Note(self._span(opened), f"to close this `{self._at(opened)}`")
-            raise _error("E0103", f"expected `{wanted}`, found `{bracket}`", self._span(at), note)
+            raise wrong("E0103", f"expected `{wanted}`, found `{bracket}`", self._span(at), notes=(note,))
         self._pairs.append((opened, at))
 
     def _suspect(self) -> list[Note]:
@@ -111,8 +113,4 @@ class _Brackets:
 
 
 def _too_large(path: str, place: Span, most: int = MAX_BYTES) -> PlanError:
-    return _error("E0102", f"`{path}` is larger than {most // 1024} KiB", place)
-
-
-def _error(code: str, message: str, span: Span, *notes: Note, help: str = "") -> PlanError:
-    return PlanError([Diagnostic(code, message, span, notes=notes, help=help)])
+    return wrong("E0102", f"`{path}` is larger than {most // 1024} KiB", place)

@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from .diagnostics import Diagnostic, Note, PlanError, listing
+from .diagnostics import Note, listing, wrong
 from .tree import Entry, Rule, Section, Setting
 
 MESH = "mesh"
@@ -51,7 +51,7 @@ def _gives_order(base: Section, over: Section) -> bool:
     span = next(entry.span for entry in entries if entry.key.name in (added or given))
     note = Note(base.head, f"has {listing(known)}, the outermost first")
     help = f"order is meaning: name {unnamed} here too, the outermost first"
-    raise PlanError([Diagnostic("E0519", message, span, "added" if added else "not in this order", (note,), help)])
+    raise wrong("E0519", message, span, "added" if added else "not in this order", help, notes=(note,))
 
 
 def _keys(section: Section) -> list[str]:

@@ -8,35 +8,12 @@ from attrs import evolve
 from lark import Token, Transformer
 from lark.exceptions import UnexpectedInput
 
-from .diagnostics import Diagnostic, PlanError
+from . import tree
+from .diagnostics import PlanError, wrong
 from .lark_parser import parser
 from .limits import check
 from .source import Source, Span
 from .syntax_errors import explain, explain_habit
-from .tree import (
-    Binary,
-    Bind,
-    Call,
-    Expr,
-    If,
-    Init,
-    Input,
-    List,
-    Model,
-    Name,
-    Negative,
-    Number,
-    ParamUse,
-    Plan,
-    Repeat,
-    Rule,
-    Section,
-    Setting,
-    String,
-    Use,
-    UserOp,
-    UserOperand,
-)
 
 MAX_DIGITS = 20
 
@@ -48,7 +25,7 @@ Parts = list[Any]
 """Tokens and nodes of one rule, as written."""
 
 
-def parse_plan(source: Source) -> Plan:
+def parse_plan(source: Source) -> tree.Plan:
     """The syntax tree of a plan.  Raises PlanError."""
     try:
         check(source)
@@ -60,7 +37,7 @@ def parse_plan(source: Source) -> Plan:
         raise PlanError([explain(error, source)]) from None
 
 
-def _parse(source: Source) -> Plan:
+def _parse(source: Source) -> tree.Plan:
     return parser("plan", _Builder(source)).parse(source.text)  # type: ignore[return-value]
 
 
@@ -80,122 +57,122 @@ STAGES = {0: (), 1: ("optimizer",), 2: ("gradients", "optimizer"), 3: ("paramete
 """The state that each stage of ZeRO shards."""
 
 
-class _Builder(Transformer[Token, Plan]):
+class _Builder(Transformer[Token, tree.Plan]):
     """Called while parsing, so that nothing recurses over trees."""
 
     def __init__(self, source: Source) -> None:
         super().__init__()
         self._source = source
 
-    def start(self, parts: Parts) -> Plan:
-        return Plan(tuple(parts), self._source.whole())
+    def start(self, parts: Parts) -> tree.Plan:
+        return tree.Plan(tuple(parts), self._source.whole())
 
-    def use(self, parts: Parts) -> Use:
+    def use(self, parts: Parts) -> tree.Use:
         _, path, *rest = parts
-        return Use(path, _only(Section, rest), self._span(parts))
+        return tree.Use(path, _only(tree.Section, rest), self._span(parts))
 
-    def model(self, parts: Parts) -> Model:
+    def model(self, parts: Parts) -> tree.Model:
         _, name, *rest = parts
-        body = tuple(part for part in rest if isinstance(part, Section | Init | Bind | Repeat | If))
-        return Model(name, _only(Input, rest), body, self._span(parts))
+        body = tuple(part for part in rest if isinstance(part, tree.Section | tree.Init | tree.Statement))
+        return tree.Model(name, _only(tree.Input, rest), body, self._span(parts))
 
-    def input(self, parts: Parts) -> Input:
+    def input(self, parts: Parts) -> tree.Input:
         name, _, dims, _ = parts
-        return Input(name, dims, self._span(parts))
+        return tree.Input(name, dims, self._span(parts))
 
-    def init(self, parts: Parts) -> Init:
+    def init(self, parts: Parts) -> tree.Init:
         _, *names, _, dist = parts
-        return Init(names[0] if names else (), dist, self._span(parts))
+        return tree.Init(names[0] if names else (), dist, self._span(parts))
 
-    def bind(self, parts: Parts) -> Bind:
+    def bind(self, parts: Parts) -> tree.Bind:
         names, _, expr = parts
-        return Bind(names, expr, self._span([*names, expr]))
+        return tree.Bind(names, expr, self._span([*names, expr]))
 
-    def repeat(self, parts: Parts) -> Repeat:
+    def repeat(self, parts: Parts) -> tree.Repeat:
         dim, *rest = _nodes(parts)
         index, *body = rest if _is(parts[2], "AS") else (None, *rest)
-        return Repeat(dim, tuple(body), self._span(parts), index)
+        return tree.Repeat(dim, tuple(body), self._span(parts), index)
 
-    def branch(self, parts: Parts) -> If:
+    def branch(self, parts: Parts) -> tree.If:
         _, index, _, end, *blocks = parts
         cut = next((at for at, part in enumerate(blocks) if _is(part, "ELSE")), len(blocks))
-        return If(index, end, _nodes(blocks[:cut]), _nodes(blocks[cut:]), self._span(parts))
+        return tree.If(index, end, _nodes(blocks[:cut]), _nodes(blocks[cut:]), self._span(parts))
 
-    def user_op(self, parts: Parts) -> UserOp:
+    def user_op(self, parts: Parts) -> tree.UserOp:
         _, name, *rest, function = parts
-        *gives, along = (part for part in _nodes(rest) if not isinstance(part, UserOperand))
-        return UserOp(name, _only(UserOperand, rest), tuple(gives), along, function, self._span(parts))
+        *gives, along = (part for part in _nodes(rest) if not isinstance(part, tree.UserOperand))
+        return tree.UserOp(name, _only(tree.UserOperand, rest), tuple(gives), along, function, self._span(parts))
 
-    def result(self, parts: Parts) -> tuple[Name, ...]:
+    def result(self, parts: Parts) -> tuple[tree.Name, ...]:
         return parts[1]
 
-    def operand(self, parts: Parts) -> UserOperand:
+    def operand(self, parts: Parts) -> tree.UserOperand:
         name, *dims = _nodes(parts)
-        return UserOperand(name, dims[0] if dims else (), parts[0] is not name, self._span(parts))
+        return tree.UserOperand(name, dims[0] if dims else (), parts[0] is not name, self._span(parts))
 
-    def dims(self, parts: Parts) -> tuple[Name, ...]:
-        lead = (Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token))
+    def dims(self, parts: Parts) -> tuple[tree.Name, ...]:
+        lead = (tree.Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token))
         return (*lead, *(name for names in _nodes(parts) for name in names))
 
-    def section(self, parts: Parts) -> Section:
+    def section(self, parts: Parts) -> tree.Section:
         kind, *rest = parts
-        name = next(iter(_only(Name, rest)), None)
-        entries = tuple(part for part in rest if isinstance(part, Setting | Rule | Section))
-        return Section(kind, name, entries, self._span(parts))
+        name = next(iter(_only(tree.Name, rest)), None)
+        entries = tuple(part for part in rest if isinstance(part, tree.Entry))
+        return tree.Section(kind, name, entries, self._span(parts))
 
-    def setting(self, parts: Parts) -> Setting:
+    def setting(self, parts: Parts) -> tree.Setting:
         key, _, value = parts
-        return Setting(key, value, self._span(parts))
+        return tree.Setting(key, value, self._span(parts))
 
-    def padded(self, parts: Parts) -> Setting:
+    def padded(self, parts: Parts) -> tree.Setting:
         key, _, value, _, pad = parts
-        return Setting(key, value, self._span(parts), pad)
+        return tree.Setting(key, value, self._span(parts), pad)
 
-    def rule(self, parts: Parts) -> Rule:
+    def rule(self, parts: Parts) -> tree.Rule:
         dims, _, axes = parts
-        return Rule(dims, axes, self._span([*dims, *axes]))
+        return tree.Rule(dims, axes, self._span([*dims, *axes]))
 
-    def stage(self, parts: Parts) -> Rule:
+    def stage(self, parts: Parts) -> tree.Rule:
         """A stage of ZeRO (Rajbhandari et al. 2020) is short for the kinds of state that it shares out."""
         word, stage, _, axes = parts
         span = self._place(word).to(stage.span)
         if stage.unit or stage.value not in STAGES:
             help = "write `zero 1 over dp`, with a stage from 0 to 3"
-            raise PlanError([Diagnostic("E0406", "this is no stage of ZeRO", span, help=help)])
-        return Rule(tuple(Name(kind, span) for kind in STAGES[stage.value]), axes, span.to(axes[-1].span))
+            raise wrong("E0406", "this is no stage of ZeRO", span, help=help)
+        return tree.Rule(tuple(tree.Name(kind, span) for kind in STAGES[stage.value]), axes, span.to(axes[-1].span))
 
-    def binary(self, parts: Parts) -> Binary:
+    def binary(self, parts: Parts) -> tree.Binary:
         left, op, right = parts
-        return Binary(str(op), left, right, self._span(parts))
+        return tree.Binary(str(op), left, right, self._span(parts))
 
-    def negative(self, parts: Parts) -> Negative:
+    def negative(self, parts: Parts) -> tree.Negative:
         _, value = parts
-        return Negative(value, self._span(parts))
+        return tree.Negative(value, self._span(parts))
 
-    def group(self, parts: Parts) -> Expr:
+    def group(self, parts: Parts) -> tree.Expr:
         _, expr, _ = parts
         return evolve(expr, span=self._span(parts))
 
-    def sequence(self, parts: Parts) -> List:
-        return List(_nodes(parts), self._span(parts))
+    def sequence(self, parts: Parts) -> tree.List:
+        return tree.List(_nodes(parts), self._span(parts))
 
-    def call(self, parts: Parts) -> Call:
+    def call(self, parts: Parts) -> tree.Call:
         name, *rest = parts
-        args = tuple(part for part in _nodes(rest) if not isinstance(part, Setting))
-        return Call(name, args, _only(Setting, rest), self._span(parts))
+        args = tuple(part for part in _nodes(rest) if not isinstance(part, tree.Setting))
+        return tree.Call(name, args, _only(tree.Setting, rest), self._span(parts))
 
-    def param(self, parts: Parts) -> ParamUse:
+    def param(self, parts: Parts) -> tree.ParamUse:
         name, _, *dims, _ = parts
         *ins, outs = _nodes(dims)
-        return ParamUse(name, ins[0] if ins else (), outs, self._span(parts))
+        return tree.ParamUse(name, ins[0] if ins else (), outs, self._span(parts))
 
-    def names(self, parts: Parts) -> tuple[Name, ...]:
-        return _only(Name, parts)
+    def names(self, parts: Parts) -> tuple[tree.Name, ...]:
+        return _only(tree.Name, parts)
 
-    def name(self, parts: Parts) -> Name:
-        return Name(str(parts[0]), self._span(parts))
+    def name(self, parts: Parts) -> tree.Name:
+        return tree.Name(str(parts[0]), self._span(parts))
 
-    def number(self, parts: Parts) -> Number:
+    def number(self, parts: Parts) -> tree.Number:
         match = _NUMBER.fullmatch(parts[0])
         assert match, f"parser: a number that is none: {parts[0]}"
         whole, fraction, exponent, unit = (part.replace("_", "") for part in match.groups(""))
@@ -207,18 +184,18 @@ class _Builder(Transformer[Token, Plan]):
             raise _unrepresentable("this number is too large", span)
         if not value and re.search("[1-9]", whole + fraction):
             raise _unrepresentable("this number is too small: it would become 0", span)
-        return Number(value, unit, span)
+        return tree.Number(value, unit, span)
 
-    def string(self, parts: Parts) -> String:
+    def string(self, parts: Parts) -> tree.String:
         span = self._span(parts)
 
         def unescape(escape: re.Match[str]) -> str:
             if escape[1] not in _ESCAPES:
                 message = f"`{escape[0]}` is not an escape"
-                raise PlanError([Diagnostic("E0105", message, span, help='the escapes are `\\"` `\\\\` `\\n` `\\t`')])
+                raise wrong("E0105", message, span, help='the escapes are `\\"` `\\\\` `\\n` `\\t`')
             return _ESCAPES[escape[1]]
 
-        return String(re.sub(r"\\(.)", unescape, parts[0][1:-1]), span)
+        return tree.String(re.sub(r"\\(.)", unescape, parts[0][1:-1]), span)
 
     def _span(self, parts: Parts) -> Span:
         return self._place(parts[0]).to(self._place(parts[-1]))
@@ -243,4 +220,4 @@ def _nodes(parts: Parts) -> tuple[Any, ...]:
 
 
 def _unrepresentable(message: str, span: Span) -> PlanError:
-    return PlanError([Diagnostic("E0106", message, span)])
+    return wrong("E0106", message, span)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.plan_table import FUSED
 from helpers.small_plans import HEAD, LLAMA, MLP, START, Plan
 from scalec.compiler.analysis.param_uses import products
-from scalec.compiler.analysis.verifier.declarations import Declarations
+from scalec.compiler.analysis.verifier.buckets import Buckets
 from scalec.compiler.ir import Kind, Program, Region, walk
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
@@ -177,7 +177,7 @@ def test_buckets_that_part_the_weights_of_one_product_are_no_program() -> None:
     (bucket,) = (bucket for bucket in program.buckets if "wq" in bucket.params)
     apart = tuple(evolve(b, params=b.params[::-1]) if b is bucket else b for b in program.buckets)
     with pytest.raises(AssertionError, match="wq, wk of one product lie as wq"):
-        Declarations(evolve(program, buckets=apart)).check_products()
+        Buckets(evolve(program, buckets=apart)).check()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,5 @@ def reserve(program: Program) -> int:
 
 def communicators(program: Program) -> int:
     """The groups of ranks in which a rank communicates: each has buffers of its own."""
-    known = program.types
-    sent = (each for op in program.ops for each in messages(program, op, known))
+    sent = (each for op in program.ops for each in messages(program, op, program.types))
     return len({(each.axes, each.among) for each in sent}) + bool(program.pipeline)

@@ -6,7 +6,11 @@ Non-goals: the user's mistakes (`passes.validate`); whatever fails here is a def
 text edited by hand.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from ...ir import Program
+from .buckets import Buckets
 from .declarations import Declarations
 from .regions import Regions
 from .stages import Stages
@@ -14,14 +18,23 @@ from .stages import Stages
 
 def check(program: Program) -> None:
     """Asserts that `program` is legal; a failure names the pass that made it."""
-    declarations = Declarations(program)
-    declarations.check()
-    Stages(program).check()
-    Regions(program).outermost()
-    declarations.check_moves()
-    declarations.check_products()
+    with _named(program):
+        Declarations(program).check()
+        Stages(program).check()
+        Regions(program).outermost()
+        Buckets(program).check()
 
 
 def check_rows(program: Program) -> None:
     """Asserts that a pipeline's rows are legal: takes too long to be asked after each pass, which leave them alone."""
-    Stages(program).check_rows()
+    with _named(program):
+        Stages(program).check_rows()
+
+
+@contextmanager
+def _named(program: Program) -> Generator[None]:
+    """Adds the pass to what fails inside."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{program.after}: {error}") from error

@@ -7,34 +7,30 @@ STEP_PASSES = ("differentiate", "place_state", "place_stages", "fuse_buckets", "
 
 
 class Checker:
-    """Asserts with messages that name the pass which made the program."""
+    """Asserts with messages, before which `check` puts the pass that made the program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.sizes = {dim.name: dim.size for dim in program.dims}
         self.axes = {axis.name: place for place, axis in enumerate(program.axes)}
 
-    def at(self, what: str) -> str:
-        """A message."""
-        return f"{self.program.after}: {what}"
-
     def type(self, name: str, type: Type) -> None:
         """Dims and axes are declared, placements canonical, and what is sharded divides."""
-        assert type.dtype in ITEM_BYTES, self.at(f"{name}: there is no element type {type.dtype}")
-        assert all(dim in self.sizes for dim in type.dims), self.at(f"{name}: has a dim that is not declared")
-        assert len({*type.dims}) == len(type.dims), self.at(f"{name}: has a dim twice")
+        assert type.dtype in ITEM_BYTES, f"{name}: there is no element type {type.dtype}"
+        assert all(dim in self.sizes for dim in type.dims), f"{name}: has a dim that is not declared"
+        assert len({*type.dims}) == len(type.dims), f"{name}: has a dim twice"
         if not type.places:
             return
-        assert all(axis in self.axes for axis, _ in type.places), self.at(f"{name}: lies over an unknown axis")
+        assert all(axis in self.axes for axis, _ in type.places), f"{name}: lies over an unknown axis"
         order = [self.axes[axis] for axis, _ in type.places]
-        assert order == sorted({*order}), self.at(f"{name}: its axes are not in mesh order, each once")
+        assert order == sorted({*order}), f"{name}: its axes are not in mesh order, each once"
         for _, place in type.places:
             self._place(name, place, type)
         for dim in {place.dim for _, place in type.places} - {""}:
             ranks = self.program.degree(type.axes_of(dim))
-            assert self.sizes[dim] % ranks == 0, self.at(f"{name}: {dim} = {self.sizes[dim]} over {ranks} ranks")
+            assert self.sizes[dim] % ranks == 0, f"{name}: {dim} = {self.sizes[dim]} over {ranks} ranks"
 
     def _place(self, name: str, place: Placement, type: Type) -> None:
-        assert place != INVARIANT, self.at(f"{name}: says that it is invariant, which goes without saying")
-        assert bool(place.dim) == (place.kind is Kind.SHARDED), self.at(f"{name}: {place.kind.value} of {place.dim}")
-        assert place.dim in ("", *type.dims), self.at(f"{name}: shards no dim of its own")
+        assert place != INVARIANT, f"{name}: says that it is invariant, which goes without saying"
+        assert bool(place.dim) == (place.kind is Kind.SHARDED), f"{name}: {place.kind.value} of {place.dim}"
+        assert place.dim in ("", *type.dims), f"{name}: shards no dim of its own"

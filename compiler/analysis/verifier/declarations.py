@@ -4,9 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from ...ir import BATCH, FLOATS, MICROBATCHES, SEQUENCE, Param
-from ..param_uses import products
 from .base import STEP_PASSES, Checker
-from .bucket_facts import misstated
 
 FIRST = "resolve"
 """After this stage a claim may still stand twice: `validate` tells the user."""
@@ -30,12 +28,12 @@ class Declarations(Checker):
         ):
             self._once(what, names)
         for name in (it.name, *self.axes, *(axis.parent for axis in it.axes), *self.sizes):
-            assert name.isidentifier(), self.at(f"`{name}` is not a plain name")
+            assert name.isidentifier(), f"`{name}` is not a plain name"
         for each in (*it.axes, *it.dims):
-            assert each.size >= 1, self.at(f"{each.name}: a size of {each.size}")
+            assert each.size >= 1, f"{each.name}: a size of {each.size}"
         for claim in it.claims:
-            assert claim.dim in self.sizes, self.at(f"a claim of dim {claim.dim}, which is not declared")
-            assert claim.axis in self.axes, self.at(f"a claim over axis {claim.axis}, which is not declared")
+            assert claim.dim in self.sizes, f"a claim of dim {claim.dim}, which is not declared"
+            assert claim.axis in self.axes, f"a claim over axis {claim.axis}, which is not declared"
         for param in it.params:
             self._param(param)
         self._buckets()
@@ -43,59 +41,43 @@ class Declarations(Checker):
         self._train()
 
     def _once(self, what: str, names: Collection[object]) -> None:
-        assert len({*names}) == len(names), self.at(f"a {what} declared twice")
+        assert len({*names}) == len(names), f"a {what} declared twice"
 
     def _param(self, param: Param) -> None:
         name, init = param.name, param.init
-        assert name.isidentifier(), self.at(f"`{name}` is not a plain name")
+        assert name.isidentifier(), f"`{name}` is not a plain name"
         self.type(name, param.type)
-        assert param.type.dtype in FLOATS, self.at(f"{name}: a parameter of {param.type.dtype}")
+        assert param.type.dtype in FLOATS, f"{name}: a parameter of {param.type.dtype}"
         counts = min(param.stacked, param.inner) >= 0 and param.stacked + param.inner <= len(param.type.dims)
-        assert counts, self.at(f"{name}: stacked {param.stacked} inner {param.inner} of {len(param.type.dims)} dims")
+        assert counts, f"{name}: stacked {param.stacked} inner {param.inner} of {len(param.type.dims)} dims"
         takes = INITS.get(init.kind)
-        assert takes == len(init.args), self.at(f"{name}: there is no initial value {init.kind} of {len(init.args)}")
-        assert all(arg >= 0 for arg in init.args), self.at(f"{name}: a negative deviation")
+        assert takes == len(init.args), f"{name}: there is no initial value {init.kind} of {len(init.args)}"
+        assert all(arg >= 0 for arg in init.args), f"{name}: a negative deviation"
 
     def _names(self) -> None:
         """All parameters are stored, or none; of a tensor in parts all are there; what stands in pairs is in a head."""
         it = self.program
         stored, params = [each.param for each in it.names], [param.name for param in it.params]
-        assert not stored or sorted(stored) == sorted(params), self.at("stored and other parameters differ")
+        assert not stored or sorted(stored) == sorted(params), "stored and other parameters differ"
         parts = Counter(each.tensor for each in it.names)
         for each in it.names:
-            assert parts[each.tensor] == each.parts, self.at(
-                f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
-            )
+            assert parts[each.tensor] == each.parts, f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
         self._once("stored part", [(each.tensor, each.part) for each in it.names])
         pairs = {each.param: each.interleaved for each in it.names if each.interleaved}
         for param in it.params:
             rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
             head = self.sizes[rows[-1]] if len(rows) > 1 else 0
-            assert pairs.get(param.name, 0) <= head, self.at(f"{param.name}: pairs in heads of {head} rows")
+            assert pairs.get(param.name, 0) <= head, f"{param.name}: pairs in heads of {head} rows"
 
     def _buckets(self) -> None:
         it = self.program
         held = [name for bucket in it.buckets for name in bucket.params]
         fused = it.after in STEP_PASSES[3:]
         want = sorted(p.name for p in it.params) if fused else []
-        assert sorted(held) == want, self.at("buckets and parameters differ")
+        assert sorted(held) == want, "buckets and parameters differ"
         for bucket in it.buckets:
-            assert bucket.params, self.at(f"bucket {bucket.name} is empty")
+            assert bucket.params, f"bucket {bucket.name} is empty"
             self.type(bucket.name, bucket.type)
-
-    def check_moves(self) -> None:
-        """Buckets are as the ops move them; asked of a program whose ops are right."""
-        for words in misstated(self.program):
-            raise AssertionError(self.at(words))
-
-    def check_products(self) -> None:
-        """The weights of one product lie side by side in a bucket; likewise."""
-        buckets = self.program.buckets
-        for names in products(self.program) if buckets else ():
-            (bucket,) = (bucket for bucket in buckets if names[0] in bucket.params)
-            at = bucket.params.index(names[0])
-            own = bucket.params[at : at + len(names)]
-            assert own == names, self.at(f"{', '.join(names)} of one product lie as {', '.join(own)}")
 
     def _train(self) -> None:
         """The settings are those that the dims were made from."""
@@ -103,4 +85,4 @@ class Declarations(Checker):
         batch = train.microbatch * it.degree(tuple(claim.axis for claim in it.claims if claim.dim == BATCH))
         for dim, size in ((SEQUENCE, train.seq), (BATCH, batch), (MICROBATCHES, train.global_batch / batch)):
             said = f"dim {dim} is {self.sizes.get(dim, 'missing')}, but {size:g} by `train`"
-            assert self.sizes.get(dim) == size, self.at(said)
+            assert self.sizes.get(dim) == size, said

@@ -23,25 +23,25 @@ class Ops(Checker):
 
     def check(self, op: Op, here: Mapping[str, Type], in_reverse: bool) -> tuple[Type, ...]:
         """Its results' types, of what is bound `here`; `in_reverse` says whether a reversed repeat is around it."""
-        assert op.kind in OPS, self.at(f"there is no op {op.kind}")
+        assert op.kind in OPS, f"there is no op {op.kind}"
         for name in op.inputs:
-            assert name in here, self.at(f"{name} is used before it is bound, in {op.kind}")
+            assert name in here, f"{name} is used before it is bound, in {op.kind}"
         operands = [here[name] for name in op.inputs]
         self._form(op, in_reverse)
         try:
             self._attributes(*VJPS.forward(op, operands))
             types = OPS[op.kind].infer(self.program, operands, op)
         except (TypingError, LookupError, StopIteration) as error:  # the latter two: operands of too few dims
-            raise AssertionError(self.at(f"{error} ({op.outputs[0].name if op.outputs else op.kind})")) from None
-        assert len(types) == len(op.outputs), self.at(f"{op.kind} has {len(types)} results, not {len(op.outputs)}")
+            raise AssertionError(f"{error} ({op.outputs[0].name if op.outputs else op.kind})") from None
+        assert len(types) == len(op.outputs), f"{op.kind} has {len(types)} results, not {len(op.outputs)}"
         return types
 
     def _form(self, op: Op, in_reverse: bool) -> None:
         """As many operands, and such attributes, as an op of the kind has."""
         entry, count = OPS[op.kind], len(op.inputs)
         attributes = (*entry.attributes, *VJPS.attributes(op))
-        assert entry.fits(count), self.at(f"{op.kind} of {count} operands")
-        assert op.outputs or op.kind == "begin", self.at(f"{op.kind} without a result")
+        assert entry.fits(count), f"{op.kind} of {count} operands"
+        assert op.outputs or op.kind == "begin", f"{op.kind} without a result"
         wanted: dict[str, tuple[type, ...]] = {attribute.name: attribute.types for attribute in attributes}
         if self._has_work and op.kind != "leaf":
             wanted["work"] = (tuple,)
@@ -54,15 +54,15 @@ class Ops(Checker):
             {a.name: a.default for a in attributes if a.default is not None},
         )
         fits = len({*given}) == len(given) and {*wanted} - {*optional} <= {*given} <= {*wanted}
-        assert fits, self.at(f"{op.kind} has {', '.join(wanted)}")
-        assert all(value != optional.get(key) for key, value in op.attrs), self.at(f"{op.kind}: a default is written")
+        assert fits, f"{op.kind} has {', '.join(wanted)}"
+        assert all(value != optional.get(key) for key, value in op.attrs), f"{op.kind}: a default is written"
         for key, value in op.attrs:
-            assert isinstance(value, wanted[key]), self.at(f"{op.kind}: {key} is not {wanted[key][0].__name__}")
+            assert isinstance(value, wanted[key]), f"{op.kind}: {key} is not {wanted[key][0].__name__}"
 
     def _attributes(self, op: Op, operands: Sequence[Type]) -> None:
         """What the attributes name is there."""
         for key, value in op.attrs:
-            assert self._right(op, key, value, operands), self.at(f"{op.kind}: {key} = {value}")
+            assert self._right(op, key, value, operands), f"{op.kind}: {key} = {value}"
 
     def _right(self, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> bool:
         match key:

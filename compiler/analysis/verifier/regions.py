@@ -4,7 +4,6 @@ from attrs import evolve
 
 from ...ir import MICROBATCHES, PARTIAL, Arg, Enter, Leave, Op, Program, Region, Type, Value, Yield, regions_in
 from ...syntax.limits import MAX_DEPTH
-from .async_reductions import misbegun
 from .base import STEP_PASSES, Checker
 from .ops import Ops
 
@@ -32,11 +31,11 @@ class Regions(Checker):
         """Checks the program's region, and what stands in it by the program's stage."""
         region = self.program.region
         kind = "step" if self.program.after in STEP_PASSES else "model"
-        assert region.kind == kind, self.at(f"a program after this pass is a {kind}, not a {region.kind}")
+        assert region.kind == kind, f"a program after this pass is a {kind}, not a {region.kind}"
         self.region(region, dict(self._params))
         lasts = all(end.leave is Leave.LAST for end in region.yields)
-        assert lasts, self.at(f"a {kind} yields last values")
-        assert not region.results, self.at(f"a {kind} has results")
+        assert lasts, f"a {kind} yields last values"
+        assert not region.results, f"a {kind} has results"
         if kind == "model":
             self._model(region)
         else:
@@ -44,19 +43,15 @@ class Regions(Checker):
 
     def _model(self, region: Region) -> None:
         leaves = [stmt.inputs[0] for stmt in region.body if isinstance(stmt, Op) and stmt.kind == "leaf"]
-        assert leaves == [*self._params], self.at("leaves and parameters differ")
-        assert len(region.yields) == 1, self.at("a model yields its loss")
+        assert leaves == [*self._params], "leaves and parameters differ"
+        assert len(region.yields) == 1, "a model yields its loss"
 
     def _step(self, region: Region) -> None:
         inner = regions_in(region.body)
-        assert len(inner) == 1, self.at("a step has one region of all microbatches")
+        assert len(inner) == 1, "a step has one region of all microbatches"
         blocks = [stmt.kind for stmt in inner[0].body]
-        assert blocks == ["forward", "backward"], self.at("microbatches are one forward and one backward")
-        assert len(region.yields) == 3 + len(self._params), self.at(
-            "a step yields loss, norm, count and its parameters"
-        )
-        for words in misbegun(self.program):
-            raise AssertionError(self.at(words))
+        assert blocks == ["forward", "backward"], "microbatches are one forward and one backward"
+        assert len(region.yields) == 3 + len(self._params), "a step yields loss, norm, count and its parameters"
 
     def region(self, region: Region, outer: dict[str, Type]) -> dict[str, Type]:
         """Checks a region; returns the names that stay visible after it."""
@@ -67,12 +62,11 @@ class Regions(Checker):
             self._bind(arg.value, here)
         self._body(region, here)
         for end in region.yields:
-            assert end.name in here, self.at(f"{end.name} is yielded but not bound")
+            assert end.name in here, f"{end.name} is yielded but not bound"
         carried = [arg.value.type for arg in region.args if arg.enter is Enter.CARRY]
-        assert carried == [here[end.name] for end in region.yields if end.leave is Leave.LAST] or not region.dim, (
-            self.at("carries")
-        )
-        assert len(region.yields) == len(region.results) or region.kind in ("model", "step"), self.at("results")
+        lasts = [here[end.name] for end in region.yields if end.leave is Leave.LAST]
+        assert carried == lasts or not region.dim, "carries"
+        assert len(region.yields) == len(region.results) or region.kind in ("model", "step"), "results"
         after: dict[str, Type] = here if region.kind in ("forward", "backward") else {}
         for end, result in zip(region.yields, region.results, strict=False):
             self._leave(end, result, region, here)
@@ -80,23 +74,21 @@ class Regions(Checker):
         return after
 
     def _head(self, region: Region) -> None:
-        assert self._depth < MAX_DEPTH, self.at(f"regions nest deeper than {MAX_DEPTH}")
+        assert self._depth < MAX_DEPTH, f"regions nest deeper than {MAX_DEPTH}"
         looped = region.kind in ("repeat", MICROBATCHES)
-        assert bool(region.dim) == looped, self.at(f"a {region.kind} over {region.dim or 'nothing'}")
-        assert not looped or region.dim in self.sizes, self.at(f"{region.dim} is not declared")
-        assert (region.kind == MICROBATCHES) == (region.dim == MICROBATCHES), self.at(
-            f"a {region.kind} over {region.dim}"
-        )
-        assert not region.reverse or region.kind == "repeat", self.at(f"a {region.kind} reversed")
+        assert bool(region.dim) == looped, f"a {region.kind} over {region.dim or 'nothing'}"
+        assert not looped or region.dim in self.sizes, f"{region.dim} is not declared"
+        assert (region.kind == MICROBATCHES) == (region.dim == MICROBATCHES), f"a {region.kind} over {region.dim}"
+        assert not region.reverse or region.kind == "repeat", f"a {region.kind} reversed"
         takes = region.args or region.yields or region.results
-        assert not takes or region.kind not in ("forward", "backward"), self.at(f"{region.kind} takes nothing")
+        assert not takes or region.kind not in ("forward", "backward"), f"{region.kind} takes nothing"
 
     def _body(self, region: Region, here: dict[str, Type]) -> None:
         self._depth += 1
         self._reversed += region.reverse
         for stmt in region.body:
             if isinstance(stmt, Region):
-                assert stmt.kind in INSIDE[region.kind], self.at(f"a {stmt.kind} in a {region.kind}")
+                assert stmt.kind in INSIDE[region.kind], f"a {stmt.kind} in a {region.kind}"
                 here |= self.region(stmt, here)
             else:
                 self._op(stmt, here)
@@ -106,19 +98,19 @@ class Regions(Checker):
     def _op(self, op: Op, here: dict[str, Type]) -> None:
         types = self._ops.check(op, here, self._reversed > 0)
         for value, type in zip(op.outputs, types, strict=True):
-            assert value.type == type, self.at(f"{value.name} is {value.type}, but {op.kind} makes {type}")
+            assert value.type == type, f"{value.name} is {value.type}, but {op.kind} makes {type}"
             self._bind(value, here)
 
     def _enter(self, arg: Arg, region: Region, outer: dict[str, Type]) -> None:
         if region.kind in ("model", "step"):
-            assert arg.source == arg.value.name, self.at(f"{arg.value.name} is made from {arg.source}")
-            assert arg.enter is Enter.EACH, self.at(f"{arg.value.name} is carried into a {region.kind}")
+            assert arg.source == arg.value.name, f"{arg.value.name} is made from {arg.source}"
+            assert arg.enter is Enter.EACH, f"{arg.value.name} is carried into a {region.kind}"
             return
-        assert arg.source in outer, self.at(f"{arg.source} enters a region before it is bound")
+        assert arg.source in outer, f"{arg.source} enters a region before it is bound"
         source = outer[arg.source]
-        assert arg.enter is not Enter.EACH or source.dims[:1] == (region.dim,), self.at(f"{arg.source} has no slices")
+        assert arg.enter is not Enter.EACH or source.dims[:1] == (region.dim,), f"{arg.source} has no slices"
         expected = source.inside(region.dim) if arg.enter is Enter.EACH else source
-        assert arg.value.type == expected, self.at(f"{arg.value.name} is {arg.value.type}, not {expected}")
+        assert arg.value.type == expected, f"{arg.value.name} is {arg.value.type}, not {expected}"
 
     def _leave(self, end: Yield, result: Value, region: Region, here: dict[str, Type]) -> None:
         inner = here[end.name]
@@ -130,10 +122,10 @@ class Regions(Checker):
         ):
             places = dict(inner.places) | {pipeline.axis: PARTIAL}  # each rank has the sum of its own stages
             expected = evolve(expected, places=self.program.places(places))
-        assert result.type == expected, self.at(f"{result.name} is {result.type}, not {expected}")
+        assert result.type == expected, f"{result.name} is {result.type}, not {expected}"
 
     def _bind(self, value: Value, here: dict[str, Type]) -> None:
-        assert value.name not in self._bound, self.at(f"{value.name} is bound twice")
+        assert value.name not in self._bound, f"{value.name} is bound twice"
         self.type(value.name, value.type)
         self._bound.add(value.name)
         here[value.name] = value.type

@@ -17,43 +17,41 @@ class Stages(Checker):
         """What stages and rows are counted by agrees with the program."""
         if not (pipeline := self.program.pipeline):
             return
-        assert pipeline.axis in self.axes, self.at(f"stages over axis {pipeline.axis}, which is not declared")
-        assert all(dim in self.sizes for dim in pipeline.dims), self.at("stages of a repeat whose dim is not declared")
+        assert pipeline.axis in self.axes, f"stages over axis {pipeline.axis}, which is not declared"
+        assert all(dim in self.sizes for dim in pipeline.dims), "stages of a repeat whose dim is not declared"
         if pipeline.stage_to_rank or pipeline.layers:
             self._stages(pipeline)
         for rows in filter(None, (pipeline.given, pipeline.schedule)):
             self._counts(pipeline, rows)
         made = self.program.after in PLACED_PASSES and pipeline.settings.schedule.kind == AUTO
         last = self.program.after == PLACED_PASSES[-1]
-        assert pipeline.given or not made, self.at("a pipeline without rows")
-        assert pipeline.schedule or not last, self.at("a pipeline without rows")
+        assert pipeline.given or not made, "a pipeline without rows"
+        assert pipeline.schedule or not last, "a pipeline without rows"
 
     def check_rows(self) -> None:
         """Rows do all the work of their stages, in an order in which it can be done."""
         pipeline = self.program.pipeline
         for rows in filter(None, (pipeline.given, pipeline.schedule) if pipeline else ()):
             for problem in problems(rows):
-                raise AssertionError(self.at(f"rows of rank {problem.rank}: {problem.why}"))
+                raise AssertionError(f"rows of rank {problem.rank}: {problem.why}")
 
     def _stages(self, pipeline: Pipeline) -> None:
         layers, stage_to_rank = pipeline.layers, pipeline.stage_to_rank
-        assert len(layers) == len(stage_to_rank), self.at(
-            f"layers of {len(layers)} stages, stage_to_rank of {len(stage_to_rank)}"
-        )
+        counts = len(layers), len(stage_to_rank)
+        assert counts[0] == counts[1], f"layers of {counts[0]} stages, stage_to_rank of {counts[1]}"
         total = sum(self.sizes[dim] for dim in pipeline.dims)
-        assert sum(layers) == total, self.at(f"stages have {sum(layers)} iterations, the repeats {total}")
-        assert all(layers[1:-1]), self.at("a stage in the middle has no layers")
+        assert sum(layers) == total, f"stages have {sum(layers)} iterations, the repeats {total}"
+        assert all(layers[1:-1]), "a stage in the middle has no layers"
         ranks = {*range(self.program.axis(pipeline.axis).size)}
-        assert {*stage_to_rank} == ranks, self.at(f"stages lie on ranks {sorted({*stage_to_rank})} of {len(ranks)}")
+        assert {*stage_to_rank} == ranks, f"stages lie on ranks {sorted({*stage_to_rank})} of {len(ranks)}"
         params = {param.name for param in self.program.params}
         for name, stages in pipeline.held:
-            assert name in params, self.at(f"stages hold {name}, which is no parameter")
-            assert {*stages} <= {*range(len(stage_to_rank))}, self.at(f"{name}: held by a stage that there is not")
+            assert name in params, f"stages hold {name}, which is no parameter"
+            assert {*stages} <= {*range(len(stage_to_rank))}, f"{name}: held by a stage that there is not"
 
     def _counts(self, pipeline: Pipeline, rows: Schedule) -> None:
         ranks, microbatches = self.program.axis(pipeline.axis).size, self.sizes.get(MICROBATCHES, 0)
-        assert rows.ranks == ranks, self.at(f"rows of {rows.ranks} ranks, the axis has {ranks}")
-        assert rows.microbatches == microbatches, self.at(f"rows of {rows.microbatches} of {microbatches} microbatches")
-        assert rows.stage_to_rank == (pipeline.stage_to_rank or rows.stage_to_rank), self.at(
-            "the ranks of rows are not those of stage_to_rank"
-        )
+        assert rows.ranks == ranks, f"rows of {rows.ranks} ranks, the axis has {ranks}"
+        assert rows.microbatches == microbatches, f"rows of {rows.microbatches} of {microbatches} microbatches"
+        fits = rows.stage_to_rank == (pipeline.stage_to_rank or rows.stage_to_rank)
+        assert fits, "the ranks of rows are not those of stage_to_rank"

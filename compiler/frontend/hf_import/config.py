@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from attrs import evolve, frozen
 
-from ...syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
+from ...syntax.diagnostics import Diagnostics, Note, PlanError, wrong
 from ...syntax.limits import check
 from ...syntax.source import Source, Span
 
@@ -198,7 +198,7 @@ def _fields(source: Source) -> dict[str, Any]:
 
 
 def _unreadable(span: Span, why: str) -> PlanError:
-    return PlanError([Diagnostic("E0802", f"this is not a configuration: {why.lower()}", span)])
+    return wrong("E0802", f"this is not a configuration: {why.lower()}", span)
 
 
 def _places(source: Source) -> Places:

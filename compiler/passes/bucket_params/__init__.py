@@ -29,10 +29,9 @@ from ...ir import (
     regions_in,
 )
 from ...ops.builder import OpBuilder
-from . import loop_comms
 from .assign import BucketGroup, Used, grouped, grouped_as, sharing
+from .comms import gathered, held, reduced, with_gathers, with_reductions
 from .param_loops import home, without
-from .step_comms import gathered, held, reduced
 
 
 def fuse_buckets(program: Program) -> Program:
@@ -72,7 +71,8 @@ class _Fuser:
         gathers = builder.inner()
         parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}  # as forward uses them
         microbatches, totals = self._per_layer(microbatches, parts)
-        final = {g.name: totals.get(g.name) or self._reduced(g) for g in self._groups}
+        summed = {group.name: [param.summed for param in group.params] for group in self._groups}
+        final = {g.name: totals.get(g.name) or reduced(g, summed[g.name], builder) for g in self._groups}
         behind = ops_in(body[at:])
         norm = next(i for i, op in enumerate(behind) if op.kind in NORMS)
         total = self._norm(behind[norm], list(final.values()))
@@ -161,8 +161,8 @@ class _Fuser:
         for group in self._groups:
             if group.layers:
                 part = parts[group.name] if group.reshard_after_forward else ""
-                forward = loop_comms.forward(group, forward, part, builder) if part else forward
-                backward, total = loop_comms.backward(group, backward, part, builder)
+                forward = with_gathers(group, forward, part, builder) if part else forward
+                backward, total = with_reductions(group, backward, part, builder)
                 made |= {group.name: (total, builder.value(total, builder.types[total]))} if total else {}
         region = evolve(
             region,
@@ -171,9 +171,6 @@ class _Fuser:
             results=(*region.results, *(summed for _, summed in made.values())),
         )
         return region, {name: summed.name for name, (_, summed) in made.items()}
-
-    def _reduced(self, group: BucketGroup) -> str:
-        return reduced(group, [param.summed for param in group.params], self._builder)
 
     def _norm(self, op: Op, final: list[str]) -> Op:
         """Writes the sums of squares, added over the axes on which gradients are sharded; returns their norm's op."""

@@ -157,14 +157,10 @@ class _RepeatBackward(Backward):
         return (("every", every),) if self._runs_again and every > 1 else ()
 
     def _stmt(self, stmt: Stmt) -> Stmt:
-        if self._runs_again and not self._ran and isinstance(stmt, Op) and self._needs_forward(stmt):
+        if self._runs_again and not self._ran and isinstance(stmt, Op) and self._keeps(stmt):
             self._ran = True
             self._run_until(stmt)
         return super()._stmt(stmt)
-
-    def _needs_forward(self, op: Op) -> bool:
-        """Whether an op's backward reads anything that the iteration makes."""
-        return any(value.name in self._parts for value in op.outputs) and self._keeps(op)
 
     def _run_until(self, op: Op) -> None:
         """All that comes before an op, again: when backward asks for one tensor, it asks for all of them."""
@@ -175,7 +171,9 @@ class _RepeatBackward(Backward):
                 self._do_again(stmt)
 
     def _keeps(self, op: Op) -> bool:
-        """Whether autograd keeps a tensor of an op that does not enter the iteration as it is."""
+        """Whether an op has a gradient, for which autograd keeps a tensor that the iteration makes."""
+        if not any(value.name in self._parts for value in op.outputs):
+            return False
         types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.wanted, op.inputs))
         device = "cuda" if self.program.cluster.gpu else "cpu"
         found = OPS[op.kind].saved(Local(self.program, op, types, wanted, device))

@@ -64,7 +64,8 @@ class TrainingStep(OpBuilder):
         """Writes the region of all microbatches; returns the sums of loss and of the leaves' gradients."""
         loss = self._model.yields[0].name
         back = Backward(self)
-        back.add(loss, self._seed(back, loss, seed))
+        axes = self.types[loss].axes_in(Kind.PARTIAL)
+        back.add(loss, back.coerce(seed, Step(axes, INVARIANT, REPLICATED)))
         forward = back.of([stmt for stmt in self._model.body if not (isinstance(stmt, Op) and stmt.kind == "leaf")])
         grads = [back.total(op.outputs[0].name) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
@@ -77,10 +78,6 @@ class TrainingStep(OpBuilder):
         args = tuple(Arg(a.value, value.name, Enter.EACH) for a, value in zip(self._model.args, inputs, strict=True))
         self.body.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self.span))
         return results[0].name, [value.name for value in results[1:]]
-
-    def _seed(self, back: Backward, loss: str, seed: str) -> str:
-        """The gradient of a microbatch's sum of token losses: one over the step's count of valid tokens."""
-        return back.coerce(seed, Step(self.types[loss].axes_in(Kind.PARTIAL), INVARIANT, REPLICATED))
 
     def _update(self, grads: list[str], count: str) -> tuple[str, list[str]]:
         """Writes norm, clipping and update; returns the norm and the new parameters."""
@@ -107,10 +104,7 @@ class TrainingStep(OpBuilder):
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in grads:
             groups.setdefault(self.types[name].axes_in(Kind.SHARDED), []).append(name)
-        squares = [self._squares(names) for names in groups.values()]
+        squares = [self.reduced(self.write("sum_squares", names, "grad_norm_sq")) for names in groups.values()]
         if self._loss_scale:
             return self.write("unscaled_norm", [self._loss_scale, *squares], "grad_norm")
         return self.write("grad_norm", squares, "grad_norm")
-
-    def _squares(self, grads: list[str]) -> str:
-        return self.reduced(self.write("sum_squares", grads, "grad_norm_sq"))

@@ -5,7 +5,7 @@ lines end is the author's choice, but for lines longer than `LIMIT` and for brac
 another.
 """
 
-from ..diagnostics import Diagnostic, PlanError
+from ..diagnostics import wrong
 from ..limits import MAX_BYTES
 from ..parser import parse_plan
 from ..source import Source, is_ir
@@ -21,12 +21,12 @@ def format_plan(source: Source) -> str:
     """
     if is_ir(source.text):
         help = "`scalec fmt` is for plans; IR text has the one form in which `scalec ir` prints it"
-        raise PlanError([Diagnostic("E0190", "this is IR text, not a plan", source.whole(), help=help)])
+        raise wrong("E0190", "this is IR text, not a plan", source.whole(), help=help)
     parse_plan(source)
     plan = arrange(read(source.text))
     text = "".join(f"{line}\n" for line in aligned(plan, lines(plan, line_starts(plan))))
     assert [word.text for word in read(text)] == [word.text for word in plan.words], "formatter: words have changed"
     if len(text.encode()) > MAX_BYTES:
         message = f"laid out, this plan would be larger than {MAX_BYTES // 1024} KiB"
-        raise PlanError([Diagnostic("E0102", message, source.whole())])
+        raise wrong("E0102", message, source.whole())
     return text

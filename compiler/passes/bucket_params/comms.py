@@ -1,6 +1,6 @@
-"""What each layer of a repeat does with its own buffer of a bucket.
+"""The ops that gather a bucket's parameters and reduce its gradient, in the step or in each layer of a repeat.
 
-Purpose: in forward it is gathered before the layer, and in backward again; behind the layer's backward its gradient is
+In a layer it is gathered before forward, and before backward again; behind the layer's backward its gradient is
 reduced, or, where gradients add up over microbatches first, its reduction `begin`s in the last of these.
 Before: the slices of stacks that this replaces are gone (`param_loops.without`).  Non-goals: which buckets (`assign`).
 """
@@ -9,17 +9,68 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Value, Yield, regions_in
+from ...ir import (
+    INVARIANT,
+    PARTIAL,
+    PRECISIONS,
+    REPLICATED,
+    Arg,
+    Enter,
+    Kind,
+    Leave,
+    Op,
+    Region,
+    Stmt,
+    Value,
+    Yield,
+    regions_in,
+    sharded,
+)
+from ...ir.placements import Step
 from ...ops.builder import OpBuilder
 from .assign import BucketGroup
 from .param_loops import Path
-from .step_comms import gathered, reduced
+
+
+def held(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str:
+    """Writes what leads from a shared bucket's state of record to what each rank keeps of it for the model."""
+    name = builder.write("pack", group.names, f"w_{group.identifier}", bucket=group.name)
+    name = builder.coerce(name, Step(group.shards, INVARIANT, sharded(group.dim)))
+    return builder.cast(name, leaves[0].type.dtype)
+
+
+def gathered(group: BucketGroup, name: str, leaves: Sequence[Value], builder: OpBuilder) -> None:
+    """Writes what leads from there to the parameters as the model uses them."""
+    name = builder.coerce(name, Step(group.shards, sharded(group.dim), REPLICATED))
+    others = tuple(axis for axis in leaves[0].type.axes_in(Kind.REPLICATED) if axis not in group.shards)
+    name = builder.coerce(name, Step(others, INVARIANT, REPLICATED))
+    builder.append(Op("unpack", (name,), tuple(leaves), (("bucket", group.name),), span=builder.span))
+
+
+def reduced(group: BucketGroup, gradients: Sequence[str], builder: OpBuilder) -> str:
+    """Writes what leads from gradients to the bucket's gradient of record."""
+    name = builder.write("pack", gradients, f"g_{group.identifier}", bucket=group.name)
+    name = builder.cast(name, group.key.dtype)
+    name = _summed(name, Step(group.shards, PARTIAL, sharded(group.dim)), builder)
+    return _summed(name, Step(group.reduce_axes, PARTIAL, INVARIANT), builder)
+
+
+def _summed(name: str, step: Step, builder: OpBuilder) -> str:
+    """Writes a reduction of gradients, in the element type that the plan chooses for what is sent."""
+    if not step.axes:
+        return name
+    dtype = builder.types[name].dtype
+    sent = PRECISIONS.get(builder.program.train.reduce or "", dtype)
+    return builder.cast(builder.coerce(builder.cast(name, sent), step), dtype)
+
+
+# ---- in each layer of a repeat
 
 Layer = Callable[[str], tuple[Sequence[Stmt], Sequence[Stmt], str]]
 """From a layer's slice of what its repeat is given, "" for none: statements before and behind it, what it hands out."""
 
 
-def forward(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
+def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
     """The block `forward` in which each layer gathers its parameters."""
     weights = [Value(p.home.weight, builder.types[p.home.weight]) for p in group.params if p.home]
 
@@ -31,7 +82,7 @@ def forward(group: BucketGroup, block: Region, part: str, builder: OpBuilder) ->
     return evolve(block, body=_within(block.body, group.home.forward, part, layer, builder)[0])
 
 
-def backward(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> tuple[Region, str]:
+def with_reductions(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> tuple[Region, str]:
     """The block `backward` in which each layer gathers `part`, if given, again, and what it reduces of all layers."""
     homes = [param.home for param in group.params if param.home]
 
