@@ -30,7 +30,7 @@ def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
     if any(labels.axes_of(dim) != logits.axes_of(dim) for dim in tokens):
         raise TypingError(f"{op.kind} takes the labels of the tokens that a rank has")
     axes = logits.axes_of(classes)
-    if not axes or program.size(shares) != program.degree(axes):
+    if program.size(shares) != program.degree(axes):
         raise TypingError(f"{op.kind} gives one share for each rank over which {classes} lies")
 
     def placed(dims: Sequence[str], of_classes: Placement) -> Type:
