@@ -76,8 +76,8 @@ def _value(attribute: Attribute, value: Attr, op: Op, context: Context) -> str:
     """The value of an attribute; of dims, their places in the first operand."""
     if not attribute.dims:
         return literal(value)
-    at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in op.names(attribute.name))
-    return literal(at if len(at) > 1 else at[0])
+    at = [*(context.types(op.inputs[0]).dims.index(dim) for dim in op.names(attribute.name))]
+    return literal(tuple(at) if len(at) > 1 else at[0])
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:

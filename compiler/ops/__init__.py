@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import cast
 
 from ..ir import Op, Program, Type
 from .messages import Message
@@ -16,7 +17,8 @@ def _entries() -> Iterator[OpDef]:
     """Every entry that is a constant of a module, or in a tuple of entries that is one."""
     for module in iter_modules(__path__):
         for value in vars(import_module(f"{__name__}.{module.name}")).values():
-            yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, OpDef))
+            several = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+            yield from (entry for entry in several if isinstance(entry, OpDef))
 
 
 OPS: dict[str, OpDef] = {entry.name: entry for entry in _entries()}

@@ -31,13 +31,16 @@ class _Node:
     grads: list[Tensor] = Factory(list[Tensor])
 
 
+_Done = tuple[Call, Sequence[_Node], Sequence[_Node]]
+
+
 @frozen
 class _Run:
     """A fused op and its operands, and the ops that have been done, each with what it took and made."""
 
     fused: Call
     operands: Sequence[_Node]
-    done: list[tuple[Call, Sequence[_Node], Sequence[_Node]]] = Factory(list)
+    done: list[_Done] = Factory(list[_Done])
 
     def do(self, kind: str, *operands: _Node, **attrs: Attr) -> Sequence[_Node]:
         """Does an op, with those of the fused op's attributes that it has too."""
