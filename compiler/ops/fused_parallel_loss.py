@@ -18,7 +18,7 @@ from .protocol import Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 
-SHARES = Attribute("as", kinds=(str,))
+SHARES = Attribute("as", kinds=(str,), keyword=None)
 
 
 def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:

@@ -99,7 +99,8 @@ class Attribute:
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
     two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
-    `keyword` is its name in emitted programs, "" for its own; they give dims by their places in the first operand.
+    `keyword` is its name in emitted programs, "" for its own, None where they lack it; they give dims by their places
+    in the first operand.
     """
 
     name: str
@@ -109,7 +110,7 @@ class Attribute:
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False
     implied: bool = False
-    keyword: str = ""
+    keyword: str | None = ""
 
     @property
     def types(self) -> tuple[type, ...]:
