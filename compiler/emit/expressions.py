@@ -69,7 +69,11 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 def _options(op: Op, context: Context) -> list[str]:
     """The op's attributes as keywords."""
     known = {attribute.name: attribute for attribute in OPS[op.kind].attributes}
-    return [f"{known[key].keyword or key}={_value(known[key], value, op, context)}" for key, value in op.attrs]
+    return [
+        f"{known[key].keyword or key}={_value(known[key], value, op, context)}"
+        for key, value in op.attrs
+        if known[key].keyword is not None
+    ]
 
 
 def _value(attribute: Attribute, value: Attr, op: Op, context: Context) -> str:
@@ -168,11 +172,6 @@ def _mean(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"{OPS[op.kind].function}({operands[0].text}, {options})", ATOM
 
 
-def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """The name of the dim that the operands make up is the IR's alone."""
-    return f"concat({', '.join(e.text for e in operands)})", ATOM
-
-
 def _split(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     sizes = (str(context.program.size(part)) for part in op.names("parts"))
     return f"split({', '.join([operands[0].text, *sizes])})", ATOM
@@ -218,61 +217,34 @@ def _fork(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     table = context.types(op.inputs[1])
-    return _over_classes(f"{_prefix(context)}embedding", operands, table.axes_of(table.dims[0]), context)
-
-
-def _local_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    logits = context.types(op.inputs[0])
-    options = [*_padding(logits.dims[-1], context), *_options(op, context)]
-    return _over_classes("local_softmax_stats", operands, logits.axes_of(logits.dims[-1]), context, options)
+    axes = table.axes_of(table.dims[0])
+    arguments = [*(e.text for e in operands), *([context.axis(axes)] if axes else [])]
+    return f"{_prefix(context)}embedding({', '.join(arguments)})", ATOM
 
 
 def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """Without padding it need not be told which classes this rank holds."""
+    padded = _padding(context.types(op.inputs[0]).dims[-1], context)
+    return (_of_logits if padded else _call)(op, operands, context)
+
+
+def _of_logits(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     logits = context.types(op.inputs[0])
-    if not (padding := _padding(logits.dims[-1], context)):
-        return _call(op, operands, context)
-    return _over_classes("max_logit", operands, logits.axes_of(logits.dims[-1]), context, padding)
+    return _over_classes(op, operands, logits.dims[-1], logits.axes_of(logits.dims[-1]), context)
 
 
-def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    options = [*_padding(context.types(op.inputs[0]).dims[-1], context), *_options(op, context)]
-    return _over_classes("cross_entropy", operands, (), context, options)
-
-
-def _logit_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    logits = context.types(op.inputs[0])
-    classes = logits.dims[-1]
-    options = [*_padding(classes, context), *_numbers(op)]
-    return _over_classes("logit_softmax_stats", operands, logits.axes_of(classes), context, options)
-
-
-def _linear_cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return _of_head(op, operands, (), context)
-
-
-def _linear_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    weight = context.types(op.inputs[1])
-    return _of_head(op, operands, weight.axes_of(classes_of(op, weight)), context)
-
-
-def _of_head(op: Op, operands: Sequence[Expr], axes: tuple[str, ...], context: Context) -> Written:
-    """A call that makes its own logits, with their bias, if there is one, and with what is padding of them."""
+def _of_product(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """A call that makes its own logits, with their bias, if there is one."""
     weight, bias = context.types(op.inputs[1]), [f"bias={each.text}" for each in operands[3:]]
-    options = [*bias, *_padding(classes_of(op, weight), context), *_numbers(op)]
-    return _over_classes(OPS[op.kind].function, operands[:3], axes, context, options)
+    classes = classes_of(op, weight)
+    return _over_classes(op, operands[:3], classes, weight.axes_of(classes), context, bias)
 
 
 def _rescaled(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """Told how many classes each rank has."""
     classes, axes = str(op.get("classes")), context.types(op.inputs[0]).axes_in(Kind.MAXIMUM)
     columns = f"columns={context.program.size(classes) // context.program.degree(axes)}"
-    options = [columns, *_padding(classes, context), *_numbers(op)]
-    return _over_classes("rescale_to_global_max", operands, axes, context, options)
-
-
-def _numbers(op: Op) -> list[str]:
-    """The options of a loss."""
-    return [f"{key}={literal(value)}" for key, value in op.attrs if key in ("smoothing", "z", "cap")]
+    return _over_classes(op, operands, classes, axes, context, [columns])
 
 
 def _padding(dim: str, context: Context) -> list[str]:
@@ -282,11 +254,12 @@ def _padding(dim: str, context: Context) -> list[str]:
 
 
 def _over_classes(
-    function: str, operands: Sequence[Expr], axes: tuple[str, ...], context: Context, options: Sequence[str] = ()
+    op: Op, operands: Sequence[Expr], dim: str, axes: tuple[str, ...], context: Context, options: Sequence[str] = ()
 ) -> Written:
-    """A call that is told which part of the vocabulary this rank holds."""
-    arguments = [*(e.text for e in operands), *([context.axis(axes)] if axes else []), *options]
-    return f"{function}({', '.join(arguments)})", ATOM
+    """A call that is told which part of the classes this rank holds, and how many of all are no padding."""
+    group = [context.axis(axes)] if axes else []
+    options = [*options, *_padding(dim, context), *_options(op, context)]
+    return f"{OPS[op.kind].function}({', '.join([*(e.text for e in operands), *group, *options])})", ATOM
 
 
 def _coerce(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -307,17 +280,16 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "attention": _attention,
     "call": _user,
     "coerce": _coerce,
-    "concat": _concat,
     "contract": _contract,
     "contracts": _contracts,
-    "cross_entropy": _cross_entropy,
+    "cross_entropy": _of_logits,
     "div": _div,
     "dropout": _dropout,
     "embedding": _embedding,
     "fork": _fork,
-    "linear_cross_entropy": _linear_cross_entropy,
-    "linear_softmax_stats": _linear_softmax_stats,
-    "logit_softmax_stats": _logit_softmax_stats,
+    "linear_cross_entropy": _of_product,
+    "linear_softmax_stats": _of_product,
+    "logit_softmax_stats": _of_logits,
     "mean": _mean,
     "mean_square": _mean,
     "max_logit": _max_logit,
@@ -327,7 +299,7 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "rope_pair": _rope,
     "scale": _scale,
     "shift": _shift,
-    "local_softmax_stats": _local_softmax_stats,
+    "local_softmax_stats": _of_logits,
     "split": _split,
 }
 """The ops that are written otherwise than as a call of their operands and attributes."""

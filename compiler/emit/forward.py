@@ -99,7 +99,7 @@ class Body:
 
     def _statements(self, body: Iterable[Stmt]) -> None:
         for stmt in body:
-            if isinstance(stmt, Region) or OPS[stmt.kind].communicates:
+            if isinstance(stmt, Region) or OPS[stmt.kind].sends:
                 self._end_coercions(stmt)
             if isinstance(stmt, Region):
                 self._repeat(stmt)
@@ -170,7 +170,7 @@ class Body:
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
         for name in waiting:
-            if before or any(OPS[op.kind].communicates for op in exprs[name].ops):
+            if before or any(OPS[op.kind].sends for op in exprs[name].ops):
                 self._lines.assign([name], exprs.pop(name))
 
     def _block(self, op: Op, expr: Expr) -> None:

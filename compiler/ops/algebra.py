@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..ir import FLOATS, Op, Type
 from .pointwise import same
-from .protocol import ALL, FUNCTIONAL, Attribute, Builder, OpDef, Shape, TypingError, missing, takes
+from .protocol import ALL, FUNCTIONAL, Attribute, Builder, OpDef, Shape, TypingError, takes
 from .saved_tensors import Local, Saved, factors
 
 
@@ -35,7 +35,7 @@ def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _narrow(grad: str, name: str, full: Type, b: Builder) -> str:
     """The gradient of an operand that was broadcast to `full`: summed over the dims it lacks."""
-    over = missing(b.type(name), full)
+    over = tuple(dim for dim in full.dims if dim not in b.type(name).dims)
     return b.emit("sum", [grad], [name], over=over)[0] if over else grad
 
 

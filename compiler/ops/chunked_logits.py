@@ -11,7 +11,7 @@ from .protocol import Attribute, Operand, TypingError, takes
 from .roles import Roles
 from .saved_tensors import Local
 
-INNER = Attribute("inner", kinds=(tuple,))
+INNER = Attribute("inner", kinds=(tuple,), keyword=None)
 PRODUCT = (*takes("x", "w", "labels"), Operand("bias", optional=True))
 """The logits x·w, plus the bias of each class where there is one, and the labels."""
 

@@ -58,7 +58,7 @@ CONCAT = OpDef(
     " itself, by another name of its last dim.",
     _joined,
     operands=(Operand("x"),),
-    attributes=(Attribute("as", dims="any"),),
+    attributes=(Attribute("as", dims="any", keyword=None),),
     variadic=True,
     linear=((ALL,),),
     unsharded_dims=_all_joined,

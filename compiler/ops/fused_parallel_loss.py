@@ -18,7 +18,7 @@ from .protocol import Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 
-SHARES = Attribute("as", kinds=(str,))
+SHARES = Attribute("as", kinds=(str,), keyword=None)
 
 
 def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
@@ -30,7 +30,7 @@ def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
     if any(labels.axes_of(dim) != logits.axes_of(dim) for dim in tokens):
         raise TypingError(f"{op.kind} takes the labels of the tokens that a rank has")
     axes = logits.axes_of(classes)
-    if not axes or program.size(shares) != program.degree(axes):
+    if program.size(shares) != program.degree(axes):
         raise TypingError(f"{op.kind} gives one share for each rank over which {classes} lies")
 
     def placed(dims: Sequence[str], of_classes: Placement) -> Type:

@@ -73,11 +73,12 @@ class Operand:
 class Vjp:
     """How ops `vjp` make the gradients of an op's operands, of the gradients of its results and of what else they read.
 
-    wrt        the operands that have gradients, () for all that are numbers
-    unread     those of them that it does not read: their shapes follow from their gradients
-    result     whether it reads the first result
-    workspace  bytes that the gradients of inputs hold on their way, beside operands and results
-    delayed    whether the runtime may put off the gradients of weights
+    wrt           the operands that have gradients, () for all that are numbers
+    unread        those of them that it does not read: their shapes follow from their gradients
+    result        whether it reads the first result
+    workspace     bytes that the gradients of inputs hold on their way, beside operands and results
+    delayed       whether the runtime may put off the gradients of weights
+    communicates  the messages that make the gradients of inputs, which are the outputs of the op that it is given
     """
 
     wrt: tuple[int, ...] = ()
@@ -85,6 +86,7 @@ class Vjp:
     result: bool = False
     workspace: Bytes = no_bytes
     delayed: bool = False
+    communicates: Communicates | None = None
 
 
 NUMBER = (int, float)
@@ -97,7 +99,8 @@ class Attribute:
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
     two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
-    `keyword` is its name in emitted programs, "" for its own; they give dims by their places in the first operand.
+    `keyword` is its name in emitted programs, "" for its own, None where they lack it; they give dims by their places
+    in the first operand.
     """
 
     name: str
@@ -107,7 +110,7 @@ class Attribute:
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False
     implied: bool = False
-    keyword: str = ""
+    keyword: str | None = ""
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -226,6 +229,11 @@ class OpDef:
         """Whether its operands have gradients."""
         return bool(self.vjp or self.adjoint)
 
+    @property
+    def sends(self) -> bool:
+        """Whether it communicates, forward or backward: then all ranks do it in one order."""
+        return bool(self.communicates or (self.vjp and self.vjp.communicates))
+
     def saved(self, it: Local) -> Saved:
         """What autograd keeps for backward: what the gradients are made of, unless the op says otherwise."""
         if self.saves:
@@ -283,11 +291,6 @@ def _require_sum(program: Program, dim: str, parts: tuple[str, ...]) -> None:
 def _replicated(type: Type) -> list[Placement]:
     """What counts as replicated: where there is no gradient, an invariant value does too."""
     return [REPLICATED, INVARIANT] if type.dtype == "i64" else [REPLICATED]
-
-
-def missing(type: Type, within: Type) -> tuple[str, ...]:
-    """The dims of `within` that `type` lacks."""
-    return tuple(dim for dim in within.dims if dim not in type.dims)
 
 
 def is_pending(type: Type) -> bool:

@@ -8,7 +8,7 @@ from .loss import SMOOTHING
 from .protocol import KERNELS, Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .saved_tensors import Local, Saved
 
-CLASSES = Attribute("classes", kinds=(str,))
+CLASSES = Attribute("classes", kinds=(str,), keyword=None)
 
 
 def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:

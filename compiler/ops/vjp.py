@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from ..ir import BATCH, Op, Program, Type
 from ..ir.placements import dual_type
 from ..ir.printer import print_type
+from .messages import Message
 from .protocol import Attribute, Builder, OpDef, TypingError, takes
 from .saved_tensors import Local
 
@@ -69,7 +70,7 @@ def _place(entry: OpDef, name: str) -> int:
 class Pulled:
     """An op `vjp`, taken apart.
 
-    op     the op that it is the gradient of, without operands and results, and the types of its operands
+    op     the op that it is the gradient of, without results, and the types of its operands; "" for those not read
     wrt    the operands that it makes the gradients of
     grads  the number of results whose gradients it is given
     read   the operands that it reads
@@ -98,6 +99,7 @@ class Vjps:
             variadic=True,
             typing=self._typed,
             workspace=self._workspace,
+            communicates=self._messages,
         )
 
     def attributes(self, op: Op) -> tuple[Attribute, ...]:
@@ -133,7 +135,9 @@ class Vjps:
         if [*sorted(known)] != [*range(len(known))] or not {*wrt} <= {*allowed} or not entry.fits(len(operands)):
             raise TypingError(f"these are no operands of the vjp of {entry.name}")
         attrs = tuple((key, value) for key, value in op.attrs if key not in ("of", "wrt", "grads"))
-        return Pulled(Op(entry.name, (), (), attrs, span=op.span), operands, wrt, grads, read)
+        names = dict(zip(read, op.inputs[grads:], strict=False))
+        inputs = tuple(names.get(i, "") for i in range(len(operands)))
+        return Pulled(Op(entry.name, inputs, (), attrs, span=op.span), operands, wrt, grads, read)
 
     def _typed(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
         it = self.pulled(op, types)
@@ -153,3 +157,12 @@ class Vjps:
         it = self.pulled(local.op, local.types)
         vjp = self.of[it.op.kind].vjp
         return vjp.workspace(evolve(local, op=it.op, types=it.types)) if vjp and 0 in it.wrt else 0
+
+    def _messages(self, local: Local) -> tuple[Message, ...]:
+        """Of gradients of inputs; those of weights, which the runtime may put off, send nothing."""
+        it, made = self.pulled(local.op, local.types), local.op.outputs
+        vjp = self.of[it.op.kind].vjp
+        if not vjp or not vjp.communicates or all(BATCH not in value.type.dims for value in made):
+            return ()
+        wanted = tuple(i in it.wrt for i in range(len(it.types)))
+        return vjp.communicates(evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted))

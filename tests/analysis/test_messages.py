@@ -4,8 +4,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -13,13 +15,16 @@ from attrs import evolve
 from helpers import zero_plans
 from helpers.zero_plans import HIDDEN
 from scalec.compiler.analysis.collective import Collective
-from scalec.compiler.analysis.communication import collectives
+from scalec.compiler.analysis.communication import collectives, evaluation
 from scalec.compiler.analysis.link_traffic import sent
 from scalec.compiler.analysis.memory.reserve import communicators
 from scalec.compiler.config.units import amount
+from scalec.compiler.emit import emit
 from scalec.compiler.emit.plan_json import plan_json
-from scalec.compiler.ir import Dim, Op, Program, Region
+from scalec.compiler.emit.readback import check
+from scalec.compiler.ir import Dim, Op, Program, Region, base, walk
 from scalec.compiler.ops import OPS, Message, messages
+from scalec.compiler.ops.protocol import Vjp
 from scalec.compiler.ops.saved_tensors import Local
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.proof.recorded.files import Call
@@ -66,6 +71,7 @@ def test_the_account_is_the_sum_of_what_ops_say(path: Path) -> None:
 
 
 # ---- an op that no product code knows: two values go around a ring in turn, and one goes two ranks further at the end
+# ---- in backward the operand and its gradient go around together, the other way
 
 
 def around(it: Local) -> tuple[Message, ...]:
@@ -75,17 +81,27 @@ def around(it: Local) -> tuple[Message, ...]:
     return hop, evolve(hop, dtype="f64"), evolve(hop, hops="", by=2)
 
 
+def back(it: Local) -> tuple[Message, ...]:
+    """The operand by its name, and the gradient by that of the result."""
+    shape, (gradient,), (operand,) = it.program.local_shape(it.types[0]), it.op.outputs, it.op.inputs
+    assert it.wanted == (True,)
+    hop = Message("rotate", operand, ("cp",), "f32", shape, hops="hops_cp", by=3)
+    return hop, evolve(hop, what=gradient.name, dtype="f64")
+
+
 def with_rings(region: Region, every: int) -> Region:
-    """`silu` as a ring, which is done in the first of every so many layers."""
-    body = (
-        with_rings(stmt, every)
-        if isinstance(stmt, Region)
-        else evolve(stmt, kind="ring", attrs=(*stmt.attrs, ("every", every)))
-        if stmt.kind == "silu"
-        else stmt
-        for stmt in region.body
-    )
+    """`silu` as a ring, which is done in the first of every so many layers, and its gradient as that of a ring."""
+    body = (with_rings(stmt, every) if isinstance(stmt, Region) else as_ring(stmt, every) for stmt in region.body)
     return evolve(region, body=tuple(body))
+
+
+def as_ring(op: Op, every: int) -> Op:
+    attrs = dict(op.attrs)
+    if "silu" not in (op.kind, attrs.get("of")):
+        return op
+    attrs |= {"of": "ring"} if op.kind == "vjp" else {}
+    attrs |= {"every": every} if every else {}
+    return evolve(op, kind="ring" if op.kind == "silu" else op.kind, attrs=tuple(attrs.items()))
 
 
 @pytest.fixture(params=[1, 2])
@@ -96,7 +112,7 @@ def every(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def ringed(monkeypatch: pytest.MonkeyPatch, every: int) -> Program:
     """3 microbatches of 5 layers, on 2 × 4 ranks."""
-    monkeypatch.setitem(OPS, "ring", evolve(OPS["silu"], name="ring", communicates=around))
+    monkeypatch.setitem(OPS, "ring", evolve(OPS["silu"], name="ring", communicates=around, vjp=Vjp(communicates=back)))
     program = plain()
     return evolve(
         program,
@@ -109,8 +125,8 @@ def plain() -> Program:
     return zero_plans.program("", 3, "dp = 2 cp = 4")
 
 
-def rotations(program: Program) -> list[Collective]:
-    return [it for it in collectives(program) if it.op == "rotate"]
+def rotations(program: Program, where: str = "forward") -> list[Collective]:
+    return [it for it in collectives(program) if it.op == "rotate" and it.where == where]
 
 
 BYTES = 4 * 1 * HIDDEN * 4  # of f32[batch, seq, ffn]
@@ -129,15 +145,40 @@ def test_a_ring_is_in_the_account(ringed: Program, every: int) -> None:
     assert others == list(collectives(plain()))
 
 
+def test_the_gradient_of_a_ring_is_in_the_account(ringed: Program, every: int) -> None:
+    operand, gradient = rotations(ringed, "backward")
+    times = 3 * (5 if every == 1 else 3)
+    around = (("microbatches", "layers.1"), 3 * times, "hops_cp", 3, "activations")
+    assert [(it.loops, it.count, base(it.hops), it.by, it.use) for it in (operand, gradient)] == [around] * 2
+    assert operand.hops == gradient.hops != rotations(ringed)[0].hops
+    assert (operand.dtype, gradient.dtype) == ("f32", "f64")
+    read = {name for op in walk(ringed.region.body) if dict(op.attrs).get("of") == "ring" for name in op.inputs[1:]}
+    assert (operand.value in read, gradient.value.startswith("d_")) == (True, True)
+    assert all(it not in evaluation(ringed) for it in (operand, gradient))
+
+
+def test_gradients_of_weights_send_nothing(ringed: Program, every: int) -> None:
+    """They may be put off to an action that no rank waits in."""
+    known = ringed.types
+    (op,) = (op for op in walk(ringed.region.body) if dict(op.attrs).get("of") == "ring")
+    weight = tuple(evolve(value, type=evolve(value.type, dims=("hidden",))) for value in op.outputs)
+    assert messages(ringed, op, known)
+    assert not messages(ringed, evolve(op, outputs=weight), known)
+
+
 def test_a_ring_sends_all_that_goes_in(ringed: Program, every: int) -> None:
-    assert sum(map(sent, rotations(ringed))) == 3 * (5 if every == 1 else 3) * (3 + 6 + 1) * BYTES
+    times = 3 * (5 if every == 1 else 3)
+    assert sum(map(sent, rotations(ringed))) == times * (3 + 6 + 1) * BYTES
+    assert sum(map(sent, rotations(ringed, "backward"))) == times * (3 + 6) * BYTES
     assert communicators(ringed) == communicators(plain()) + 1
-    (line,) = (line for line in explain_collectives(ringed).splitlines() if "f64" in line)
+    (line,) = (line for line in explain_collectives(ringed).splitlines() if "f64" in line and "forward" in line)
+    (other,) = (line for line in explain_collectives(ringed).splitlines() if "f64" in line and "backward" in line)
     calls = 9 * (5 if every == 1 else 3)
     assert re.sub(" {2,}", " | ", line) == (
         "rotate over cp, 4 ranks | forward, 3 microbatches x 5 layers x 3 hops_cp | "
         f"{calls} | 32 x f64 | {amount(calls * 2 * BYTES)} | within a node"
     )
+    assert other.split()[-6:] == line.split()[-6:]
 
 
 def test_a_ring_is_in_the_plan_of_a_record(ringed: Program, every: int) -> None:
@@ -145,5 +186,23 @@ def test_a_ring_is_in_the_plan_of_a_record(ringed: Program, every: int) -> None:
     calls = expected(json.loads(plan_json(ringed, source, ringed, None, 0, {})), rank=5)
     found = [each.call for each in calls["train"] if each.call.op == "rotate"]
     one, other = (Call("rotate", "", (4, 5, 6, 7), (1, 4, HIDDEN), dtype) for dtype in ("f32", "f64"))
-    assert found == [*[one, other] * 3, one] * (3 * (5 if every == 1 else 3))
-    assert [each.call for each in calls["evaluate"] if each.call.op == "rotate"] == found
+    layers = 5 if every == 1 else 3
+    forward, backward = [*[one, other] * 3, one] * layers, [one, other] * 3 * layers
+    assert found == [*forward, *backward] * 3
+    assert [each.call for each in calls["evaluate"] if each.call.op == "rotate"] == forward * 3
+
+
+@pytest.mark.parametrize("entry", [{"communicates": around}, {"vjp": Vjp(communicates=back)}, {}], ids=str)
+def test_programs_keep_the_order_of_what_communicates(entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward or backward; other ops of the forward may be in any order."""
+    monkeypatch.setitem(OPS, "ring", evolve(OPS["silu"], name="ring", **entry))
+    lines = "g = silu(x @ up[hidden -> ffn])  h = silu(x @ gate[hidden -> ffn])  x = x + (g * h) @"
+    source = Source("tiny.scale", zero_plans.plan_text("").replace("x = x + silu(x @ up[hidden -> ffn]) @", lines))
+    program = compile_plan(source)
+    text = emit(program, source)["train.py"]
+    ringed = evolve(program, region=with_rings(program.region, 0))
+    assert check(text, ringed)
+    first, second = re.findall(r" +[gh] = silu.*\n", text)
+    swapped = text.replace(first + second, second + first)
+    with pytest.raises(AssertionError, match="comes before what the IR communicates") if entry else nullcontext():
+        check(swapped, ringed)

@@ -8,22 +8,27 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ...ir.placements import COERCIONS
+from ...ops import OPS
 from .terms import Event, Log, Loop, Term, wrong
 
 MOVES = ("reduce_grads_in_backward", "reshard", "unshard")
 """What the loops over layers do with flat buffers."""
 
-ORDERED = frozenset({*(entry.function for entry in COERCIONS.values()), *MOVES})
-"""The functions that communicate, forward or backward: their order is the program's."""
+
+def ordered_functions() -> frozenset[str]:
+    """The functions of a forward that communicate, in it or in backward: their order is the program's."""
+    of_ops = {entry.function for entry in OPS.values() if entry.sends} - {""}
+    return frozenset({*(entry.function for entry in COERCIONS.values()), *of_ops, *MOVES})
 
 
-def compare(node: ast.AST, found: Log, expected: Log, ordered: Collection[str] = ORDERED) -> None:
-    """Raises where a body does anything else than the IR."""
+def compare(node: ast.AST, found: Log, expected: Log, ordered: Collection[str] = ()) -> None:
+    """Raises where a body does anything else than the IR; `ordered` are the functions of a step that communicate."""
     left = demand_known(found, expected)
     missing = [event for event in expected if isinstance(event, Event) and left[event.key] > 0]
     if missing:
         raise wrong(node, f"nothing does {', '.join(dict.fromkeys(str(event.term) for event in missing))}")
-    _compare_order(node, _ordered(found, ordered), _ordered(expected, ordered))
+    functions = ordered or ordered_functions()
+    _compare_order(node, _ordered(found, functions), _ordered(expected, functions))
 
 
 def demand_known(found: Log, expected: Log) -> "Counter[object]":

@@ -123,12 +123,7 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [*_Softmax(c).gradients(grads[0], c.results[0]), *(None for _ in c.args[3:])]
 
 
-_TURNED = Semantics(
-    lambda c: [_rotated(c, x, 1) for x in c.args],
-    lambda c, grads: [_rotated(c, grad, -1) for grad in grads],
-)
 MEANINGS = {
-    "rope": _TURNED,
-    "rope_pair": _TURNED,
+    "rope": Semantics(lambda c: [_rotated(c, c.args[0], 1)], lambda c, grads: [_rotated(c, grads[0], -1)]),
     "attention": Semantics(lambda c: [_Softmax(c).result()], _gradients),
 }

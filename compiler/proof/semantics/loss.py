@@ -13,13 +13,13 @@ from .call import Call, Semantics
 
 
 class Logits:
-    """Logits of a call: which of a rank's classes, that of the operand `at`, are one."""
+    """Logits of a call, made of its first operand: which of a rank's classes are one."""
 
-    def __init__(self, c: Call, x: Tensor, at: int) -> None:
+    def __init__(self, c: Call, x: Tensor) -> None:
         self.n, self.x = c.numbers, x
         self.dims, self.tokens = x.dims, x.dims[:-1]
         classes = self.dims[-1]
-        real = c.indices(at, classes) < c.program.valid(classes)
+        real = c.indices(0, classes) < c.program.valid(classes)
         self._real = Tensor((classes,), real).onto(self.dims)
         self.classes = c.numbers.constant(real.astype(int), (classes,))
 
@@ -38,11 +38,11 @@ class Logits:
 class Labelled(Logits):
     """Logits with labels, the operand `labels`, and how much each class is one of them; the op's smoothing."""
 
-    def __init__(self, c: Call, x: Tensor, at: int, labels: int) -> None:
-        super().__init__(c, x, at)
+    def __init__(self, c: Call, x: Tensor, labels: int) -> None:
+        super().__init__(c, x)
         classes = self.dims[-1]
         share, n = Fraction(c.number("smoothing")), c.numbers
-        hot = n.product(self.dims, c.hot(labels, at, classes), number(n, 1 - share))
+        hot = n.product(self.dims, c.hot(labels, 0, classes), number(n, 1 - share))
         each = n.product((classes,), self.classes, number(n, share / c.program.valid(classes)))
         self.target = n.total(self.dims, hot, each)
 
@@ -59,14 +59,15 @@ class Labelled(Logits):
 
 
 class Capped(Labelled):
-    """Logits that the op bounds first, if it says by what."""
+    """Logits that the op bounds first, if it says by what; the labels are behind them."""
 
-    def __init__(self, c: Call, x: Tensor, at: int, labels: int) -> None:
+    def __init__(self, c: Call) -> None:
         self._slope: list[Tensor] = []
+        x = c.args[0]
         if cap := c.number("cap"):
             self._slope = [c.numbers.function("softcap slope", x, constants=(cap,))]
             x = c.numbers.function("softcap", x, constants=(cap,))
-        super().__init__(c, x, at, labels)
+        super().__init__(c, x, 1)
 
     def gradient(self, dz: Tensor, dt: Tensor, peak: Tensor) -> Tensor:
         """The gradient of the logits as the op takes them."""
@@ -114,22 +115,17 @@ def token_loss_dx(
 # ---- whole
 
 
-def whole(c: Call, logits: Labelled, labels: Tensor) -> Tensor:
-    """The loss of logits that are there as a whole."""
-    peak, z_loss = logits.peak(), c.number("z")
-    return token_loss(c, z_loss, *logits.parts(peak), labels, *([peak] if z_loss else []))
+def _whole(c: Call) -> Tensor:
+    logits, z_loss = Capped(c), c.number("z")
+    peak = logits.peak()
+    return token_loss(c, z_loss, *logits.parts(peak), c.args[1], *([peak] if z_loss else []))
 
 
-def whole_dx(c: Call, dy: Tensor, logits: Labelled, labels: Tensor) -> Tensor:
-    """The gradient of such logits."""
-    peak, z_loss = logits.peak(), c.number("z")
+def _whole_dx(c: Call, dy: Tensor) -> Tensor:
+    logits, z_loss = Capped(c), c.number("z")
+    peak = logits.peak()
     z, _ = logits.parts(peak)
-    return logits.gradient(*token_loss_dx(c, z_loss, dy, z, labels, *([peak] if z_loss else [])), peak)
-
-
-def logits_of(c: Call) -> Capped:
-    """The logits of a call, and the labels behind them."""
-    return Capped(c, c.args[0], 0, 1)
+    return logits.gradient(*token_loss_dx(c, z_loss, dy, z, c.args[1], *([peak] if z_loss else [])), peak)
 
 
 # ---- in parts
@@ -137,7 +133,7 @@ def logits_of(c: Call) -> Capped:
 
 def _local_softmax_stats_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     dz, dt = grads
-    return [Labelled(c, c.args[0], 0, 2).gradient(dz, dt, c.args[1]), None, None]
+    return [Labelled(c, c.args[0], 2).gradient(dz, dt, c.args[1]), None, None]
 
 
 def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
@@ -146,13 +142,10 @@ def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "cross_entropy": Semantics(
-        lambda c: [whole(c, logits_of(c), c.args[1])],
-        lambda c, grads: [whole_dx(c, grads[0], logits_of(c), c.args[1]), None],
-    ),
-    "max_logit": Semantics(lambda c: [Logits(c, c.args[0], 0).peak()], lambda c, grads: [None]),
+    "cross_entropy": Semantics(lambda c: [_whole(c)], lambda c, grads: [_whole_dx(c, grads[0]), None]),
+    "max_logit": Semantics(lambda c: [Logits(c, c.args[0]).peak()], lambda c, grads: [None]),
     "local_softmax_stats": Semantics(
-        lambda c: [*Labelled(c, c.args[0], 0, 2).parts(c.args[1])], _local_softmax_stats_gradients
+        lambda c: [*Labelled(c, c.args[0], 2).parts(c.args[1])], _local_softmax_stats_gradients
     ),
     "token_loss": Semantics(lambda c: [token_loss(c, c.number("z_loss"), *c.args)], _token_loss_gradients),
 }

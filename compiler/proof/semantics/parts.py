@@ -5,7 +5,7 @@ from fractions import Fraction
 from ...ir import Kind, Type, sharded
 from ..tensors import Dims, Tensor
 from .call import Call, Semantics
-from .loss import Labelled, logits_of, number
+from .loss import Capped, number
 
 
 def _shared(x: Tensor, dims: Dims) -> Tensor:
@@ -13,21 +13,18 @@ def _shared(x: Tensor, dims: Dims) -> Tensor:
     return Tensor(dims, x.array[..., None], x.degree)
 
 
-def parts(c: Call, logits: Labelled) -> list[Tensor]:
+def _parts(c: Call) -> list[Tensor]:
     """m, z relative to it in a dim of its own, and t, which is relative to nothing."""
+    logits = Capped(c)
     m = logits.peak()
     z = logits.n.product(logits.tokens, logits.exponential(m))
     return [m, _shared(z, c.op.outputs[1].type.dims), logits.n.product(logits.tokens, logits.target, logits.x)]
 
 
-def shared_gradient(logits: Labelled, dz: Tensor, dt: Tensor, m: Tensor) -> Tensor:
-    """The gradient of logits; `dz` has the dim of shares, of which each rank holds one."""
-    return logits.gradient(logits.n.product(logits.tokens, dz), dt, m)
-
-
 def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    dz, dt = grads[-2:]
-    return [shared_gradient(logits_of(c), dz, dt, c.results[0]), None]
+    """The gradient of z has the dim of shares, of which each rank holds one."""
+    logits, (dz, dt) = Capped(c), grads[-2:]
+    return [logits.gradient(logits.n.product(logits.tokens, dz), dt, c.results[0]), None]
 
 
 # ---- together again
@@ -63,6 +60,6 @@ def _rescaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "logit_softmax_stats": Semantics(lambda c: parts(c, logits_of(c)), _logit_gradients),
+    "logit_softmax_stats": Semantics(_parts, _logit_gradients),
     "rescale_to_global_max": Semantics(_rescaled, _rescaled_gradients),
 }
