@@ -4,16 +4,14 @@ Purpose: the table from op kinds to the calls of emitted programs.  Non-goals: l
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 
 from attrs import frozen
 
-from ..ir import Kind, Op, Program, Type
-from ..ir.placements import coercion_of, ends
+from ..ir import Op, Program, Type
 from ..ops import OPS
-from ..ops.attention import attention_roles, documents_and_draws
-from ..ops.chunked_logits import classes_of
-from ..ops.user import constants, module_and_function
+from ..ops.call import Argument, Dims, Group, Keyword, RotaryTable, Shards
+from ..ops.saved_tensors import Local
+from .imports import function_of
 from .naming import literal
 
 ATOM, PRODUCT, SUM = 3, 2, 1
@@ -58,15 +56,31 @@ Written = tuple[str, int]
 
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """The op's function, with its attributes as keywords."""
-    function = OPS[op.kind].function
-    assert function, f"emit: {op.kind} has no function"
-    return f"{function}({', '.join([*(e.text for e in operands), *_options(op)])})", ATOM
+    """The call that the op's entry says."""
+    said = OPS[op.kind].call(Local(context.program, op, tuple(map(context.types, op.inputs))))
+    by_keyword = {each.operand for each in said.options.values() if isinstance(each, Keyword)}
+    arguments = [operand.text for i, operand in enumerate(operands) if i not in by_keyword]
+    arguments += [_argument(each, op, operands, context) for each in said.args]
+    arguments += [f"{key}={_argument(each, op, operands, context)}" for key, each in said.options.items()]
+    return f"{function_of(op, context.program)}({', '.join(arguments)})", ATOM
 
 
-def _options(op: Op) -> list[str]:
-    """The op's attributes as keywords."""
-    return [f"{key}={literal(value)}" for key, value in op.attrs]
+def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Context) -> str:
+    match argument:
+        case Dims(names):
+            at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in names)
+            return literal(at if len(at) > 1 else at[0])
+        case Group(axes):
+            return context.axis(axes)
+        case Shards(axes):
+            dims = context.types(op.inputs[0]).dims
+            return f"{{{', '.join(f'{dims.index(dim)}: {context.axis(over)}' for dim, over in axes.items())}}}"
+        case Keyword(operand):
+            return operands[operand].text
+        case RotaryTable():
+            return context.rotary(op)
+        case _:
+            return literal(argument)
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -118,7 +132,7 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     right = operands[1].within(ATOM) + view if view else operands[1].text
     _, *others = weight.dims[: len(weight.dims) - inner] or ("",)
     unflatten = f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
-    return f"{_prefix(context)}linear({left}, {right}){unflatten}", ATOM
+    return f"{function_of(op, context.program)}({left}, {right}){unflatten}", ATOM
 
 
 def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -139,199 +153,19 @@ def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:
     return [whole.get(dim, str(context.program.local_size(type, dim))) for dim in dims]
 
 
-def _prefix(context: Context) -> str:
-    """What functions begin with whose weight gradients a schedule sets apart."""
-    return "split_" if context.program.pipeline and context.program.pipeline.splits else ""
-
-
 def matrix_view(type: Type, inner: int) -> str:
     """How a value of several outer or inner dims becomes a matrix."""
     outer = len(type.dims) - inner
     return (f".flatten(-{inner})" if inner > 1 else "") + (f".flatten(0, {outer - 1})" if outer > 1 else "")
 
 
-def _sum(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"torch.sum({operands[0].text}, dim={_over(op, context)})", ATOM
-
-
-def _mean(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """By the global size, of which this rank may hold a part."""
-    size = prod(context.program.size(dim) for dim in op.names("over"))
-    return f"{OPS[op.kind].function}({operands[0].text}, dim={_over(op, context)}, size={size})", ATOM
-
-
-def _softmax(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"softmax({operands[0].text}, dim={_over(op, context)})", ATOM
-
-
-def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """The name of the dim that the operands make up is the IR's alone."""
-    return f"concat({', '.join(e.text for e in operands)})", ATOM
-
-
-def _split(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    sizes = (str(context.program.size(part)) for part in op.names("parts"))
-    return f"split({', '.join([operands[0].text, *sizes])})", ATOM
-
-
-def _user(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    arguments = [*(e.text for e in operands), *map(literal, constants(op))]
-    return f"{'.'.join(module_and_function(op))}({', '.join(arguments)})", ATOM
-
-
-def _over(op: Op, context: Context) -> str:
-    """Where the dims that an op goes over stand in its operand."""
-    at = [context.types(op.inputs[0]).dims.index(dim) for dim in op.names("over")]
-    return literal(tuple(at) if len(at) > 1 else at[0])
-
-
-def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"{OPS[op.kind].function}({', '.join([*(e.text for e in operands), context.rotary(op)])})", ATOM
-
-
-def _attention(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    given = dict(op.attrs)
-    options = ["causal=False"] if given.pop("mask") == "full" else []
-    if window := given.pop("window", 0):
-        options.append(f"window={round(float(str(window)))}")
-    options += [f"{key}={literal(value)}" for key, value in given.items()]
-    documents, draws = documents_and_draws(op, operands[3:])
-    options += [f"documents={each.text}" for each in documents]
-    options += [f"draws={each.text}" for each in draws]
-    q, k = (context.types(name) for name in op.inputs[:2])
-    own = attention_roles([q, k], op)
-    axes, seq = q.axes_of(own.heads), q.dims.index(own.query_seq)
-    options += [f"heads={context.axis(axes)}"] if draws and axes else []
-    return f"attention({', '.join([*(e.text for e in operands[:3]), f'seq={seq}', *options])})", ATOM
-
-
-def _dropout(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """The call is told where samples lie, and of which other dims this rank holds a part."""
-    type, (samples,) = context.types(op.inputs[0]), context.types(op.inputs[1]).dims
-    axes = {i: type.axes_of(dim) for i, dim in enumerate(type.dims) if dim != samples and type.axes_of(dim)}
-    split = ", ".join(f"{i}: {context.axis(held)}" for i, held in axes.items())
-    where = [f"batch={type.dims.index(samples)}", *([f"split={{{split}}}"] if split else [])]
-    return f"dropout({', '.join([*(e.text for e in operands), *_options(op), *where])})", ATOM
-
-
-def _fork(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"fork({operands[0].text}, {context.program.size(str(op.get('repeat')))})", ATOM
-
-
-def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    table = context.types(op.inputs[1])
-    return _over_classes(f"{_prefix(context)}embedding", operands, table.axes_of(table.dims[0]), context)
-
-
-def _local_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    logits = context.types(op.inputs[0])
-    options = [*_padding(logits.dims[-1], context), *_options(op)]
-    return _over_classes("local_softmax_stats", operands, logits.axes_of(logits.dims[-1]), context, options)
-
-
-def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    logits = context.types(op.inputs[0])
-    if not (padding := _padding(logits.dims[-1], context)):
-        return _call(op, operands, context)
-    return _over_classes("max_logit", operands, logits.axes_of(logits.dims[-1]), context, padding)
-
-
-def _cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    options = [*_padding(context.types(op.inputs[0]).dims[-1], context), *_options(op)]
-    return _over_classes("cross_entropy", operands, (), context, options)
-
-
-def _logit_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    logits = context.types(op.inputs[0])
-    classes = logits.dims[-1]
-    options = [*_padding(classes, context), *_numbers(op)]
-    return _over_classes("logit_softmax_stats", operands, logits.axes_of(classes), context, options)
-
-
-def _linear_cross_entropy(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return _of_head(op, operands, (), context)
-
-
-def _linear_softmax_stats(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    weight = context.types(op.inputs[1])
-    return _of_head(op, operands, weight.axes_of(classes_of(op, weight)), context)
-
-
-def _of_head(op: Op, operands: Sequence[Expr], axes: tuple[str, ...], context: Context) -> Written:
-    """A call that makes its own logits, with their bias, if there is one, and with what is padding of them."""
-    weight, bias = context.types(op.inputs[1]), [f"bias={each.text}" for each in operands[3:]]
-    options = [*bias, *_padding(classes_of(op, weight), context), *_numbers(op)]
-    return _over_classes(OPS[op.kind].function, operands[:3], axes, context, options)
-
-
-def _rescaled(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """Told how many classes each rank has."""
-    classes, axes = str(op.get("classes")), context.types(op.inputs[0]).axes_in(Kind.MAXIMUM)
-    columns = f"columns={context.program.size(classes) // context.program.degree(axes)}"
-    options = [columns, *_padding(classes, context), *_numbers(op)]
-    return _over_classes("rescale_to_global_max", operands, axes, context, options)
-
-
-def _numbers(op: Op) -> list[str]:
-    """The options of a loss."""
-    return [f"{key}={literal(value)}" for key, value in op.attrs if key in ("smoothing", "z", "cap")]
-
-
-def _padding(dim: str, context: Context) -> list[str]:
-    """The option that says how many classes there are, where some are padding."""
-    valid = context.program.valid(dim)
-    return [f"classes={valid}"] if valid < context.program.size(dim) else []
-
-
-def _over_classes(
-    function: str, operands: Sequence[Expr], axes: tuple[str, ...], context: Context, options: Sequence[str] = ()
-) -> Written:
-    """A call that is told which part of the vocabulary this rank holds."""
-    arguments = [*(e.text for e in operands), *([context.axis(axes)] if axes else []), *options]
-    return f"{function}({', '.join(arguments)})", ATOM
-
-
-def _coerce(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    source, target = ends(op)
-    type = context.types(op.inputs[0])
-    arguments = [operands[0].text, context.axis(op.names("axes"))]
-    if source.kind is Kind.SHARDED and target.kind is Kind.SHARDED:
-        arguments += [f"dim_from={type.dims.index(source.dim)}", f"dim_to={type.dims.index(target.dim)}"]
-    elif dim := source.dim or target.dim:
-        arguments.append(f"dim={type.dims.index(dim)}")
-    elif source.kind is Kind.MAXIMUM:
-        arguments.append('op="max"')
-    return f"{coercion_of(op).function}({', '.join(arguments)})", ATOM
-
-
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
-    "attention": _attention,
-    "call": _user,
-    "coerce": _coerce,
-    "concat": _concat,
     "contract": _contract,
     "contracts": _contracts,
-    "cross_entropy": _cross_entropy,
     "div": _div,
-    "dropout": _dropout,
-    "embedding": _embedding,
-    "fork": _fork,
-    "linear_cross_entropy": _linear_cross_entropy,
-    "linear_softmax_stats": _linear_softmax_stats,
-    "logit_softmax_stats": _logit_softmax_stats,
-    "mean": _mean,
-    "mean_square": _mean,
-    "max_logit": _max_logit,
     "mul": _mul,
-    "rescale_to_global_max": _rescaled,
-    "rope": _rope,
-    "rope_pair": _rope,
     "scale": _scale,
     "shift": _shift,
-    "softmax": _softmax,
-    "local_softmax_stats": _local_softmax_stats,
-    "split": _split,
-    "sum": _sum,
 }
-"""The ops that are written otherwise than as a call of their operands and attributes."""
+"""The ops that Python has operators for, and those whose operands or results are viewed."""

@@ -15,8 +15,7 @@ from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
 from .expressions import Expr, express
-from .line_writer import Lines
-from .live_values import captured, reads
+from .line_writer import Lines, captured, reads
 from .loop_hooks import Around, Line, around, is_flat, repeat_of
 from .module import Child, Frame, Module, Table, table_of
 from .naming import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular

@@ -5,12 +5,12 @@ line.  Non-goals: which lines there are (`bodies`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
 from ..analysis.bucket_layout import stored_as_matrix
-from ..ir import Kind, Op
+from ..ir import Kind, Op, Region, Stmt
 from ..ir.placements import coercion, conjugate, ends
 from .expressions import ATOM, Context, Expr
 from .module import Frame, Module, Table, table_of
@@ -190,3 +190,24 @@ class Lines:
         back = coercion(*conjugate(source, target)).collective or "none"
         again = "all_gather again, " if op.outputs[0].name in self._frame.made_again else ""
         return f"{source}→{target}  bwd: {again}{back}"
+
+
+def reads(body: tuple[Stmt, ...]) -> Iterator[str]:
+    """Every reading of a value by the statements of a body."""
+    for stmt in body:
+        if isinstance(stmt, Op):
+            yield from stmt.inputs
+        else:
+            yield from (arg.source for arg in stmt.args)
+            yield from captured(stmt)
+
+
+def captured(region: Region) -> list[str]:
+    """Values from outside that a repeat's body reads, other than by its arguments."""
+    inside = {arg.value.name for arg in region.args}
+    found: dict[str, None] = {}
+    for stmt in region.body:
+        names = stmt.inputs if isinstance(stmt, Op) else [*(a.source for a in stmt.args), *captured(stmt)]
+        found |= dict.fromkeys(name for name in names if name not in inside)
+        inside |= {v.name for v in (stmt.outputs if isinstance(stmt, Op) else stmt.results)}
+    return list(found)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from ..analysis.recompute import is_made_again, runs_again
 from ..config.settings import ON
-from ..ir import Program, Region, base
+from ..ir import Op, Program, Region, base
 from .forward import Body
-from .live_values import made_again
 from .module import Frame, Module
 from .naming import WIDTH, class_name, shape
 from .staged_forward import StagedBody
@@ -54,3 +54,12 @@ def model_classes(program: Program, microbatches: Region) -> Model:
 def compiled(program: Program, classes: Sequence[Module]) -> str:
     """The names of the classes that torch.compile is given, those without repeats inside; "" where it is given none."""
     return ", ".join(each.name for each in classes if not each.children) if program.train.compile == ON else ""
+
+
+def made_again(program: Program, region: Region) -> set[str]:
+    """Results of single forward ops that backward makes again instead of keeping them."""
+    if runs_again(program, region):
+        return set()
+    inner = [made_again(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
+    own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_made_again(program, stmt)]
+    return {op.outputs[0].name for op in own}.union(*inner)

@@ -11,8 +11,8 @@ from ..analysis.bucket_layout import stored_as_matrix
 from ..analysis.param_uses import leaves
 from ..ir import Attr, Bucket, Op, Param, Program, Type, types
 from ..ops import roles
+from .constants import product, size_names
 from .naming import WIDTH, call, identifier, literal, matrix_shape
-from .sizes import product, size_names
 
 
 @frozen

@@ -20,15 +20,13 @@ from ..reports.summary import launch, ranks
 from ..syntax.package_data import filled
 from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
+from .constants import kernel_lines, pipeline_line, schedule_file, size_lines, stage_lines
 from .hf_names import names_file
 from .imports import IMPORTS
 from .init import fields
-from .kernels import kernel_lines
 from .model_classes import compiled, model_classes
 from .module import Module
 from .naming import axes_word, call, class_name, file_word, letter, literal, read_beside, run_word
-from .pipeline import pipeline_lines, schedule_file
-from .sizes import size_lines
 from .step import step_lines
 from .user_ops import modules
 
@@ -69,7 +67,8 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         sizes=[*size_lines(program, model.sizes)],
         classes=[_Class(module, program, model.sizes) for module in model.classes],
         model_class=model.classes[-1].name,
-        pipeline=pipeline_lines(program),
+        layers=stage_lines(program),
+        pipeline=pipeline_line(program) if program.pipeline else "",
         buckets=bucket_entries(program, model.patterns),
         compiled=compiled(program, model.classes),
         optimizer=optimizer(program),

@@ -10,6 +10,7 @@ from typing import TypeVar
 from attrs import evolve
 
 from ..ir import DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
+from .call import Argument, Call, Dims, Group, Keyword, RotaryTable
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -206,6 +207,20 @@ def _turned(it: Local, operand: int) -> int:
     return max(3 * it.widened(operand) * turned // size, it.bytes(operand))
 
 
+def _attention_call(it: Local) -> Call:
+    """The dim of the sequence, what differs from causal attention, and where weights are dropped the ranks' heads."""
+    q, attrs = it.types[0], dict(it.op.attrs)
+    documents, draws = documents_and_draws(it.op, range(3, len(it.types)))
+    axes = q.axes_of(attention_roles(it.types, it.op).heads) if draws else ()
+    options: dict[str, Argument] = {"seq": Dims((SEQUENCE,))}
+    options |= {"causal": False} if attrs.pop("mask") == "full" else {}
+    options |= {"window": window_of(it.op)} if attrs.pop("window", 0) else {}
+    options |= attrs
+    last = {"documents": documents, "draws": draws}
+    options |= {name: Keyword(operands[0]) for name, operands in last.items() if operands}
+    return Call(options=options | ({"heads": Group(axes)} if axes else {}))
+
+
 ROPE = OpDef(
     "rope",
     "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position · theta^(-2i/d) (Su et al."
@@ -227,6 +242,7 @@ ROPE = OpDef(
     whole=_sequence_and_last,
     vjp=Vjp(unread=(0,), scratch=_turning),
     function="rope",
+    call=lambda it: Call((RotaryTable(),)),
     stem="r",
     scratch=_turning,
     surface=True,
@@ -248,6 +264,7 @@ ROPE_PAIR = OpDef(
     roles=rope_roles,
     vjp=Vjp(unread=(0, 1), scratch=_turning_both),
     function="rope_pair",
+    call=lambda it: Call((RotaryTable(),)),
     scratch=_turning_both,
 )
 
@@ -271,6 +288,7 @@ ATTENTION = OpDef(
     allows=_heads_alike,
     vjp=Vjp(result=True, scratch=partial(_attention_scratch, back=True)),
     function="attention",
+    call=_attention_call,
     stem="o",
     saves=_attention_saves,
     scratch=_attention_scratch,

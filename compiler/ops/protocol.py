@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from attrs import frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
+from .call import CallOf, with_attributes
 from .messages import Communicates
 from .roles import RolesOf
 from .saved_tensors import Bytes, Local, Saved, Saves, Views, copied, no_bytes
@@ -157,6 +158,7 @@ class OpDef:
     expand    rewrites an op that does not hold its `whole` dims into ops that show their collectives
     more      whether any number of further operands may follow
     function  the function in emitted programs; "" where Python has an operator for it
+    call      what the call of that function says besides the operands, by default the attributes
     module    the module that emitted programs import the function from
     stem      the name of a result that has none in the plan, "" for the op's own
     saves     what autograd keeps for backward, where that is not what the `vjp` reads
@@ -182,6 +184,7 @@ class OpDef:
     adjoint: Adjoint | None = None
     expand: Expand | None = None
     function: str = ""
+    call: CallOf = with_attributes
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None

@@ -5,10 +5,13 @@ other rule.  Non-goals: softmax over a sharded dim.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from ..ir import BATCH, Op, Type
+from .call import Call, CallOf, Dims
 from .pointwise import same
 from .protocol import FUNCTIONAL, RUNTIME, TORCH, Attribute, OpDef, Operand, Shape, TypingError, Vjp
+from .saved_tensors import Local
 
 OVER = Attribute("over", dims="own")
 
@@ -20,7 +23,18 @@ def _reduced(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, tuple(dim for dim in x.dims if dim not in over))]
 
 
-def _reduction(name: str, doc: str, module: str) -> OpDef:
+def over_dims(it: Local) -> Call:
+    """The dims, by their indices."""
+    return Call(options={"dim": Dims(it.op.names("over"))})
+
+
+def mean_over_dims(it: Local) -> Call:
+    """The dims, and their global size, of which this rank may hold a part."""
+    dims = it.op.names("over")
+    return Call(options={"dim": Dims(dims), "size": prod(map(it.program.size, dims))})
+
+
+def _reduction(name: str, doc: str, module: str, call: CallOf) -> OpDef:
     return OpDef(
         name,
         doc,
@@ -30,13 +44,16 @@ def _reduction(name: str, doc: str, module: str) -> OpDef:
         linear=((0,),),
         vjp=Vjp(unread=(0,)),
         function=name,
+        call=call,
         module=module,
         surface=True,
     )
 
 
-SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a broadcast.", TORCH)
-MEAN = _reduction("mean", "The sum over the dims `over`, divided by the product of their global sizes.", RUNTIME)
+SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a broadcast.", TORCH, over_dims)
+MEAN = _reduction(
+    "mean", "The sum over the dims `over`, divided by the product of their global sizes.", RUNTIME, mean_over_dims
+)
 
 
 def _normalised(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -59,6 +76,7 @@ SOFTMAX = OpDef(
     whole=_over,
     vjp=Vjp(unread=(0,), result=True),
     function="softmax",
+    call=over_dims,
     module=FUNCTIONAL,
     stem="p",
     surface=True,

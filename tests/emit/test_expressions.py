@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
 
 import pytest
 from attrs import evolve
@@ -27,7 +26,8 @@ from scalec.compiler.ir import (
     walk,
 )
 from scalec.compiler.ir.placements import COERCIONS
-from scalec.compiler.ops import OPS
+from scalec.compiler.ops import OPS, OpDef
+from scalec.compiler.ops.call import with_attributes
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -69,14 +69,21 @@ def test_parentheses_stand_where_they_are_needed(expression: str, text: str) -> 
     assert f"z = tanh({text})  #" in emit(compile_plan(plan), plan)["train.py"]
 
 
-BY_DEFAULT = [kind for kind, entry in OPS.items() if entry.function and entry.attributes and kind not in WRITERS]
+def is_default(entry: OpDef) -> bool:
+    """Whether a call says its attributes and nothing else."""
+    return entry.call is with_attributes and entry.name not in WRITERS
+
+
+BY_DEFAULT = [kind for kind, entry in OPS.items() if entry.function and entry.attributes and is_default(entry)]
 
 
 @pytest.mark.parametrize("kind", BY_DEFAULT)
 def test_a_call_has_every_attribute_of_its_op(kind: str) -> None:
     names = [attribute.name for attribute in OPS[kind].attributes]
-    op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=frame({}, {}).region.span)
-    text = express(op, [Expr("x", ATOM, ("x",))], cast(Any, None)).text
+    program = frame({}, {})
+    op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=program.region.span)
+    context = Context(program, lambda name: Type("f32", ()), "_".join, str, lambda _: False, {})
+    text = express(op, [Expr("x", ATOM, ("x",))], context).text
     assert text == f"{OPS[kind].function}({', '.join(['x', *(f'{name}=0.5' for name in names)])})"
 
 

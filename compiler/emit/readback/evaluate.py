@@ -121,6 +121,7 @@ class Evaluator(ABC):
         self.log: Log = []
         self.again: object = None  # whether backward does what is run now again
         self.frame = Frame()
+        self.at: dict[Term, ast.AST] = {}  # where the text computes a term first
         self.read: set[ast.AST] = set()  # the stores of local names that were read
         self._steps = 0
 
@@ -231,6 +232,8 @@ class Evaluator(ABC):
     def done(self, node: ast.AST, term: Term, block: bool = False) -> Term:
         """Logs what was computed; of a layer's number nothing is."""
         numbers = term.head in ("%", "==") and isinstance(term.args[0], Term) and term.args[0].head in ("index", "%")
+        if not self.frame.is_spec:
+            self.at.setdefault(term, node)
         if not numbers:
             self.log.append(Event(term, node, block, self.again))
         return term

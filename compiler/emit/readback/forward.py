@@ -14,20 +14,22 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
-from ...ir import FLOATS, INVARIANT, PRECISIONS, REPLICATED, Arg, Enter, Op, Program, Region, Stmt, types, uses
+from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, types, uses
 from ...ir.placements import ends
-from ...ops import roles
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
-from ..naming import DTYPES
 from .blocks import blocks
 from .bucket_moves import LayerMoves, Repeats
+from .calls import Calls, Shape
 from .compare import compare, demand_known
 from .evaluate import Instance, Modules
 from .execute import Machine
 from .recompute import Twins
-from .terms import Event, Log, Loop, constants_in, demand, frozen_key, wrong
+from .terms import Event, Log, Loop, demand, frozen_key, wrong
+
+TABLE = "table"
+"""What expressions call the table of rotary positions."""
 
 Loops = Iterator[tuple[Loop, Log]]
 """Loops of a body, and what was done before each."""
@@ -45,7 +47,9 @@ class Forward:
         self._params: dict[str, object] = {}  # layers' groups of flat parameters, by repeat
         self.done: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
-        self._context = Context(program, self._types.__getitem__, _axis, self._rotary, self._is_matrix, {})
+        self._calls = Calls(machine, program, self._types, self._shape)
+        is_matrix = lambda name: self._matrix(name) is not None  # noqa: E731
+        self._context = Context(program, self._types.__getitem__, _axis, lambda op: TABLE, is_matrix, {})
 
     def hold(self, model: Instance, given: Sequence[str]) -> None:
         """Runs the model, which is given the inputs of these names, and holds it to the forward block."""
@@ -115,8 +119,8 @@ class Forward:
         names = {f"a{i}": self.term(name) for i, name in enumerate(op.inputs)}
         log = self._machine.log
         before = len(log)
-        value = self._machine.spec(self._text(op), **names)
-        self._demand_numbers(op, value, names)
+        value = self._machine.spec(self._text(op), **names, **{TABLE: self._calls.rotary_table(op)})
+        self._calls.demand(op, value, [*names.values()])
         if len(log) == before:
             assert (op.kind, op.get("by")) == ("scale", -1), f"emit: {op.kind} does nothing"
             self.values[results[0]] = value
@@ -127,14 +131,6 @@ class Forward:
             log[-1] = evolve(last, block=True)
         parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))
-
-    def _demand_numbers(self, op: Op, value: object, operands: Mapping[str, object]) -> None:
-        """Raises where the expression of an op lacks one of its numbers: the one thing that all expressions share."""
-        numbers = [each for _, each in op.attrs if isinstance(each, int | float)]
-        found = constants_in(value, {*operands.values()}) if numbers else set[float]()
-        for each in numbers:
-            said = {each, -each, round(each)} & found or (op.kind == "scale" and each == -1)
-            assert said, f"emit: the call of {op.kind} does not say {each}"
 
     def _text(self, op: Op) -> str:
         """The expression of an op, of operands `a0`, `a1`, …"""
@@ -164,20 +160,18 @@ class Forward:
         left.subtract(firsts[:once])
         assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward does other ops again"
 
-    def _rotary(self, op: Op) -> str:
-        """The table of rotary positions by which an op rotates."""
-        type, given, positions = self._types[op.inputs[0]], dict(op.attrs), roles(op, self._types).query_seq
-        seq, width = (self._program.local_size(type, dim) for dim in (positions, type.dims[-1]))
-        theta, dims = given.pop("theta"), round(float(str(given.pop("dims", width))))
-        between = len(type.dims) - type.dims.index(positions) - 2
-        options = {"theta": theta, "between": between, **given}
-        dtype = DTYPES[PRECISIONS[self._program.train.precision]]
-        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        return f"rope_frequencies({seq}, {dims}, {said}, mesh=mesh, dtype={dtype})"
+    def _matrix(self, name: str) -> Param | None:
+        """The parameter that a value is, if it is stored as a matrix."""
+        params = {param.name: param for param in self._program.params if stored_as_matrix(param)}
+        return params.get(self._leaves.get(name, ""))
 
-    def _is_matrix(self, name: str) -> bool:
-        param = self._leaves.get(name)
-        return any(each.name == param and stored_as_matrix(each) for each in self._program.params)
+    def _shape(self, name: str) -> Shape:
+        """The dims of a value as it is stored: of a matrix, the outer and the inner ones joined."""
+        dims = self._types[name].dims
+        if not (param := self._matrix(name)):
+            return tuple((dim,) for dim in dims)
+        cut = len(dims) - param.inner
+        return dims[:cut], dims[cut:]
 
     # ---- repeats
 

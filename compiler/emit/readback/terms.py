@@ -4,7 +4,7 @@ Non-goals: what makes them (`evaluate`), and what the IR says of them (`forward`
 """
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from attrs import Factory, define, frozen
@@ -145,23 +145,6 @@ def demand(node: ast.AST, holds: bool, what: str) -> None:
     """Raises where the text of `node` is not what the IR says."""
     if not holds:
         raise wrong(node, what)
-
-
-def constants_in(value: object, operands: Collection[object]) -> set[float]:
-    """The numbers in a value, but for those in some operands of it."""
-    found: set[float] = set()
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, Term):
-            left += [] if each in operands else each.args
-        elif isinstance(each, tuple):
-            left += cast(tuple[object, ...], each)
-        elif isinstance(each, dict):
-            left += cast(dict[object, object], each).values()
-        elif isinstance(each, int | float):
-            found.add(float(each))
-    return found
 
 
 def within(values: Sequence[object]) -> set[Term]:
