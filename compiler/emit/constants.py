@@ -85,7 +85,7 @@ def stage_lines(program: Program) -> list[str]:
     return ["LAYERS_OF_STAGE = {  # of each repeat, those of each stage", *(f"    {entry}," for entry in layers), "}"]
 
 
-def pipeline_line(program: Program) -> str:
+def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
     """The pipeline: which rank has each stage, what crosses, and the file of each rank's row."""
     pipeline = program.pipeline
     assert pipeline, "emit: no pipeline"
@@ -93,7 +93,7 @@ def pipeline_line(program: Program) -> str:
     arguments = [
         literal(pipeline.axis),
         f"stage_to_rank={literal(pipeline.stage_to_rank)}",
-        _carried(program, pipeline),
+        _carried(program, pipeline, sizes),
         f"schedule={read_beside('read_schedule', schedule_file(program))}",
     ]
     return exploded("PIPELINE = Pipeline", arguments, 0)
@@ -109,9 +109,9 @@ def _range(layers: range) -> str:
     return f"range({layers.start}, {layers.stop})"
 
 
-def _carried(program: Program, pipeline: Pipeline) -> str:
+def _carried(program: Program, pipeline: Pipeline, sizes: Mapping[str, str]) -> str:
     """What crosses, in its order; where that is not the same at all cuts, at which ones it is."""
-    cuts = [[_value(value, program) for value in values] for values in crossing(program, pipeline)]
+    cuts = [[_value(value, program, sizes) for value in values] for values in crossing(program, pipeline)]
     entries: list[str] = []
     begin = 0
     for values, same in groupby(cuts):
@@ -122,7 +122,10 @@ def _carried(program: Program, pipeline: Pipeline) -> str:
     return call("stage_inputs=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
 
 
-def _value(value: Value, program: Program) -> str:
+def _value(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
     constant = "" if value.type.differentiable else ", gradient=False"
-    shape = literal(program.local_shape(value.type))
-    return f"{literal(base(value.name))}, {shape}, {DTYPES[value.type.dtype]}{constant}"
+    degrees = {dim: program.degree(value.type.axes_of(dim)) for dim in value.type.dims}
+    parts = {dim: f"{sizes[dim]} // {n}" if n > 1 else sizes[dim] for dim, n in degrees.items() if dim in sizes}
+    shape = [parts.get(dim, str(program.local_size(value.type, dim))) for dim in degrees]
+    dims = f"({', '.join(shape)}{'' if shape[1:] else ','})"
+    return f"{literal(base(value.name))}, {dims}, {DTYPES[value.type.dtype]}{constant}"

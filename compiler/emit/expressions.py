@@ -69,7 +69,7 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
     match argument:
         case Dims(names):
             at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in names)
-            return literal(at if len(at) > 1 else at[0])
+            return literal(at[0] if len(names) == 1 else at)
         case Group(axes):
             return context.axis(axes)
         case Shards(axes):
@@ -94,7 +94,8 @@ def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 def _scale(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     if op.get("by") == -1:
         return f"-{operands[0].within(ATOM)}", PRODUCT
-    return f"{operands[0].within(PRODUCT)} * {literal(op.get('by'))}", PRODUCT
+    by = literal(op.get("by"))
+    return f"{operands[0].within(PRODUCT)} * {f'({by})' if '/' in by else by}", PRODUCT
 
 
 def _shift(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -164,12 +164,12 @@ class Body:
         """Lines of their own for coercions that still were to stand inside other lines.
 
         And for all else that was, and does not stand inside the coercion that comes: backward goes by the order in
-        which forward was made.
+        which forward was made.  What is made of parameters alone communicates in none of the two.
         """
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
         for name in waiting:
-            if before or any(OPS[op.kind].communicates for op in exprs[name].ops):
+            if (before and exprs[name].reads) or any(OPS[op.kind].communicates for op in exprs[name].ops):
                 self._lines.assign([name], exprs.pop(name))
 
     def _block(self, op: Op, expr: Expr) -> None:

@@ -4,7 +4,7 @@ Purpose: of a model in stages, what not all stages need stands in a branch for t
 Non-goals: who needs what (`staged`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from ..ir import Program
@@ -31,15 +31,9 @@ def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterato
     """Each line, in a branch where not all stages need what it sets."""
     for held, together in groupby(declared, key=lambda field: module.held.get(field[0], ())):
         if held:
-            yield f"if {_condition([stage_word(stage, stages) for stage in held])}:"
+            words = [stage_word(stage, stages) for stage in held]
+            yield f"if {words[0]} in stages:" if len(held) == 1 else f"if {{{', '.join(words)}}} & {{*stages}}:"
         yield from (f"{'    ' if held else ''}{line}" for _, line in together)
-
-
-def _condition(held: Sequence[str]) -> str:
-    """Whether a rank has one of these stages."""
-    if len(held) == 1:
-        return f"{held[0]} in stages"
-    return f"{{{', '.join(held)}}} & {{*stages}}"
 
 
 def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[Field]:
@@ -65,10 +59,7 @@ def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) 
     sizes = f"{seq}, {dim}, theta={theta}, between={table.between}"
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
     arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
-    fits = len(f"        {name} = rope_frequencies({arguments})") <= WIDTH
-    yield from (
-        [f"{name} = rope_frequencies({arguments})"]
-        if fits
-        else [f"{name} = rope_frequencies(", f"    {arguments}", ")"]
-    )
+    line = f"{name} = rope_frequencies({arguments})"
+    fits = len(line) + 8 <= WIDTH
+    yield from [line] if fits else [f"{name} = rope_frequencies(", f"    {arguments}", ")"]
     yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"

@@ -101,6 +101,10 @@ def singular(name: str) -> str:
     return name[:-1] if name.endswith("s") and not name.endswith("ss") and len(name) > 1 else name
 
 
+MANY_DIGITS = 12
+"""The digits from which on no person has typed a number."""
+
+
 def literal(value: object) -> str:
     """A Python literal in the quotes that formatters prefer."""
     if isinstance(value, str):
@@ -112,12 +116,30 @@ def literal(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """A float as people write it: `1e-5`, `3e-4`, `0.02`, `10_000.0`."""
+    """A float as people write it: `1e-5`, `3e-4`, `0.02`, `10_000.0`, `1152**0.5`."""
     digits = repr(value).replace("e+", "e")
+    if root := _of_root(value):
+        return root
     if abs(value) >= 1:
         return digits if "e" in digits or abs(value) < 10_000 else f"{value:_}"
     short = f"{Decimal(digits):e}"
     return short if len(short) < len(digits) else digits
+
+
+def _of_root(value: float) -> str:
+    """A root, or a number divided by one, that is exactly this number; "" where no person would write one."""
+    if not 1e-4 < value < 1e6:
+        return ""
+    digits, inverse = len(repr(value)), round(value**-2)
+    if inverse >= 128 and inverse.bit_count() == 1 and inverse**-0.5 == value:
+        return f"{inverse}**-0.5"
+    if digits > MANY_DIGITS and (square := round(value * value)) ** 0.5 == value:
+        return f"{square}**0.5"
+    for above in (1, 0.02) if digits > MANY_DIGITS else ():  # 0.02: of which initial values are a part
+        number = round((above / value) ** 2) or 1
+        if number**0.5 % 1 and above / number**0.5 == value:
+            return f"{above} / {number}**0.5"
+    return ""
 
 
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:

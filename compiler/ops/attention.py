@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from ..ir import DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
-from .call import Argument, Call, Dims, Group, Keyword, RotaryTable
+from ..ir import BATCH, DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
+from .call import Argument, Call, Group, Keyword, RotaryTable
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -208,11 +208,13 @@ def _turned(it: Local, operand: int) -> int:
 
 
 def _attention_call(it: Local) -> Call:
-    """The dim of the sequence, what differs from causal attention, and where weights are dropped the ranks' heads."""
+    """The order of dims, what differs from causal attention, and where weights are dropped the ranks' heads."""
     q, attrs = it.types[0], dict(it.op.attrs)
     documents, draws = documents_and_draws(it.op, range(3, len(it.types)))
     axes = q.axes_of(attention_roles(it.types, it.op).heads) if draws else ()
-    options: dict[str, Argument] = {"seq": Dims((SEQUENCE,))}
+    letters = {BATCH: "b", SEQUENCE: "s", attention_roles(it.types, it.op).heads: "h", q.dims[-1]: "d"}
+    layout = "".join(letters[dim] for dim in q.dims)
+    options: dict[str, Argument] = {"layout": layout} if layout != "bshd" else {}
     options |= {"causal": False} if attrs.pop("mask") == "full" else {}
     options |= {"window": window_of(it.op)} if attrs.pop("window", 0) else {}
     options |= attrs

@@ -91,8 +91,10 @@ class _Reader:
                 return self._elementwise("add", *self._summands(value))
             case Term(head="*" | "/" as sign, args=(x, y)):
                 return self._elementwise("mul" if sign == "*" else "div", x, y)
-            case Term(head="call", args=(Term(head="attr", args=(of, "unflatten")), (-1, sizes), {})):
-                return [self._unflatten(shape, cast(Values, sizes)) for shape in self._results(of)]
+            case Term(head="call", args=(Term(head="attr", args=(of, "unflatten")), args, {})):
+                at, sizes = cast(tuple[object, Values], args)
+                self._demand(at == -1, f"unflattened at {at}")
+                return [self._unflatten(shape, sizes) for shape in self._results(of)]
             case Term(head="call", args=(function, args, options)):
                 name, kind = str(function), self.it.op.kind
                 self._demand(name == function_of(self.it.op, self.it.program), f"`{name}`")

@@ -29,6 +29,7 @@ OPERATORS = {
     ast.Div: ("/", "truediv"),
     ast.FloorDiv: ("//", "floordiv"),
     ast.Mod: ("%", "mod"),
+    ast.Pow: ("**", "pow"),
     ast.BitAnd: ("&", "and_"),
     ast.USub: ("neg", "neg"),
     ast.Invert: ("~", "invert"),
@@ -217,7 +218,8 @@ class Evaluator(ABC):
             raise wrong(node, f"an operator `{kind.__name__}` is no part of a program")
         if not any(isinstance(each, Term) for each in operands):
             fits = all(isinstance(each, int | float | set) for each in operands) or word in ("in", "==")
-            demand(node, fits, "computes with what are no numbers")
+            fits = fits and (word != "**" or operands[1] in (0.5, -0.5))
+            demand(node, fits, "computes with what are no numbers, or another power than a root")
             try:
                 return getattr(operator, run)(*(operands[::-1] if word == "in" else operands))
             except (TypeError, ZeroDivisionError, OverflowError) as error:

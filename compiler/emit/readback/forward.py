@@ -48,8 +48,7 @@ class Forward:
         self.done: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
         self._calls = Calls(machine, program, self._types, self._shape)
-        is_matrix = lambda name: self._matrix(name) is not None  # noqa: E731
-        self._context = Context(program, self._types.__getitem__, _axis, lambda op: TABLE, is_matrix, {})
+        self._context = Context(program, self._types.__getitem__, _axis, lambda op: TABLE, self._is_matrix, {})
 
     def hold(self, model: Instance, given: Sequence[str]) -> None:
         """Runs the model, which is given the inputs of these names, and holds it to the forward block."""
@@ -164,6 +163,9 @@ class Forward:
         """The parameter that a value is, if it is stored as a matrix."""
         params = {param.name: param for param in self._program.params if stored_as_matrix(param)}
         return params.get(self._leaves.get(name, ""))
+
+    def _is_matrix(self, name: str) -> bool:
+        return self._matrix(name) is not None
 
     def _shape(self, name: str) -> Shape:
         """The dims of a value as it is stored: of a matrix, the outer and the inner ones joined."""

@@ -98,7 +98,7 @@ class Layer(nn.Module):
             a, self.wq, self.wk, self.wv, into=((2, HEAD_DIM), (1, HEAD_DIM), (1, HEAD_DIM)), apart=(2,)
         )
         q, k = rope_pair(q, k, rotary)  # [s, b, n/tp, d]  llama.scale:22
-        y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
+        y = linear(attention(q, k, v, layout="sbhd").flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         y = reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
         x, m = add_rms_norm(x, y, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
         m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28
