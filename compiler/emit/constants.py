@@ -6,7 +6,7 @@ Non-goals: which kernels a program has (`analysis.kernel_tiles`), what a stage d
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from ..analysis.kernel_tiles import Used, chip, kernels_of
+from ..analysis.kernel_tiles import Used, chip, kernels_of, tiles_file
 from ..ir import Pipeline, Program, Value, base
 from ..ir.stages import crossing, stages
 from ..schedules.csv_file import csv
@@ -45,32 +45,16 @@ def product(names: Mapping[str, str], program: Program, dims: Iterable[str]) -> 
 
 
 def kernel_lines(program: Program) -> list[str]:
-    """One function a line; none where a program calls torch's own."""
-    used = kernels_of(program)
-    if not used:
+    """The file of the tiles, and the functions that are kernels; none where a program calls torch's own."""
+    if not (file := tiles_file(program)):
         return []
-    head = f"# Triton kernels, by the size they work on, with tiles for {chip(program)}; elsewhere torch does the same."
-    return [head, *map(_line, used)]
+    head = f"# Triton kernels with tiles for {chip(program)}; elsewhere torch does the same."
+    return [head, f"TILES = {read_beside('read_tiles', file, 0)}", *map(_kernel, kernels_of(program))]
 
 
-def _line(used: Used) -> str:
-    entries = [f"{size}: {tile}" for size, tile in used.tiles]
-    rest = f", chunk={used.chunk}" if used.chunk else ""
-    line = f"{used.function} = {used.name}({{{', '.join(entries)}}}{rest})"
-    if len(line) <= WIDTH:
-        return line
-    rest = f"    chunk={used.chunk},\n" if used.chunk else ""
-    inner = "".join(f"        {_broken(entry)},\n" for entry in entries)
-    return f"{used.function} = {used.name}(\n    {{\n{inner}    }}{',' if rest else ''}\n{rest})"
-
-
-def _broken(entry: str) -> str:
-    """A tile of tiles with one of them a line, where it is long."""
-    if len(entry) + 9 <= WIDTH:
-        return entry
-    head, _, parts = entry.partition("(")
-    lines = parts.removesuffix("))").split("), ")
-    return f"{head}(\n" + "".join(f"            {line}),\n" for line in lines) + "        )"
+def _kernel(used: Used) -> str:
+    chunk = f", chunk={used.chunk}" if used.chunk else ""
+    return f"{used.function} = {used.name}(TILES[{literal(used.name)}]{chunk})"
 
 
 # ---- stages

@@ -37,7 +37,8 @@ DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float3
 
 PROGRAM = set(
     """
-    FIRST LAST PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh model nn self state torch train_step
+    FIRST LAST LAYERS_OF_STAGE PIPELINE PLAN TILES Tensor batch build eval_step lr mesh model nn self state torch
+    train_step
     """.split()
 )
 """Names that emitted programs give meaning to."""
@@ -156,11 +157,11 @@ def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
     return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
 
 
-def read_beside(function: str, file: Mapping[str, str]) -> str:
+def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
     """The call that reads a file beside the program, name → text, by its hash."""
     ((name, text),) = file.items()
-    digest = sha256(text.encode()).hexdigest()
-    return exploded(function, [literal(name), "beside=__file__", f"sha256={literal(digest)}"], 4)
+    hashed = literal(sha256(text.encode()).hexdigest())
+    return exploded(function, [literal(name), "beside=__file__", f"sha256={hashed}"], indent)
 
 
 def fitted(code: str, indent: int) -> str:

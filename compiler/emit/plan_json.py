@@ -111,7 +111,7 @@ def _memory(program: Program) -> dict[str, Any]:
 
 
 def digest(text: str) -> str:
-    """What a file of user ops is known by: SHA-256 of its bytes."""
+    """What a file beside a program is known by: SHA-256 of its bytes."""
     return sha256(text.encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import __version__
 from ..analysis.certificate import Proof, header, trust_words, trusted
-from ..analysis.kernel_tiles import Used, kernels_of
+from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import account, accounts
 from ..analysis.vocabulary import vocabulary
 from ..config.units import counted
@@ -81,7 +81,8 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
             *([f"names={read_beside('read_hf_names', names)},"] if names else []),
         ],
     )
-    return {**schedule_file(program), **names, "train.py": _with_imports(body, kernels_of(program))}
+    beside = schedule_file(program) | tiles_file(program) | names
+    return {**beside, "train.py": _with_imports(body, kernels_of(program))}
 
 
 def _legend(program: Program) -> list[str]:

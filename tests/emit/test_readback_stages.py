@@ -213,10 +213,10 @@ DEFECTS = {
     ),
     "modules of another repeat's layers": (
         TWO,
-        "BlockModule(mesh) for stage in stages for i in LAYERS_OF_STAGE['blocks']",
-        "BlockModule(mesh) for stage in stages for i in LAYERS_OF_STAGE['layers']",
+        "Block(mesh) for stage in stages for i in LAYERS_OF_STAGE['blocks']",
+        "Block(mesh) for stage in stages for i in LAYERS_OF_STAGE['layers']",
     ),
-    "modules of another class": (TWO, "str(i): BlockModule(mesh)", "str(i): Layer(mesh)"),
+    "modules of another class": (TWO, "str(i): Block(mesh)", "str(i): Layer(mesh)"),
     "modules of other stages": (ONE, "for stage in stages for", "for stage in stages[1:] for"),
     "modules under other names": (ONE, "{str(i): Layer", "{str(i + 1): Layer"),
     "modules for every layer": (ONE, HELD, "self.layers = nn.ModuleList((Layer(mesh) for _ in range(4)))\n"),

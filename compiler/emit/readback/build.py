@@ -7,7 +7,7 @@ import ast
 from collections.abc import Mapping
 from typing import cast
 
-from ...analysis.kernel_tiles import accumulates, optimizer_tile
+from ...analysis.kernel_tiles import accumulates, optimizer_kernel
 from ...analysis.param_uses import leaves, products
 from ...config.settings import ON, Flow
 from ...ir import Bucket, Program, types, walk
@@ -139,7 +139,7 @@ def _has_modules(node: ast.ClassDef) -> bool:
 def _optimizer(program: Program) -> str:
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        tile = f", tile=TILES[{name!r}]" if (name := optimizer_kernel(program)) else ""
         return f"AdamW(betas={tuple(settings.betas)!r}, eps={settings.eps!r}{tile})"
     return f"SGD(momentum={settings.momentum!r})"
 

@@ -14,7 +14,7 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
-from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, types, uses
+from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, types, uses
 from ...ir.placements import ends
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
@@ -65,7 +65,8 @@ class Forward:
 
     def begin(self, named: Mapping[str, object]) -> list[Event | Loop]:
         """The log of a run of the model, and its inputs, by the names that the IR's have without their numbers."""
-        self.values = {arg.value.name: named[_base(arg)] for arg in self._region.args if _base(arg) in named}
+        inputs = (arg.value.name for arg in self._region.args)
+        self.values = {name: named[base(name)] for name in inputs if base(name) in named}
         flat_params = self._machine.terms.name("flat_params")
         repeats = {repeat_of(self._paths[bucket.params[0]]) for bucket in self._program.buckets if bucket.per_layer}
         self._params = {name: self._machine.terms("getitem", flat_params, name) for name in repeats}
@@ -181,13 +182,13 @@ class Forward:
         """The next loop of the text, which runs once for all layers."""
         machine, found = self._machine, next(loops, None)
         if found is None:
-            raise wrong(self._forward_node, f"a loop over {region.dim} is not run")
+            raise wrong(machine.classes[-1].forward, f"a loop over {region.dim} is not run")
         loop, done = found
         carried = self._carry(region, loop, done)
         machine.log.append(loop)
         outer, machine.log = machine.log, []
         around = (*around, (region.dim, str(region.span)))
-        slices = {self.leaf(arg.source) for arg in region.args if arg.enter is Enter.EACH}
+        slices = {self._leaves.get(arg.source, arg.source) for arg in region.args if arg.enter is Enter.EACH}
         layer = LayerMoves(self._program, region, around, slices)
         self._slice(region, loop)
         own, groups = layer.groups(layer.own, self._paths), layer.groups([*layer.own, *layer.inner], self._paths)
@@ -212,10 +213,6 @@ class Forward:
             demand(loop.node, loop.end[name] is results[arg.value.name], f"`{name}` does not end as {value.name}")
             self.values[value.name] = loop.after[name]
         machine.log, self._params = outer, before
-
-    def leaf(self, name: str) -> str:
-        """The parameter that a value is, or else its own name."""
-        return self._leaves.get(name, name)
 
     def _carry(self, region: Region, loop: Loop, done: Log) -> dict[Arg, str]:
         """The names that carry a repeat's values: those that begin as these do, as they are bound, after `done`."""
@@ -287,18 +284,10 @@ class Forward:
         """What a line around a layer makes of what it passes on."""
         return self._machine.spec(f"{function}(x, params)", x=x, params=self._params[repeat])
 
-    @property
-    def _forward_node(self) -> ast.AST:
-        return next(each.forward for each in reversed(self._machine.classes))
-
 
 def iter_loops(log: Log) -> Loops:
     """The loops of a log."""
     return iter([(each, log[:i]) for i, each in enumerate(log) if isinstance(each, Loop)])
-
-
-def _base(arg: Arg) -> str:
-    return arg.value.name.split(".")[0]
 
 
 def _axis(axes: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Sequence
 
 from ...analysis.certificate import trusted
-from ...analysis.kernel_tiles import Used, kernels_of
+from ...analysis.kernel_tiles import kernels_of, tiles_file
 from ...ir import Program, walk
 from ..imports import IMPORTS
 from .annotations import types_of
@@ -15,6 +15,7 @@ from .blocks import blocks
 from .build import Build
 from .evaluate import Function, Instance
 from .execute import Machine, body_of
+from .files import read_beside
 from .forward import Forward
 from .hf_names import stored
 from .pipeline import constants, sizes
@@ -34,7 +35,7 @@ class File:
         self._program, self._tree = program, tree
         self.machine = Machine(Terms())
         self._modules = {function.partition(":")[0] for function in trusted(program)}
-        self._wanted = constants(program) | {used.function: _kernel(used) for used in kernels_of(program)}
+        self._wanted = constants(program) | _kernels(program)
         self._sizes = sizes(program)
         self._plan: list[tuple[ast.Assign, object]] = []
 
@@ -140,7 +141,10 @@ def names_of(target: ast.expr) -> list[str]:
     return [each.id if isinstance(each, ast.Name) else "" for each in targets]
 
 
-def _kernel(used: Used) -> str:
-    """The call that makes a function of a kernel."""
-    chunk = f", chunk={used.chunk}" if used.chunk else ""
-    return f"{used.name}({{{', '.join(f'{size}: {tile}' for size, tile in used.tiles)}}}{chunk})"
+def _kernels(program: Program) -> dict[str, str]:
+    """The calls that read the file of tiles and make functions of kernels, if there are any."""
+    found = {"TILES": read_beside("read_tiles", *file) for file in tiles_file(program).items()}  # noqa: B035
+    for used in kernels_of(program):
+        chunk = f", chunk={used.chunk}" if used.chunk else ""
+        found[used.function] = f"{used.name}(TILES[{used.name!r}]{chunk})"
+    return found
