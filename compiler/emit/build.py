@@ -1,4 +1,4 @@
-"""What `build` says of a program's state: buckets and how they are kept, the optimizer, element types.
+"""What `build` says of a program's state: buckets and how they are sharded and reduced, the optimizer, element types.
 
 Non-goals: how buckets move in a step (`step`, `layers`).
 """

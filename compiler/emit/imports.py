@@ -55,4 +55,4 @@ IMPORTS: dict[str, tuple[str, ...]] = {
     ),
     KERNELS: tuple(sorted({*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)})),
 }
-"""Each module's, in the order in which imports stand."""
+"""The names of each module, in the order of its import."""

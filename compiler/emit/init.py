@@ -1,6 +1,6 @@
 """What `__init__` of an emitted class sets: groups of ranks, weights, modules of repeats, tables.
 
-Purpose: of a model in stages, what not all stages need stands in a branch for those that do.
+Purpose: of a model in stages, an attribute that some stages lack is set in a branch for the others.
 Non-goals: who needs what (`staged`).
 """
 
@@ -17,7 +17,7 @@ Field = tuple[str, str]
 
 
 def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
-    """The lines behind that of the class above; `sizes` are names of dims' sizes."""
+    """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
     yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
     lines = {name: weight_lines(name, param, program, sizes, 12) for name, param in module.weights.items()}
     weights = ((name, line) for name, declared in lines.items() for line in declared)

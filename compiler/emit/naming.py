@@ -31,7 +31,7 @@ LETTERS = {
     "ffn": "f",
     "vocab": "v",
 }
-"""The field's shape letters; other dims stand under their own names."""
+"""The field's shape letters; other dims go by their own names."""
 
 DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
 
@@ -165,7 +165,7 @@ def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
 
 
 def fitted(code: str, indent: int) -> str:
-    """A line that is one call, with its arguments on a line of their own where they do not fit behind its name."""
+    """A line that is one call, with its arguments on a line of their own where they do not fit after its name."""
     function, _, arguments = code.partition("(")
     if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
         return code

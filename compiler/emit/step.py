@@ -50,7 +50,7 @@ def step_lines(program: Program, patterns: Mapping[str, str]) -> StepLines:
 class _Step:
     def __init__(self, program: Program, patterns: Mapping[str, str]) -> None:
         self._program, self._patterns = program, patterns
-        self.text: dict[str, str] = {}  # a value of the step → the expression that stands for it
+        self.text: dict[str, str] = {}  # a value of the step → its expression
         self._squares: dict[str, Squares] = {}
         self._seed = "inv_num_tokens"  # the gradient from which backward begins
         self.train, self.evaluate = Function(), Function()
@@ -68,7 +68,7 @@ class _Step:
             getattr(self, f"_{op.kind}")(op)
 
     def _coerce(self, op: Op) -> None:
-        """The sum of a scalar stands inside another line, that of a bucket is a line."""
+        """The sum of a scalar is part of another line, that of a bucket is a line."""
         name, result = op.inputs[0], op.outputs[0]
         text = self.text.get(name, "")
         bucket = self._flats.get("".join(result.type.dims[-1:]))
@@ -88,7 +88,7 @@ class _Step:
             case [Kind.SHARDED, Kind.REPLICATED]:
                 self._both(f"all_gather_({text}, {self._group(op)})", f"S→R  {self._size(result)}")
             case [Kind.INVARIANT, Kind.SHARDED | Kind.REPLICATED]:
-                pass  # what the rank holds of a bucket, and what it uses of a parameter, are there
+                pass  # a rank's part of a bucket, and its parameters as the model uses them, are there
             case _:
                 raise AssertionError(f"emit: nothing does {op.outputs[0].name} at the scope of the step")
         self.text[result.name] = text

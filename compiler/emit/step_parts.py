@@ -47,7 +47,7 @@ class Function:
 
 
 def lined(code: str, comment: str) -> list[str]:
-    """A line with its comment, which stands before it where both are too long for one."""
+    """A line with its comment, which precedes it where both are too long for one line."""
     indent = " " * (len(code) - len(code.lstrip()))
     fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
     return [f"{code}  # {comment}"] if fits else [f"{indent}# {comment}", code]

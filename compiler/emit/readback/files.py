@@ -15,7 +15,7 @@ def read_beside(function: str, name: str, text: str) -> str:
 
 
 def check_files(files: Mapping[str, str]) -> None:
-    """Holds the files that lie beside `train.py`, name → text with it, to the hashes in it, which `check` has compared.
+    """Compares the files beside `train.py`, name → text with it, with the hashes in it, which `check` has compared.
 
     Raises AssertionError where the two differ.
     """

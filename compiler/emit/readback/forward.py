@@ -1,4 +1,4 @@
-"""Holds the `forward` of a text, as it was run on symbols, to the forward block of the IR.
+"""Compares the `forward` of a text, as it was run on symbols, with the forward block of the IR.
 
 Purpose: each op of the IR is written as the emitter's table of expressions has it and run on the terms of its operands;
 what it logs is what the text must have logged.  Loops of the text are the repeats of the IR, in their order.
@@ -36,7 +36,7 @@ Loops = Iterator[tuple[Loop, Log]]
 
 
 class Forward:
-    """Holds one run of `forward` to the IR; `values` are the terms of its values, `paths` the parameters' names."""
+    """Compares one run of `forward` with the IR; `values` are the terms of the IR's, `paths` parameters' names."""
 
     def __init__(self, machine: Machine, program: Program, paths: Mapping[str, str]) -> None:
         self._machine, self._program, self._paths = machine, program, paths
@@ -50,8 +50,8 @@ class Forward:
         self._calls = Calls(machine, program, self._types, self._shape)
         self._context = Context(program, self._types.__getitem__, _axis, lambda op: TABLE, self._is_matrix, {})
 
-    def hold(self, model: Instance, given: Sequence[str]) -> None:
-        """Runs the model, which is given the inputs of these names, and holds it to the forward block."""
+    def compare(self, model: Instance, given: Sequence[str]) -> None:
+        """Runs the model on the inputs of these names, and compares it with the forward block."""
         named = {name: self._machine.terms.name(name) for name in given}
         node = model.of.forward
         found = self.begin(named)
@@ -61,7 +61,7 @@ class Forward:
         compare(node, found, before)
         self.demand_result(node, result, [self.term(name) for name in self._yields()])
 
-    # ---- what a run is held to
+    # ---- a run and its expectation
 
     def begin(self, named: Mapping[str, object]) -> list[Event | Loop]:
         """The log of a run of the model, and its inputs, by the names that the IR's have without their numbers."""
@@ -103,7 +103,7 @@ class Forward:
         """Does what the statements of a body do."""
         ops = [stmt for stmt in body if isinstance(stmt, Op)]
         if whole:
-            self._demand_all_up_to_one(ops, whole)
+            self._compare_recomputed(ops, whole)
         for stmt in body:
             if isinstance(stmt, Op):
                 self._op(stmt, bool(whole))
@@ -146,19 +146,19 @@ class Forward:
         return without and ends(op) == (INVARIANT, REPLICATED)
 
     def _selected(self) -> set[str]:
-        """The kinds of ops that the plan says to do again wherever they stand."""
+        """The kinds of ops that the plan recomputes wherever they are."""
         recompute = self._program.train.recompute
         return {*recompute.names} if recompute.word == "selective" else set()
 
-    def _demand_all_up_to_one(self, ops: Sequence[Op], whole: int) -> None:
-        """Of a body that backward runs again: it does so up to some op.  Of ops that are alike, the first are done."""
+    def _compare_recomputed(self, ops: Sequence[Op], whole: int) -> None:
+        """Raises unless backward recomputes a body up to some op; of ops that are alike, the first."""
         firsts = [self._twins.of(op.outputs[0].name) for op in ops if not self._is_silent(op)]
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
-        assert every <= {whole}, f"emit: line 0: in the IR, backward does one of {every} layers again"
+        assert every <= {whole}, f"emit: line 0: in the IR, backward recomputes one of {every} layers"
         once = left.total()
         left.subtract(firsts[:once])
-        assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward does other ops again"
+        assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward recomputes other ops"
 
     def _matrix(self, name: str) -> Param | None:
         """The parameter that a value is, if it is stored as a matrix."""
@@ -194,7 +194,7 @@ class Forward:
         own, groups = layer.groups(layer.own, self._paths), layer.groups([*layer.own, *layer.inner], self._paths)
         before = dict(self._params)
         self._params |= {name: machine.terms("each", self._params[name], loop.symbol) for name in groups}
-        self.demand_layers(region, loop, [before[name] for name in groups])
+        self.compare_domains(region, loop, [before[name] for name in groups])
         assert len(own) < 2, f"emit: {', '.join(own)} are one loop"
         (first, last), followed = layer.functions(), self._followed(region, used)
         for function in first:
@@ -202,9 +202,9 @@ class Forward:
         inner = layer.rest()
         self.done |= {op.outputs[0].name for op in layer.flat()}
         whole = self.recomputes(region)
-        machine.again = self.again(loop, whole)
+        machine.recompute = self.recompute(loop, whole)
         self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
-        machine.again = None
+        machine.recompute = None
         results = {arg.value.name: self.term(end.name) for arg, end in zip(carried, region.yields, strict=False)}
         for function in last:
             results[followed] = self._move(function, results[followed], own[0])
@@ -227,7 +227,7 @@ class Forward:
         return found
 
     def first(self, arg: Arg) -> object:
-        """What the first layer is given as what this argument carries."""
+        """The value that this argument carries into the first layer."""
         return self.term(arg.source)
 
     def _slice(self, region: Region, loop: Loop) -> None:
@@ -242,7 +242,7 @@ class Forward:
         """The draws of one layer."""
         return self._machine.terms("each", all_, loop.symbol)
 
-    def demand_layers(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
+    def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
         """Raises where a loop goes over other modules, draws or groups of flat parameters, or over more or fewer."""
         size = self._program.size(region.dim)
         held = [each for each in loop.domains if isinstance(each, Modules)]
@@ -258,7 +258,7 @@ class Forward:
         return tuple(i % every == 0 for i in range(size))
 
     def recomputes(self, region: Region) -> int:
-        """Of how many layers backward runs one again, all of it; 0 for none."""
+        """Of how many layers backward recomputes one, all of it; 0 for none."""
         recompute = self._program.train.recompute
         if any(isinstance(inner, Region) for inner in region.body):
             return 0
@@ -266,8 +266,8 @@ class Forward:
             return recompute.number
         return int(recompute.word == "full")
 
-    def again(self, loop: Loop, every: int) -> object:
-        """Whether backward runs this layer again."""
+    def recompute(self, loop: Loop, every: int) -> object:
+        """Whether backward recomputes this layer."""
         if every < 2:
             return True if every else None
         size = next(len(each.by_key) for each in loop.domains if isinstance(each, Modules))

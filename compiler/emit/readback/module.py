@@ -1,6 +1,6 @@
 """Reads the whole text: what the module binds, then what its functions do.
 
-Non-goals: what is run (`execute`), and what it is held to (`forward`, `step`, `build`).
+Non-goals: what is run (`execute`), and what it is compared with (`forward`, `step`, `build`).
 """
 
 import ast
@@ -103,15 +103,15 @@ class File:
             weights.demand_all(made.whole.of.node)
         steps = [Step(machine, program, node, weights.paths) for node in (train, evaluate)]
         for step in steps:
-            step.hold()
+            step.compare()
         demand(evaluate, steps[0].given == steps[1].given, "calls the model otherwise than training does")
         if program.pipeline:
             forward: Forward = StagedForward(machine, program, program.pipeline, weights)
-            forward.hold_all(made.model, steps[0].given)
+            forward.compare_all(made.model, steps[0].given)
         else:
             forward = Forward(machine, program, weights.paths)
             assert isinstance(made.whole, Instance), "emit: no model"
-            forward.hold(made.whole, steps[0].given)
+            forward.compare(made.whole, steps[0].given)
         made.check(weights.paths)
         check_plan(machine, *self._plan[0], program, stored(program, weights.paths, made.dtype()))
         machine.demand_all(self._tree)
