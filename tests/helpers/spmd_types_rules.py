@@ -105,7 +105,7 @@ class Swap:
             zeros = torch.zeros_like(like)
         return spmd.assert_type(zeros, self._loss)
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: str) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: str = "bshd") -> Tensor:
         with spmd.no_typecheck():
             out = runtime.attention(q, k, v, layout)
         labels = "_bn_" if layout == "sbhd" else "b_n_"
