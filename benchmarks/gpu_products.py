@@ -28,7 +28,10 @@ def attention_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
     for rows in (2, 1):
         s = sizes.tokens // rows
         operands = [machine.randn(rows, s, heads, d) for heads in (n, k, k)]
-        ops: list[Callable[..., Any]] = [lambda *it: ours.partial(*it)[0], runtime.attention]
+        ops: list[Callable[..., Any]] = [
+            lambda *it: ours.partial(*it)[0],
+            lambda q, k, v, _: runtime.attention(q, k, v),
+        ]
         flop = rows * n * s * s * d
         shape = f"{rows} × {s} tokens, {n} and {k} heads of {d}"
         try:

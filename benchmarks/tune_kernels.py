@@ -186,7 +186,7 @@ def _loss(name: str, kernels: Any, size: int, tile: Any) -> Call:
 def _attention(kernels: Any, size: int, blocks: Any) -> Call:
     """Of what torch has no kernel for: with a window."""
     shapes = [(2, TOKENS // 2, heads, size) for heads in (ROPE_HEADS, ROPE_KV_HEADS, ROPE_KV_HEADS)]
-    return _both(kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], 1, window=WINDOW)
+    return _both(kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], window=WINDOW)
 
 
 def _adamw(kernels: Any, size: int, tile: Any) -> Call:

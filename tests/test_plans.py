@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.analysis.communication import collectives, parameter_count
+from scalec.compiler.analysis.kernel_tiles import tiles_file
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
@@ -50,8 +51,9 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.scale")), ids=lambda path: path.stem)
 def test_every_plan_compiles(path: Path) -> None:
     source = load(path)
-    beside = {"tiny_pipeline": {"schedule.csv"}}.get(path.stem, set[str]())
-    assert set(emit(compile_plan(source), source)) == {"train.py", "plan.json", "hf_names.json"} | beside
+    program = compile_plan(source)
+    beside = {"tiny_pipeline": {"schedule.csv"}}.get(path.stem, set[str]()) | ({"tiles.json"} & {*tiles_file(program)})
+    assert set(emit(program, source)) == {"train.py", "plan.json", "hf_names.json"} | beside
 
 
 def test_the_size_of_the_ir_does_not_depend_on_the_number_of_layers_or_ranks() -> None:

@@ -4,6 +4,7 @@ Purpose: what emitted programs say of kernels, and what they must cover.  The ti
 class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kernels (`runtime.kernels`).
 """
 
+import json
 import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
+from .. import __version__
 from ..config.gpus import gpu
 from ..config.settings import TRITON
 from ..ir import FLOATS, Op, Program, Type
@@ -79,13 +81,10 @@ KERNELS = {
 BLOCKS = {2: "", 4: "32"}
 """What the table has behind the name of a class whose tiles are for elements of so many bytes."""
 
-PARTS = {"Blocks": "Block"}
-"""The classes of what a tile consists of."""
-
 OPTIMIZERS = {"adamw": "AdamW"}
 """The kernels of optimizers, by what plans call them."""
 
-OTHERS = ("Accumulate", "Block", "Blocks", "Tile", *OPTIMIZERS.values())
+OTHERS = ("Accumulate", "read_tiles", *OPTIMIZERS.values())
 """What else a program may import of `scalec.runtime.kernels`."""
 
 CHIPS = {120: "sm_120", 100: "sm_100", 90: "sm_90", 89: "sm_89", 86: "sm_86", 80: "sm_80"}
@@ -100,11 +99,11 @@ USUAL = "sm_90"
 
 @frozen
 class Used:
-    """A function of a program that is a kernel: its class, and the tiles, as calls, for the program's sizes."""
+    """A function of a program that is a kernel: its class, and the tiles for the program's sizes."""
 
     function: str
     name: str
-    tiles: tuple[tuple[int, str], ...]
+    tiles: tuple[tuple[int, Tile], ...]
     chunk: int | None = None
 
 
@@ -156,13 +155,20 @@ def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
     return bool(_tile(kernel, size, FLOATS[operands[0].dtype], tiles_of(chip(program))))
 
 
-def optimizer_tile(program: Program) -> str:
-    """The tile of the optimizer's kernel, as a call; "" where it is torch's."""
-    name = OPTIMIZERS.get(program.train.optimizer.kind)
-    if program.train.kernels != TRITON or not name:
-        return ""
-    (tile,) = tiles_of(chip(program))[name].values()
-    return _call("Tile", tile)
+def optimizer_kernel(program: Program) -> str:
+    """The class of the optimizer's kernel; "" where the optimizer is torch's."""
+    return OPTIMIZERS.get(program.train.optimizer.kind, "") if program.train.kernels == TRITON else ""
+
+
+def tiles_file(program: Program) -> dict[str, str]:
+    """The file that a program with kernels reads their tiles from, name → text: by class and size, of one chip."""
+    if program.train.kernels != TRITON:
+        return {}
+    tiles = {used.name: {str(size): tile for size, tile in used.tiles} for used in kernels_of(program)}
+    if name := optimizer_kernel(program):
+        (tiles[name],) = tiles_of(chip(program))[name].values()
+    said = {"written_by": f"scalec {__version__}", "chip": chip(program), "tiles": tiles}
+    return {"tiles.json": f"{json.dumps(said, indent=1)}\n"}
 
 
 def accumulates(program: Program) -> bool:
@@ -181,8 +187,8 @@ def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[
     """For some sizes, each with the bytes of its widest elements."""
     kernel = KERNELS[kind]
     chosen = ((size, _tile(kernel, size, item, tiles)) for size, item in sizes)
-    calls = tuple((size, _call(kernel.tile, tile)) for size, tile in chosen if tile)
-    return Used(OPS[kind].function, kernel.name, calls, kernel.chunk and kernel.chunk(sizes[-1][0]))
+    found = tuple((size, tile) for size, tile in chosen if tile)
+    return Used(OPS[kind].function, kernel.name, found, kernel.chunk and kernel.chunk(sizes[-1][0]))
 
 
 def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]) -> Tile | None:
@@ -190,10 +196,3 @@ def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Ti
     if kernel.tile == "Tile":
         return nearest(tiles.get(kernel.name, {}), size)
     return tiles.get(kernel.name + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None
-
-
-def _call(name: str, arguments: Tile) -> str:
-    """A tile as a call."""
-    part = PARTS.get(name)
-    given = (f"{key}={_call(part, value) if part else value}" for key, value in arguments.items())
-    return f"{name}({', '.join(given)})"

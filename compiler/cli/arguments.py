@@ -26,7 +26,8 @@ COMMANDS = (
         compile.compile_,
         "compile a plan to a training program",
         "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its collectives and memory;\n"
-        "the program reads DIR/schedule.csv, of a pipeline, and DIR/hf_names.json, Hugging Face's names.\n"
+        "the program reads DIR/schedule.csv, of a pipeline, DIR/tiles.json, of Triton kernels, and DIR/hf_names.json,\n"
+        "Hugging Face's names.\n"
         "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
         "scalec did not write.",
         "scalec compile plans/tiny_llama.scale -o out/tiny_llama",

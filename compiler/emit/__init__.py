@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from ..analysis.certificate import Proof
 from ..ir import Program
 from ..syntax.source import Source
-from .model_hash import known_by
-from .plan_json import plan_json
+from .plan_json import known_by, plan_json
 from .readback import check, check_files
 from .train_py import program_files
 

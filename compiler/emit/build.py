@@ -1,11 +1,11 @@
-"""What `build` says of a program's state: buckets and how they are kept, the optimizer, element types.
+"""What `build` says of a program's state: buckets and how they are sharded and reduced, the optimizer, element types.
 
 Non-goals: how buckets move in a step (`step`, `layers`).
 """
 
 from collections.abc import Mapping, Sequence
 
-from ..analysis.kernel_tiles import accumulates, optimizer_tile
+from ..analysis.kernel_tiles import accumulates, optimizer_kernel
 from ..analysis.param_uses import products
 from ..config.settings import Flow, ParamGroup
 from ..ir import PRECISIONS, Bucket, Program
@@ -66,7 +66,7 @@ def optimizer(program: Program) -> str:
     """The optimizer as a call."""
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        tile = f", tile=TILES[{literal(name)}]" if (name := optimizer_kernel(program)) else ""
         return f"AdamW(betas={literal(tuple(settings.betas))}, eps={literal(settings.eps)}{tile})"
     return f"SGD(momentum={literal(settings.momentum)})"
 

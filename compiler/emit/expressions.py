@@ -4,17 +4,14 @@ Purpose: the table from op kinds to the calls of emitted programs.  Non-goals: l
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 
 from attrs import frozen
 
-from ..ir import Attr, Kind, Op, Program, Type
-from ..ir.placements import coercion_of, ends
-from ..ops import OPS, Attribute
-from ..ops.attention import attention_roles, documents_and_draws
-from ..ops.chunked_logits import classes_of
-from ..ops.protocol import TORCH
-from ..ops.user import constants, module_and_function
+from ..ir import Op, Program, Type
+from ..ops import OPS
+from ..ops.call import Argument, Dims, Group, Keyword, RotaryTable, Shards
+from ..ops.saved_tensors import Local
+from .imports import function_of
 from .naming import literal
 
 ATOM, PRODUCT, SUM = 3, 2, 1
@@ -59,29 +56,31 @@ Written = tuple[str, int]
 
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """The op's function, with its attributes as keywords."""
-    entry = OPS[op.kind]
-    assert entry.function, f"emit: {op.kind} has no function"
-    function = f"torch.{entry.function}" if entry.module == TORCH else entry.function
-    return f"{function}({', '.join([*(e.text for e in operands), *_options(op, context)])})", ATOM
+    """The call that the op's entry says."""
+    said = OPS[op.kind].call(Local(context.program, op, tuple(map(context.types, op.inputs))))
+    by_keyword = {each.operand for each in said.options.values() if isinstance(each, Keyword)}
+    arguments = [operand.text for i, operand in enumerate(operands) if i not in by_keyword]
+    arguments += [_argument(each, op, operands, context) for each in said.args]
+    arguments += [f"{key}={_argument(each, op, operands, context)}" for key, each in said.options.items()]
+    return f"{function_of(op, context.program)}({', '.join(arguments)})", ATOM
 
 
-def _options(op: Op, context: Context) -> list[str]:
-    """The op's attributes as keywords."""
-    known = {attribute.name: attribute for attribute in OPS[op.kind].attributes}
-    return [
-        f"{known[key].keyword or key}={_value(known[key], value, op, context)}"
-        for key, value in op.attrs
-        if known[key].keyword is not None
-    ]
-
-
-def _value(attribute: Attribute, value: Attr, op: Op, context: Context) -> str:
-    """The value of an attribute; of dims, their places in the first operand."""
-    if not attribute.dims:
-        return literal(value)
-    at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in op.names(attribute.name))
-    return literal(at[0] if len(at) == 1 else at)
+def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Context) -> str:
+    match argument:
+        case Dims(names):
+            at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in names)
+            return literal(at[0] if len(names) == 1 else at)
+        case Group(axes):
+            return context.axis(axes)
+        case Shards(axes):
+            dims = context.types(op.inputs[0]).dims
+            return f"{{{', '.join(f'{dims.index(dim)}: {context.axis(over)}' for dim, over in axes.items())}}}"
+        case Keyword(operand):
+            return operands[operand].text
+        case RotaryTable():
+            return context.rotary(op)
+        case _:
+            return literal(argument)
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -95,7 +94,8 @@ def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 def _scale(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     if op.get("by") == -1:
         return f"-{operands[0].within(ATOM)}", PRODUCT
-    return f"{operands[0].within(PRODUCT)} * {literal(op.get('by'))}", PRODUCT
+    by = literal(op.get("by"))
+    return f"{operands[0].within(PRODUCT)} * {f'({by})' if '/' in by else by}", PRODUCT
 
 
 def _shift(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -133,7 +133,7 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     right = operands[1].within(ATOM) + view if view else operands[1].text
     _, *others = weight.dims[: len(weight.dims) - inner] or ("",)
     unflatten = f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
-    return f"{_prefix(context)}linear({left}, {right}){unflatten}", ATOM
+    return f"{function_of(op, context.program)}({left}, {right}){unflatten}", ATOM
 
 
 def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -154,152 +154,19 @@ def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:
     return [whole.get(dim, str(context.program.local_size(type, dim))) for dim in dims]
 
 
-def _prefix(context: Context) -> str:
-    """What functions begin with whose weight gradients a schedule sets apart."""
-    return "split_" if context.program.pipeline and context.program.pipeline.splits else ""
-
-
 def matrix_view(type: Type, inner: int) -> str:
     """How a value of several outer or inner dims becomes a matrix."""
     outer = len(type.dims) - inner
     return (f".flatten(-{inner})" if inner > 1 else "") + (f".flatten(0, {outer - 1})" if outer > 1 else "")
 
 
-def _mean(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """By the global size, of which this rank may hold a part."""
-    size = prod(context.program.size(dim) for dim in op.names("over"))
-    options = ", ".join([*_options(op, context), f"size={size}"])
-    return f"{OPS[op.kind].function}({operands[0].text}, {options})", ATOM
-
-
-def _split(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    sizes = (str(context.program.size(part)) for part in op.names("parts"))
-    return f"split({', '.join([operands[0].text, *sizes])})", ATOM
-
-
-def _user(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    arguments = [*(e.text for e in operands), *map(literal, constants(op))]
-    return f"{'.'.join(module_and_function(op))}({', '.join(arguments)})", ATOM
-
-
-def _rope(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"{OPS[op.kind].function}({', '.join([*(e.text for e in operands), context.rotary(op)])})", ATOM
-
-
-def _attention(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    given = dict(op.attrs)
-    options = ["causal=False"] if given.pop("mask") == "full" else []
-    if window := given.pop("window", 0):
-        options.append(f"window={round(float(str(window)))}")
-    options += [f"{key}={literal(value)}" for key, value in given.items()]
-    documents, draws = documents_and_draws(op, operands[3:])
-    options += [f"documents={each.text}" for each in documents]
-    options += [f"draws={each.text}" for each in draws]
-    q, k = (context.types(name) for name in op.inputs[:2])
-    own = attention_roles([q, k], op)
-    axes, seq = q.axes_of(own.heads), q.dims.index(own.query_seq)
-    options += [f"heads={context.axis(axes)}"] if draws and axes else []
-    return f"attention({', '.join([*(e.text for e in operands[:3]), f'seq={seq}', *options])})", ATOM
-
-
-def _dropout(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """The call is told where samples lie, and of which other dims this rank holds a part."""
-    type, (samples,) = context.types(op.inputs[0]), context.types(op.inputs[1]).dims
-    axes = {i: type.axes_of(dim) for i, dim in enumerate(type.dims) if dim != samples and type.axes_of(dim)}
-    split = ", ".join(f"{i}: {context.axis(held)}" for i, held in axes.items())
-    where = [f"batch={type.dims.index(samples)}", *([f"split={{{split}}}"] if split else [])]
-    return f"dropout({', '.join([*(e.text for e in operands), *_options(op, context), *where])})", ATOM
-
-
-def _fork(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    return f"fork({operands[0].text}, {context.program.size(str(op.get('repeat')))})", ATOM
-
-
-def _embedding(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    table = context.types(op.inputs[1])
-    axes = table.axes_of(table.dims[0])
-    arguments = [*(e.text for e in operands), *([context.axis(axes)] if axes else [])]
-    return f"{_prefix(context)}embedding({', '.join(arguments)})", ATOM
-
-
-def _max_logit(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """Without padding it need not be told which classes this rank holds."""
-    padded = _padding(context.types(op.inputs[0]).dims[-1], context)
-    return (_of_logits if padded else _call)(op, operands, context)
-
-
-def _of_logits(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    logits = context.types(op.inputs[0])
-    return _over_classes(op, operands, logits.dims[-1], logits.axes_of(logits.dims[-1]), context)
-
-
-def _of_product(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """A call that makes its own logits, with their bias, if there is one."""
-    weight, bias = context.types(op.inputs[1]), [f"bias={each.text}" for each in operands[3:]]
-    classes = classes_of(op, weight)
-    return _over_classes(op, operands[:3], classes, weight.axes_of(classes), context, bias)
-
-
-def _rescaled(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """Told how many classes each rank has."""
-    classes, axes = str(op.get("classes")), context.types(op.inputs[0]).axes_in(Kind.MAXIMUM)
-    columns = f"columns={context.program.size(classes) // context.program.degree(axes)}"
-    return _over_classes(op, operands, classes, axes, context, [columns])
-
-
-def _padding(dim: str, context: Context) -> list[str]:
-    """The option that says how many classes there are, where some are padding."""
-    valid = context.program.valid(dim)
-    return [f"classes={valid}"] if valid < context.program.size(dim) else []
-
-
-def _over_classes(
-    op: Op, operands: Sequence[Expr], dim: str, axes: tuple[str, ...], context: Context, options: Sequence[str] = ()
-) -> Written:
-    """A call that is told which part of the classes this rank holds, and how many of all are no padding."""
-    group = [context.axis(axes)] if axes else []
-    options = [*options, *_padding(dim, context), *_options(op, context)]
-    return f"{OPS[op.kind].function}({', '.join([*(e.text for e in operands), *group, *options])})", ATOM
-
-
-def _coerce(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    source, target = ends(op)
-    type = context.types(op.inputs[0])
-    arguments = [operands[0].text, context.axis(op.names("axes"))]
-    if source.kind is Kind.SHARDED and target.kind is Kind.SHARDED:
-        arguments += [f"dim_from={type.dims.index(source.dim)}", f"dim_to={type.dims.index(target.dim)}"]
-    elif dim := source.dim or target.dim:
-        arguments.append(f"dim={type.dims.index(dim)}")
-    elif source.kind is Kind.MAXIMUM:
-        arguments.append('op="max"')
-    return f"{coercion_of(op).function}({', '.join(arguments)})", ATOM
-
-
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
-    "attention": _attention,
-    "call": _user,
-    "coerce": _coerce,
     "contract": _contract,
     "contracts": _contracts,
-    "cross_entropy": _of_logits,
     "div": _div,
-    "dropout": _dropout,
-    "embedding": _embedding,
-    "fork": _fork,
-    "linear_cross_entropy": _of_product,
-    "linear_softmax_stats": _of_product,
-    "logit_softmax_stats": _of_logits,
-    "mean": _mean,
-    "mean_square": _mean,
-    "max_logit": _max_logit,
     "mul": _mul,
-    "rescale_to_global_max": _rescaled,
-    "rope": _rope,
-    "rope_pair": _rope,
     "scale": _scale,
     "shift": _shift,
-    "local_softmax_stats": _of_logits,
-    "split": _split,
 }
-"""The ops that are written otherwise than as a call of their operands and attributes."""
+"""The ops that Python has operators for, and those whose operands or results are viewed."""

@@ -1,6 +1,6 @@
-"""The statements of a `forward`: ops, blocks of what backward makes again, loops over the modules of a repeat.
+"""The statements of a `forward`: ops, blocks of recomputed values, loops over the modules of a repeat.
 
-Purpose: which value has a line, and which stands inside the line that reads it; the class of each repeat's body.
+Purpose: which value has a line, and which is part of the line that reads it; the class of each repeat's body.
 Non-goals: lines and names as such (`lines`), and those around a layer that moves state (`layers`).
 """
 
@@ -15,14 +15,13 @@ from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
 from .expressions import Expr, express
-from .line_writer import Lines
-from .live_values import captured, reads
+from .line_writer import Lines, captured, reads
 from .loop_hooks import Around, Line, around, is_flat, repeat_of
 from .module import Child, Frame, Module, Table, table_of
 from .naming import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular
 
 AGAIN = "again"
-"""What says so, in loops and calls, if backward does a layer again and not all."""
+"""The variable and keyword that say whether backward recomputes a layer, where it does not recompute all."""
 
 INLINE = 88
 """The longest expression that still takes in another one."""
@@ -34,8 +33,8 @@ class LayerCall:
 
     module: str
     draws: tuple[str, ...]
-    again: str
-    """Whether backward does it again, where it does not do all."""
+    recompute: str
+    """The expression that says whether backward recomputes it, where it does not recompute all."""
     params: str = ""
     """Its group of flat parameters, "" where it has none."""
     inner: tuple[str, ...] = ()
@@ -59,7 +58,7 @@ class Body:
     # ---- what the surroundings give
 
     def bind(self, region: Region, given: list[str], tables: list[Table]) -> None:
-        """The arguments of a repeat's body, in their order, and the slices that each of its modules holds."""
+        """The arguments of a repeat's body, in their order, and the slices that are parameters of its modules."""
         slices = [arg for arg in region.args if arg.enter is Enter.EACH]
         draws = [arg.value.name for arg in slices if are_draws(arg.value.type)]
         carried = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
@@ -117,7 +116,7 @@ class Body:
         for name in op.inputs:
             if name in self._lines.exprs and self._lines.exprs[name].ops:
                 del self._lines.exprs[name]
-        if op.outputs[0].name in self._frame.made_again:
+        if op.outputs[0].name in self._frame.recomputed_values:
             self._block(op, expr)
         elif len(op.outputs) == 1 and self._inlines(op):
             self._lines.exprs[op.outputs[0].name] = expr
@@ -134,7 +133,7 @@ class Body:
         return of[1] if of else weight
 
     def _becomes(self, value: str) -> str:
-        """What a result is called, if a plan names it, or all that is made of it: so nothing holds its memory then."""
+        """The name of a result in the plan, or that of its only consumer, which so frees the memory of the result."""
         op = self._consumer.get(value)
         if not value.startswith("_"):
             return value
@@ -162,19 +161,19 @@ class Body:
         return max(own, key=lambda name: len(inside[name].text), default="")
 
     def _end_coercions(self, before: Stmt | None = None) -> None:
-        """Lines of their own for coercions that still were to stand inside other lines.
+        """Lines of their own for coercions that were to be part of other lines.
 
-        And for all else that was, and does not stand inside the coercion that comes: backward goes by the order in
-        which forward was made.
+        And for all else that was, and is no part of the coercion that comes: backward goes by the order in
+        which forward was made.  What is made of parameters alone communicates in none of the two.
         """
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
         for name in waiting:
-            if before or any(OPS[op.kind].sends for op in exprs[name].ops):
+            if (before and exprs[name].reads) or any(OPS[op.kind].sends for op in exprs[name].ops):
                 self._lines.assign([name], exprs.pop(name))
 
     def _block(self, op: Op, expr: Expr) -> None:
-        """Made for this block alone; backward makes it again."""
+        """A value of this block alone, which backward recomputes."""
         (value,) = op.outputs
         function, _, arguments = expr.text.partition("(")
         self._lines.read(expr)
@@ -225,7 +224,7 @@ class Body:
         return LayerCall(item, (*draws,), AGAIN, params, tuple(name for name in groups if name != params))
 
     def _child(self, region: Region, given: list[str], tables: list[Table]) -> tuple[str, list[str]]:
-        """The attribute under which this module holds those of a repeat's body, whose class is written now.
+        """Writes the class of a repeat's body; returns the attribute of its modules in this one.
 
         And the repeats inside of which its forward takes the groups.
         """
@@ -246,16 +245,16 @@ class Body:
         return attribute, [*body.groups]
 
     def _call(self, region: Region, layer: LayerCall, variables: list[str], passed: list[str]) -> Line:
-        """A layer of a repeat, which backward may do again."""
+        """The call of a layer of a repeat, which backward may recompute."""
         function, arguments, comment = layer.module, passed, place(region.span)
         if every := self._every(region):
-            given, layers = ([f"{AGAIN}={layer.again}"], f", every {every} layers") if every > 1 else ([], "")
+            given, layers = ([f"{AGAIN}={layer.recompute}"], f", every {every} layers") if every > 1 else ([], "")
             function, arguments = "recomputed", [layer.module, *passed, *given]
             comment = f"bwd: forward again{layers}  {comment}"
         return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
 
     def _every(self, region: Region) -> int:
-        """Of how many turns backward does one again; 0 for none."""
+        """Of how many layers backward recomputes one; 0 for none."""
         program = self._frame.program
         return recomputes_layers(program, region.dim) if runs_again(program, region) else 0
 

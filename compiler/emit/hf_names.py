@@ -39,29 +39,21 @@ def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
 
 
 def _entry(each: HFWeight, program: Program) -> dict[str, object]:
-    entry: dict[str, object] = {"tensor": each.tensor, "shape": _shape(each, program)}
+    params = {param.name: param for param in program.params}
+    part_of = {other.part: params[other.param] for other in program.names if other.tensor == each.tensor}
+    shapes = [_shape_of(part_of[part], program) for part in sorted(part_of)]
+    whole, own = (sum(shape[0] for shape in shapes), *shapes[0][1:]), params[each.param]
+    entry: dict[str, object] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
     if each.part:
-        entry["start"] = sum(_shape_of(param, program)[0] for param in _parts(each, program)[: each.part])
+        entry["start"] = sum(shape[0] for shape in shapes[: each.part])
     if each.transposed:
         entry["transposed"] = True
-    if each.interleaved:
-        entry["interleaved"] = each.interleaved, _head(each, program)
-    if _has_positions(each, program):
+    if each.interleaved:  # by heads, whose rows are the last dim that no product sums over
+        entry["interleaved"] = each.interleaved, program.valid(own.type.dims[-own.inner - 1])
+    of_positions = own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not own.inner
+    if of_positions and not each.transposed and each.parts == 1:  # a file may have more than the plan's sequences
         entry["positions"] = True
     return entry
-
-
-def _shape(each: HFWeight, program: Program) -> tuple[int, ...]:
-    """The shape of the whole tensor, as the file has it."""
-    shapes = [_shape_of(param, program) for param in _parts(each, program)]
-    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    return whole[::-1] if each.transposed else whole
-
-
-def _parts(each: HFWeight, program: Program) -> list[Param]:
-    """All parameters that lie in the same tensor, in their order there."""
-    part_of = {other.param: other.part for other in program.names if other.tensor == each.tensor}
-    return sorted((param for param in program.params if param.name in part_of), key=lambda param: part_of[param.name])
 
 
 def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
@@ -70,19 +62,6 @@ def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
     if param.inner:
         return prod(sizes[: -param.inner]), prod(sizes[-param.inner :])
     return tuple(sizes) if param.name in _tables(program) else (prod(sizes),)
-
-
-def _head(each: HFWeight, program: Program) -> int:
-    """The rows of a head: the last of a parameter's dims that no matrix product sums over."""
-    param = next(param for param in program.params if param.name == each.param)
-    return program.valid(param.type.dims[len(param.type.dims) - param.inner - 1])
-
-
-def _has_positions(each: HFWeight, program: Program) -> bool:
-    """Whether the tensor is a table of positions, of which a file may have more than the plan's sequences."""
-    (param,) = (param for param in program.params if param.name == each.param)
-    is_table = param.type.dims[param.stacked :][:1] == (SEQUENCE,) and not param.inner
-    return is_table and not each.transposed and each.parts == 1
 
 
 def _tables(program: Program) -> set[str]:

@@ -5,17 +5,34 @@ The emitter imports what a program uses of them; the read-back refuses any other
 
 from ..analysis.kernel_tiles import KERNELS as TILED
 from ..analysis.kernel_tiles import OTHERS
-from ..ir.placements import COERCIONS
-from ..ops import functions
+from ..ir import Op, Program
+from ..ir.placements import COERCIONS, coercion_of
+from ..ops import OPS, functions
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME, TORCH
+from ..ops.user import module_and_function
 
 SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
 """By function, the one that a program calls in its place if its schedule splits off weight gradients."""
 
+
+def function_of(op: Op, program: Program) -> str:
+    """The function that a program calls for an op."""
+    if op.kind == "coerce":
+        return coercion_of(op).function
+    if op.kind == "call":
+        return ".".join(module_and_function(op))
+    entry = OPS[op.kind]
+    assert entry.function, f"emit: {op.kind} has no function"
+    if entry.module == TORCH:
+        return f"torch.{entry.function}"
+    splits = program.pipeline is not None and program.pipeline.splits
+    return SPLIT.get(entry.function, entry.function) if splits else entry.function
+
+
 _RUNTIME = """
     SGD Account AdamW Batch Bucket Constant Cosine FlatParamGroup FlatParams Input Mesh Metrics ParamGroup Pipeline Plan
     StageInput Text Tokens TrainState all_gather_ all_reduce_ compile_each normal ones read_hf_names read_schedule
-    recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies split
+    recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies
     train unshard unshard_ahead weight zeros
     """.split()
 """What the runtime offers programs besides ops and coercions."""
@@ -38,4 +55,4 @@ IMPORTS: dict[str, tuple[str, ...]] = {
     ),
     KERNELS: tuple(sorted({*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)})),
 }
-"""Each module's, in the order in which imports stand."""
+"""The names of each module, in the order of its import."""

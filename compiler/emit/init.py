@@ -1,10 +1,10 @@
 """What `__init__` of an emitted class sets: groups of ranks, weights, modules of repeats, tables.
 
-Purpose: of a model in stages, what not all stages need stands in a branch for those that do.
+Purpose: of a model in stages, an attribute that some stages lack is set in a branch for the others.
 Non-goals: who needs what (`staged`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from ..ir import Program
@@ -17,7 +17,7 @@ Field = tuple[str, str]
 
 
 def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
-    """The lines behind that of the class above; `sizes` are names of dims' sizes."""
+    """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
     yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
     lines = {name: weight_lines(name, param, program, sizes, 12) for name, param in module.weights.items()}
     weights = ((name, line) for name, declared in lines.items() for line in declared)
@@ -31,15 +31,9 @@ def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterato
     """Each line, in a branch where not all stages need what it sets."""
     for held, together in groupby(declared, key=lambda field: module.held.get(field[0], ())):
         if held:
-            yield f"if {_condition([stage_word(stage, stages) for stage in held])}:"
+            words = [stage_word(stage, stages) for stage in held]
+            yield f"if {words[0]} in stages:" if len(held) == 1 else f"if {{{', '.join(words)}}} & {{*stages}}:"
         yield from (f"{'    ' if held else ''}{line}" for _, line in together)
-
-
-def _condition(held: Sequence[str]) -> str:
-    """Whether a rank has one of these stages."""
-    if len(held) == 1:
-        return f"{held[0]} in stages"
-    return f"{{{', '.join(held)}}} & {{*stages}}"
 
 
 def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[Field]:
@@ -65,10 +59,7 @@ def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) 
     sizes = f"{seq}, {dim}, theta={theta}, between={table.between}"
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
     arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
-    fits = len(f"        {name} = rope_frequencies({arguments})") <= WIDTH
-    yield from (
-        [f"{name} = rope_frequencies({arguments})"]
-        if fits
-        else [f"{name} = rope_frequencies(", f"    {arguments}", ")"]
-    )
+    line = f"{name} = rope_frequencies({arguments})"
+    fits = len(line) + 8 <= WIDTH
+    yield from [line] if fits else [f"{name} = rope_frequencies(", f"    {arguments}", ")"]
     yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"

@@ -1,16 +1,16 @@
 """The lines of one `forward` as they are written, and the Python names of its values.
 
-Purpose: a name is used anew once nothing reads what it holds any more; comments say shapes, placements and the plan's
+Purpose: a name is reused once nothing reads its value any more; comments say shapes, placements and the plan's
 line.  Non-goals: which lines there are (`bodies`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
 from ..analysis.bucket_layout import stored_as_matrix
-from ..ir import Kind, Op
+from ..ir import Kind, Op, Region, Stmt
 from ..ir.placements import coercion, conjugate, ends
 from .expressions import ATOM, Context, Expr
 from .module import Frame, Module, Table, table_of
@@ -32,8 +32,8 @@ class Lines:
     def __init__(self, frame: Frame, module: Module, prefix: str, uses: Counter[str]) -> None:
         self._frame, self._module, self._prefix = frame, module, prefix
         self.left = Counter(uses)  # how often each value still will be read
-        self.exprs: dict[str, Expr] = {}  # of what has a Python name, or will stand inside the line that uses it
-        self._holder: dict[str, str] = {}  # Python name → the value it holds
+        self.exprs: dict[str, Expr] = {}  # of what has a Python name, or will be part of the line that uses it
+        self._holder: dict[str, str] = {}  # Python name → its value
         self._tables: dict[Table, str] = {}
         self._fixed: set[str] = set()  # arguments that no value takes the name of
         self._blocks: list[str] = []  # values whose `with regather` or `with recompute` block is open
@@ -71,17 +71,17 @@ class Lines:
         return 4 * (2 + self._branch + len(self._blocks) + deeper)
 
     def open_branch(self, head: str) -> None:
-        """What follows stands in a branch, `if …` or `else`."""
+        """Opens a branch, `if …` or `else`, for the lines that follow."""
         self.append(f"{head}:")
         self._branch = 1
 
     def close_branch(self) -> None:
-        """What follows stands behind the branch, and behind the blocks in it."""
+        """Ends the branch, and the blocks in it."""
         self._blocks.clear()
         self._branch = 0
 
     def open_block(self, value: str) -> None:
-        """What follows stands in the block of `value`, until nothing reads that any more."""
+        """Opens the block of `value`, which ends when nothing reads that any more."""
         self._blocks.append(value)
 
     def close_blocks(self) -> None:
@@ -110,7 +110,7 @@ class Lines:
         raise AssertionError(f"emit: {name} is read before it is written")
 
     def hold(self, value: str, like: str = "") -> str:
-        """A Python name for `value`: its own, or that of another, if what held it is not read any more."""
+        """A Python name for `value`: its own, or that of another, if the value that had it is not read any more."""
         held = {name for name, value in self._holder.items() if self.left[value]}
         like = "local_max" if self._frame.types[value].axes_in(Kind.MAXIMUM) else like or value
         name = identifier(like, held | self._fixed)
@@ -118,7 +118,7 @@ class Lines:
         return name
 
     def rename(self, name: str, value: str) -> None:
-        """From now on the Python name stands for `value`."""
+        """Binds the Python name to `value`."""
         self._holder[name] = value
         self.exprs[value] = Expr(name, ATOM, (value,))
 
@@ -178,7 +178,7 @@ class Lines:
         op = expr.ops[-1]
         parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
         parts += [self._note(part) for part in expr.ops if part.kind == "coerce"]
-        if op.kind != "coerce" and op.outputs[0].name in self._frame.made_again:
+        if op.kind != "coerce" and op.outputs[0].name in self._frame.recomputed_values:
             parts.append(f"bwd: {op.kind} again")
         return "  ".join([*parts, place(op.span)])
 
@@ -188,5 +188,26 @@ class Lines:
         if source.kind is Kind.MAXIMUM:
             return f"{source}→{target}  no gradient"
         back = coercion(*conjugate(source, target)).collective or "none"
-        again = "all_gather again, " if op.outputs[0].name in self._frame.made_again else ""
+        again = "all_gather again, " if op.outputs[0].name in self._frame.recomputed_values else ""
         return f"{source}→{target}  bwd: {again}{back}"
+
+
+def reads(body: tuple[Stmt, ...]) -> Iterator[str]:
+    """Every reading of a value by the statements of a body."""
+    for stmt in body:
+        if isinstance(stmt, Op):
+            yield from stmt.inputs
+        else:
+            yield from (arg.source for arg in stmt.args)
+            yield from captured(stmt)
+
+
+def captured(region: Region) -> list[str]:
+    """Values from outside that a repeat's body reads, other than by its arguments."""
+    inside = {arg.value.name for arg in region.args}
+    found: dict[str, None] = {}
+    for stmt in region.body:
+        names = stmt.inputs if isinstance(stmt, Op) else [*(a.source for a in stmt.args), *captured(stmt)]
+        found |= dict.fromkeys(name for name in names if name not in inside)
+        inside |= {v.name for v in (stmt.outputs if isinstance(stmt, Op) else stmt.results)}
+    return list(found)

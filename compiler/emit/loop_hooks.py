@@ -30,7 +30,7 @@ class Around:
 
 
 def is_flat(program: Program, stmt: Stmt) -> bool:
-    """Whether a statement of a forward body is one that these lines stand for."""
+    """Whether these lines do what a statement of a forward body does."""
     if not isinstance(stmt, Op):
         return False
     flat_params = {bucket.dim for bucket in program.buckets}
@@ -81,7 +81,7 @@ def _each(pairs: Iterable[tuple[_K, Bucket]]) -> dict[_K, list[Bucket]]:
 
 
 def _elements(program: Program, bucket: Bucket) -> int:
-    """What this rank holds of one layer's gradient of record."""
+    """The elements of this rank's part of one layer's gradient."""
     return program.elements(bucket.type) // prod(map(program.size, bucket.layers))
 
 

@@ -1,7 +1,7 @@
 """The forward of a step as `nn.Module` classes: one for the model, one for each repeat.
 
-Purpose: one line per named value and coercion; what the plan did not name stands inside the line that uses it, but
-never a coercion behind another: a program communicates in the order of its IR.
+Purpose: one line per named value and coercion; a value that the plan did not name is part of the line that uses it, but
+never a coercion after another: a program communicates in the order of its IR.
 Non-goals: the lines themselves (`bodies`); the step around forward (`step`).
 """
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from ..analysis.recompute import is_made_again, runs_again
 from ..config.settings import ON
-from ..ir import Program, Region, base
+from ..ir import Op, Program, Region, base
 from .forward import Body
-from .live_values import made_again
 from .module import Frame, Module
 from .naming import WIDTH, class_name, shape
 from .staged_forward import StagedBody
@@ -31,7 +31,7 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     """The classes of a program's forward block, which returns the first value that its microbatches yield."""
     forward = microbatches.body[0]
     assert isinstance(forward, Region), "emit: no forward block"
-    frame = Frame(program, made_again(program, forward))
+    frame = Frame(program, recomputed_values(program, forward))
     inputs = [arg.value for arg in microbatches.args]
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
     name, pipeline = class_name(program.name), program.pipeline
@@ -52,5 +52,14 @@ def model_classes(program: Program, microbatches: Region) -> Model:
 
 
 def compiled(program: Program, classes: Sequence[Module]) -> str:
-    """The names of the classes that torch.compile is given, those without repeats inside; "" where it is given none."""
+    """The names of the classes that torch.compile compiles, those without repeats inside; "" where it compiles none."""
     return ", ".join(each.name for each in classes if not each.children) if program.train.compile == ON else ""
+
+
+def recomputed_values(program: Program, region: Region) -> set[str]:
+    """Results of single forward ops that backward recomputes; forward does not save them."""
+    if runs_again(program, region):
+        return set()
+    inner = [recomputed_values(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
+    own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_made_again(program, stmt)]
+    return {op.outputs[0].name for op in own}.union(*inner)

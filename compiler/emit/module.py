@@ -11,8 +11,8 @@ from ..analysis.bucket_layout import stored_as_matrix
 from ..analysis.param_uses import leaves
 from ..ir import Attr, Bucket, Op, Param, Program, Type
 from ..ops import roles
+from .constants import product, size_names
 from .naming import WIDTH, call, identifier, literal, matrix_shape
-from .sizes import product, size_names
 
 
 @frozen
@@ -29,7 +29,7 @@ class Table:
 
 @frozen
 class Child:
-    """The modules that a class holds for the layers of a repeat."""
+    """The modules of a class for the layers of a repeat."""
 
     module: "Module"
     dim: str
@@ -43,7 +43,7 @@ class Module:
     name: str
     doc: str
     axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
-    weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one repetition holds it
+    weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one layer has it
     children: dict[str, Child] = field(factory=dict[str, Child])  # by attribute
     tables: dict[Table, str] = field(factory=dict[Table, str])
     arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
@@ -74,7 +74,7 @@ class Frame:
     """What all classes of a program share, and what is found on the way."""
 
     program: Program
-    made_again: set[str]  # what backward makes once more
+    recomputed_values: set[str]  # what backward makes once more
     types: Mapping[str, Type] = Factory(lambda self: self.program.types, takes_self=True)
     leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)  # value → its parameter
     classes: list[Module] = Factory(list[Module])  # innermost first
@@ -86,7 +86,7 @@ class Frame:
         return next(param for param in self.program.params if param.name == self.leaves[leaf])
 
     def declare(self, module: Module, prefix: str, param: Param) -> str:
-        """The attribute under which `module` holds a parameter."""
+        """Declares a parameter in `module` and returns its attribute."""
         attribute = identifier(param.name, module.attributes())
         module.weights[attribute] = param
         self.patterns[param.name] = prefix + attribute
@@ -110,7 +110,7 @@ def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
 
 
 def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int) -> list[str]:
-    """The declaration of a parameter in its module, as one repetition holds it; `names` are those of sizes."""
+    """The declaration of a parameter in its module, as one layer has it; `names` are those of sizes."""
     type = param.type
     for dim in type.dims[: param.stacked]:
         type = type.inside(dim)

@@ -31,13 +31,14 @@ LETTERS = {
     "ffn": "f",
     "vocab": "v",
 }
-"""The field's shape letters; other dims stand under their own names."""
+"""The field's shape letters; other dims go by their own names."""
 
 DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
 
 PROGRAM = set(
     """
-    FIRST LAST PIPELINE PLAN LAYERS_OF_STAGE Tensor batch build eval_step lr mesh model nn self state torch train_step
+    FIRST LAST LAYERS_OF_STAGE PIPELINE PLAN TILES Tensor batch build eval_step lr mesh model nn self state torch
+    train_step
     """.split()
 )
 """Names that emitted programs give meaning to."""
@@ -101,6 +102,10 @@ def singular(name: str) -> str:
     return name[:-1] if name.endswith("s") and not name.endswith("ss") and len(name) > 1 else name
 
 
+MANY_DIGITS = 12
+"""The digits from which on no person has typed a number."""
+
+
 def literal(value: object) -> str:
     """A Python literal in the quotes that formatters prefer."""
     if isinstance(value, str):
@@ -112,12 +117,30 @@ def literal(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """A float as people write it: `1e-5`, `3e-4`, `0.02`, `10_000.0`."""
+    """A float as people write it: `1e-5`, `3e-4`, `0.02`, `10_000.0`, `1152**0.5`."""
     digits = repr(value).replace("e+", "e")
+    if root := _of_root(value):
+        return root
     if abs(value) >= 1:
         return digits if "e" in digits or abs(value) < 10_000 else f"{value:_}"
     short = f"{Decimal(digits):e}"
     return short if len(short) < len(digits) else digits
+
+
+def _of_root(value: float) -> str:
+    """A root, or a number divided by one, that is exactly this number; "" where no person would write one."""
+    if not 1e-4 < value < 1e6:
+        return ""
+    digits, inverse = len(repr(value)), round(value**-2)
+    if inverse >= 128 and inverse.bit_count() == 1 and inverse**-0.5 == value:
+        return f"{inverse}**-0.5"
+    if digits > MANY_DIGITS and (square := round(value * value)) ** 0.5 == value:
+        return f"{square}**0.5"
+    for above in (1, 0.02) if digits > MANY_DIGITS else ():  # 0.02: of which initial values are a part
+        number = round((above / value) ** 2) or 1
+        if number**0.5 % 1 and above / number**0.5 == value:
+            return f"{above} / {number}**0.5"
+    return ""
 
 
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
@@ -134,15 +157,15 @@ def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
     return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
 
 
-def read_beside(function: str, file: Mapping[str, str]) -> str:
+def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
     """The call that reads a file beside the program, name → text, by its hash."""
     ((name, text),) = file.items()
-    digest = sha256(text.encode()).hexdigest()
-    return exploded(function, [literal(name), "beside=__file__", f"sha256={literal(digest)}"], 4)
+    hashed = literal(sha256(text.encode()).hexdigest())
+    return exploded(function, [literal(name), "beside=__file__", f"sha256={hashed}"], indent)
 
 
 def fitted(code: str, indent: int) -> str:
-    """A line that is one call, with its arguments on a line of their own where they do not fit behind its name."""
+    """A line that is one call, with its arguments on a line of their own where they do not fit after its name."""
     function, _, arguments = code.partition("(")
     if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
         return code

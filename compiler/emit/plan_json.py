@@ -4,6 +4,7 @@ Non-goals: anything that the program needs in order to run.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
@@ -110,7 +111,7 @@ def _memory(program: Program) -> dict[str, Any]:
 
 
 def digest(text: str) -> str:
-    """What a file of user ops is known by: SHA-256 of its bytes."""
+    """What a file beside a program is known by: SHA-256 of its bytes."""
     return sha256(text.encode()).hexdigest()
 
 
@@ -134,3 +135,23 @@ def _collective(each: Collective) -> dict[str, Any]:
         return attribute.default is NOTHING or value != attribute.default
 
     return asdict(each, filter=said) | {"bytes": each.bytes}
+
+
+# ---- what a model is known by
+
+_OF_A_RUN = re.compile(r"(axis|claim|state|bucket|pipeline|held|given|row|dim (batch|microbatches|seq)) ")
+_NOT_COMPUTED = re.compile(r" !\S+:\d+|\b(bf16|f16|f32|f64)(?=\[)| ~ \w+\([^)]*\)")
+"""Lines of the plan, element types, initial values."""
+
+
+def known_by(model: Program) -> str:
+    """The hash of a model before any placement: of its dims, parameters and ops; "" for a program that has placements.
+
+    No mesh, microbatch or precision changes it.  A run says by it that it goes on with the model of its checkpoint;
+    sizes that a checkpoint's own tensors tell apart are not in it, nor how parameters begin.
+    """
+    if model.after != "resolve":
+        return ""
+    _, _, body = print_ir(model).partition(f"program {model.name} after {model.after}\n")
+    lines = [_NOT_COMPUTED.sub("", line) for line in body.splitlines() if not _OF_A_RUN.match(line)]
+    return sha256("\n".join(lines).encode()).hexdigest()[:12]

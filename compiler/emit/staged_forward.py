@@ -1,8 +1,8 @@
 """The `forward` of a model in stages: what the stage that is asked for does.
 
 Purpose: a branch for each group of ops, of the stage that has it; loops over the layers of that stage; and what crosses
-from stage to stage.  Repeats one behind the other that carry as many values make up a section, in which these always go
-by the same Python names; before it stages begin that are cut off in it, and behind it they return.
+from stage to stage.  Repeats in a row that carry as many values make up a section, in which these always go
+by the same Python names; stages that are cut in it begin before it, and return after it.
 Non-goals: which stage has what (`stages`), lines within branches (`bodies`), rows (`pipeline`).
 """
 
@@ -58,7 +58,7 @@ class StagedBody(Body):
     # ---- what crosses
 
     def _bind_carried(self) -> list[_Section]:
-        """The stage that is asked for, and what the stage before it has made, are arguments before the inputs."""
+        """The stage, and the values that the stage before it returned, are arguments before the inputs."""
         inputs, self._module.arguments = self._module.arguments, {}
         self._stage = self._lines.argument("stage", "int")
         carried = [[arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in self._cut]
@@ -85,7 +85,7 @@ class StagedBody(Body):
         return tuple(names)
 
     def _branch(self, number: int, section: _Section) -> None:
-        """The ops before a repeat, on the stage that has them; those that begin in the section are given its values."""
+        """The ops before a repeat, on the stage that has them; stages that begin in the section receive its values."""
         group = [stmt for stmt in self._groups[number] if not is_free(stmt)]
         carried, owner = _carried(self._cut[number]), self._owner[number]
         is_open = bool(group or self._renamed(carried))
@@ -99,7 +99,7 @@ class StagedBody(Body):
         self._hold(group, number)
 
     def _unpack(self, section: _Section, owner: int, behind_branch: bool) -> None:
-        """What stages are given that begin here: those behind the `owner` of the ops before."""
+        """The values received by stages that begin here, after the `owner` of the ops before."""
         if not section.begin or section.names == (self._given,):
             return
         if section.begin[-1] == len(self._stages) - 1:
@@ -130,7 +130,7 @@ class StagedBody(Body):
             self._lines.rename(name, value)
 
     def _renamed(self, carried: Sequence[str]) -> dict[str, str]:
-        """The names that do not yet stand for the values that a repeat carries, and what does."""
+        """The names that are not yet bound to the values that a repeat carries, with their expressions."""
         texts = [self._lines.operand(value).text for value in carried]
         return {name: text for name, text in zip(self._crossing, texts, strict=True) if name != text}
 
@@ -178,5 +178,5 @@ def _runs(counts: Sequence[int]) -> list[range]:
 
 
 def _carried(repeat: Region) -> list[str]:
-    """What a repeat's first layer is given to carry."""
+    """The values that enter a repeat's first layer."""
     return [arg.source for arg in repeat.args if arg.enter is Enter.CARRY]

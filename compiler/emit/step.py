@@ -4,7 +4,7 @@ Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (
 do inside it (`layers`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -14,9 +14,8 @@ from ..analysis.stage_buckets import chunk_moves
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
-from .bucket_lines import runs, stage_reductions, unshard_ahead
 from .naming import DTYPES, WIDTH, axes_word, identifier, literal, place
-from .step_parts import Function, Ranks, Squares
+from .step_parts import Function, Ranks, Squares, runs, stage_reductions, unshard_ahead
 
 LOCALS = {
     *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
@@ -40,7 +39,7 @@ def step_lines(program: Program, patterns: Mapping[str, str]) -> StepLines:
         if isinstance(stmt, Region):
             step.microbatches(stmt)
         else:
-            WRITERS[stmt.kind](step, stmt)
+            step.write(stmt)
     loss, norm, count = (step.text[end.name] for end in program.region.yields[:3])
     scale = ", loss_scale=scale" if "scale" in step.text.values() else ""
     step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{scale})")
@@ -51,7 +50,7 @@ def step_lines(program: Program, patterns: Mapping[str, str]) -> StepLines:
 class _Step:
     def __init__(self, program: Program, patterns: Mapping[str, str]) -> None:
         self._program, self._patterns = program, patterns
-        self.text: dict[str, str] = {}  # a value of the step → the expression that stands for it
+        self.text: dict[str, str] = {}  # a value of the step → its expression
         self._squares: dict[str, Squares] = {}
         self._seed = "inv_num_tokens"  # the gradient from which backward begins
         self.train, self.evaluate = Function(), Function()
@@ -61,8 +60,15 @@ class _Step:
         self._chunked = chunk_moves(program)
         self._runs = {run[0].name: run for run in runs(program)}  # by the first bucket's name
 
-    def coerce(self, op: Op) -> None:
-        """The sum of a scalar stands inside another line, that of a bucket is a line."""
+    def write(self, op: Op) -> None:
+        """An op of the step: a cast is part of what moves the value, and views of a bucket are no line."""
+        if op.kind == "cast":
+            self.text[op.outputs[0].name] = self.text.get(op.inputs[0], "")
+        elif op.kind != "unpack":
+            getattr(self, f"_{op.kind}")(op)
+
+    def _coerce(self, op: Op) -> None:
+        """The sum of a scalar is part of another line, that of a bucket is a line."""
         name, result = op.inputs[0], op.outputs[0]
         text = self.text.get(name, "")
         bucket = self._flats.get("".join(result.type.dims[-1:]))
@@ -82,7 +88,7 @@ class _Step:
             case [Kind.SHARDED, Kind.REPLICATED]:
                 self._both(f"all_gather_({text}, {self._group(op)})", f"S→R  {self._size(result)}")
             case [Kind.INVARIANT, Kind.SHARDED | Kind.REPLICATED]:
-                pass  # what the rank holds of a bucket, and what it uses of a parameter, are there
+                pass  # a rank's part of a bucket, and its parameters as the model uses them, are there
             case _:
                 raise AssertionError(f"emit: nothing does {op.outputs[0].name} at the scope of the step")
         self.text[result.name] = text
@@ -132,17 +138,17 @@ class _Step:
             self.train.groups[ranks] = identifier(like, LOCALS | {*self.train.groups.values()})
         return self.train.groups[ranks]
 
-    def count_valid(self, op: Op) -> None:
+    def _count_valid(self, op: Op) -> None:
         self.text[op.outputs[0].name] = f"count_valid(batch.{base(op.inputs[0])})"
 
-    def reciprocal(self, op: Op) -> None:
+    def _reciprocal(self, op: Op) -> None:
         self._both(f"num_tokens = {self.text[op.inputs[0]]}", "labels of the step that count")
         self._both(f"inv_num_tokens = num_tokens.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()")
         if not self._program.pipeline:
             self._both("loss = torch.zeros_like(inv_num_tokens)")
         self.text |= {op.inputs[0]: "num_tokens", op.outputs[0].name: "inv_num_tokens"}
 
-    def loss_scale(self, op: Op) -> None:
+    def _loss_scale(self, op: Op) -> None:
         self.train.lines.append("scale = state.loss_scale()  # of gradients, so that float16 holds them")
         self.text[op.outputs[0].name] = "scale"
 
@@ -184,7 +190,7 @@ class _Step:
             f"    loss += model({given})" + ("  # nothing is dropped" if "_" in kept else ""),
         ]
 
-    def mul(self, op: Op) -> None:
+    def _mul(self, op: Op) -> None:
         """The gradient from which backward begins, with its loss scale; or the step's loss."""
         if self.text[op.inputs[1]] == "scale":
             self._seed = self.text[op.outputs[0].name] = "inv_num_tokens * scale"
@@ -194,7 +200,7 @@ class _Step:
         began = "stages" if self._chunked else "backward" if self._given else ""
         self.train.lines.append(f"gradients = state.gradients(){f'  # complete: what {began} began' if began else ''}")
 
-    def pack(self, op: Op) -> None:
+    def _pack(self, op: Op) -> None:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""
         bucket = self._program.bucket(str(op.get("bucket")))
         of = "weights" if op.inputs == bucket.params else "gradients"
@@ -203,16 +209,16 @@ class _Step:
             self.text["weights"] = "weights"
         self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"
 
-    def sum_squares(self, op: Op) -> None:
+    def _sum_squares(self, op: Op) -> None:
         held = op.names("once")
         once = self._named(self._ranks((str(op.get("stages")),), held)) if held else ""
         each = "*" if self._program.pipeline and not held else ""  # of chunks, as many as a rank has
         self._squares[op.outputs[0].name] = Squares(tuple(each + self.text[name] for name in op.inputs), once=once)
 
-    def grad_norm(self, op: Op) -> None:
+    def _grad_norm(self, op: Op) -> None:
         self._norm(op, op.inputs, "")
 
-    def unscaled_norm(self, op: Op) -> None:
+    def _unscaled_norm(self, op: Op) -> None:
         self._norm(op, op.inputs[1:], " / scale")
 
     def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
@@ -224,17 +230,17 @@ class _Step:
         self.train.lines.append(f"grad_norm = {total}.sqrt(){unscaled}")
         self.text[op.outputs[0].name] = "grad_norm"
 
-    def clip_scale(self, op: Op) -> None:
+    def _clip_scale(self, op: Op) -> None:
         limit = op.get("max")
         self.text[op.outputs[0].name] = f"clip_scale(grad_norm, {literal(limit)})" if limit else ""
 
-    def unscaled(self, op: Op) -> None:
+    def _unscaled(self, op: Op) -> None:
         self.text[op.outputs[0].name] = f"{self.text[op.inputs[0]] or 1} / scale"
 
-    def if_finite(self, op: Op) -> None:
+    def _if_finite(self, op: Op) -> None:
         self.text[op.outputs[0].name] = "num_tokens == 0, overflow=~grad_norm.isfinite()"
 
-    def update(self, op: Op) -> None:
+    def _update(self, op: Op) -> None:
         """All buckets' updates are one call, which scales too."""
         scale, count = (self.text[name] for name in op.inputs[1:3])
         scale = f"scale={scale}, " if scale else ""
@@ -243,31 +249,6 @@ class _Step:
         if self.train.lines[-1] != line:
             self.train.lines.append(line)
 
-    def held(self, op: Op) -> None:
-        """What the state or a reduction does: the cast of parameters or gradients, views of a bucket."""
-        if op.kind == "cast":
-            self.text[op.outputs[0].name] = self.text.get(op.inputs[0], "")
-
     def _both(self, code: str, comment: str = "") -> None:
         for function in (self.train, self.evaluate):
             function.add(code, comment)
-
-
-WRITERS: dict[str, Callable[[_Step, Op], None]] = {
-    "cast": _Step.held,
-    "clip_scale": _Step.clip_scale,
-    "coerce": _Step.coerce,
-    "count_valid": _Step.count_valid,
-    "grad_norm": _Step.grad_norm,
-    "if_finite": _Step.if_finite,
-    "loss_scale": _Step.loss_scale,
-    "mul": _Step.mul,
-    "pack": _Step.pack,
-    "reciprocal": _Step.reciprocal,
-    "sum_squares": _Step.sum_squares,
-    "unpack": _Step.held,
-    "unscaled": _Step.unscaled,
-    "unscaled_norm": _Step.unscaled_norm,
-    "update": _Step.update,
-}
-"""How the ops at step scope are written."""

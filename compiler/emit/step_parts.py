@@ -1,11 +1,18 @@
-"""What the lines of a step are made of: groups of ranks, functions under construction, sums of squares.
+"""Parts of a step's lines: groups of ranks, functions under construction, sums of squares, moves of flat buffers.
 
-Non-goals: which lines there are (`step`).
+Non-goals: which lines there are (`step`), what layers move by themselves (`loop_hooks`).
 """
+
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, field, frozen
 
-from .naming import WIDTH, call, exploded, literal
+from ..analysis.communication import places
+from ..analysis.stage_buckets import chunks
+from ..ir import Bucket, Kind, Op, Program
+from ..ir.placements import ends
+from .loop_hooks import gathered, repeat_of, working
+from .naming import WIDTH, axes_word, call, exploded, literal
 
 
 @frozen
@@ -40,7 +47,7 @@ class Function:
 
 
 def lined(code: str, comment: str) -> list[str]:
-    """A line with its comment, which stands before it where both are too long for one."""
+    """A line with its comment, which precedes it where both are too long for one line."""
     indent = " " * (len(code) - len(code.lstrip()))
     fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
     return [f"{code}  # {comment}"] if fits else [f"{indent}# {comment}", code]
@@ -63,3 +70,50 @@ class Squares:
         if indent + len(line) + others <= WIDTH:
             return line
         return exploded("all_reduce_", [call("sum_squares", arguments, indent + 4), self.group], indent)
+
+
+# ---- flat buffers that move in parts, of layers or of a pipeline's chunks
+
+
+def runs(program: Program) -> list[list[Bucket]]:
+    """The buckets whose turns or chunks the step gathers, those together that follow each other and turn alike."""
+    moved = {bucket.dim: bucket for bucket in program.buckets if bucket.per_layer or program.pipeline}
+    runs: list[list[Bucket]] = []
+    for op in program.region.body:
+        if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
+            if not (bucket := moved.get("".join(op.outputs[0].type.dims[-1:]))):
+                continue
+            last = runs[-1][-1] if runs else None
+            if last and (last.layers, last.shard_axes) == (bucket.layers, bucket.shard_axes):
+                runs[-1].append(bucket)
+            else:
+                runs.append([bucket])
+    return runs
+
+
+def unshard_ahead(program: Program, run: Sequence[Bucket], axis: str, patterns: Mapping[str, str]) -> tuple[str, str]:
+    """The line that begins to gather buckets over an axis, and its comment."""
+    names = [bucket.name if program.pipeline else repeat_of(patterns[bucket.params[0]]) for bucket in run]
+    flat_params = (f"flat_params[{literal(name)}]" for name in dict.fromkeys(names))
+    line = call("unshard_ahead", [axis, *flat_params], 4, after=0)
+    if program.pipeline:
+        return line, f"S→R  {_largest(program, *run)} × {working(program, *run)}, awaited by each stage"
+    layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
+    return line, f"S→R  {layers} × {gathered(program, *run)}, awaited by each layer"
+
+
+def stage_reductions(program: Program) -> Iterator[str]:
+    """Comments on how stages reduce the chunks of each bucket, in the order of the IR."""
+    for bucket in program.buckets:
+        over = [("P→S", bucket.shard_axes), ("P→I", bucket.reduce_axes)]
+        if changes := ", ".join(f"{change} over {axes_word(axes, program)}" for change, axes in over if axes):
+            sizes = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
+            yield f"# {bucket.name}: {changes}  {sizes}, behind each stage"
+
+
+def _largest(program: Program, *of: Bucket) -> str:
+    """The most elements that any rank has of one chunk of each of these buckets."""
+    own = [chunk for rank in places(program) for chunk in chunks(program, rank)]
+    sizes = [max(chunk.size for chunk in own if chunk.bucket == bucket.name) for bucket in of]
+    text = " + ".join(f"{size:,}" for size in sizes)
+    return f"up to {f'({text})' if len(of) > 1 else text}"

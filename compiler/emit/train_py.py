@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import __version__
 from ..analysis.certificate import Proof, header, trust_words, trusted
-from ..analysis.kernel_tiles import Used, kernels_of
+from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import account, accounts
 from ..analysis.vocabulary import vocabulary
 from ..config.units import counted
@@ -20,15 +20,13 @@ from ..reports.summary import launch, ranks
 from ..syntax.package_data import filled
 from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
+from .constants import kernel_lines, pipeline_line, schedule_file, size_lines, stage_lines
 from .hf_names import names_file
 from .imports import IMPORTS
 from .init import fields
-from .kernels import kernel_lines
 from .model_classes import compiled, model_classes
 from .module import Module
 from .naming import axes_word, call, class_name, file_word, letter, literal, read_beside, run_word
-from .pipeline import pipeline_lines, schedule_file
-from .sizes import size_lines
 from .step import step_lines
 from .user_ops import modules
 
@@ -68,7 +66,8 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         sizes=[*size_lines(program, model.sizes)],
         classes=[_Class(module, program, model.sizes) for module in model.classes],
         model_class=model.classes[-1].name,
-        pipeline=pipeline_lines(program),
+        layers=stage_lines(program),
+        pipeline=pipeline_line(program, model.sizes) if program.pipeline else "",
         buckets=bucket_entries(program, model.patterns),
         compiled=compiled(program, model.classes),
         optimizer=optimizer(program),
@@ -81,7 +80,8 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
             *([f"names={read_beside('read_hf_names', names)},"] if names else []),
         ],
     )
-    return {**schedule_file(program), **names, "train.py": _with_imports(body, kernels_of(program))}
+    beside = schedule_file(program) | tiles_file(program) | names
+    return {**beside, "train.py": _with_imports(body, kernels_of(program))}
 
 
 def _legend(program: Program) -> list[str]:

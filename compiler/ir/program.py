@@ -179,7 +179,7 @@ class Program:
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
     pipeline: Pipeline | None = None
-    known: dict[object, object] = field(factory=dict, init=False, eq=False, repr=False)
+    known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
     """What functions that run `once` have found of it."""
 
     @cached_property

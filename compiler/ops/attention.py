@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from ..ir import DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
+from ..ir import BATCH, DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
+from .call import Argument, Call, Group, Keyword, RotaryTable
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -206,6 +207,22 @@ def _turned(it: Local, operand: int) -> int:
     return max(3 * it.widened(operand) * turned // size, it.bytes(operand))
 
 
+def _attention_call(it: Local) -> Call:
+    """The order of dims, what differs from causal attention, and where weights are dropped the ranks' heads."""
+    q, attrs = it.types[0], dict(it.op.attrs)
+    documents, draws = documents_and_draws(it.op, range(3, len(it.types)))
+    axes = q.axes_of(attention_roles(it.types, it.op).heads) if draws else ()
+    letters = {BATCH: "b", SEQUENCE: "s", attention_roles(it.types, it.op).heads: "h", q.dims[-1]: "d"}
+    layout = "".join(letters[dim] for dim in q.dims)
+    options: dict[str, Argument] = {"layout": layout} if layout != "bshd" else {}
+    options |= {"causal": False} if attrs.pop("mask") == "full" else {}
+    options |= {"window": window_of(it.op)} if attrs.pop("window", 0) else {}
+    options |= attrs
+    last = {"documents": documents, "draws": draws}
+    options |= {name: Keyword(operands[0]) for name, operands in last.items() if operands}
+    return Call(options=options | ({"heads": Group(axes)} if axes else {}))
+
+
 ROPE = OpDef(
     "rope",
     "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position · theta^(-2i/d) (Su et al."
@@ -227,6 +244,7 @@ ROPE = OpDef(
     unsharded_dims=_sequence_and_last,
     vjp=Vjp(unread=(0,), workspace=_turning),
     function="rope",
+    call=lambda it: Call((RotaryTable(),)),
     stem="r",
     workspace=_turning,
     user_visible=True,
@@ -248,6 +266,7 @@ ROPE_PAIR = OpDef(
     roles=rope_roles,
     vjp=Vjp(unread=(0, 1), workspace=_turning_both),
     function="rope_pair",
+    call=lambda it: Call((RotaryTable(),)),
     workspace=_turning_both,
 )
 
@@ -271,6 +290,7 @@ ATTENTION = OpDef(
     allows=_heads_alike,
     vjp=Vjp(result=True, workspace=partial(_attention_workspace, back=True)),
     function="attention",
+    call=_attention_call,
     stem="o",
     saves=_attention_saves,
     workspace=_attention_workspace,

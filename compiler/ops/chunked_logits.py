@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from math import prod
 
 from ..ir import ITEM_BYTES, Op, Type
+from .call import Argument, Call, Keyword, over_classes
 from .protocol import Attribute, Operand, TypingError, takes
 from .roles import Roles
 from .saved_tensors import Local
 
-INNER = Attribute("inner", kinds=(tuple,), keyword=None)
+INNER = Attribute("inner", kinds=(tuple,))
 PRODUCT = (*takes("x", "w", "labels"), Operand("bias", optional=True))
 """The logits x·w, plus the bias of each class where there is one, and the labels."""
 
@@ -43,6 +44,14 @@ def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
         raise TypingError(f"{op.kind} contracts the last dims of its operand with those of its weight")
     if labels.dims != tokens_of(op, x):
         raise TypingError(f"{op.kind} takes a label for each of [{', '.join(tokens_of(op, x))}]")
+
+
+def product_call(it: Local) -> Call:
+    """Of a loss that makes its logits, of all classes or of this rank's, and adds their bias if there is one."""
+    weight = it.types[1]
+    classes = classes_of(it.op, weight)
+    bias: dict[str, Argument] = {"bias": Keyword(3)} if len(it.types) > 3 else {}
+    return over_classes(it, classes, weight.axes_of(classes), **bias)
 
 
 # ---- a chunk of the logits

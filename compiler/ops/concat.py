@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..ir import DATA_DIMS, Op, Type
+from .call import Call
 from .protocol import ALL, Attribute, Builder, OpDef, Operand, Shape, TypingError
 from .saved_tensors import viewed
 
@@ -58,13 +59,14 @@ CONCAT = OpDef(
     " itself, by another name of its last dim.",
     _joined,
     operands=(Operand("x"),),
-    attributes=(Attribute("as", dims="any", keyword=None),),
+    attributes=(Attribute("as", dims="any"),),
     variadic=True,
     linear=((ALL,),),
     unsharded_dims=_all_joined,
     joins=_sum_of_lasts,
     adjoint=_adjoint,
     function="concat",
+    call=lambda it: Call(),  # the dim's name is the IR's alone
     user_visible=True,
 )
 
@@ -78,6 +80,8 @@ SPLIT = OpDef(
     unsharded_dims=_all_parted,
     joins=_sum_of_parts,
     adjoint=_rescaled,
+    function="split",
+    call=lambda it: Call(tuple(map(it.program.size, it.op.names("parts")))),
     views=viewed,
     user_visible=True,
 )

@@ -10,7 +10,9 @@ Non-goals: that function (`runtime.dropout`; the verifier has one of its own).
 from collections.abc import Sequence
 
 from ..ir import BATCH, SEQUENCE, Op, Type
+from .call import Call, Dims, Shards
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .saved_tensors import Local
 
 DRAWS = Operand("draws", given="draws", implied=True)
 SITE = Attribute("site", kinds=(int,), implied=True)
@@ -44,6 +46,14 @@ def _repeat(types: Sequence[Type], op: Op) -> frozenset[str]:
     return frozenset((str(op.get("repeat")),))
 
 
+def _call(it: Local) -> Call:
+    """Where the samples are, and the other dims of which this rank holds a part."""
+    type, (samples,) = it.types[0], it.types[1].dims
+    shards = {dim: type.axes_of(dim) for dim in type.dims if dim != samples and type.axes_of(dim)}
+    split = {"split": Shards(shards)} if shards else {}
+    return Call(options={**dict(it.op.attrs), "batch": Dims((samples,)), **split})
+
+
 DROPOUT = OpDef(
     "dropout",
     "Zero with probability `p`, else x / (1 − p), each element by itself (Srivastava et al. 2014).",
@@ -53,6 +63,7 @@ DROPOUT = OpDef(
     linear=((0,),),
     vjp=Vjp(unread=(0,)),
     function="dropout",
+    call=_call,
     stem="y",
     user_visible=True,
 )
@@ -65,4 +76,5 @@ FORK = OpDef(
     attributes=(Attribute("repeat", kinds=(str,)),),
     unsharded_dims=_repeat,
     function="fork",
+    call=lambda it: Call((it.program.size(str(it.op.get("repeat"))),)),
 )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import ITEM_BYTES, Op, Type
+from .call import Call, Group
 from .protocol import OpDef, Operand, Shape, TypingError, Vjp
 from .roles import Roles
 from .saved_tensors import Local, Saved
@@ -34,6 +35,12 @@ def _unmasked(it: Local) -> int:
     return 0 if it.program.degree(table.axes_of(table.dims[0])) == 1 else it.elements() * width
 
 
+def _call(it: Local) -> Call:
+    """The group of ranks that share the rows out."""
+    axes = it.types[1].axes_of(it.types[1].dims[0])
+    return Call((Group(axes),) if axes else ())
+
+
 EMBEDDING = OpDef(
     "embedding",
     "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
@@ -42,6 +49,7 @@ EMBEDDING = OpDef(
     roles=_roles,
     vjp=Vjp(delayed=True),
     function="embedding",
+    call=_call,
     stem="e",
     saves=_rows,
     workspace=_unmasked,

@@ -8,7 +8,7 @@ Non-goals: a vocabulary that ranks share out (`parts`); where the op stands (`pa
 from collections.abc import Sequence
 
 from ..ir import Op, Type
-from .chunked_logits import INNER, PRODUCT, check, chunk, product_roles
+from .chunked_logits import INNER, PRODUCT, check, chunk, product_call, product_roles
 from .loss import CAP, SMOOTHING, wide
 from .protocol import Attribute, OpDef, Shape, Vjp
 from .saved_tensors import Local, Saved
@@ -46,6 +46,7 @@ LINEAR_CROSS_ENTROPY = OpDef(
     unsharded_dims=_whole,
     vjp=Vjp(delayed=True),
     function="linear_cross_entropy",
+    call=product_call,
     saves=_gradients,
     workspace=_chunk,
 )

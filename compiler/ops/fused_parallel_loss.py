@@ -12,13 +12,13 @@ from functools import partial
 
 from ..ir import MAXIMUM, PARTIAL, Op, Placement, Program, Type, sharded
 from .algebra import ADD, CONTRACT
-from .chunked_logits import INNER, PRODUCT, check, chunk, product_roles
-from .loss import CAP, SMOOTHING, in_pass, wide
+from .chunked_logits import INNER, PRODUCT, check, chunk, product_call, product_roles
+from .loss import CAP, SMOOTHING, in_pass, of_own_classes, wide
 from .protocol import Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 
-SHARES = Attribute("as", kinds=(str,), keyword=None)
+SHARES = Attribute("as", kinds=(str,))
 
 
 def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
@@ -106,6 +106,7 @@ LOGIT_PARTS = OpDef(
     roles=last_is_classes,
     vjp=Vjp(result=True, workspace=partial(in_pass, back=True)),
     function="logit_softmax_stats",
+    call=of_own_classes,
     saves=_saves,
     workspace=in_pass,
 )
@@ -118,6 +119,7 @@ LINEAR_PARTS = OpDef(
     roles=product_roles,
     vjp=Vjp(result=True, workspace=_sum_of_chunks, delayed=True),
     function="linear_softmax_stats",
+    call=product_call,
     saves=_saves,
     workspace=_chunk,
 )

@@ -7,6 +7,7 @@ The mean that label smoothing takes is part of the label's sum, so that it costs
 from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
+from .call import Call, over_classes
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
@@ -141,6 +142,18 @@ def _gradient_wide(it: Local) -> int:
     return max(wide + _converted(it) - result, wide if result < wide else 0)
 
 
+def of_own_classes(it: Local) -> Call:
+    """Of logits of this rank's classes."""
+    logits = it.types[0]
+    return over_classes(it, logits.dims[-1], logits.axes_of(logits.dims[-1]))
+
+
+def _largest(it: Local) -> Call:
+    """Where no class is padding, the logits alone."""
+    call = of_own_classes(it)
+    return call if call.options else Call()
+
+
 CROSS_ENTROPY = OpDef(
     "cross_entropy",
     "The sum over tokens of log Z − (1 − s) · logits[label] − s · mean(logits) + z · (log Z)², Z = Σ exp(logits); a"
@@ -153,6 +166,7 @@ CROSS_ENTROPY = OpDef(
     unsharded_dims=_classes,
     expand=_expand,
     function="cross_entropy",
+    call=of_own_classes,
     saves=_entropy_saves,
     workspace=_below,
     user_visible=True,
@@ -165,6 +179,7 @@ MAX_LOGIT = OpDef(
     operands=takes("logits"),
     contracts=MAXIMUM,
     function="max_logit",
+    call=_largest,
 )
 
 SOFTMAX_PARTS = OpDef(
@@ -177,6 +192,7 @@ SOFTMAX_PARTS = OpDef(
     roles=last_is_classes,
     vjp=Vjp(wrt=(0,), workspace=_gradient_wide),
     function="local_softmax_stats",
+    call=of_own_classes,
     saves=_parts_saves,
     workspace=_parts_below,
 )

@@ -12,7 +12,7 @@ from ..ir import Op, Type, Value
 from .loss import wide
 from .pointwise import same
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
-from .reduce import OVER
+from .reduce import OVER, mean_over_dims
 from .saved_tensors import Local, Saved
 
 EPS = Attribute("eps")
@@ -181,6 +181,7 @@ MEAN_SQUARE = OpDef(
     attributes=(OVER,),
     vjp=Vjp(),
     function="mean_square",
+    call=mean_over_dims,
     saves=_square_saves,
 )
 

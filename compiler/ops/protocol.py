@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from attrs import frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
+from .call import CallOf, with_attributes
 from .messages import Communicates
 from .roles import RolesOf
 from .saved_tensors import Bytes, Local, Saved, Saves, Views, copied, no_bytes
@@ -99,8 +100,6 @@ class Attribute:
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
     two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
-    `keyword` is its name in emitted programs, "" for its own, None where they lack it; they give dims by their places
-    in the first operand.
     """
 
     name: str
@@ -110,7 +109,6 @@ class Attribute:
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False
     implied: bool = False
-    keyword: str | None = ""
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -164,6 +162,7 @@ class OpDef:
     adjoint         writes those gradients with ops of other kinds too
     expand          rewrites an op whose `unsharded_dims` are sharded into ops that show their collectives
     function        the function in emitted programs; "" where Python has an operator for it
+    call            what the call of that function says besides the operands, by default the attributes
     module          the module that emitted programs import the function from
     stem            the name of a result that has none in the plan, "" for the op's own
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
@@ -191,6 +190,7 @@ class OpDef:
     adjoint: Adjoint | None = None
     expand: Expand | None = None
     function: str = ""
+    call: CallOf = with_attributes
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None

@@ -5,14 +5,17 @@ other rule.  Non-goals: softmax over a sharded dim.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from attrs import evolve
 
 from ..ir import BATCH, Op, Type
+from .call import Call, CallOf, Dims
 from .pointwise import same
 from .protocol import FUNCTIONAL, RUNTIME, TORCH, Attribute, OpDef, Operand, Shape, TypingError, Vjp
+from .saved_tensors import Local
 
-OVER = Attribute("over", dims="own", keyword="dim")
+OVER = Attribute("over", dims="own")
 
 
 def _reduced(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -22,7 +25,18 @@ def _reduced(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, tuple(dim for dim in x.dims if dim not in over))]
 
 
-def _reduction(name: str, doc: str, module: str) -> OpDef:
+def over_dims(it: Local) -> Call:
+    """The dims, by their indices."""
+    return Call(options={"dim": Dims(it.op.names("over"))})
+
+
+def mean_over_dims(it: Local) -> Call:
+    """The dims, and their global size, of which this rank may hold a part."""
+    dims = it.op.names("over")
+    return Call(options={"dim": Dims(dims), "size": prod(map(it.program.size, dims))})
+
+
+def _reduction(name: str, doc: str, module: str, call: CallOf) -> OpDef:
     return OpDef(
         name,
         doc,
@@ -32,13 +46,16 @@ def _reduction(name: str, doc: str, module: str) -> OpDef:
         linear=((0,),),
         vjp=Vjp(unread=(0,)),
         function=name,
+        call=call,
         module=module,
         user_visible=True,
     )
 
 
-SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a broadcast.", TORCH)
-MEAN = _reduction("mean", "The sum over the dims `over`, divided by the product of their global sizes.", RUNTIME)
+SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a broadcast.", TORCH, over_dims)
+MEAN = _reduction(
+    "mean", "The sum over the dims `over`, divided by the product of their global sizes.", RUNTIME, mean_over_dims
+)
 
 
 def along_one(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -63,6 +80,7 @@ SOFTMAX = OpDef(
     unsharded_dims=over,
     vjp=Vjp(unread=(0,), result=True),
     function="softmax",
+    call=over_dims,
     module=FUNCTIONAL,
     stem="p",
     user_visible=True,

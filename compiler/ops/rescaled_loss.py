@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from ..ir import PARTIAL, REPLICATED, Kind, Op, Program, Type
+from .call import Call, over_classes
 from .fused_parallel_loss import moved
 from .loss import SMOOTHING
 from .protocol import KERNELS, Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .saved_tensors import Local, Saved
 
-CLASSES = Attribute("classes", kinds=(str,), keyword=None)
+CLASSES = Attribute("classes", kinds=(str,))
 
 
 def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -25,6 +26,12 @@ def _saves(it: Local) -> Saved:
     return Saved(others=(("exp(m - peak)", it.bytes(0)),))
 
 
+def _call(it: Local) -> Call:
+    """How many of the classes each rank has."""
+    classes, axes = str(it.op.get("classes")), it.types[0].axes_in(Kind.MAXIMUM)
+    return over_classes(it, classes, axes, columns=it.program.size(classes) // it.program.degree(axes))
+
+
 REJOINED = OpDef(
     "rescale_to_global_max",
     "The results of linear_softmax_stats or logit_softmax_stats as local_softmax_stats gives them: z · exp(m − peak),"
@@ -34,6 +41,7 @@ REJOINED = OpDef(
     typing=_rescaled,
     vjp=Vjp(wrt=(1, 2), unread=(1, 2)),
     function="rescale_to_global_max",
+    call=_call,
     module=KERNELS,
     saves=_saves,
 )

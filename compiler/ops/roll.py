@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from ..ir import Op
+from .call import Call, Dims
 from .protocol import TORCH, Attribute, OpDef, Operand, Vjp
 from .reduce import OVER, along_one, over
+from .saved_tensors import Local
 
 
 def _source(op: Op, size: int) -> Sequence[int]:
@@ -14,17 +16,22 @@ def _source(op: Op, size: int) -> Sequence[int]:
     return [(i - by) % size for i in range(size)]
 
 
+def _call(it: Local) -> Call:
+    return Call(options={"shifts": ROLL.get(it.op, "by"), "dims": Dims(it.op.names("over"))})
+
+
 ROLL = OpDef(
     "roll",
     "Position i along the dim `over` of x at i + `by`; those beyond the last begin at the first.",
     along_one,
     operands=(Operand("x"),),
-    attributes=(Attribute("by", kinds=(int,), keyword="shifts"), evolve(OVER, dims="last", keyword="dims")),
+    attributes=(Attribute("by", kinds=(int,)), evolve(OVER, dims="last")),
     linear=((0,),),
     unsharded_dims=over,
     permutes=_source,
     vjp=Vjp(unread=(0,)),
     function="roll",
+    call=_call,
     module=TORCH,
     user_visible=True,
 )

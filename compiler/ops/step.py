@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..ir.placements import Step, coercion_of, ends
+from .call import Call, Dims, Group
 from .messages import Message
 from .pointwise import same
 from .protocol import Attribute, OpDef, Shape, TypingError, takes
@@ -30,6 +31,17 @@ def _collective(it: Local) -> tuple[Message, ...]:
     collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
     made = Message(collective, result, axes, source.dtype, shape, maximum=is_maximum, among=among)
     return (made,) if collective else ()
+
+
+def _coercion_call(it: Local) -> Call:
+    """The group of ranks, and the dims that are gathered or scattered."""
+    source, target = ends(it.op)
+    group = (Group(it.op.names("axes")),)
+    if source.dim and target.dim:
+        return Call(group, {"dim_from": Dims((source.dim,)), "dim_to": Dims((target.dim,))})
+    if dim := source.dim or target.dim:
+        return Call(group, {"dim": Dims((dim,))})
+    return Call(group, {"op": "max"} if source.kind is Kind.MAXIMUM else {})
 
 
 def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -141,6 +153,7 @@ COERCE = OpDef(
     typing=_coerced,
     views=_same_memory,
     communicates=_collective,
+    call=_coercion_call,
 )
 
 CAST = OpDef("cast", "Changes the element type.", operands=takes("x"), attributes=(DTYPE,), typing=_cast)

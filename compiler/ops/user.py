@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from ..ir import BATCH, FLOATS, Op, Type
+from .call import Call
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp
 
 LEAD = ".."
@@ -93,4 +94,5 @@ CALL = OpDef(
     variadic=True,
     unsharded_dims=_whole,
     vjp=Vjp(),
+    call=lambda it: Call(constants(it.op)),
 )

@@ -27,9 +27,9 @@ def factor_axes(program: Program) -> Program:
 def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:
     claimed = {program.size(claim.dim) for claim in program.claims if claim.axis == axis.name}
     ends = [*sorted(size for size in claimed if size < axis.size), axis.size]
-    if len(ends) == 1:
-        return (axis,)
     sizes = [size for start, end in zip([1, *ends], ends, strict=False) if (size := end // start) > 1]
+    if len(sizes) < 2:
+        return (axis,)
     stem, others = axis.name, {other.name for other in program.axes}
     while any(f"{stem}_{i}" in others for i in range(len(sizes))):
         stem += "_"

@@ -13,6 +13,7 @@ from .linear_cross_entropy import LinearCrossEntropy
 from .linear_softmax_stats import LinearSoftmaxStats
 from .norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
 from .rope import Rope, RopePair
+from .tiles_file import read_tiles
 
 __all__ = [
     "Accumulate",
@@ -34,5 +35,6 @@ __all__ = [
     "RopePair",
     "SiluMul",
     "Tile",
+    "read_tiles",
     "rescale_to_global_max",
 ]

@@ -124,7 +124,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    seq: int,
+    layout: str = "bshd",
     causal: bool = True,
     window: int = 0,
     scale: float | None = None,
@@ -135,7 +135,7 @@ def attention(
     site: int = 0,
     heads: Axis | None = None,
 ) -> Tensor:
-    """softmax(cap(q·kᵀ · scale) + mask)·v.  seq is the sequence dim: 0 for [s, b, n, d], 1 for [b, s, n, d].
+    """softmax(cap(q·kᵀ · scale) + mask)·v of [batch, seq, heads, head_dim], or as `layout` orders these.
 
     k and v may have fewer heads: head i of q attends to head i // (n / k) of k.  A query sees keys less than `window`
     away, 0 for all, with `causal` none ahead, and only those of its own document, by the ids `documents` [s, b] or
@@ -148,6 +148,7 @@ def attention(
     A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its backward; torch has
     no flash attention with a mask.
     """
+    seq = layout.index("s")
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
     masked = documents is not None or 0 < window < q.shape[-2]
     unfused = bool(softcap) or draws is not None

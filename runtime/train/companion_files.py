@@ -1,6 +1,6 @@
 """Reads the files that lie beside a program: a pipeline's schedule, and the names that Hugging Face has for parameters.
 
-Non-goals: whether they are right (the compiler has checked them).
+Non-goals: tiles of kernels (`kernels.tiles_file`), whether they are right (the compiler has checked them).
 """
 
 import json
@@ -20,12 +20,12 @@ def read_schedule(name: str, beside: str, sha256: str) -> tuple[str, ...]:
 
     Exit status 2, with a line that says why, where the file is missing or has another hash.
     """
-    return tuple(_text(name, beside, sha256).splitlines())
+    return tuple(text_beside(name, beside, sha256).splitlines())
 
 
 def read_hf_names(name: str, beside: str, sha256: str) -> HFNames:
     """Where files of weights hold the parameters, by a JSON file beside a program.  Exit status 2 as above."""
-    said = json.loads(_text(name, beside, sha256))
+    said = json.loads(text_beside(name, beside, sha256))
     stored = {param: _weight(said) for param, said in said["weights"].items()}
     return HFNames(getattr(torch, said["dtype"]), stored, said["repeats"])
 
@@ -35,7 +35,7 @@ def _weight(said: dict[str, Any]) -> HFWeight:
     return HFWeight(**{**said, **tuples})
 
 
-def _text(name: str, beside: str, sha256: str) -> str:
+def text_beside(name: str, beside: str, sha256: str) -> str:
     """The text of a file beside a program; a run without it cannot start."""
     path = Path(beside).with_name(name)
     try:

@@ -25,7 +25,8 @@ from scalec.compiler.ir import (
     walk,
 )
 from scalec.compiler.ir.placements import COERCIONS
-from scalec.compiler.ops import OPS
+from scalec.compiler.ops import OPS, OpDef
+from scalec.compiler.ops.call import with_attributes
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -67,20 +68,22 @@ def test_parentheses_stand_where_they_are_needed(expression: str, text: str) -> 
     assert f"z = tanh({text})  #" in emit(compile_plan(plan), plan)["train.py"]
 
 
-BY_DEFAULT = [kind for kind, entry in OPS.items() if entry.function and entry.attributes and kind not in WRITERS]
+def is_default(entry: OpDef) -> bool:
+    """Whether a call says its attributes and nothing else."""
+    return entry.call is with_attributes and entry.name not in WRITERS
+
+
+BY_DEFAULT = [kind for kind, entry in OPS.items() if entry.function and entry.attributes and is_default(entry)]
 
 
 @pytest.mark.parametrize("kind", BY_DEFAULT)
 def test_a_call_has_every_attribute_of_its_op(kind: str) -> None:
-    entry, program, x = OPS[kind], frame({}, {}), Type("f32", ("batch", "seq", "hidden"))
-    given = tuple((each.name, ("seq", "hidden") if each.dims else 0.5) for each in entry.attributes)
-    op = Op(kind, ("x",), (), given, span=program.region.span)
-    context = Context(program, lambda _: x, "_".join, lambda op: "", lambda _: False, {})
+    names = [attribute.name for attribute in OPS[kind].attributes]
+    program = frame({}, {})
+    op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=program.region.span)
+    context = Context(program, lambda name: Type("f32", ()), "_".join, str, lambda _: False, {})
     text = express(op, [Expr("x", ATOM, ("x",))], context).text
-    named = [each for each in entry.attributes if each.keyword is not None]
-    words = (f"{each.keyword or each.name}={'(1, 2)' if each.dims else '0.5'}" for each in named)
-    prefix = "torch." if entry.module == "torch" else ""
-    assert text == f"{prefix}{entry.function}({', '.join(['x', *words])})"
+    assert text == f"{OPS[kind].function}({', '.join(['x', *(f'{name}=0.5' for name in names)])})"
 
 
 PLACES = (INVARIANT, REPLICATED, PARTIAL, MAXIMUM)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.emit.model_hash import known_by
+from scalec.compiler.emit.plan_json import known_by
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 

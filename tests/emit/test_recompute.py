@@ -97,7 +97,7 @@ def test_as_many_equal_ops_are_done_again_as_the_ir_says(times: int) -> None:
     """Once: the first of two in forward."""
     text, program = _compiled("equal ops, one of them behind all that is kept")
     assert check(text, program)
-    with pytest.raises(AssertionError, match="in the IR, backward does other ops again"):
+    with pytest.raises(AssertionError, match="in the IR, backward recomputes other ops"):
         check(text, _with_first_done(program, times))
 
 

@@ -105,10 +105,10 @@ class Swap:
             zeros = torch.zeros_like(like)
         return spmd.assert_type(zeros, self._loss)
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, seq: int) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: str = "bshd") -> Tensor:
         with spmd.no_typecheck():
-            out = runtime.attention(q, k, v, seq)
-        labels = "_bn_" if seq == 0 else "b_n_"
+            out = runtime.attention(q, k, v, layout)
+        labels = "_bn_" if layout == "sbhd" else "b_n_"
         equation = f"{labels},{labels},{labels}->{labels}"
         if spmd.get_partition_spec(q) == spmd.get_partition_spec(k):
             rules.einsum(equation, q, k, v, out=out)

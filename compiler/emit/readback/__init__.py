@@ -1,7 +1,7 @@
 """Reads an emitted `train.py` back and matches it to the IR: it does all that the IR says, and nothing else.
 
 Purpose: a second opinion on emission: the text is run on symbols, of which Python executes nothing, and what it calls
-is held to the IR.  With what writes the text it shares the IR, its tables, and how a single op is called.
+is compared with the IR.  With the emitter it shares the IR and the table of ops.
 Non-goals: whether the IR is right (`analysis.verifier`, `proof`), comments, docstrings and layout.
 """
 

@@ -18,7 +18,7 @@ Repeats = tuple[tuple[str, str], ...]
 
 
 class LayerMoves:
-    """One layer of a repeat of forward, which stands in `repeats`; slices of the parameters `entering` enter it.
+    """One layer of a repeat of forward, which is in `repeats`; slices of the parameters `entering` enter it.
 
     Of the buckets `own` it has a flat parameter, of those in `inner` one for each layer of the repeats in it.
     """

@@ -1,4 +1,4 @@
-"""Holds what `build` makes to the program: the model, each parameter in its bucket, the optimizer, element types.
+"""Compares what `build` makes with the program: the model, each parameter in its bucket, the optimizer, element types.
 
 Non-goals: the model's classes (`weights`), and the settings of the run (`plan`).
 """
@@ -7,7 +7,7 @@ import ast
 from collections.abc import Mapping
 from typing import cast
 
-from ...analysis.kernel_tiles import accumulates, optimizer_tile
+from ...analysis.kernel_tiles import accumulates, optimizer_kernel
 from ...analysis.param_uses import leaves, products
 from ...config.settings import ON, Flow
 from ...ir import Bucket, Program, walk
@@ -47,7 +47,7 @@ class Build:
         return self._machine.terms("item", made, at, 2)
 
     def check(self, paths: Mapping[str, str]) -> None:
-        """Holds it to the program; `paths` are the parameters' names in the model's state."""
+        """Compares it with the program; `paths` are the parameters' names in the model's state."""
         program, machine = self._program, self._machine
         _, state = cast(tuple[object, object], self._made)
         given = called(state, "TrainState")
@@ -67,7 +67,7 @@ class Build:
         self._check_compiled(within([self._made]))
 
     def _check_compiled(self, used: "set[Term]") -> None:
-        """torch.compile is given the classes without repeats inside, if any; nothing else is run."""
+        """torch.compile compiles the classes without repeats inside, if any; nothing else is run."""
         compiled: object = None
         if self._program.train.compile == ON:
             classes = [each for each in self._machine.classes if not _has_modules(each.node)]
@@ -85,7 +85,7 @@ class Build:
         return dtype
 
     def _check_buckets(self, buckets: "dict[object, object]", paths: Mapping[str, str]) -> None:
-        """A bucket's groups hold its parameters, each once and with its settings."""
+        """A bucket's groups have its parameters, each once and with its settings."""
         program, names = self._program, [bucket.name for bucket in self._program.buckets]
         demand(self._node, [*buckets] == names, f"the buckets are {', '.join(map(str, buckets))}")
         for bucket in program.buckets:
@@ -131,14 +131,14 @@ Group = tuple[list[tuple[str, ...]], Settings]
 
 
 def _has_modules(node: ast.ClassDef) -> bool:
-    """Whether a class holds the modules of a repeat."""
+    """Whether a class has the modules of a repeat."""
     return any(isinstance(each, ast.Attribute) and each.attr in ("ModuleList", "ModuleDict") for each in ast.walk(node))
 
 
 def _optimizer(program: Program) -> str:
     settings = program.train.optimizer
     if settings.kind == "adamw":
-        tile = f", tile={made}" if (made := optimizer_tile(program)) else ""
+        tile = f", tile=TILES[{name!r}]" if (name := optimizer_kernel(program)) else ""
         return f"AdamW(betas={tuple(settings.betas)!r}, eps={settings.eps!r}{tile})"
     return f"SGD(momentum={settings.momentum!r})"
 
@@ -149,7 +149,7 @@ def _together(bucket: Bucket, program: Program, paths: Mapping[str, str]) -> lis
 
 
 def _kept(machine: Machine, bucket: Bucket, program: Program) -> dict[str, object]:
-    """What a bucket must say of how it is kept: whatever is not so by itself."""
+    """The options of a bucket that are not the default."""
     moves = bucket.per_layer or program.pipeline is not None
     facts = ["reshard_after_forward", "shard_gradients", "shard_axes", "per_layer"] + ["reduce_axes"] * moves
     kept: dict[str, object] = {fact: said for fact in facts if (said := getattr(bucket, fact))}

@@ -38,17 +38,17 @@ def demand_known(found: Log, expected: Log) -> "Counter[object]":
         if isinstance(event, Event):
             left[event.key] -= 1
             if left[event.key] < 0:
-                said = _kept(event, expected) or _instead(found, expected)
+                said = _recomputed(event, expected) or _instead(found, expected)
                 raise wrong(event.node, f"nothing in the IR does `{ast.unparse(event.node)}`{said}")
     return left
 
 
-def _kept(event: Event, expected: Log) -> str:
-    """What is said where only what backward does again differs."""
+def _recomputed(event: Event, expected: Log) -> str:
+    """The end of the message where only recomputation differs."""
     alike = [other for other in expected if isinstance(other, Event) and other.term is event.term]
     if not alike or any(other.key == event.key for other in alike):
         return ""
-    said = "in a block, and made again" if alike[0].block else "again" if alike[0].again else "without doing it again"
+    said = "in a block, and recomputed" if alike[0].block else "recomputed" if alike[0].recompute else "saved"
     return f" but {said}"
 
 

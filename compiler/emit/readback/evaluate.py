@@ -1,7 +1,7 @@
 """Runs the text of a program on symbols: the whitelist of syntax is what has a method here, and anything else an error.
 
-Purpose: no part of the text is executed by Python: names stand for terms, numbers and the text's own classes, and what
-is called makes a term.  Non-goals: statements (`execute`), what special names do (`stubs`).
+Purpose: no part of the text is executed by Python: names are bound to terms, numbers and the text's own classes, and a
+call makes a term.  Non-goals: statements (`execute`), what special names do (`stubs`).
 """
 
 import ast
@@ -29,6 +29,7 @@ OPERATORS = {
     ast.Div: ("/", "truediv"),
     ast.FloorDiv: ("//", "floordiv"),
     ast.Mod: ("%", "mod"),
+    ast.Pow: ("**", "pow"),
     ast.BitAnd: ("&", "and_"),
     ast.USub: ("neg", "neg"),
     ast.Invert: ("~", "invert"),
@@ -51,7 +52,7 @@ class Block:
 
 @define
 class Binding:
-    """What a name stands for, where it was bound, and the block that it belongs to, if any."""
+    """The value of a name, where it was bound, and the block that it belongs to, if any."""
 
     value: object
     store: ast.AST | None = None
@@ -76,7 +77,7 @@ class Class:
 
 @define(eq=False)
 class Instance:
-    """A module: what its `__init__` set, and what of it was read.  One object stands for all that are made alike."""
+    """A module: what its `__init__` set, and what of it was read.  Modules that are made alike are one object."""
 
     of: Class
     attributes: dict[str, object] = Factory(dict[str, object])
@@ -119,13 +120,14 @@ class Evaluator(ABC):
         self.terms, self.stubs = terms, {terms.name(name): stub for name, stub in stubs.items()}
         self.known: dict[str, object] = {}
         self.log: Log = []
-        self.again: object = None  # whether backward does what is run now again
+        self.recompute: object = None  # whether backward recomputes what is run now
         self.frame = Frame()
+        self.at: dict[Term, ast.AST] = {}  # where the text computes a term first
         self.read: set[ast.AST] = set()  # the stores of local names that were read
         self._steps = 0
 
     def value(self, node: ast.expr) -> object:
-        """What an expression gives."""
+        """The value of an expression."""
         self._steps += 1
         demand(node, self._steps < STEPS, "runs on and on")
         run = getattr(self, f"_{type(node).__name__}", None)
@@ -134,7 +136,7 @@ class Evaluator(ABC):
         return run(node)
 
     def spec(self, text: str, **names: object) -> object:
-        """What a text of the compiler's own gives, where `names` stand for these values."""
+        """The value of a text of the compiler's own, with these names bound."""
         own = {name: Binding(value) for name, value in names.items()}
         before, self.frame = self.frame, Frame(names=own, is_spec=True)
         try:
@@ -216,7 +218,8 @@ class Evaluator(ABC):
             raise wrong(node, f"an operator `{kind.__name__}` is no part of a program")
         if not any(isinstance(each, Term) for each in operands):
             fits = all(isinstance(each, int | float | set) for each in operands) or word in ("in", "==")
-            demand(node, fits, "computes with what are no numbers")
+            fits = fits and (word != "**" or operands[1] in (0.5, -0.5))
+            demand(node, fits, "computes with what are no numbers, or another power than a root")
             try:
                 return getattr(operator, run)(*(operands[::-1] if word == "in" else operands))
             except (TypeError, ZeroDivisionError, OverflowError) as error:
@@ -231,8 +234,10 @@ class Evaluator(ABC):
     def done(self, node: ast.AST, term: Term, block: bool = False) -> Term:
         """Logs what was computed; of a layer's number nothing is."""
         numbers = term.head in ("%", "==") and isinstance(term.args[0], Term) and term.args[0].head in ("index", "%")
+        if not self.frame.is_spec:
+            self.at.setdefault(term, node)
         if not numbers:
-            self.log.append(Event(term, node, block, self.again))
+            self.log.append(Event(term, node, block, self.recompute))
         return term
 
     def _BinOp(self, node: ast.BinOp) -> object:

@@ -90,7 +90,7 @@ class Machine(Evaluator):
         return NOTHING
 
     def _block_of(self, node: ast.expr) -> Block | None:
-        """The block of what a name alone, or an op that is done again by itself, stands for."""
+        """The block of what a name alone, or a recomputed op is bound to."""
         if isinstance(node, ast.Name):
             return self.bound(node).block
         match node:
@@ -232,7 +232,7 @@ class Machine(Evaluator):
     # ---- classes
 
     def instantiate(self, node: ast.AST, of: Class, args: Sequence[object]) -> Instance:
-        """A module of a class; those that are given the same are one."""
+        """A module of a class; calls with the same arguments give one module."""
         key = (of, *map(frozen_key, args))
         if key not in self._instances:
             made = Instance(of)

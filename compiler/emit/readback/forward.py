@@ -1,4 +1,4 @@
-"""Holds the `forward` of a text, as it was run on symbols, to the forward block of the IR.
+"""Compares the `forward` of a text, as it was run on symbols, with the forward block of the IR.
 
 Purpose: each op of the IR is written as the emitter's table of expressions has it and run on the terms of its operands;
 what it logs is what the text must have logged.  Loops of the text are the repeats of the IR, in their order.
@@ -14,26 +14,28 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
-from ...ir import FLOATS, INVARIANT, PRECISIONS, REPLICATED, Arg, Enter, Op, Program, Region, Stmt, uses
+from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, uses
 from ...ir.placements import ends
-from ...ops import roles
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
-from ..naming import DTYPES
 from .bucket_moves import LayerMoves, Repeats
+from .calls import Calls, Shape
 from .compare import compare, demand_known
 from .evaluate import Instance, Modules
 from .execute import Machine
 from .recompute import Twins
-from .terms import Event, Log, Loop, constants_in, demand, frozen_key, wrong
+from .terms import Event, Log, Loop, demand, frozen_key, wrong
+
+TABLE = "table"
+"""What expressions call the table of rotary positions."""
 
 Loops = Iterator[tuple[Loop, Log]]
 """Loops of a body, and what was done before each."""
 
 
 class Forward:
-    """Holds one run of `forward` to the IR; `values` are the terms of its values, `paths` the parameters' names."""
+    """Compares one run of `forward` with the IR; `values` are the terms of the IR's, `paths` parameters' names."""
 
     def __init__(self, machine: Machine, program: Program, paths: Mapping[str, str]) -> None:
         self._machine, self._program, self._paths = machine, program, paths
@@ -44,10 +46,11 @@ class Forward:
         self._params: dict[str, object] = {}  # layers' groups of flat parameters, by repeat
         self.done: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
-        self._context = Context(program, self._types.__getitem__, _axis, self._rotary, self._is_matrix, {})
+        self._calls = Calls(machine, program, self._types, self._shape)
+        self._context = Context(program, self._types.__getitem__, _axis, lambda op: TABLE, self._is_matrix, {})
 
-    def hold(self, model: Instance, given: Sequence[str]) -> None:
-        """Runs the model, which is given the inputs of these names, and holds it to the forward block."""
+    def compare(self, model: Instance, given: Sequence[str]) -> None:
+        """Runs the model on the inputs of these names, and compares it with the forward block."""
         named = {name: self._machine.terms.name(name) for name in given}
         node = model.of.forward
         found = self.begin(named)
@@ -57,11 +60,12 @@ class Forward:
         compare(node, found, before)
         self.demand_result(node, result, [self.term(name) for name in self._yields()])
 
-    # ---- what a run is held to
+    # ---- a run and its expectation
 
     def begin(self, named: Mapping[str, object]) -> list[Event | Loop]:
         """The log of a run of the model, and its inputs, by the names that the IR's have without their numbers."""
-        self.values = {arg.value.name: named[_base(arg)] for arg in self._region.args if _base(arg) in named}
+        inputs = (arg.value.name for arg in self._region.args)
+        self.values = {name: named[base(name)] for name in inputs if base(name) in named}
         flat_params = self._machine.terms.name("flat_params")
         repeats = {repeat_of(self._paths[bucket.params[0]]) for bucket in self._program.buckets if bucket.per_layer}
         self._params = {name: self._machine.terms("getitem", flat_params, name) for name in repeats}
@@ -98,7 +102,7 @@ class Forward:
         """Does what the statements of a body do."""
         ops = [stmt for stmt in body if isinstance(stmt, Op)]
         if whole:
-            self._demand_all_up_to_one(ops, whole)
+            self._compare_recomputed(ops, whole)
         for stmt in body:
             if isinstance(stmt, Op):
                 self._op(stmt, bool(whole))
@@ -114,8 +118,8 @@ class Forward:
         names = {f"a{i}": self.term(name) for i, name in enumerate(op.inputs)}
         log = self._machine.log
         before = len(log)
-        value = self._machine.spec(self._text(op), **names)
-        self._demand_numbers(op, value, names)
+        value = self._machine.spec(self._text(op), **names, **{TABLE: self._calls.rotary_table(op)})
+        self._calls.demand(op, value, [*names.values()])
         if len(log) == before:
             assert (op.kind, op.get("by")) == ("scale", -1), f"emit: {op.kind} does nothing"
             self.values[results[0]] = value
@@ -126,14 +130,6 @@ class Forward:
             log[-1] = evolve(last, block=True)
         parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))
-
-    def _demand_numbers(self, op: Op, value: object, operands: Mapping[str, object]) -> None:
-        """Raises where the expression of an op lacks one of its numbers: the one thing that all expressions share."""
-        numbers = [each for _, each in op.attrs if isinstance(each, int | float)]
-        found = constants_in(value, {*operands.values()}) if numbers else set[float]()
-        for each in numbers:
-            said = {each, -each, round(each)} & found or (op.kind == "scale" and each == -1)
-            assert said, f"emit: the call of {op.kind} does not say {each}"
 
     def _text(self, op: Op) -> str:
         """The expression of an op, of operands `a0`, `a1`, …"""
@@ -149,34 +145,35 @@ class Forward:
         return without and ends(op) == (INVARIANT, REPLICATED)
 
     def _selected(self) -> set[str]:
-        """The kinds of ops that the plan says to do again wherever they stand."""
+        """The kinds of ops that the plan recomputes wherever they are."""
         recompute = self._program.train.recompute
         return {*recompute.names} if recompute.word == "selective" else set()
 
-    def _demand_all_up_to_one(self, ops: Sequence[Op], whole: int) -> None:
-        """Of a body that backward runs again: it does so up to some op.  Of ops that are alike, the first are done."""
+    def _compare_recomputed(self, ops: Sequence[Op], whole: int) -> None:
+        """Raises unless backward recomputes a body up to some op; of ops that are alike, the first."""
         firsts = [self._twins.of(op.outputs[0].name) for op in ops if not self._is_silent(op)]
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
-        assert every <= {whole}, f"emit: line 0: in the IR, backward does one of {every} layers again"
+        assert every <= {whole}, f"emit: line 0: in the IR, backward recomputes one of {every} layers"
         once = left.total()
         left.subtract(firsts[:once])
-        assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward does other ops again"
+        assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward recomputes other ops"
 
-    def _rotary(self, op: Op) -> str:
-        """The table of rotary positions by which an op rotates."""
-        type, given, positions = self._types[op.inputs[0]], dict(op.attrs), roles(op, self._types).query_seq
-        seq, width = (self._program.local_size(type, dim) for dim in (positions, type.dims[-1]))
-        theta, dims = given.pop("theta"), round(float(str(given.pop("dims", width))))
-        between = len(type.dims) - type.dims.index(positions) - 2
-        options = {"theta": theta, "between": between, **given}
-        dtype = DTYPES[PRECISIONS[self._program.train.precision]]
-        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        return f"rope_frequencies({seq}, {dims}, {said}, mesh=mesh, dtype={dtype})"
+    def _matrix(self, name: str) -> Param | None:
+        """The parameter that a value is, if it is stored as a matrix."""
+        params = {param.name: param for param in self._program.params if stored_as_matrix(param)}
+        return params.get(self._leaves.get(name, ""))
 
     def _is_matrix(self, name: str) -> bool:
-        param = self._leaves.get(name)
-        return any(each.name == param and stored_as_matrix(each) for each in self._program.params)
+        return self._matrix(name) is not None
+
+    def _shape(self, name: str) -> Shape:
+        """The dims of a value as it is stored: of a matrix, the outer and the inner ones joined."""
+        dims = self._types[name].dims
+        if not (param := self._matrix(name)):
+            return tuple((dim,) for dim in dims)
+        cut = len(dims) - param.inner
+        return dims[:cut], dims[cut:]
 
     # ---- repeats
 
@@ -184,19 +181,19 @@ class Forward:
         """The next loop of the text, which runs once for all layers."""
         machine, found = self._machine, next(loops, None)
         if found is None:
-            raise wrong(self._forward_node, f"a loop over {region.dim} is not run")
+            raise wrong(machine.classes[-1].forward, f"a loop over {region.dim} is not run")
         loop, done = found
         carried = self._carry(region, loop, done)
         machine.log.append(loop)
         outer, machine.log = machine.log, []
         around = (*around, (region.dim, str(region.span)))
-        slices = {self.leaf(arg.source) for arg in region.args if arg.enter is Enter.EACH}
+        slices = {self._leaves.get(arg.source, arg.source) for arg in region.args if arg.enter is Enter.EACH}
         layer = LayerMoves(self._program, region, around, slices)
         self._slice(region, loop)
         own, groups = layer.groups(layer.own, self._paths), layer.groups([*layer.own, *layer.inner], self._paths)
         before = dict(self._params)
         self._params |= {name: machine.terms("each", self._params[name], loop.symbol) for name in groups}
-        self.demand_layers(region, loop, [before[name] for name in groups])
+        self.compare_domains(region, loop, [before[name] for name in groups])
         assert len(own) < 2, f"emit: {', '.join(own)} are one loop"
         (first, last), followed = layer.functions(), self._followed(region, used)
         for function in first:
@@ -204,9 +201,9 @@ class Forward:
         inner = layer.rest()
         self.done |= {op.outputs[0].name for op in layer.flat()}
         whole = self.recomputes(region)
-        machine.again = self.again(loop, whole)
+        machine.recompute = self.recompute(loop, whole)
         self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
-        machine.again = None
+        machine.recompute = None
         results = {arg.value.name: self.term(end.name) for arg, end in zip(carried, region.yields, strict=False)}
         for function in last:
             results[followed] = self._move(function, results[followed], own[0])
@@ -215,10 +212,6 @@ class Forward:
             demand(loop.node, loop.end[name] is results[arg.value.name], f"`{name}` does not end as {value.name}")
             self.values[value.name] = loop.after[name]
         machine.log, self._params = outer, before
-
-    def leaf(self, name: str) -> str:
-        """The parameter that a value is, or else its own name."""
-        return self._leaves.get(name, name)
 
     def _carry(self, region: Region, loop: Loop, done: Log) -> dict[Arg, str]:
         """The names that carry a repeat's values: those that begin as these do, as they are bound, after `done`."""
@@ -233,7 +226,7 @@ class Forward:
         return found
 
     def first(self, arg: Arg) -> object:
-        """What the first layer is given as what this argument carries."""
+        """The value that this argument carries into the first layer."""
         return self.term(arg.source)
 
     def _slice(self, region: Region, loop: Loop) -> None:
@@ -248,7 +241,7 @@ class Forward:
         """The draws of one layer."""
         return self._machine.terms("each", all_, loop.symbol)
 
-    def demand_layers(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
+    def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
         """Raises where a loop goes over other modules, draws or groups of flat parameters, or over more or fewer."""
         size = self._program.size(region.dim)
         held = [each for each in loop.domains if isinstance(each, Modules)]
@@ -264,7 +257,7 @@ class Forward:
         return tuple(i % every == 0 for i in range(size))
 
     def recomputes(self, region: Region) -> int:
-        """Of how many layers backward runs one again, all of it; 0 for none."""
+        """Of how many layers backward recomputes one, all of it; 0 for none."""
         recompute = self._program.train.recompute
         if any(isinstance(inner, Region) for inner in region.body):
             return 0
@@ -272,8 +265,8 @@ class Forward:
             return recompute.number
         return int(recompute.word == "full")
 
-    def again(self, loop: Loop, every: int) -> object:
-        """Whether backward runs this layer again."""
+    def recompute(self, loop: Loop, every: int) -> object:
+        """Whether backward recomputes this layer."""
         if every < 2:
             return True if every else None
         size = next(len(each.by_key) for each in loop.domains if isinstance(each, Modules))
@@ -290,18 +283,10 @@ class Forward:
         """What a line around a layer makes of what it passes on."""
         return self._machine.spec(f"{function}(x, params)", x=x, params=self._params[repeat])
 
-    @property
-    def _forward_node(self) -> ast.AST:
-        return next(each.forward for each in reversed(self._machine.classes))
-
 
 def iter_loops(log: Log) -> Loops:
     """The loops of a log."""
     return iter([(each, log[:i]) for i, each in enumerate(log) if isinstance(each, Loop)])
-
-
-def _base(arg: Arg) -> str:
-    return arg.value.name.split(".")[0]
 
 
 def _axis(axes: tuple[str, ...]) -> str:

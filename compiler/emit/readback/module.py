@@ -1,19 +1,20 @@
 """Reads the whole text: what the module binds, then what its functions do.
 
-Non-goals: what is run (`execute`), and what it is held to (`forward`, `step`, `build`).
+Non-goals: what is run (`execute`), and what it is compared with (`forward`, `step`, `build`).
 """
 
 import ast
 from collections.abc import Sequence
 
 from ...analysis.certificate import trusted
-from ...analysis.kernel_tiles import Used, kernels_of
+from ...analysis.kernel_tiles import kernels_of, tiles_file
 from ...ir import Program, walk
 from ..imports import IMPORTS
 from .annotations import types_of
 from .build import Build
 from .evaluate import Function, Instance
 from .execute import Machine, body_of
+from .files import read_beside
 from .forward import Forward
 from .hf_names import stored
 from .pipeline import constants, sizes
@@ -33,7 +34,7 @@ class File:
         self._program, self._tree = program, tree
         self.machine = Machine(Terms())
         self._modules = {function.partition(":")[0] for function in trusted(program)}
-        self._wanted = constants(program) | {used.function: _kernel(used) for used in kernels_of(program)}
+        self._wanted = constants(program) | _kernels(program)
         self._sizes = sizes(program)
         self._plan: list[tuple[ast.Assign, object]] = []
 
@@ -101,15 +102,15 @@ class File:
             weights.demand_all(made.whole.of.node)
         steps = [Step(machine, program, node, weights.paths) for node in (train, evaluate)]
         for step in steps:
-            step.hold()
+            step.compare()
         demand(evaluate, steps[0].given == steps[1].given, "calls the model otherwise than training does")
         if program.pipeline:
             forward: Forward = StagedForward(machine, program, program.pipeline, weights)
-            forward.hold_all(made.model, steps[0].given)
+            forward.compare_all(made.model, steps[0].given)
         else:
             forward = Forward(machine, program, weights.paths)
             assert isinstance(made.whole, Instance), "emit: no model"
-            forward.hold(made.whole, steps[0].given)
+            forward.compare(made.whole, steps[0].given)
         made.check(weights.paths)
         check_plan(machine, *self._plan[0], program, stored(program, weights.paths, made.dtype()))
         machine.demand_all(self._tree)
@@ -139,7 +140,10 @@ def names_of(target: ast.expr) -> list[str]:
     return [each.id if isinstance(each, ast.Name) else "" for each in targets]
 
 
-def _kernel(used: Used) -> str:
-    """The call that makes a function of a kernel."""
-    chunk = f", chunk={used.chunk}" if used.chunk else ""
-    return f"{used.name}({{{', '.join(f'{size}: {tile}' for size, tile in used.tiles)}}}{chunk})"
+def _kernels(program: Program) -> dict[str, str]:
+    """The calls that read the file of tiles and make functions of kernels, if there are any."""
+    found = {"TILES": read_beside("read_tiles", *file) for file in tiles_file(program).items()}  # noqa: B035
+    for used in kernels_of(program):
+        chunk = f", chunk={used.chunk}" if used.chunk else ""
+        found[used.function] = f"{used.name}(TILES[{used.name!r}]{chunk})"
+    return found

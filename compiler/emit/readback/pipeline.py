@@ -38,7 +38,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> str:
 
 
 def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:
-    """The values of cuts one behind the other where the same crosses, each with these cuts if they are not all."""
+    """The values of neighbouring cuts where the same crosses, each with these cuts if they are not all."""
     texts = [[_value(program, value) for value in values] for values in cuts]
     begins = [cut for cut in range(len(texts)) if not cut or texts[cut] != texts[cut - 1]]
     if begins == [0]:

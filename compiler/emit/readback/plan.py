@@ -1,4 +1,4 @@
-"""Holds `PLAN`, the settings of the run, to the program.
+"""Compares `PLAN`, the settings of the run, with the program.
 
 Non-goals: the optimizer's settings and buckets (`build`).
 """
@@ -53,7 +53,7 @@ def _plan(program: Program) -> dict[str, str]:
 
 
 def _account(program: Program) -> str:
-    """Of all ranks along a pipeline's axis; without one, of one that stands for all."""
+    """The account of all ranks along a pipeline's axis; without one, of one rank for all."""
     found = accounts(program) if program.pipeline else [account(program)]
     options = f", reserve={found[0].reserve}" if found[0].reserve else ""
     options += f", axis={program.pipeline.axis!r}" if program.pipeline else ""

@@ -1,6 +1,6 @@
-"""What backward makes again, read off the IR alone: each of its ops that does what an op of forward did.
+"""The ops that backward recomputes, read off the IR alone: each of its ops that does what an op of forward did.
 
-Purpose: how a program's blocks and loops are held to the IR's backward.  Non-goals: what the plan asks for.
+Purpose: a program's blocks and loops are compared with the IR's backward.  Non-goals: what the plan asks for.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Holds the `forward` of a model in stages to the IR: run once as each stage, with the modules of that stage alone.
+"""Compares the `forward` of a model in stages with the IR: it runs once as each stage, with that stage's modules alone.
 
-Purpose: every stage does what the IR gives it, is given what crosses, and declares no more than it reads.
+Purpose: every stage does its part of the IR, receives what crosses, and declares no more than it reads.
 Non-goals: which stage has what (`ir.stages`), and in which order stages work (`pipeline`).
 """
 
@@ -19,7 +19,7 @@ from .weights import Weights
 
 
 class StagedForward(Forward):
-    """Holds all stages to the IR."""
+    """Compares all stages with the IR."""
 
     def __init__(self, machine: Machine, program: Program, pipeline: Pipeline, weights: Weights) -> None:
         super().__init__(machine, program, weights.paths)
@@ -30,14 +30,14 @@ class StagedForward(Forward):
         self._layers_of: dict[str, range] = {}  # of the stage that runs, by dim
         self._received: dict[Arg, object] = {}  # by the stage that runs, though two may begin as one value
 
-    def hold_all(self, model: Class, given: Sequence[str]) -> None:
-        """Runs every stage, which is given the inputs of these names behind its number and what crosses."""
+    def compare_all(self, model: Class, given: Sequence[str]) -> None:
+        """Runs every stage, whose arguments are its number, what crosses and the inputs of these names."""
         mesh = self._machine.terms.name("mesh")
         alone: list[Instance] = []
         for number, stage in enumerate(self._stages):
             alone.append(self._machine.instantiate(model.node, model, [mesh, (number,)]))
             self._weights.declare(alone[-1])
-            self._hold_stage(number, stage, alone[-1], given)
+            self._compare_stage(number, stage, alone[-1], given)
         for rank in sorted({*self._pipeline.stage_to_rank}):
             held = has(self._pipeline, rank)
             of = self._machine.instantiate(model.node, model, [mesh, held])
@@ -60,7 +60,7 @@ class StagedForward(Forward):
             )
         demand(of.of.init, of.attributes == wanted, f"declares {sorted(of.attributes)}, not {sorted(wanted)}")
 
-    def _hold_stage(self, number: int, stage: Stage, model: Instance, given: Sequence[str]) -> None:
+    def _compare_stage(self, number: int, stage: Stage, model: Instance, given: Sequence[str]) -> None:
         machine, node = self._machine, model.of.forward
         named = {name: machine.terms.name(name) for name in given}
         found = self.begin(named)
@@ -92,7 +92,7 @@ class StagedForward(Forward):
                 self.values[result.name] = self.first(arg)
 
     def first(self, arg: Arg) -> object:
-        """What the first layer of the stage is given: what the stage received, or what it made."""
+        """The value that enters the first layer of the stage: received, or made by the stage."""
         return self._received[arg] if arg in self._received else super().first(arg)
 
     def _leaving(self, number: int) -> list[str]:
@@ -110,10 +110,10 @@ class StagedForward(Forward):
             node = self._machine.set_at[model, name]
             demand(node, name in model.read or not is_own, f"a stage has `{name}`, and does not read it")
 
-    def demand_layers(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
+    def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
         """Of a repeat that is cut, the layers of the stage; their modules are looked up by number."""
         if region.dim not in self._pipeline.dims:
-            super().demand_layers(region, loop, groups)
+            super().compare_domains(region, loop, groups)
             return
         layers = self._layers_of[region.dim]
         demand(loop.node, loop.domains == (layers,), f"goes over {loop.domains[0]}, not {layers}")
@@ -124,10 +124,10 @@ class StagedForward(Forward):
             return super().drawn(loop, all_)
         return self._machine.terms("getitem", all_, self._index(loop))
 
-    def again(self, loop: Loop, every: int) -> object:
-        """Whether backward runs this layer again, by its number."""
+    def recompute(self, loop: Loop, every: int) -> object:
+        """Whether backward recomputes this layer, by its number."""
         if every < 2 or not isinstance(loop.domains[0], range):
-            return super().again(loop, every)
+            return super().recompute(loop, every)
         return self._machine.spec(f"i % {every} == 0", i=self._index(loop))
 
     def _index(self, loop: Loop) -> Term:

@@ -1,4 +1,4 @@
-"""Holds `train_step` and `eval_step`, as they were run on symbols, to the ops of the IR's step.
+"""Compares `train_step` and `eval_step`, as they were run on symbols, with the ops of the IR's step.
 
 Purpose: what is counted, gathered, reduced and updated, over which axes and in which order.
 Non-goals: the model (`forward`), and which buckets move in parts (`step_buckets`).
@@ -28,7 +28,7 @@ ORDERED = {"all_gather_", "all_reduce_", "reduce_scatter_", "unshard_ahead", ".u
 
 
 class Step:
-    """Holds one of the two functions; `given` are the inputs, in the order in which the model takes them."""
+    """Compares one of the two functions; `given` are the inputs, in the order of the model's arguments."""
 
     def __init__(self, machine: Machine, program: Program, node: ast.FunctionDef, paths: Mapping[str, str]) -> None:
         self._machine, self._program, self._node, self._trains = machine, program, node, node.name == "train_step"
@@ -53,8 +53,8 @@ class Step:
         names = ancestors(ops, {*self._returns.values(), *of_model, *uses(self._forward)})
         return [op for op in ops if not names.isdisjoint(value.name for value in op.outputs)]
 
-    def hold(self) -> None:
-        """Runs the function and holds it to the IR."""
+    def compare(self) -> None:
+        """Runs the function and compares it with the IR."""
         machine, name = self._machine, self._machine.terms.name
         machine.log = self._found = []
         arguments = ("model", "state", "batch", *(("lr",) if self._trains else ()))
@@ -68,7 +68,7 @@ class Step:
         wanted = self._spec(f"Metrics({', '.join(f'{key}={key}' for key in self._returns)})", **self._metrics())
         compare(self._node, self._found, machine.log, ORDERED)
         demand(self._node.body[-1], result is wanted, f"returns {result}, not {wanted}")
-        self._demand_sides()
+        self._compare_sides()
         if self._trains:
             self._demand_updated(cells)
 
@@ -78,7 +78,7 @@ class Step:
     def _metrics(self) -> dict[str, object]:
         return {key: self._values[name] for key, name in self._returns.items()}
 
-    def _demand_sides(self) -> None:
+    def _compare_sides(self) -> None:
         """What is taken from the state is taken on the right side of the microbatches."""
         ran = False
         for each in self._found:
@@ -154,7 +154,7 @@ class Step:
                 raise AssertionError(f"emit: nothing does {op.kind} at the scope of the step")
 
     def _squares(self, op: Op) -> str:
-        """Of chunks one by one, and of what several stages hold on the first of them alone."""
+        """The sum of squares, chunk by chunk; a parameter of several stages counts on the first of them."""
         of = {bucket.dim: bucket for bucket in self._program.buckets}
         buckets = [of[self._types[name].dims[-1]] for name in op.inputs]
         stars = ("*" if self._buckets.has_chunks(bucket) else "" for bucket in buckets)
@@ -172,7 +172,7 @@ class Step:
     # ---- buckets
 
     def _coerce(self, op: Op) -> object:
-        """What a rank holds of a parameter is there; buckets are moved in place, or by layers and stages."""
+        """A rank's part of a parameter is there; buckets are moved in place, or by layers and stages."""
         (name,), result = op.inputs, op.outputs[0]
         bucket = self._buckets.of(result)
         group = self._ranks(op.names("axes"), op.names("among"))
@@ -308,7 +308,7 @@ class Step:
         return loop.after[total]
 
     def _model(self, loop: Loop, inputs: dict[str, Term]) -> object:
-        """The call of the model, which is given each of its inputs once, and in evaluation no draws."""
+        """The call of the model, which takes each of its inputs once, and in evaluation no draws."""
         calls = [each for each in loop.log if isinstance(each, Event) and function_of(each.term) == "model"]
         demand(loop.node, len(calls) == 1, f"runs the model {len(calls)} times")
         by_term: dict[object, str] = {term: name for name, term in inputs.items()}

@@ -39,21 +39,21 @@ def _len(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options)
 
 
 def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """A function's result that only a block has, and that backward makes again."""
+    """A function's result that only a block has, and that backward recomputes."""
     function, *rest = args
     demand(node, isinstance(function, Term), "recomputes no function")
     return e.done(node, e.terms("call", function, tuple(rest), dict(sorted(options.items()))), block=True)
 
 
 def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """The same of a module, all of which backward runs again, or `again` says in which layers it does."""
+    """The same of a module, all of which backward recomputes, or `again` says in which layers it does."""
     demand(node, bool(args), "recomputes nothing")
     if not isinstance(args[0], Instance):
         return _recompute(e, node, args, options)
-    demand(node, {*options} <= {"again"} and e.again is None, "recomputes otherwise than a module")
-    e.again = options.get("again", True)
+    demand(node, {*options} <= {"again"} and e.recompute is None, "recomputes otherwise than a module")
+    e.recompute = options.get("again", True)
     given = e.forward(node, args[0], args[1:])
-    e.again = None
+    e.recompute = None
     return given
 
 
@@ -62,7 +62,7 @@ def _regather(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
 
 
 def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """Whatever held the value holds the result from now on."""
+    """Whatever was bound to the value is bound to the result from now on."""
     before, after = args[0] if args else None, e.terms("call", e.value(node.func), tuple(args), options)
     e.frame.names |= {name: Binding(after, held.store) for name, held in e.frame.names.items() if held.value is before}
     e.frame.cells |= {key: after for key, held in e.frame.cells.items() if held is before}

@@ -4,7 +4,7 @@ Non-goals: what makes them (`evaluate`), and what the IR says of them (`forward`
 """
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from attrs import Factory, define, frozen
@@ -77,7 +77,7 @@ class Terms:
 
 
 def called(value: object, name: str) -> tuple[tuple[object, ...], dict[str, object]] | None:
-    """What a function is given, by place and by keyword; None of any other term."""
+    """The arguments and keywords of a call of a function; None for any other term."""
     match value:
         case Term(head="call", args=(Term(head="name", args=(str(function),)), args, options)) if function == name:
             return cast(tuple[object, ...], args), cast(dict[str, object], options)
@@ -103,20 +103,20 @@ def frozen_key(value: object) -> object:
 
 @frozen
 class Event:
-    """A call or an operator as it was run: the term, where, and what says how its result is kept.
+    """A call or an operator as it was run: the term, where, and whether backward recomputes it.
 
-    `block` is set where only a block has the result, `again` where backward does the whole module again.
+    `block` is set where only a block has the result, `recompute` where backward recomputes the whole module.
     """
 
     term: Term
     node: ast.AST
     block: bool = False
-    again: object = None
+    recompute: object = None
 
     @property
     def key(self) -> tuple[object, ...]:
         """What must be the same in the IR."""
-        return self.term, self.block, frozen_key(self.again)
+        return self.term, self.block, frozen_key(self.recompute)
 
 
 @define
@@ -129,7 +129,7 @@ class Loop:
     begin: dict[str, object] = Factory(dict[str, object])  # what is carried, by name: before the first layer
     carried: dict[str, Term] = Factory(dict[str, Term])  # at the beginning of a layer
     end: dict[str, object] = Factory(dict[str, object])  # at its end
-    after: dict[str, Term] = Factory(dict[str, Term])  # behind the loop
+    after: dict[str, Term] = Factory(dict[str, Term])  # after the loop
     log: "list[Event | Loop]" = Factory(list["Event | Loop"])
 
 
@@ -145,23 +145,6 @@ def demand(node: ast.AST, holds: bool, what: str) -> None:
     """Raises where the text of `node` is not what the IR says."""
     if not holds:
         raise wrong(node, what)
-
-
-def constants_in(value: object, operands: Collection[object]) -> set[float]:
-    """The numbers in a value, but for those in some operands of it."""
-    found: set[float] = set()
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, Term):
-            left += [] if each in operands else each.args
-        elif isinstance(each, tuple):
-            left += cast(tuple[object, ...], each)
-        elif isinstance(each, dict):
-            left += cast(dict[object, object], each).values()
-        elif isinstance(each, int | float):
-            found.add(float(each))
-    return found
 
 
 def within(values: Sequence[object]) -> set[Term]:

@@ -25,7 +25,7 @@ class Weights:
     _done: dict[Instance, str] = Factory(dict[Instance, str])
 
     def declare(self, of: Instance, prefix: str = "", depth: int = 0) -> None:
-        """Holds what a module declares, inside so many repeats, to the IR; from now on reading it gives a parameter."""
+        """Compares a module's declarations, `depth` repeats deep, with the IR; reading one then gives a parameter."""
         demand(of.of.node, self._done.setdefault(of, prefix) == prefix, "is the class of modules in two places")
         for name, value in of.attributes.items():
             match value:

@@ -109,7 +109,7 @@ class Attention:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        seq: int,
+        layout: str = "bshd",
         causal: bool = True,
         window: int = 0,
         scale: float | None = None,
@@ -121,12 +121,13 @@ class Attention:
         heads: Axis | None = None,
     ) -> Tensor:
         """As `scalec.runtime.attention`."""
+        seq = layout.index("s")
         window = window if window < q.shape[seq] else 0
         special = bool(window or softcap) or documents is not None
         choice = backend(self, self.blocks, q, k, v, special=special, drops=draws is not None)
         if choice.backend == "torch":
             options = (scale, softcap, documents, draws, dropout, site, heads)
-            return functional.attention(q, k, v, seq, causal, window, *options)
+            return functional.attention(q, k, v, layout, causal, window, *options)
         return self.partial(q, k, v, seq, causal, window, scale, softcap, documents, documents)[0]
 
     def partial(

@@ -73,7 +73,7 @@ class Layer(nn.Module):
         q = rope(linear(a, self.wq).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [b, s, n, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [b, s, k, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (-1, HEAD_DIM))  # [b, s, k, d]  llama.scale:24
-        x = x + linear(attention(q, k, v, seq=1).flatten(-2), self.wo)  # [b, s, h]  llama.scale:25
+        x = x + linear(attention(q, k, v).flatten(-2), self.wo)  # [b, s, h]  llama.scale:25
         m = rms_norm(x, self.norm2, eps=1e-5)  # [b, s, h]  llama.scale:27
         return x + linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)  # [b, s, h]  llama.scale:28
 

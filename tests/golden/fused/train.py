@@ -59,19 +59,24 @@ from scalec.runtime.kernels import (
     RMSNorm,
     RopePair,
     SiluMul,
-    Tile,
+    read_tiles,
     rescale_to_global_max,
 )
 
 VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 256, 64, 2, 4, 16, 2, 192, 128
 
-# Triton kernels, by the size they work on, with tiles for sm_90; elsewhere torch does the same.
-add_rms_norm = AddRMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
-attention = Attention({})
-linear_softmax_stats = LinearSoftmaxStats({128: Tile(rows=1, warps=4, columns=256)}, chunk=4096)
-rms_norm = RMSNorm({64: Tile(rows=16, warps=4, programs=1056)})
-rope_pair = RopePair({16: Tile(rows=64, warps=4)})
-silu_mul = SiluMul({96: Tile(rows=8, warps=4)})
+# Triton kernels with tiles for sm_90; elsewhere torch does the same.
+TILES = read_tiles(
+    "tiles.json",
+    beside=__file__,
+    sha256="21a05f6d1adebe9db6953cb189dd07453271947d3dadcb920f8b7f5b098a76e0",
+)
+add_rms_norm = AddRMSNorm(TILES["AddRMSNorm"])
+attention = Attention(TILES["Attention"])
+linear_softmax_stats = LinearSoftmaxStats(TILES["LinearSoftmaxStats"], chunk=4096)
+rms_norm = RMSNorm(TILES["RMSNorm"])
+rope_pair = RopePair(TILES["RopePair"])
+silu_mul = SiluMul(TILES["SiluMul"])
 
 
 class Layer(nn.Module):
@@ -98,7 +103,7 @@ class Layer(nn.Module):
             a, self.wq, self.wk, self.wv, into=((2, HEAD_DIM), (1, HEAD_DIM), (1, HEAD_DIM)), apart=(2,)
         )
         q, k = rope_pair(q, k, rotary)  # [s, b, n/tp, d]  llama.scale:22
-        y = linear(attention(q, k, v, seq=0).flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
+        y = linear(attention(q, k, v, layout="sbhd").flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         y = reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
         x, m = add_rms_norm(x, y, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
         m = all_gather(m, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:28
@@ -156,7 +161,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
         ),
         "vectors": Bucket(ParamGroup("layers.*.norm1", "layers.*.norm2", "norm", weight_decay=0.1)),
     }
-    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8, tile=Tile(rows=1, warps=4, columns=1024))
+    optimizer = AdamW(betas=(0.9, 0.95), eps=1e-8, tile=TILES["AdamW"])
     return model, TrainState(
         model,
         mesh,

@@ -80,7 +80,7 @@ class Layer(nn.Module):
         q = rope(linear(a, self.wq).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [b, s, n/tp, d]  llama.scale:22
         k = rope(linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [b, s, k/tp, d]  llama.scale:23
         v = linear(a, self.wv).unflatten(-1, (-1, HEAD_DIM))  # [b, s, k/tp, d]  llama.scale:24
-        y = linear(attention(q, k, v, seq=1).flatten(-2), self.wo)  # [b, s, h] partial over tp  llama.scale:25
+        y = linear(attention(q, k, v).flatten(-2), self.wo)  # [b, s, h] partial over tp  llama.scale:25
         x = x + all_reduce(y, self.tp)  # [b, s, h]  P→I  bwd: none  llama.scale:25
         m = rms_norm(x, self.norm2, eps=1e-5)  # [b, s, h]  llama.scale:27
         m = replicate(m, self.tp)  # [b, s, h]  I→R  bwd: all_reduce  llama.scale:28

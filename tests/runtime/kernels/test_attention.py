@@ -13,12 +13,12 @@ from scalec.runtime.kernels import Attention, Merge
 from scalec.runtime.kernels.attention import backend
 
 OPTIONS: list[dict[str, Any]] = [
-    {"seq": 0},
-    {"seq": 1, "causal": False},
-    {"seq": 0, "window": 7},
-    {"seq": 1, "window": 3, "causal": False, "softcap": 2.0},
-    {"seq": 0, "documents": True, "scale": 0.3},
-    {"seq": 1, "documents": True, "window": 300, "softcap": 1.0},
+    {"layout": "sbhd"},
+    {"layout": "bshd", "causal": False},
+    {"layout": "sbhd", "window": 7},
+    {"layout": "bshd", "window": 3, "causal": False, "softcap": 2.0},
+    {"layout": "sbhd", "documents": True, "scale": 0.3},
+    {"layout": "bshd", "documents": True, "window": 300, "softcap": 1.0},
 ]
 LENGTH = 300
 """More queries than plain torch takes at a time."""
@@ -33,20 +33,20 @@ def _operands(seq: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Ten
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     ids = torch.arange(LENGTH).div(40, rounding_mode="floor").repeat(2, 1)
-    ids = ids if options["seq"] else ids.T
+    ids = ids if options["layout"] == "bshd" else ids.T
     return options | {"documents": ids if "documents" in options else None}
 
 
 def _partial(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     given = _given(options)
-    ids = given.pop("documents")
-    return Attention({8: SMALL}).partial(q, k, v, **given, q_documents=ids, k_documents=ids)
+    ids, seq = given.pop("documents"), given.pop("layout").index("s")
+    return Attention({8: SMALL}).partial(q, k, v, seq, **given, q_documents=ids, k_documents=ids)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_plain_torch_is_exact_in_float64(options: dict[str, Any]) -> None:
     """Against the runtime's attention, in value and gradients."""
-    qkv = _operands(options["seq"])
+    qkv = _operands(options["layout"].index("s"))
     actual, expected = _partial(*qkv, options)[0], attention(*qkv, **_given(options))
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
     gradient = torch.randn(actual.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -56,7 +56,7 @@ def test_plain_torch_is_exact_in_float64(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_call_is_the_runtime_s_attention(options: dict[str, Any]) -> None:
-    qkv = _operands(options["seq"], torch.float32)
+    qkv = _operands(options["layout"].index("s"), torch.float32)
     actual, expected = Attention({})(*qkv, **_given(options)), attention(*qkv, **_given(options))
     torch.testing.assert_close(actual, expected)
     assert actual.stride() == (actual.shape[1] * 32, 32, 8, 1)
@@ -64,7 +64,7 @@ def test_a_call_is_the_runtime_s_attention(options: dict[str, Any]) -> None:
 
 def test_dropout_is_the_runtime_s() -> None:
     qkv = _operands(1)
-    given: dict[str, Any] = {"seq": 1, "draws": torch.tensor([3, 4]), "dropout": 0.5, "site": 1}
+    given: dict[str, Any] = {"layout": "bshd", "draws": torch.tensor([3, 4]), "dropout": 0.5, "site": 1}
     torch.testing.assert_close(Attention({8: SMALL})(*qkv, **given), attention(*qkv, **given), atol=0, rtol=0)
 
 
@@ -82,7 +82,7 @@ def _kept(run: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_attention_keeps_its_operands_its_result_and_a_sum_for_each_row(dtype: torch.dtype) -> None:
-    qkv, options = _operands(0, dtype), {"seq": 0, "softcap": 1.0, "documents": True}
+    qkv, options = _operands(0, dtype), {"layout": "sbhd", "softcap": 1.0, "documents": True}
     results: list[Tensor] = []
     kept = _kept(lambda: results.extend(_partial(*qkv, options)))
     ids, *rest = kept[3:]
@@ -102,7 +102,7 @@ def test_a_merge_keeps_what_it_is_given_and_is_exact_in_float64() -> None:
     kept = _kept(lambda: merge(*parts, 1))
     assert [it.data_ptr() for it in kept] == [it.data_ptr() for it in parts]
     actual = torch.cat([attended.partial(q1, k1, v1, 1)[0], merge(*parts, 1)[0]], 1)
-    expected = attention(*qkv, seq=1)
+    expected = attention(*qkv, layout="bshd")
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
     gradients = [torch.autograd.grad(it.sin().sum(), qkv, retain_graph=True) for it in (actual, expected)]
     for one, other in zip(*gradients, strict=True):

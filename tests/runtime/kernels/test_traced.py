@@ -71,7 +71,7 @@ def test_attention_is_in_the_graph(documents: bool) -> None:
     q, k, v = _randn(64, 2, 4, 64), _randn(64, 2, 2, 64), _randn(64, 2, 2, 64)
     ids = torch.zeros(64, 2, dtype=torch.int32, device="meta") if documents else None
     attention = kernels.Attention({64: Blocks(BLOCK, BLOCK, BLOCK)})
-    found = _bodies(lambda *it: attention(*it, seq=0, window=0 if documents else 8, documents=ids), q, k, v)
+    found = _bodies(lambda *it: attention(*it, layout="sbhd", window=0 if documents else 8, documents=ids), q, k, v)
     assert [body[KERNEL] for body in found] == [1, 3]
 
 

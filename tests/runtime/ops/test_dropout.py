@@ -141,7 +141,7 @@ def _heads(number: int, **shape: int) -> Tensor:
 def test_attention_drops_weights() -> None:
     """In the order of head, query and key; each part of the heads drops what it drops of the whole."""
     q, k, v = _heads(0, heads=4), _heads(1, heads=2), _heads(2, heads=2)
-    got = attention(q, k, v, seq=1, draws=DRAWS, dropout=0.3, site=2)
+    got = attention(q, k, v, layout="bshd", draws=DRAWS, dropout=0.3, site=2)
     scores = torch.einsum("bsnd,btnd->bnst", q, k.repeat_interleave(2, 2)) / 8**0.5
     weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
     weights = weights * kept(4, 5, 5, p=0.3, site=2) / 0.7
@@ -149,9 +149,7 @@ def test_attention_drops_weights() -> None:
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     for i in range(2):
         mine, few = slice(2 * i, 2 * i + 2), slice(i, i + 1)
-        part = attention(
-            q[:, :, mine], k[:, :, few], v[:, :, few], 1, draws=DRAWS, dropout=0.3, site=2, heads=rank(i, 2)
-        )
+        part = attention(q[:, :, mine], k[:, :, few], v[:, :, few], draws=DRAWS, dropout=0.3, site=2, heads=rank(i, 2))
         torch.testing.assert_close(part, want[:, :, mine], rtol=1e-12, atol=1e-12)
 
 
@@ -160,9 +158,9 @@ def test_attention_that_drops_next_to_nothing_is_attention(options: dict[str, fl
     q, k, v = _heads(0, heads=4), _heads(1, heads=2), _heads(2, heads=2)
     documents = torch.arange(30).view(6, 5) // 3
     for given in (None, documents):
-        plain: Tensor = cast(Any, attention)(q, k, v, 1, **options, documents=given)
+        plain: Tensor = cast(Any, attention)(q, k, v, **options, documents=given)
         how = {"draws": DRAWS, "dropout": 1e-18, "site": 1}
-        dropped: Tensor = cast(Any, attention)(q, k, v, 1, **options, **how, documents=given)
+        dropped: Tensor = cast(Any, attention)(q, k, v, **options, **how, documents=given)
         torch.testing.assert_close(dropped, plain, rtol=1e-12, atol=1e-12)
 
 

@@ -175,8 +175,8 @@ def test_attention_is_causal_and_groups_queries(kv_heads: int) -> None:
     q = torch.randn(5, 2, 4, 8, dtype=torch.float64)
     k, v = (torch.randn(5, 2, kv_heads, 8, dtype=torch.float64) for _ in range(2))
     expected = _plain_attention(q, k, v)
-    _check_equal(attention(q, k, v, seq=0), expected)
-    swapped = attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), seq=1)
+    _check_equal(attention(q, k, v, layout="sbhd"), expected)
+    swapped = attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), layout="bshd")
     _check_equal(swapped.transpose(0, 1), expected)
 
 
@@ -191,14 +191,14 @@ def test_attention_among_documents_is_that_of_each_alone(options: dict[str, Any]
     alone = torch.empty_like(q)
     for row, pieces in enumerate([(0, 3, 5, 7), (0, 7)]):
         for part in (slice(*ends) for ends in pairwise(pieces)):
-            alone[part, row] = attention(*(x[part, row : row + 1] for x in (q, k, v)), seq=0, **options)[:, 0]
-    found = attention(q, k, v, seq=0, documents=documents, **options)
+            alone[part, row] = attention(*(x[part, row : row + 1] for x in (q, k, v)), layout="sbhd", **options)[:, 0]
+    found = attention(q, k, v, layout="sbhd", documents=documents, **options)
     _check_equal(found, alone)
     dy = torch.randn_like(q)
     grads = zip(*(torch.autograd.grad(y, (q, k, v), dy) for y in (found, alone)), strict=True)
     for got, expected in grads:
         _check_equal(got, expected)
-    swapped = attention(*(x.transpose(0, 1) for x in (q, k, v)), seq=1, documents=documents.T, **options)
+    swapped = attention(*(x.transpose(0, 1) for x in (q, k, v)), layout="bshd", documents=documents.T, **options)
     _check_equal(swapped.transpose(0, 1), found)
 
 

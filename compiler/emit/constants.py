@@ -1,0 +1,115 @@
+"""The constants of a program: sizes of dims, functions made of kernels, the layers and ranks of a pipeline's stages.
+
+Non-goals: which kernels a program has (`analysis.kernel_tiles`), what a stage does (`staged_forward`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+
+from ..analysis.kernel_tiles import Used, chip, kernels_of, tiles_file
+from ..ir import Pipeline, Program, Value, base
+from ..ir.stages import crossing, stages
+from ..schedules.csv_file import csv
+from .naming import DTYPES, TAKEN, WIDTH, call, class_name, exploded, literal, read_beside, singular
+from .user_ops import modules
+
+
+def size_names(program: Program, values: Iterable[str]) -> dict[str, str]:
+    """The name of the size of each dim of a parameter, but for those that something else goes by."""
+    cut = program.pipeline.dims if program.pipeline else ()
+    dims = dict.fromkeys(dim for param in program.params for dim in param.type.dims if dim not in cut) | {"seq": None}
+    classes = (class_name(singular(dim.name)) for dim in program.dims)
+    taken = {*TAKEN, *modules(program), *classes, class_name(program.name), *map(base, values), "I", "L", "O"}
+    words = {dim: dim.upper() for dim in dims}
+    return {dim: word for dim, word in words.items() if word not in taken and [*words.values()].count(word) == 1}
+
+
+def size_lines(program: Program, names: Mapping[str, str]) -> Iterator[str]:
+    """The line that gives each its size, or several where that is too long."""
+    sizes = [str(program.size(dim)) for dim in names]
+    line = f"{', '.join(names.values())} = {', '.join(sizes)}"
+    if len(names) < 2 or len(line) > WIDTH:
+        yield from (f"{name} = {size}" for name, size in zip(names.values(), sizes, strict=True))
+    else:
+        yield line
+    if program.pipeline:
+        yield f"FIRST, LAST = 0, {len(program.pipeline.stage_to_rank) - 1}  # stages"
+
+
+def product(names: Mapping[str, str], program: Program, dims: Iterable[str]) -> str:
+    """The product of some sizes."""
+    return " * ".join(names.get(dim, str(program.size(dim))) for dim in dims)
+
+
+# ---- kernels
+
+
+def kernel_lines(program: Program) -> list[str]:
+    """The file of the tiles, and the functions that are kernels; none where a program calls torch's own."""
+    if not (file := tiles_file(program)):
+        return []
+    head = f"# Triton kernels with tiles for {chip(program)}; elsewhere torch does the same."
+    return [head, f"TILES = {read_beside('read_tiles', file, 0)}", *map(_kernel, kernels_of(program))]
+
+
+def _kernel(used: Used) -> str:
+    chunk = f", chunk={used.chunk}" if used.chunk else ""
+    return f"{used.function} = {used.name}(TILES[{literal(used.name)}]{chunk})"
+
+
+# ---- stages
+
+
+def stage_lines(program: Program) -> list[str]:
+    """The layers of each stage, if there are stages."""
+    if not (pipeline := program.pipeline):
+        return []
+    each = ([_range(stage.layers[i]) for stage in stages(program, pipeline)] for i, _ in enumerate(pipeline.dims))
+    layers = (call(f"{literal(dim)}: ", ranges, 4) for dim, ranges in zip(pipeline.dims, each, strict=True))
+    return ["LAYERS_OF_STAGE = {  # of each repeat, those of each stage", *(f"    {entry}," for entry in layers), "}"]
+
+
+def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
+    """The pipeline: which rank has each stage, what crosses, and the file of each rank's row."""
+    pipeline = program.pipeline
+    assert pipeline, "emit: no pipeline"
+    assert pipeline.schedule, "emit: no schedule"
+    arguments = [
+        literal(pipeline.axis),
+        f"stage_to_rank={literal(pipeline.stage_to_rank)}",
+        _carried(program, pipeline, sizes),
+        f"schedule={read_beside('read_schedule', schedule_file(program))}",
+    ]
+    return exploded("PIPELINE = Pipeline", arguments, 0)
+
+
+def schedule_file(program: Program) -> dict[str, str]:
+    """The file that a program with a pipeline reads its rows from, name → text."""
+    pipeline = program.pipeline
+    return {"schedule.csv": csv(pipeline.schedule)} if pipeline and pipeline.schedule else {}
+
+
+def _range(layers: range) -> str:
+    return f"range({layers.start}, {layers.stop})"
+
+
+def _carried(program: Program, pipeline: Pipeline, sizes: Mapping[str, str]) -> str:
+    """What crosses, in its order; where that is not the same at all cuts, at which ones it is."""
+    cuts = [[_value(value, program, sizes) for value in values] for values in crossing(program, pipeline)]
+    entries: list[str] = []
+    begin = 0
+    for values, same in groupby(cuts):
+        end = begin + len([*same])
+        some = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
+        entries += [f"StageInput({value}{some})" for value in values]
+        begin = end
+    return call("stage_inputs=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
+
+
+def _value(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
+    constant = "" if value.type.differentiable else ", gradient=False"
+    degrees = {dim: program.degree(value.type.axes_of(dim)) for dim in value.type.dims}
+    parts = {dim: f"{sizes[dim]} // {n}" if n > 1 else sizes[dim] for dim, n in degrees.items() if dim in sizes}
+    shape = [parts.get(dim, str(program.local_size(value.type, dim))) for dim in degrees]
+    dims = f"({', '.join(shape)}{'' if shape[1:] else ','})"
+    return f"{literal(base(value.name))}, {dims}, {DTYPES[value.type.dtype]}{constant}"

@@ -1,0 +1,25 @@
+"""Reads the tiles of a program's kernels from the file beside it.
+
+Non-goals: which tiles these are (`benchmarks/tune_kernels.py` measures them).
+"""
+
+import json
+from typing import Any
+
+from ..train.companion_files import text_beside
+from .attention import Block, Blocks
+from .launching import Tile
+
+
+def read_tiles(name: str, beside: str, sha256: str) -> dict[str, Any]:
+    """By the class of each kernel its tiles by size, or the one of an optimizer.  Exit status 2 as `read_schedule`."""
+    classes: dict[str, Any] = json.loads(text_beside(name, beside, sha256))["tiles"]
+    return {kernel: _tiles(said) for kernel, said in classes.items()}
+
+
+def _tiles(said: dict[str, Any]) -> Any:
+    if "rows" in said:
+        return Tile(**said)
+    if "forward" in said:
+        return Blocks(**{part: Block(**block) for part, block in said.items()})
+    return {int(size): _tiles(tile) for size, tile in said.items()}
