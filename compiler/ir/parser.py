@@ -6,10 +6,10 @@ Purpose: inspect, store and edit programs between passes.  Non-goals: plan text,
 import math
 import re
 from collections import defaultdict
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve
-from lark import Token, Transformer, v_args
+from lark import Token, Transformer, v_args  # pyright: ignore[reportUnknownVariableType]
 from lark.exceptions import UnexpectedInput
 
 from ..config import settings
@@ -77,7 +77,8 @@ def read_ir(source: Source) -> Program:
         check_gpu(given["cluster"], found)
     found.check()
     text = "\n" * (head.count("\n") + 1) + "program " + rest  # tokens then know their lines in the source
-    reader: Any = parser("ir", _Builder(given, order, source), placeholders=True)
+    by_position = cast(Any, v_args(inline=True)(_Builder))  # its methods take what a rule is made of by position
+    reader: Any = parser("ir", by_position(given, order, source), placeholders=True)
     try:
         return reader.parse(text)
     except UnexpectedInput as error:
@@ -91,7 +92,6 @@ def _unreadable(label: str, source: Source, line: int, column: int, end: int) ->
     return wrong("E0190", "this is not IR text", span, label=label)
 
 
-@v_args(inline=True)
 class _Builder(Transformer[Token, Program]):
     """One method per rule of `ir.lark`, called while parsing with its parts, None for what is left out."""
 
@@ -221,8 +221,7 @@ class _Builder(Transformer[Token, Program]):
 
     # ---- lists and words
 
-    @v_args(inline=False)
-    def many(self, parts: Parts) -> tuple[Any, ...]:
+    def many(self, *parts: Any) -> tuple[Any, ...]:
         """All that there are, names as plain strings."""
         return tuple(str(part) if isinstance(part, Token) else part for part in parts if part is not None)
 
