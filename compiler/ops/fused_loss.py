@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..ir import Op, Type
 from .chunked_logits import INNER, PRODUCT, check, chunk, product_roles
-from .loss import CAP, SMOOTHING, wide
-from .protocol import Attribute, OpDef, Shape, Vjp
+from .loss import CAP, SMOOTHING, Z, wide
+from .protocol import OpDef, Shape, Vjp
 from .saved_tensors import Local, Saved
 
 
@@ -41,7 +41,7 @@ LINEAR_CROSS_ENTROPY = OpDef(
     " cross_entropy.",
     _total,
     operands=PRODUCT,
-    attributes=(INNER, SMOOTHING, Attribute("z", default=0.0), CAP),
+    attributes=(INNER, SMOOTHING, Z, CAP),
     roles=product_roles,
     unsharded_dims=_whole,
     vjp=Vjp(delayed=True),

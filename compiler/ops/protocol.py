@@ -89,7 +89,8 @@ class Vjp:
     communicates: Communicates | None = None
 
 
-NUMBER = (int, float)
+Range = tuple[Callable[[float], bool], str]
+"""A condition on a number, and its text."""
 
 
 @frozen
@@ -98,19 +99,20 @@ class Attribute:
 
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
-    two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
-    `keyword` is its name in emitted programs, "" for its own, None where they lack it; they give dims by their places
-    in the first operand.
+    two or more.  A number is in its `range`; a `share` is from 0 and below 1.  What is `implied` no plan writes: the
+    compiler gives it.  `keyword` is its name in emitted programs, "" for its own, None where they lack it; they give
+    dims by their places in the first operand.
     """
 
     name: str
     choices: tuple[str, ...] = ()
     default: float | str | tuple[()] | None = None
-    kinds: tuple[type, ...] = NUMBER
+    kinds: tuple[type, ...] = (int, float)
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False
     implied: bool = False
     keyword: str | None = ""
+    range: Range | None = None
 
     @property
     def types(self) -> tuple[type, ...]:
