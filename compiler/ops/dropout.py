@@ -40,10 +40,6 @@ def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, (str(op.get("repeat")), *types[0].dims))]
 
 
-def _repeat(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset((str(op.get("repeat")),))
-
-
 DROPOUT = OpDef(
     "dropout",
     "Zero with probability `p`, else x / (1 − p), each element by itself (Srivastava et al. 2014).",
@@ -63,6 +59,6 @@ FORK = OpDef(
     _forked,
     operands=takes("draws"),
     attributes=(Attribute("repeat", kinds=(str,)),),
-    unsharded_dims=_repeat,
+    unsharded_dims=lambda types, op: frozenset((str(op.get("repeat")),)),
     function="fork",
 )

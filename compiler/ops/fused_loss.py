@@ -19,11 +19,6 @@ def _total(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(types[0].dtype), ())]
 
 
-def _whole(types: Sequence[Type], op: Op) -> frozenset[str]:
-    """All dims of the weight."""
-    return frozenset(types[1].dims)
-
-
 def _gradients(it: Local) -> Saved:
     """Those of a loss that counts once, made with it."""
     made = [(KEPT[x.name], i) for i, x in enumerate(PRODUCT) if x.name in KEPT and i < len(it.types) and it.wanted[i]]
@@ -43,7 +38,7 @@ LINEAR_CROSS_ENTROPY = OpDef(
     operands=PRODUCT,
     attributes=(INNER, SMOOTHING, Z, CAP),
     roles=product_roles,
-    unsharded_dims=_whole,
+    unsharded_dims=lambda types, op: frozenset(types[1].dims),  # the weight's
     vjp=Vjp(delayed=True),
     function="linear_cross_entropy",
     saves=_gradients,
