@@ -1,39 +1,14 @@
 """Whether the constants that ops are given make sense."""
 
-from collections.abc import Callable
-
 from ..ir import Op, Program
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics
-
-Range = tuple[Callable[[float], bool], str]
-"""A condition on a constant, and its text."""
-
-_NOT_NEGATIVE: Range = (lambda value: value >= 0, "0 or above")
-_ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 10000")
-
-RANGES: dict[str, dict[str, Range]] = {
-    "attention": {
-        "window": (lambda value: value >= 0 and value % 1 == 0, "a whole number, 0 for all keys"),
-        "scale": (lambda value: value >= 0, "a number above 0, or 0 for head_dim^(-1/2)"),
-        "softcap": (lambda value: value >= 0, "a number above 0, for instance 50, or 0 for none"),
-    },
-    "cross_entropy": {
-        "smoothing": (lambda value: 0 <= value < 1, "from 0 to below 1, for instance 0.1"),
-        "z": (lambda value: value >= 0, "0 or above, for instance 1e-4"),
-    },
-    "layernorm": {"eps": _NOT_NEGATIVE},
-    "rmsnorm": {"eps": _NOT_NEGATIVE},
-    "rope": dict.fromkeys(("theta", "factor", "low", "high", "original"), _ABOVE_0),
-    "softcap": {"cap": (lambda value: value > 0, "a number above 0, for instance 30")},
-}
-"""By op and argument."""
 
 
 def check_constants(program: Program, found: Diagnostics) -> None:
     """Each is in its range, and rotation turns pairs."""
     for op in program.ops:
-        for name, (holds, help) in RANGES.get(op.kind, {}).items():
+        for name, (holds, help) in ((each.name, each.range) for each in OPS[op.kind].attributes if each.range):
             value = _number(op, name)
             if not holds(value):
                 found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)

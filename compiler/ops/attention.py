@@ -13,7 +13,7 @@ from ..ir import BATCH, DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
 from .call import Argument, Call, Group, Keyword, RotaryTable
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
-from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .protocol import Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, takes
 from .roles import Roles
 from .saved_tensors import Local, Saved
 
@@ -223,6 +223,8 @@ def _attention_call(it: Local) -> Call:
     return Call(options=options | ({"heads": Group(axes)} if axes else {}))
 
 
+_ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 10000")
+
 ROPE = OpDef(
     "rope",
     "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position · theta^(-2i/d) (Su et al."
@@ -231,13 +233,13 @@ ROPE = OpDef(
     _rotated,
     operands=(Operand("x"),),
     attributes=(
-        Attribute("theta"),
+        Attribute("theta", range=_ABOVE_0),
         Attribute("dims", default=0.0),
         Attribute("scaling", choices=("none", "linear", "llama3"), default="none"),
-        Attribute("factor", default=1.0),
-        Attribute("low", default=1.0),
-        Attribute("high", default=4.0),
-        Attribute("original", default=8192.0),
+        Attribute("factor", default=1.0, range=_ABOVE_0),
+        Attribute("low", default=1.0, range=_ABOVE_0),
+        Attribute("high", default=4.0, range=_ABOVE_0),
+        Attribute("original", default=8192.0, range=_ABOVE_0),
     ),
     linear=((0,),),
     roles=rope_roles,
@@ -270,6 +272,11 @@ ROPE_PAIR = OpDef(
     workspace=_turning_both,
 )
 
+
+def _at_least_0(value: float) -> bool:
+    return value >= 0
+
+
 ATTENTION = OpDef(
     "attention",
     "softmax(cap(q·kᵀ · scale) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al."
@@ -279,9 +286,11 @@ ATTENTION = OpDef(
     operands=(Operand("q"), Operand("k"), Operand("v"), *LAST),
     attributes=(
         Attribute("mask", choices=("causal", "full")),
-        Attribute("window", default=0.0),
-        Attribute("scale", default=0.0),
-        Attribute("softcap", default=0.0),
+        Attribute(
+            "window", default=0.0, range=(lambda value: value >= 0 and value % 1 == 0, "a whole number, 0 for all keys")
+        ),
+        Attribute("scale", default=0.0, range=(_at_least_0, "a number above 0, or 0 for head_dim^(-1/2)")),
+        Attribute("softcap", default=0.0, range=(_at_least_0, "a number above 0, for instance 50, or 0 for none")),
         Attribute("dropout", default=0.0, share=True),
         evolve(SITE, default=0),
     ),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ..ir import DATA_DIMS, Op, Type
 from .call import Call
-from .protocol import ALL, Attribute, Builder, OpDef, Operand, Shape, TypingError
+from .protocol import ALL, Attribute, Builder, Dims, Joins, OpDef, Operand, Shape, TypingError
 from .saved_tensors import viewed
 
 
@@ -23,10 +23,6 @@ def _lasts(types: Sequence[Type]) -> tuple[str, ...]:
 
 def _sum_of_lasts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
     return {str(op.get("as")): _lasts(types)}
-
-
-def _all_joined(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset((str(op.get("as")), *_lasts(types)))
 
 
 def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
@@ -49,8 +45,9 @@ def _rescaled(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return list(b.emit("concat", grads, op.inputs, **{"as": b.type(op.inputs[0]).dims[-1]}))
 
 
-def _all_parted(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset((types[0].dims[-1], *op.names("parts")))
+def _all_of(joins: Joins) -> Dims:
+    """The dims that are made up of others, and these."""
+    return lambda types, op: frozenset(dim for item in joins(types, op).items() for dim in (item[0], *item[1]))
 
 
 CONCAT = OpDef(
@@ -62,7 +59,7 @@ CONCAT = OpDef(
     attributes=(Attribute("as", dims="any"),),
     variadic=True,
     linear=((ALL,),),
-    unsharded_dims=_all_joined,
+    unsharded_dims=_all_of(_sum_of_lasts),
     joins=_sum_of_lasts,
     adjoint=_adjoint,
     function="concat",
@@ -77,7 +74,7 @@ SPLIT = OpDef(
     operands=(Operand("x"),),
     attributes=(Attribute("parts", dims="several"),),
     linear=((0,),),
-    unsharded_dims=_all_parted,
+    unsharded_dims=_all_of(_sum_of_parts),
     joins=_sum_of_parts,
     adjoint=_rescaled,
     function="split",

@@ -42,10 +42,6 @@ def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, (str(op.get("repeat")), *types[0].dims))]
 
 
-def _repeat(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset((str(op.get("repeat")),))
-
-
 def _call(it: Local) -> Call:
     """Where the samples are, and the other dims of which this rank holds a part."""
     type, (samples,) = it.types[0], it.types[1].dims
@@ -74,7 +70,7 @@ FORK = OpDef(
     _forked,
     operands=takes("draws"),
     attributes=(Attribute("repeat", kinds=(str,)),),
-    unsharded_dims=_repeat,
+    unsharded_dims=lambda types, op: frozenset((str(op.get("repeat")),)),
     function="fork",
     call=lambda it: Call((it.program.size(str(it.op.get("repeat"))),)),
 )

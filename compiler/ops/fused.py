@@ -28,11 +28,6 @@ def _sum_and_norm(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, x.dims)] * 2
 
 
-def _normed(types: Sequence[Type], op: Op) -> frozenset[str]:
-    """Of a sum and its norm, the weight stands third."""
-    return frozenset(types[2].dims)
-
-
 def _adjoint(op: Op, grads: Sequence[str], norm: OpDef, b: Builder) -> list[str | None]:
     """Both terms have the gradient of their sum: its own, and what comes through the norm of it."""
     (d_sum, d_norm), (x, _, *weights), total = grads, op.inputs, op.outputs[0].name
@@ -57,7 +52,7 @@ def _added(norm: OpDef) -> OpDef:
         _sum_and_norm,
         operands=(*takes("x", "y"), *norm.operands[1:]),
         attributes=(EPS,),
-        unsharded_dims=_normed,
+        unsharded_dims=lambda types, op: frozenset(types[2].dims),  # the weight's
         adjoint=lambda op, grads, b: _adjoint(op, grads, norm, b),
         function=f"add_{norm.function}",
         saves=_norm_saves,

@@ -9,19 +9,14 @@ from collections.abc import Sequence
 
 from ..ir import Op, Type
 from .chunked_logits import INNER, PRODUCT, check, chunk, product_call, product_roles
-from .loss import CAP, SMOOTHING, wide
-from .protocol import Attribute, OpDef, Shape, Vjp
+from .loss import CAP, SMOOTHING, Z, wide
+from .protocol import OpDef, Shape, Vjp
 from .saved_tensors import Local, Saved
 
 
 def _total(types: Sequence[Type], op: Op) -> list[Shape]:
     check(op, *types)
     return [(wide(types[0].dtype), ())]
-
-
-def _whole(types: Sequence[Type], op: Op) -> frozenset[str]:
-    """All dims of the weight."""
-    return frozenset(types[1].dims)
 
 
 def _gradients(it: Local) -> Saved:
@@ -41,9 +36,9 @@ LINEAR_CROSS_ENTROPY = OpDef(
     " cross_entropy.",
     _total,
     operands=PRODUCT,
-    attributes=(INNER, SMOOTHING, Attribute("z", default=0.0), CAP),
+    attributes=(INNER, SMOOTHING, Z, CAP),
     roles=product_roles,
-    unsharded_dims=_whole,
+    unsharded_dims=lambda types, op: frozenset(types[1].dims),  # the weight's
     vjp=Vjp(delayed=True),
     function="linear_cross_entropy",
     call=product_call,

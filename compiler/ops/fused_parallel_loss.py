@@ -23,8 +23,7 @@ SHARES = Attribute("as", kinds=(str,))
 
 def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
     """m, z and t of logits."""
-    *tokens, classes = logits.dims
-    shares = str(op.get("as"))
+    (*tokens, classes), shares = logits.dims, str(op.get("as"))
     if is_pending(logits):
         raise TypingError(f"{op.kind} is not linear in what is partial")
     if any(labels.axes_of(dim) != logits.axes_of(dim) for dim in tokens):

@@ -12,8 +12,11 @@ from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 
-SMOOTHING = Attribute("smoothing", default=0.0)
+SMOOTHING = Attribute(
+    "smoothing", default=0.0, range=(lambda value: 0 <= value < 1, "from 0 to below 1, for instance 0.1")
+)
 Z_LOSS = Attribute("z_loss", default=0.0)
+Z = Attribute("z", default=0.0, range=(lambda value: value >= 0, "0 or above, for instance 1e-4"))
 CAP = Attribute("cap", default=0.0, implied=True)
 """Of losses that bound their logits themselves, as softcap does, where a plan writes that before them."""
 
@@ -160,7 +163,7 @@ CROSS_ENTROPY = OpDef(
     " negative label counts nothing.  s is `smoothing` (Szegedy et al. 2016), z PaLM's z-loss (Chowdhery et al. 2022).",
     _token_total,
     operands=(Operand("logits"), Operand("labels", given="labels")),
-    attributes=(SMOOTHING, Attribute("z", default=0.0), CAP),
+    attributes=(SMOOTHING, Z, CAP),
     roles=last_is_classes,
     vjp=Vjp(workspace=_gradient_wide),
     unsharded_dims=_classes,

@@ -15,7 +15,7 @@ from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .reduce import OVER, mean_over_dims
 from .saved_tensors import Local, Saved
 
-EPS = Attribute("eps")
+EPS = Attribute("eps", range=(lambda value: value >= 0, "0 or above"))
 
 
 def _normed(types: Sequence[Type], op: Op) -> list[Shape]:

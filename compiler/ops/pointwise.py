@@ -145,7 +145,7 @@ FUNCTIONS = (
     _function(
         "softcap",
         "cap · tanh(x / cap) (Gemma Team 2024).",
-        Attribute("cap"),
+        Attribute("cap", range=(lambda value: value > 0, "a number above 0, for instance 30")),
         value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
         saves=_inner_tanh,

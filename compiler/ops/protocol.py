@@ -90,7 +90,8 @@ class Vjp:
     communicates: Communicates | None = None
 
 
-NUMBER = (int, float)
+Range = tuple[Callable[[float], bool], str]
+"""A condition on a number, and its text."""
 
 
 @frozen
@@ -99,16 +100,18 @@ class Attribute:
 
     One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
-    two or more.  A `share` is a number from 0 and below 1.  What is `implied` no plan writes: the compiler gives it.
+    two or more.  A number is in its `range`; a `share` is from 0 and below 1.  What is `implied` no plan writes: the
+    compiler gives it.
     """
 
     name: str
     choices: tuple[str, ...] = ()
     default: float | str | tuple[()] | None = None
-    kinds: tuple[type, ...] = NUMBER
+    kinds: tuple[type, ...] = (int, float)
     dims: Literal["", "own", "last", "any", "several"] = ""
     share: bool = False
     implied: bool = False
+    range: Range | None = None
 
     @property
     def types(self) -> tuple[type, ...]:
