@@ -137,7 +137,11 @@ DEFECTS = {
     "values of more cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(1, 3)"),
     "values of other cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(0, 1)"),
     "values of all cuts": (OTHER, ", cuts=range(1, 2)", ""),
-    "one value of a cut left out": (OTHER, "StageInput('x', (SEQ // 2, 2, HIDDEN), torch.float32, cuts=range(2, 3)), S", "S"),
+    "one value of a cut left out": (
+        OTHER,
+        "StageInput('x', (SEQ // 2, 2, HIDDEN), torch.float32, cuts=range(2, 3)), S",
+        "S",
+    ),
     "what enters is two always": (OTHER, "carried: tuple[Tensor, Tensor] | Tensor", "carried: tuple[Tensor, Tensor]"),
     "what leaves is two always": (OTHER, "-> tuple[Tensor, Tensor] | Tensor", "-> tuple[Tensor, Tensor]"),
     # ---- layers

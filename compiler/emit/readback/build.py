@@ -13,9 +13,9 @@ from ...config.settings import ON, Flow
 from ...ir import Bucket, Program, types, walk
 from ..naming import DTYPES
 from .blocks import blocks
-from .evaluate import Class, Instance
-from .execute import Machine
+from .machine import Machine
 from .terms import Event, Term, called, demand, frozen_key, within, wrong
+from .values import Class, Instance
 
 
 class Build:
