@@ -6,9 +6,7 @@ Non-goals: lines and names as such (`lines`), and those around a layer that move
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-
-from attrs import frozen
+from collections.abc import Iterable, Sequence
 
 from ..analysis.recompute import recomputes_layers, runs_again
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
@@ -16,29 +14,15 @@ from ..ops import OPS, roles
 from ..ops.dropout import are_draws
 from .expressions import Expr, express
 from .line_writer import Lines, captured, reads
-from .loop_hooks import Around, Line, around, is_flat, repeat_of
+from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, loop_line, repeat_of
 from .module import Child, Frame, Module, Table, table_of
-from .naming import WIDTH, call, class_name, exploded, identifier, literal, place, shape, singular
+from .naming import call, class_name, identifier, literal, place, shape, singular
 
 AGAIN = "again"
 """The variable and keyword that say whether backward recomputes a layer, where it does not recompute all."""
 
 INLINE = 88
 """The longest expression that still takes in another one."""
-
-
-@frozen
-class LayerCall:
-    """What a layer in a loop has of its own, as Python names it."""
-
-    module: str
-    draws: tuple[str, ...]
-    recompute: str
-    """The expression that says whether backward recomputes it, where it does not recompute all."""
-    params: str = ""
-    """Its group of flat parameters, "" where it has none."""
-    inner: tuple[str, ...] = ()
-    """Those of the layers of repeats inside."""
 
 
 class Body:
@@ -85,7 +69,7 @@ class Body:
             return f"{self._flat_params}[{literal(repeat)}]"
         if repeat not in self.groups:
             levels = repeat.count(".") + 1 - self._depth
-            name = self._lines.argument(_group_name(repeat), "list[" * levels + "FlatParamGroup" + "]" * levels)
+            name = self._lines.argument(group_name(repeat), "list[" * levels + "FlatParamGroup" + "]" * levels)
             self.groups[repeat] = name
         return self.groups[repeat]
 
@@ -215,12 +199,12 @@ class Body:
         params = self._lines.free("params", item) if has_params else ""
         groups = {params: self._layer_groups(repeat_of(f"{self._prefix}{attribute}.*"))} if params else {}
         for repeat in inner:
-            groups[self._lines.free(_group_name(repeat), item, *groups)] = self._layer_groups(repeat)
+            groups[self._lines.free(group_name(repeat), item, *groups)] = self._layer_groups(repeat)
         draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
         zipped = groups | draws
         if (every := self._every(region)) > 1:
             zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
-        self._lines.append(_loop(item, f"self.{attribute}", zipped, self._lines.indent()))
+        self._lines.append(loop_line(item, f"self.{attribute}", zipped, self._lines.indent()))
         return LayerCall(item, (*draws,), AGAIN, params, tuple(name for name in groups if name != params))
 
     def _child(self, region: Region, given: list[str], tables: list[Table]) -> tuple[str, list[str]]:
@@ -304,17 +288,3 @@ class Body:
 
     def _table_of(self, op: Op) -> Table:
         return table_of(op, self._frame.types, self._frame.program)
-
-
-def _group_name(repeat: str) -> str:
-    return f"{repeat.rpartition('.')[2]}_params"
-
-
-def _loop(item: str, modules: str, zipped: Mapping[str, str], indent: int) -> str:
-    """The line that opens a loop over modules and what each layer has beside its module."""
-    if not zipped:
-        return f"for {item} in {modules}:"
-    names = ", ".join([item, *zipped])
-    fits = len(f"for {names} in zip(") + indent <= WIDTH
-    head = f"for {names}" if fits else exploded("for ", [item, *zipped], indent)
-    return f"{call(f'{head} in zip', [modules, *zipped.values(), 'strict=True'], indent)}:"

@@ -6,14 +6,14 @@ backward, reductions.
 Non-goals: what the step does with buckets (`step`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import TypeVar
 
 from attrs import frozen
 
 from ..ir import Bucket, Op, Program, Stmt
-from .naming import axes_word
+from .naming import WIDTH, axes_word, call, exploded
 
 _K = TypeVar("_K")
 
@@ -29,6 +29,20 @@ class Around:
     after: tuple[Line, ...] = ()
 
 
+@frozen
+class LayerCall:
+    """What a layer in a loop has of its own, as Python names it."""
+
+    module: str
+    draws: tuple[str, ...]
+    recompute: str
+    """The expression that says whether backward recomputes it, where it does not recompute all."""
+    params: str = ""
+    """Its group of flat parameters, "" where it has none."""
+    inner: tuple[str, ...] = ()
+    """Those of the layers of repeats inside."""
+
+
 def is_flat(program: Program, stmt: Stmt) -> bool:
     """Whether these lines do what a statement of a forward body does."""
     if not isinstance(stmt, Op):
@@ -40,6 +54,21 @@ def is_flat(program: Program, stmt: Stmt) -> bool:
 def repeat_of(pattern: str) -> str:
     """The modules that the `*` of a parameter's name pattern run over, `layers` or `blocks.layers`."""
     return pattern.rpartition(".*")[0].replace(".*", "")
+
+
+def group_name(repeat: str) -> str:
+    """The variable with the groups of flat parameters of the layers of a repeat."""
+    return f"{repeat.rpartition('.')[2]}_params"
+
+
+def loop_line(item: str, modules: str, zipped: Mapping[str, str], indent: int) -> str:
+    """The line that opens a loop over modules and what each layer has beside its module."""
+    if not zipped:
+        return f"for {item} in {modules}:"
+    names = ", ".join([item, *zipped])
+    fits = len(f"for {names} in zip(") + indent <= WIDTH
+    head = f"for {names}" if fits else exploded("for ", [item, *zipped], indent)
+    return f"{call(f'{head} in zip', [modules, *zipped.values(), 'strict=True'], indent)}:"
 
 
 def around(program: Program, own: Sequence[Bucket], params: str, x: str) -> Around:

@@ -14,7 +14,8 @@ from attrs import frozen
 from ..ir import Arg, Enter, Pipeline, Region, Stmt
 from ..ir.stages import groups, is_free, stages
 from ..ops.dropout import are_draws
-from .forward import Body, LayerCall
+from .forward import Body
+from .loop_hooks import LayerCall
 from .module import Frame, Module, tensors
 from .naming import layers_word, stage_word
 

@@ -8,7 +8,7 @@ Non-goals: whether the IR is right (`analysis.verifier`, `proof`), comments, doc
 import ast
 
 from ...ir import Program
-from .files import check_files
+from .constants import check_files
 from .module import File
 
 __all__ = ["check", "check_files"]

@@ -12,9 +12,9 @@ from ...analysis.param_uses import leaves, products
 from ...config.settings import ON, Flow
 from ...ir import Bucket, Program, walk
 from ..naming import DTYPES
-from .evaluate import Class, Instance
-from .execute import Machine
+from .machine import Machine
 from .terms import Event, Term, called, demand, frozen_key, within, wrong
+from .values import Class, Instance
 
 
 class Build:

@@ -17,7 +17,7 @@ from ...ops.call import Argument, Dims, Group, Keyword, RotaryTable, Shards
 from ...ops.saved_tensors import Local
 from ..imports import function_of
 from ..naming import DTYPES
-from .execute import Machine
+from .machine import Machine
 from .terms import Term, demand, frozen_key, wrong
 
 Shape = tuple[tuple[str, ...], ...]

@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import cast
 
-from attrs import Factory, define, field, frozen
-
 from .terms import Event, Log, Term, Terms, demand, frozen_key, wrong
+from .values import Binding, Class, Frame, Instance, Modules
 
 STEPS = 1_000_000
 """The most nodes that are run before a text is refused."""
 
 BUILT_IN = frozenset({"__file__", "float", "int", "len", "list", "range", "str", "super", "tuple", "zip"})
 """What of Python programs use under its own name."""
-
 
 OPERATORS = {
     ast.Add: ("+", "add"),
@@ -41,74 +39,6 @@ OPERATORS = {
     ast.GtE: (">=", "ge"),
     ast.In: ("in", "contains"),
 }
-
-
-@define
-class Block:
-    """A `with` that keeps a value; nothing but `return` reads it when it is closed."""
-
-    closed: bool = False
-
-
-@define
-class Binding:
-    """The value of a name, where it was bound, and the block that it belongs to, if any."""
-
-    value: object
-    store: ast.AST | None = None
-    block: Block | None = None
-
-
-@frozen
-class Function:
-    """A function of the text."""
-
-    node: ast.FunctionDef
-
-
-@frozen(eq=False)
-class Class:
-    """A class of the text."""
-
-    node: ast.ClassDef
-    init: ast.FunctionDef
-    forward: ast.FunctionDef
-
-
-@define(eq=False)
-class Instance:
-    """A module: what its `__init__` set, and what of it was read.  Modules that are made alike are one object."""
-
-    of: Class
-    attributes: dict[str, object] = Factory(dict[str, object])
-    read: set[str] = Factory(set[str])
-    is_whole: bool = False  # whether `__init__` has returned
-
-
-@frozen
-class Modules:
-    """`nn.ModuleList(…)` or `nn.ModuleDict(…)`: the modules by key."""
-
-    by_key: dict[object, object] = field(hash=False)
-
-
-@frozen
-class Zip:
-    """`zip(…, strict=True)`."""
-
-    domains: tuple[object, ...] = field(hash=False)
-
-
-@define
-class Frame:
-    """The names of one call of a function."""
-
-    own: frozenset[str] = frozenset()  # those that it binds somewhere
-    names: dict[str, Binding] = Factory(dict[str, Binding])
-    cells: dict[tuple[object, object], object] = Factory(dict[tuple[object, object], object])
-    returns: bool = False  # whether a `return` is being run
-    is_spec: bool = False  # whether the text is the compiler's own, which no name of the module is hidden in
-
 
 Stub = Callable[["Evaluator", ast.Call, Sequence[object], dict[str, object]], object]
 
@@ -236,8 +166,7 @@ class Evaluator(ABC):
         numbers = term.head in ("%", "==") and isinstance(term.args[0], Term) and term.args[0].head in ("index", "%")
         if not self.frame.is_spec:
             self.at.setdefault(term, node)
-        if not numbers:
-            self.log.append(Event(term, node, block, self.recompute))
+        self.log += [] if numbers else [Event(term, node, block, self.recompute)]
         return term
 
     def _BinOp(self, node: ast.BinOp) -> object:
@@ -272,11 +201,10 @@ class Evaluator(ABC):
                     demand(node, isinstance(all_, tuple | set), f"`{ast.unparse(node)}` are no values")
                     yield from cast(tuple[object, ...], all_)
 
-    def _Tuple(self, node: ast.Tuple) -> object:
+    def _Tuple(self, node: ast.Tuple | ast.List) -> object:
         return tuple(self.several(node.elts))
 
-    def _List(self, node: ast.List) -> object:
-        return tuple(self.several(node.elts))
+    _List = _Tuple
 
     def _Set(self, node: ast.Set) -> object:
         found = [*self.several(node.elts)]

@@ -1,23 +1,25 @@
-"""Runs statements, functions and classes of a program's text on symbols; a loop is run once, for all of its layers.
+"""Runs statements and functions of a program's text on symbols; a loop is run once, for all of its layers.
 
-Purpose: what every statement binds, logs and returns, and which ones were run.  Non-goals: expressions (`evaluate`).
+Purpose: what every statement binds, logs and returns, and which ones were run.
+Non-goals: expressions (`evaluate`), classes (`machine`).
 """
 
 import ast
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from .annotations import demand_type, types_of
-from .evaluate import BUILT_IN, Binding, Block, Class, Evaluator, Frame, Function, Instance, Modules, Zip
+from .annotations import demand_type
+from .evaluate import BUILT_IN, Evaluator
 from .stubs import METHODS, STUBS
-from .terms import Event, Loop, Term, Terms, demand, frozen_key, within, wrong
+from .terms import Loop, Term, Terms, demand, frozen_key, wrong
+from .values import Binding, Block, Class, Frame, Instance, Modules, Zip
 
 NOTHING = object()
 """What a body gives that does not return."""
 
 
-class Machine(Evaluator):
-    """Runs the text of one program."""
+class Statements(Evaluator):
+    """Runs statements and functions."""
 
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms, STUBS)
@@ -228,85 +230,6 @@ class Machine(Evaluator):
             if end and name in loop.carried:
                 loop.end[name], loop.after[name] = end.value, self.terms("after", loop.symbol, name)
                 names[name] = Binding(loop.after[name])
-
-    # ---- classes
-
-    def instantiate(self, node: ast.AST, of: Class, args: Sequence[object]) -> Instance:
-        """A module of a class; calls with the same arguments give one module."""
-        key = (of, *map(frozen_key, args))
-        if key not in self._instances:
-            made = Instance(of)
-            outer, self.log = self.log, []
-            self.function(of.init, [made, *args], made)
-            used, (log, self.log) = within([*made.attributes.values()]), (self.log, outer)
-            for event in log:
-                kept = isinstance(event, Event) and event.term in used
-                demand(event.node, kept, f"nothing uses `{ast.unparse(event.node)}`")
-            made.is_whole = True
-            self._instances[key] = made
-        return self._instances[key]
-
-    def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
-        """What a module gives."""
-        return self.function(of.of.forward, [of, *args], of)
-
-    def register(
-        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
-    ) -> object:
-        """`register_buffer` of a table that is made anew when a program starts."""
-        match name, args, options:
-            case "register_buffer", [str(attribute), value], {"persistent": False}:
-                self._set(node, of, attribute, value)
-                return None
-            case _:
-                raise wrong(node, f"`{ast.unparse(node)}` declares nothing")
-
-    def _do_FunctionDef(self, stmt: ast.FunctionDef) -> object:
-        self.define(stmt, stmt.name, Function(stmt))
-        return NOTHING
-
-    def _do_ClassDef(self, stmt: ast.ClassDef) -> object:
-        demand(stmt, [*map(ast.unparse, stmt.bases)] == ["nn.Module"], "is no module")
-        demand(stmt, not stmt.keywords and not stmt.decorator_list, "has keywords or decorators")
-        match body_of(stmt):
-            case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
-                self.ran |= {init, forward}
-                first = ast.unparse(body_of(init)[0])
-                demand(init, first == "super().__init__()", f"`{first}` should be `super().__init__()`")
-                for each in (init, forward):
-                    demand(each, not each.decorator_list, "is decorated")
-                    types_of(each)
-                self.classes.append(Class(stmt, init, forward))
-                self.define(stmt, stmt.name, self.classes[-1])
-            case _:
-                raise wrong(stmt, "is more or less than `__init__` and `forward`")
-        return NOTHING
-
-    def define(self, node: ast.AST, name: str, value: object) -> None:
-        """Binds a name of the module, once."""
-        demand(node, name not in self.known, f"binds `{name}` twice")
-        demand(node, name not in BUILT_IN, f"hides Python's `{name}`")
-        self.known[name] = value
-
-    # ---- what was not run
-
-    def demand_all(self, tree: ast.Module) -> None:
-        """Raises for a statement that nothing ran, and a local name that nothing read."""
-        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-            demand(function, function in self.entered, f"nothing runs `{function.name}`")
-            for stmt in body_of(function):
-                for node in ast.walk(stmt):
-                    if isinstance(node, ast.stmt) and node not in self.ran:
-                        raise wrong(node, f"nothing runs `{ast.unparse(node)}`")
-                    if isinstance(node, ast.Assign):
-                        self._demand_read(node)
-
-    def _demand_read(self, stmt: ast.Assign) -> None:
-        """Of several results at once some may be of no use."""
-        (target,) = stmt.targets
-        names = [node for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-        if names and not any(name in self.read for name in names):
-            raise wrong(stmt, f"nothing reads `{ast.unparse(target)}`")
 
 
 def body_of(node: ast.FunctionDef | ast.ClassDef | ast.Module) -> list[ast.stmt]:

@@ -19,13 +19,13 @@ from ...ir.placements import ends
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
-from .bucket_moves import LayerMoves, Repeats
+from .buckets import LayerMoves, Repeats
 from .calls import Calls, Shape
 from .compare import compare, demand_known
-from .evaluate import Instance, Modules
-from .execute import Machine
+from .machine import Machine
 from .recompute import Twins
 from .terms import Event, Log, Loop, demand, frozen_key, wrong
+from .values import Instance, Modules
 
 TABLE = "table"
 """What expressions call the table of rotary positions."""

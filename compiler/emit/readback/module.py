@@ -1,6 +1,6 @@
 """Reads the whole text: what the module binds, then what its functions do.
 
-Non-goals: what is run (`execute`), and what it is compared with (`forward`, `step`, `build`).
+Non-goals: how it is run (`machine`), and what it is compared with (`forward`, `step`, `build`).
 """
 
 import ast
@@ -12,16 +12,15 @@ from ...ir import Program, walk
 from ..imports import IMPORTS
 from .annotations import types_of
 from .build import Build
-from .evaluate import Function, Instance
-from .execute import Machine, body_of
-from .files import read_beside
+from .constants import constants, read_beside, sizes
+from .execute import body_of
 from .forward import Forward
-from .hf_names import stored
-from .pipeline import constants, sizes
-from .plan import check_plan
+from .machine import Machine
+from .plan import check_plan, stored
 from .stages import StagedForward
 from .step import Step
 from .terms import Term, Terms, demand, frozen_key, wrong
+from .values import Function, Instance
 from .weights import Weights
 
 MAIN = 'if __name__ == "__main__":\n    train(PLAN, build, train_step, eval_step)'

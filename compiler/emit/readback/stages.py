@@ -11,10 +11,10 @@ from ...ir import Arg, Enter, Pipeline, Program, Region, uses
 from ...ir.stages import Stage, crossing, groups, has, is_free, stages
 from .annotations import NOTHING
 from .compare import compare
-from .evaluate import Class, Instance, Modules
-from .execute import Machine
 from .forward import Forward, Loops, iter_loops
+from .machine import Machine
 from .terms import Loop, Term, demand
+from .values import Class, Instance, Modules
 from .weights import Weights
 
 

@@ -1,39 +1,30 @@
 """Compares `train_step` and `eval_step`, as they were run on symbols, with the ops of the IR's step.
 
 Purpose: what is counted, gathered, reduced and updated, over which axes and in which order.
-Non-goals: the model (`forward`), and which buckets move in parts (`step_buckets`).
+Non-goals: the model (`forward`), the loop over microbatches (`microbatches`), which buckets move in parts (`buckets`).
 """
 
 import ast
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
 
-from ...ir import INVARIANT, Kind, Op, Program, Region, Value, ancestors, base, blocks, ops_in, uses, walk
+from ...ir import INVARIANT, Kind, Op, Program, Region, Value, ancestors, base, ops_in, uses
 from ...ir.placements import ends
 from ..naming import DTYPES
-from .compare import compare, demand_known, function_of
-from .execute import Machine
-from .step_buckets import Buckets
-from .terms import Event, Log, Loop, Term, demand, frozen_key, wrong
+from .compare import compare, function_of
+from .machine import Machine
+from .microbatches import MICROBATCHES, ORDERED, Microbatches
+from .terms import Loop, demand, frozen_key
 
-INPUTS = ("tokens", "labels", "documents", "draws")
-"""What `batch.microbatches()` gives of each microbatch, as far as the model takes it, in the runtime's order."""
-
-MICROBATCHES = (".run", ".evaluate")
-BEFORE, BEHIND = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
+BEFORE, AFTER = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
 """What is done on which side of the microbatches."""
 
-ORDERED = {"all_gather_", "all_reduce_", "reduce_scatter_", "unshard_ahead", ".update", *MICROBATCHES}
-"""What communicates, or changes the state."""
 
-
-class Step:
+class Step(Microbatches):
     """Compares one of the two functions; `given` are the inputs, in the order of the model's arguments."""
 
     def __init__(self, machine: Machine, program: Program, node: ast.FunctionDef, paths: Mapping[str, str]) -> None:
-        self._machine, self._program, self._node, self._trains = machine, program, node, node.name == "train_step"
-        self._region, (self._forward, self._backward) = program.microbatches, blocks(program.microbatches)
-        self._types, self._buckets = program.types, Buckets(program, paths)
+        super().__init__(machine, program, node, paths)
+        self._types = program.types
         self._scale = next((op.outputs[0].name for op in program.ops if op.kind == "loss_scale"), "")
         metrics = ("loss", "norm", "tokens")
         self._returns = {key: end.name for key, end in zip(metrics, program.region.yields, strict=False)}
@@ -42,10 +33,7 @@ class Step:
         elif self._scale:
             self._returns["loss_scale"] = self._scale
         self._ops = ops_in(program.region.body) if self._trains else self._needed()
-        self._values: dict[str, object] = {}
-        self._found: Log = []
         self._updated = False
-        self.given: tuple[str, ...] = ()
 
     def _needed(self) -> list[Op]:
         """The ops of the step on which the results of evaluation depend."""
@@ -72,9 +60,6 @@ class Step:
         if self._trains:
             self._demand_updated(cells)
 
-    def _spec(self, text: str, **names: object) -> object:
-        return self._machine.spec(text, **names)
-
     def _metrics(self) -> dict[str, object]:
         return {key: self._values[name] for key, name in self._returns.items()}
 
@@ -83,7 +68,7 @@ class Step:
         ran = False
         for each in self._found:
             function = "" if isinstance(each, Loop) else function_of(each.term)
-            early, late = function in BEHIND and not ran, function in BEFORE and ran
+            early, late = function in AFTER and not ran, function in BEFORE and ran
             demand(each.node, not (early or late), f"comes {'before' if early else 'after'} the microbatches")
             ran = ran or isinstance(each, Loop) or function in MICROBATCHES
 
@@ -215,17 +200,6 @@ class Step:
         assert op.inputs == self._buckets.sums(bucket), f"emit: {bucket.name} packs other gradients"
         return self._machine.terms("getitem", self._container("state.gradients()"), bucket.name)
 
-    def _container(self, text: str) -> object:
-        """What the state gives; it is asked once."""
-        if text not in self._values:
-            self._values[text] = self._spec(text)
-        return self._values[text]
-
-    def _flats(self) -> object:
-        """The buffers of layers, which in training count the microbatches, or of chunks."""
-        counts = self._trains and not self._program.pipeline
-        return self._container(f"state.flat_params({'len(batch)' if counts else ''})")
-
     def _update(self, op: Op) -> None:
         """One call for the updates of all buckets."""
         if self._updated:
@@ -238,88 +212,3 @@ class Step:
         norm = self._values[finite.inputs[1]] if finite else counted
         said += ["skip=count == 0", *(["overflow=~norm.isfinite()"] if finite else [])]
         self._spec(f"state.update(lr, {', '.join(said)})", scale=scale, count=count, norm=norm)
-
-    # ---- microbatches
-
-    def _microbatches(self, region: Region) -> None:
-        if self._buckets.are_moved():
-            self._flats()
-        loss = self._run() if self._program.pipeline else self._loop()
-        self._values[region.results[0].name] = loss
-        for value in region.results[1:]:
-            if bucket := self._buckets.of(value):
-                gradients = self._container("state.gradients()") if self._trains else None
-                self._values[value.name] = self._machine.terms("getitem", gradients, bucket.name)
-
-    def _seed_name(self) -> str:
-        """The value from which backward begins: the one of the step, but for parameters, that the block reads."""
-        made = {v.name for op in self._program.region.body if isinstance(op, Op) for v in op.outputs}
-        read = {name for op in walk(self._backward.body) for name in op.inputs} & made
-        seeds = [name for name in read if name not in self._buckets.leaves and self._buckets.of_name(name) is None]
-        assert len(seeds) == 1, f"emit: backward begins from {', '.join(seeds)}"
-        return seeds[0]
-
-    def _seed(self) -> Sequence[object]:
-        """Its factors, in their order."""
-        name = self._seed_name()
-        made = next(op for op in self._program.region.body if isinstance(op, Op) and op.outputs[0].name == name)
-        return [self._values[each] for each in (made.inputs if made.kind == "mul" else (name,))]
-
-    def _inputs(self) -> list[str]:
-        taken = {base(arg.value.name) for arg in self._region.args}
-        return [name for name in INPUTS if name in taken]
-
-    def _run(self) -> object:
-        """The rows of the pipeline's schedule, which do the same."""
-        self.given = tuple(self._inputs())
-        mesh = self._spec("state.mesh")
-        chunks = {"flat_params": self._flats()} if self._buckets.have_chunks else {}
-        if not self._trains:
-            return self._spec(
-                f"PIPELINE.evaluate({', '.join(['model', 'batch', 'mesh', *chunks])})", mesh=mesh, **chunks
-            )
-        seed = self._values[self._seed_name()]
-        given = ", ".join(["model", "batch", "seed", "mesh", *chunks])
-        return self._spec(f"PIPELINE.run({given})", seed=seed, mesh=mesh, **chunks)
-
-    def _loop(self) -> object:
-        """Forward, and in training backward, of each microbatch, and the sum of losses."""
-        machine, loop = self._machine, next((each for each in self._found if isinstance(each, Loop)), None)
-        if loop is None:
-            raise wrong(self._node, "runs no microbatches")
-        known, all_ = self._inputs(), self._spec("batch.microbatches()")
-        demand(loop.node, loop.domains == (all_,), f"goes over {loop.domains[0]}, not {all_}")
-        outer, machine.log = [*machine.log, loop], []
-        each = machine.terms("each", all_, loop.symbol)
-        inputs = {name: machine.terms("item", each, i, len(known)) for i, name in enumerate(known)}
-        part = self._model(loop, inputs)
-        if self._trains:
-            product = " * ".join(["part", *(f"f{i}" for i, _ in enumerate(self._seed()))])
-            self._spec(f"({product}).backward()", part=part, **{f"f{i}": each for i, each in enumerate(self._seed())})
-            part = self._spec("part.detach()", part=part)
-        total = next((name for name, begin in loop.begin.items() if begin is self._values["zero"]), None)
-        if total is None:
-            demand_known(self._found[: self._found.index(loop)], outer)
-            raise wrong(loop.node, "the sum of losses does not begin as a zero of the loss' kind")
-        end = machine.done(loop.node, machine.terms("+=", loop.carried[total], part))
-        compare(loop.node, loop.log, machine.log, ORDERED)
-        demand(loop.node, loop.end[total] is end, f"`{total}` is not the sum of losses")
-        machine.log = outer
-        return loop.after[total]
-
-    def _model(self, loop: Loop, inputs: dict[str, Term]) -> object:
-        """The call of the model, which takes each of its inputs once, and in evaluation no draws."""
-        calls = [each for each in loop.log if isinstance(each, Event) and function_of(each.term) == "model"]
-        demand(loop.node, len(calls) == 1, f"runs the model {len(calls)} times")
-        by_term: dict[object, str] = {term: name for name, term in inputs.items()}
-        if not self._trains and "draws" in inputs:  # nothing is dropped
-            by_term = {term: name for term, name in by_term.items() if name != "draws"} | {None: "draws"}
-        by_term |= {self._flats(): "flat_params"} if any(bucket.layers for bucket in self._program.buckets) else {}
-        arguments, options = cast(tuple[object, ...], calls[0].term.args[1]), calls[0].term.args[2]
-        self.given = tuple(by_term.get(each, "") if isinstance(each, Term | None) else "" for each in arguments)
-        demand(
-            calls[0].node,
-            sorted(self.given) == sorted(by_term.values()) and not options,
-            "gives the model other inputs",
-        )
-        return self._spec("model(*given)", given=arguments)

@@ -7,8 +7,9 @@ import ast
 from collections.abc import Sequence
 from typing import cast
 
-from .evaluate import Binding, Evaluator, Instance, Modules, Stub, Zip
+from .evaluate import Evaluator, Stub
 from .terms import Term, demand, frozen_key, wrong
+from .values import Binding, Instance, Modules, Zip
 
 Options = dict[str, object]
 
@@ -32,10 +33,6 @@ def _str(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options)
             return e.terms("call", e.terms.name("str"), tuple(args), {})
         case _:
             raise wrong(node, "is no layer's number")
-
-
-def _len(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    return e.terms("call", e.terms.name("len"), tuple(args), options)
 
 
 def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
@@ -103,7 +100,7 @@ STUBS: dict[str, Stub] = {
     "range": _range,
     "zip": _zip,
     "str": _str,
-    "len": _len,
+    "len": _accessor,
     "recompute": _recompute,
     "recomputed": _recomputed,
     "regather": _regather,

@@ -65,11 +65,7 @@ class Terms:
 
     def __call__(self, head: str, *args: object) -> Term:
         """The term `head(args)`."""
-        key = (head, *map(frozen_key, args))
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = Term(head, args)
-        return found
+        return self._known.setdefault((head, *map(frozen_key, args)), Term(head, args))
 
     def name(self, name: str) -> Term:
         """What is known by its name alone: a function, a module, an argument."""

@@ -10,9 +10,9 @@ from attrs import Factory, define
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...ir import Param, Program
-from .evaluate import Instance, Modules
-from .execute import Machine
+from .machine import Machine
 from .terms import Term, demand, wrong
+from .values import Instance, Modules
 
 
 @define

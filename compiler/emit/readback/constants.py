@@ -1,12 +1,15 @@
-"""What a program binds besides classes and functions, from the IR alone: sizes, and of a pipeline layers and rows.
+"""The constants of a program and the files that it reads, from the IR alone: sizes, layers and rows of a pipeline.
 
-Non-goals: what a stage does (`staged`), and which of its values are checked against these (`file`).
+Non-goals: what a stage does (`stages`), and what is in the file of names (`plan`).
 """
+
+import ast
+from collections.abc import Mapping
 
 from ...ir import Pipeline, Program, Value, base
 from ...ir.stages import crossing, stages
 from ..naming import DTYPES
-from .files import read_beside
+from ..plan_json import digest
 
 
 def constants(program: Program) -> dict[str, str]:
@@ -51,3 +54,24 @@ def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:
 def _value(program: Program, value: Value) -> str:
     constant = "" if value.type.differentiable else ", gradient=False"
     return f"{base(value.name)!r}, {program.local_shape(value.type)!r}, {DTYPES[value.type.dtype]}{constant}"
+
+
+# ---- files beside a program, which it knows by their hashes
+
+
+def read_beside(function: str, name: str, text: str) -> str:
+    """The call that reads a file with this text from beside the program."""
+    return f"{function}({name!r}, beside=__file__, sha256={digest(text)!r})"
+
+
+def check_files(files: Mapping[str, str]) -> None:
+    """Compares the files beside `train.py`, name → text with it, with the hashes in it, which `check` has compared.
+
+    Raises AssertionError where the two differ.
+    """
+    calls = [node for node in ast.walk(ast.parse(files["train.py"])) if isinstance(node, ast.Call)]
+    known = {call.args[0]: each.value for call in calls for each in call.keywords if each.arg == "sha256"}
+    said = {ast.literal_eval(name): ast.literal_eval(hashed) for name, hashed in known.items()}
+    found = {name: digest(text) for name, text in files.items() if name != "train.py"}
+    wrong = sorted({*said.items()} ^ {*found.items()})
+    assert not wrong, f"emit: {wrong[0][0]} is not the file that the program reads"

@@ -1,0 +1,95 @@
+"""Runs a whole text on symbols: its functions, its classes, and the modules that these make.
+
+Purpose: modules of one class that are made alike are one object, and each statement and name must have been of use.
+Non-goals: statements (`execute`), expressions (`evaluate`).
+"""
+
+import ast
+from collections.abc import Sequence
+
+from .annotations import types_of
+from .evaluate import BUILT_IN
+from .execute import NOTHING, Statements, body_of
+from .terms import Event, demand, frozen_key, within, wrong
+from .values import Class, Function, Instance
+
+
+class Machine(Statements):
+    """Runs the text of one program."""
+
+    def instantiate(self, node: ast.AST, of: Class, args: Sequence[object]) -> Instance:
+        """A module of a class; calls with the same arguments give one module."""
+        key = (of, *map(frozen_key, args))
+        if key not in self._instances:
+            made = Instance(of)
+            outer, self.log = self.log, []
+            self.function(of.init, [made, *args], made)
+            used, (log, self.log) = within([*made.attributes.values()]), (self.log, outer)
+            for event in log:
+                kept = isinstance(event, Event) and event.term in used
+                demand(event.node, kept, f"nothing uses `{ast.unparse(event.node)}`")
+            made.is_whole = True
+            self._instances[key] = made
+        return self._instances[key]
+
+    def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
+        """What a module gives."""
+        return self.function(of.of.forward, [of, *args], of)
+
+    def register(
+        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
+    ) -> object:
+        """`register_buffer` of a table that is made anew when a program starts."""
+        match name, args, options:
+            case "register_buffer", [str(attribute), value], {"persistent": False}:
+                self._set(node, of, attribute, value)
+                return None
+            case _:
+                raise wrong(node, f"`{ast.unparse(node)}` declares nothing")
+
+    def _do_FunctionDef(self, stmt: ast.FunctionDef) -> object:
+        self.define(stmt, stmt.name, Function(stmt))
+        return NOTHING
+
+    def _do_ClassDef(self, stmt: ast.ClassDef) -> object:
+        demand(stmt, [*map(ast.unparse, stmt.bases)] == ["nn.Module"], "is no module")
+        demand(stmt, not stmt.keywords and not stmt.decorator_list, "has keywords or decorators")
+        match body_of(stmt):
+            case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
+                self.ran |= {init, forward}
+                first = ast.unparse(body_of(init)[0])
+                demand(init, first == "super().__init__()", f"`{first}` should be `super().__init__()`")
+                for each in (init, forward):
+                    demand(each, not each.decorator_list, "is decorated")
+                    types_of(each)
+                self.classes.append(Class(stmt, init, forward))
+                self.define(stmt, stmt.name, self.classes[-1])
+            case _:
+                raise wrong(stmt, "is more or less than `__init__` and `forward`")
+        return NOTHING
+
+    def define(self, node: ast.AST, name: str, value: object) -> None:
+        """Binds a name of the module, once."""
+        demand(node, name not in self.known, f"binds `{name}` twice")
+        demand(node, name not in BUILT_IN, f"hides Python's `{name}`")
+        self.known[name] = value
+
+    # ---- what was not run
+
+    def demand_all(self, tree: ast.Module) -> None:
+        """Raises for a statement that nothing ran, and a local name that nothing read."""
+        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+            demand(function, function in self.entered, f"nothing runs `{function.name}`")
+            for stmt in body_of(function):
+                for node in ast.walk(stmt):
+                    if isinstance(node, ast.stmt) and node not in self.ran:
+                        raise wrong(node, f"nothing runs `{ast.unparse(node)}`")
+                    if isinstance(node, ast.Assign):
+                        self._demand_read(node)
+
+    def _demand_read(self, stmt: ast.Assign) -> None:
+        """Of several results at once some may be of no use."""
+        (target,) = stmt.targets
+        names = [node for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        if names and not any(name in self.read for name in names):
+            raise wrong(stmt, f"nothing reads `{ast.unparse(target)}`")
