@@ -5,8 +5,8 @@ what stages cost (`passes.place_stages`), messages (`schedules.messages`), wheth
 """
 
 from ..config.settings import AUTO
-from ..ir import Pipeline, Program, types
-from ..ir.stages import forward, groups, stages
+from ..ir import Pipeline, Program, blocks, types
+from ..ir.stages import groups, stages
 from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.registry import SCHEDULES, folded, looped
 from ..schedules.timeline import Times
@@ -50,8 +50,8 @@ def demand_few(stages: int, microbatches: int) -> None:
 
 def estimated(program: Program, pipeline: Pipeline) -> Times:
     """How long each stage works for a microbatch, in parts of what the dearest one's forward takes."""
-    of = types(program)
-    bodies, repeats = groups(pipeline, forward(program).body)
+    of, (_, forward, _) = types(program), blocks(program)
+    bodies, repeats = groups(pipeline, forward.body)
     between = [cost(program, body, of) for body in bodies]
     layer = [cost(program, repeat.body, of) for repeat in repeats]
     costs = [

@@ -26,7 +26,7 @@ from .types import (
     Value,
     sharded,
 )
-from .walk import Names, base, types, uses, values, walk
+from .walk import Names, base, blocks, reads, results, types, uses, values, walk
 
 __all__ = [
     "BATCH",
@@ -65,6 +65,9 @@ __all__ = [
     "Value",
     "Yield",
     "base",
+    "blocks",
+    "reads",
+    "results",
     "sharded",
     "types",
     "uses",

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from .program import Program
 from .regions import Op, Region, Stmt
@@ -30,13 +31,32 @@ def types(program: Program) -> dict[str, Type]:
     return {p.name: p.type for p in program.params} | {v.name: v.type for v in values(program.region)}
 
 
+def results(stmt: Stmt) -> tuple[Value, ...]:
+    """The values that a statement binds for later ones."""
+    return stmt.results if isinstance(stmt, Region) else stmt.outputs
+
+
 def uses(region: Region) -> Counter[str]:
     """How often each value is read in `region`, at any depth."""
-    found = Counter(arg.source for arg in region.args)
-    found.update(end.name for end in region.yields)
-    for stmt in region.body:
+    ends = (arg.source for arg in region.args), (end.name for end in region.yields)
+    return reads(region.body) + Counter(chain(*ends))
+
+
+def reads(body: Iterable[Stmt]) -> Counter[str]:
+    """How often each value is read by statements, at any depth."""
+    found: Counter[str] = Counter()
+    for stmt in body:
         found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
     return found
+
+
+def blocks(program: Program) -> tuple[Region, Region, Region]:
+    """A step's microbatches, and their forward and backward."""
+    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
+    forward, backward = microbatches.body
+    assert isinstance(forward, Region), "blocks: no forward"
+    assert isinstance(backward, Region), "blocks: no backward"
+    return microbatches, forward, backward
 
 
 def base(name: str) -> str:

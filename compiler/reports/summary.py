@@ -11,8 +11,7 @@ from ..analysis.communication import collectives, parameter_count, places
 from ..analysis.kernel_tiles import chip
 from ..config.settings import TRITON
 from ..config.units import amount, counted
-from ..ir import Program, walk
-from ..ir.stages import forward
+from ..ir import Program, blocks, walk
 from ..ops.fused import FUSED
 
 
@@ -95,7 +94,7 @@ def kernels(program: Program) -> str:
     if program.train.kernels != TRITON:
         return ""
     places: dict[str, dict[str, None]] = {}
-    for op in walk(forward(program).body):
+    for op in walk(blocks(program)[1].body):
         if op.kind in FUSED:
             places.setdefault(op.kind, {})[f"{PurePath(op.span.path).name}:{op.span.line}"] = None
     fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))

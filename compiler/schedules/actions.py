@@ -2,7 +2,7 @@
 
 In text `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining writes it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cached_property
 
@@ -84,12 +84,17 @@ class Schedule:
         return evolve(self, rows=tuple(rows))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank has, in the model's order."""
-        return tuple(stage for stage, home in enumerate(self.stage_to_rank) if home == rank)
+        """The stages of a rank, in the model's order."""
+        return stages_of_rank(self.stage_to_rank, rank)
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Rank, place in the row, action."""
         return ((rank, at, action) for rank, row in enumerate(self.rows) for at, action in enumerate(row))
+
+
+def stages_of_rank(stage_to_rank: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The stages of a rank, in the model's order."""
+    return tuple(stage for stage, home in enumerate(stage_to_rank) if home == rank)
 
 
 class ScheduleError(Exception):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from .actions import Action, Schedule, Work
+from .actions import Action, Schedule, Work, stages_of_rank
 
 
 @frozen
@@ -149,7 +149,7 @@ def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> fl
     those of which one is under way.
     """
     last = len(stage_to_rank) - 1
-    stages = [stage for stage, home in enumerate(stage_to_rank) if home == rank]
+    stages = stages_of_rank(stage_to_rank, rank)
     given = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
     near = ((stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last)
     return given + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
@@ -157,5 +157,5 @@ def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> fl
 
 def least(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
     """The memory of a single microbatch on a rank before any backward, the least that it needs."""
-    own = sum(keeps.input[stage] for stage, home in enumerate(stage_to_rank) if home == rank)
+    own = sum(keeps.input[stage] for stage in stages_of_rank(stage_to_rank, rank))
     return own + always_handed(stage_to_rank, rank, keeps)

@@ -5,7 +5,7 @@ from math import isinf
 
 from attrs import define, frozen
 
-from .actions import Work
+from .actions import Work, stages_of_rank
 from .activation_memory import MemoryBudget, always_handed
 
 
@@ -19,8 +19,7 @@ class Places:
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each rank."""
-        ranks = range(len(self.room.most))
-        return tuple(tuple(stage for stage, home in enumerate(self.stage_to_rank) if home == rank) for rank in ranks)
+        return tuple(stages_of_rank(self.stage_to_rank, rank) for rank in range(len(self.room.most)))
 
     @cached_property
     def always(self) -> tuple[float, ...]:

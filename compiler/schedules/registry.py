@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from .actions import Row, Schedule, ScheduleError
+from .actions import Row, Schedule, ScheduleError, stages_of_rank
 from .breadth_first import breadth_first, gpipe
 from .one_f_one_b import interleaved, interleaved_zero_bubble, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
 from .steps import RankContext
@@ -45,8 +45,8 @@ class ScheduleSpec:
     def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
         """The schedule, without messages; `ScheduleError` if it has none for these numbers."""
         stage_to_rank = self.stage_to_rank(ranks, chunks)
-        held = [tuple(stage for stage, home in enumerate(stage_to_rank) if home == rank) for rank in range(ranks)]
-        rows = (self.row(RankContext(rank, ranks, microbatches, stages)) for rank, stages in enumerate(held))
+        own = (stages_of_rank(stage_to_rank, rank) for rank in range(ranks))
+        rows = (self.row(RankContext(rank, ranks, microbatches, stages)) for rank, stages in enumerate(own))
         return Schedule(stage_to_rank, microbatches, tuple(rows))
 
 

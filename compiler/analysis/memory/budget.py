@@ -6,7 +6,6 @@ Non-goals: the rows (`schedules.listing`), and what they hold in the end (`rows`
 
 from ...config.units import amount
 from ...ir import Program
-from ...ir.stages import has
 from ...schedules.actions import ScheduleError, Work
 from ...schedules.activation_memory import MemoryBudget, least
 from .account import Account, idle
@@ -24,7 +23,7 @@ def room(program: Program, most: int) -> MemoryBudget:
     sizes = keeps(program, of)
     left: list[float] = []
     for rank in range(program.axis(program.pipeline.axis).size):
-        it, own = idle(program, rank, of), has(program.pipeline, rank)
+        it, own = idle(program, rank, of), program.pipeline.stages_of(rank)
         passing = max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
         _demand(it, passing, int(least(program.pipeline.stage_to_rank, rank, sizes)), most)
         left.append(most - it.always - passing)
