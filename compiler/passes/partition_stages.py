@@ -10,13 +10,13 @@ from attrs import evolve
 from ..analysis.flops import cost
 from ..analysis.stage_schedule import stage_to_rank
 from ..config.units import counted
-from ..ir import Enter, Op, Pipeline, Program, types, uses
-from ..ir.stages import groups, stages
+from ..ir import Op, Pipeline, Program, types
+from ..ir.stages import groups, readers
 from ..schedules.actions import ScheduleError
 from ..schedules.partition import balanced
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
-from .thread_carries import carried, reads
+from .thread_carries import carried
 
 MOST_LAYERS = 1024
 
@@ -109,14 +109,6 @@ def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), 
 
 def _held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages of each parameter that does not come slice by slice to a repeat that is cut."""
-    bodies, repeats = groups(pipeline, program.region.body)
-    params = {op.outputs[0].name: op.inputs[0] for op in bodies[0] if isinstance(op, Op) and op.kind == "leaf"}
-    found: dict[str, set[int]] = {}
-    for number, stage in enumerate(stages(program, pipeline)):
-        own = reads([stmt for group in stage.groups for stmt in bodies[group]])
-        for repeat, layers in zip(repeats, stage.layers, strict=True):
-            slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
-            own |= set(uses(repeat)) - slices if layers else set()
-        for name in own & params.keys():
-            found.setdefault(params[name], set()).add(number)
-    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
+    body = program.region.body
+    params = {op.outputs[0].name: op.inputs[0] for op in body if isinstance(op, Op) and op.kind == "leaf"}
+    return readers(program, pipeline, body, params)

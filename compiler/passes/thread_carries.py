@@ -4,11 +4,27 @@ Purpose: after it a cut is crossed by what its repeat carries and by nothing els
 rank has, and what each stage makes of a model's inputs for itself (`stages.is_free`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from attrs import evolve
 
-from ..ir import FLOATS, Arg, Enter, Leave, Names, Op, Pipeline, Program, Region, Stmt, Value, Yield, types, uses
+from ..ir import (
+    FLOATS,
+    Arg,
+    Enter,
+    Leave,
+    Names,
+    Op,
+    Pipeline,
+    Program,
+    Region,
+    Stmt,
+    Value,
+    Yield,
+    results,
+    types,
+    uses,
+)
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
@@ -20,7 +36,8 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
     for at, stmt in enumerate(region.body):
         made = _renamed(stmt, called)
         if isinstance(stmt, Region) and isinstance(made, Region) and stmt.dim in pipeline.dims:
-            read = uses(evolve(stmt, args=())).keys() | reads(region.body[at + 1 :], region.yields)
+            later = evolve(region, args=(), body=region.body[at + 1 :])
+            read = {*uses(evolve(stmt, args=())), *uses(later)}
             through = {name: Value(called.get(name, name), of[name]) for name in bound if name in read}
             made, behind = _carrying(made, through, names)
             called |= behind
@@ -30,20 +47,11 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
     return evolve(region, body=tuple(body), yields=yields)
 
 
-def reads(body: Sequence[Stmt], yields: Sequence[Yield] = ()) -> set[str]:
-    """The names that statements read, at any depth."""
-    found = {end.name for end in yields}
-    for stmt in body:
-        found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
-    return found
-
-
 def _floats(stmt: Stmt) -> list[str]:
     """What a statement makes that only the stage that made it has."""
     if isinstance(stmt, Op) and stmt.kind == "leaf":
         return []
-    made = stmt.results if isinstance(stmt, Region) else stmt.outputs
-    return [value.name for value in made if value.type.dtype in FLOATS]
+    return [value.name for value in results(stmt) if value.type.dtype in FLOATS]
 
 
 def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tuple[Region, dict[str, str]]:

@@ -1,14 +1,14 @@
 """The parameters of each pipeline rank and the flat buckets of all ranks; what a rank does not own is noise."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 from attrs import evolve
 
 from ..analysis.bucket_layout import layout_of
-from ..ir import INVARIANT, PARTIAL, Bucket, Enter, Op, Param, Pipeline, Program, Region, Stmt, Type, sharded, uses
-from ..ir.stages import groups, stages
+from ..ir import INVARIANT, PARTIAL, Bucket, Param, Pipeline, Program, Type, sharded
+from ..ir.stages import layers_of_rank
 from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Numbers, Tensor, degree_of
 
@@ -22,8 +22,7 @@ def noise(x: Tensor, name: str, n: Numbers) -> Array:
 
 def held(program: Program, world: SimulatedMesh, name: str) -> Tensor:
     """One where a rank owns an element of a parameter, else zero."""
-    param = next(param for param in program.params if param.name == name)
-    pipeline = program.pipeline
+    param, pipeline = program.param(name), program.pipeline
     assert pipeline, "verify: every rank holds everything"
     shape = world.shape(param.type)
     found = np.zeros((world.axes[pipeline.axis], *shape), int)
@@ -35,12 +34,9 @@ def held(program: Program, world: SimulatedMesh, name: str) -> Tensor:
 
 def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Sequence[int] | slice:
     """Along its first dim, what a rank holds of a parameter."""
-    whole = dict(pipeline.held)
-    if param.name in whole:
+    if param.name in dict(pipeline.held):
         return slice(None) if rank in pipeline.ranks_of(param.name) else []
-    cut = pipeline.dims.index(param.type.dims[0])
-    here = zip(pipeline.stage_to_rank, stages(program, pipeline), strict=True)
-    return [layer for home, stage in here if home == rank for layer in stage.layers[cut]]
+    return layers_of_rank(program, pipeline, rank)[param.type.dims[0]]
 
 
 def known(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
@@ -57,43 +53,6 @@ def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Ten
     mask, array = np.broadcast_arrays(held(program, world, name).array > 0, x.array)
     first = np.take_along_axis(array, mask.argmax(axis=at, keepdims=True), axis=at)
     return Tensor(x.dims, np.where(mask, array, first), x.degree)
-
-
-def readers(program: Program, pipeline: Pipeline, forward: Sequence[Stmt]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The stages that read each parameter of which a repeat that is cut takes no slices."""
-    params = origins(program)
-    bodies, repeats = groups(pipeline, forward)
-    found: dict[str, set[int]] = {}
-    for k, stage in enumerate(stages(program, pipeline)):
-        names = {name for group in stage.groups for name in _read(bodies[group])}
-        names |= {name for i, layers in enumerate(stage.layers) if layers for name in _captured(repeats[i])}
-        for name in names & params.keys():
-            found.setdefault(params[name], set()).add(k)
-    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
-
-
-def _read(body: Sequence[Stmt]) -> Iterator[str]:
-    for stmt in body:
-        yield from stmt.inputs if isinstance(stmt, Op) else uses(stmt)
-
-
-def _captured(region: Region) -> set[str]:
-    """Values that a repeat reads whole."""
-    return {*uses(region)} - {arg.source for arg in region.args if arg.enter is Enter.EACH}
-
-
-def origins(program: Program) -> dict[str, str]:
-    """The parameter that each of the step's values is made of before its microbatches, by itself."""
-    found = {param.name: param.name for param in program.params}
-    for stmt in program.region.body:
-        if isinstance(stmt, Region):
-            break
-        if stmt.kind == "unpack":
-            made = program.bucket(str(stmt.get("bucket"))).params
-            found |= {value.name: name for value, name in zip(stmt.outputs, made, strict=True)}
-        elif stmt.inputs and stmt.inputs[0] in found:
-            found |= {value.name: found[stmt.inputs[0]] for value in stmt.outputs}
-    return found
 
 
 def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:

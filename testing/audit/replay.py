@@ -4,9 +4,8 @@ from collections.abc import Callable, Container, Hashable, Sequence
 
 from attrs import evolve, field, frozen
 
-from ...compiler.ir import Op, Program, Region, Stmt, uses
+from ...compiler.ir import Op, Program, Region, Stmt, reads, results
 from ...compiler.proof.interpreter import Env, Interpreter
-from ...compiler.proof.pipeline.split import made
 from ...compiler.proof.tensors import Tensor
 
 Memory = dict[tuple[Hashable, ...], tuple[object, list[Tensor], Env]]
@@ -43,10 +42,10 @@ def forward(program: Program) -> tuple[Stmt, ...]:
     """The statements of a step of which its loss is made."""
     wanted, found = {program.region.yields[0].name}, list[Stmt]()
     for stmt in reversed(program.region.body):
-        if wanted & {*made(stmt)}:
+        if wanted & {value.name for value in results(stmt)}:
             own = _ahead(stmt, wanted) if isinstance(stmt, Region) else stmt
             found.append(own)
-            wanted.update(uses(own) if isinstance(own, Region) else own.inputs)
+            wanted.update(reads([own]))
     return tuple(reversed(found))
 
 

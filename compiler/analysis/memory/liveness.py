@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from ...ir import BATCH, Leave, Op, Region, Stmt, Value, walk
+from ...ir import BATCH, Leave, Op, Region, Stmt, results, walk
 from ...ops import VJPS
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from .aliasing import Storages, carried
@@ -45,11 +45,6 @@ def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, ke
             around = map(storages.root, (*stmt.inputs, *(value.name for value in stmt.outputs)))
             last |= {root: i for root in around if root in storages.again}
     return {root: i for root, i in last.items() if storages.origin(root) not in kept}
-
-
-def results(stmt: Stmt) -> Sequence[Value]:
-    """The values that a statement makes."""
-    return stmt.outputs if isinstance(stmt, Op) else stmt.results
 
 
 @frozen

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base
+from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base, results
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local
 from ..kernel_tiles import serves
 from .aliasing import Storages, carried
 from .in_flight import Passing
-from .liveness import Releases, is_put_off, last_reads, mirrors, moves, put_off, results, summed, sums, unkept
+from .liveness import Releases, is_put_off, last_reads, mirrors, moves, put_off, summed, sums, unkept
 from .saved_activations import Keeper, Kept, SavedByLayer, bound
 
 

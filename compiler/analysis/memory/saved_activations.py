@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from attrs import evolve, frozen
 
-from ...ir import Op, Region, Stmt
+from ...ir import Op, Region, Stmt, results
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local, Saved
 from ..recompute import is_made_again, recomputes_layers
@@ -184,7 +184,7 @@ def bound(storages: Iterable[str], region: Region) -> list[str]:
 def _made(region: Region) -> Iterator[str]:
     yield from (arg for arg, _, _ in carried(region))
     for stmt in region.body:
-        yield from (value.name for value in (stmt.outputs if isinstance(stmt, Op) else stmt.results))
+        yield from (value.name for value in results(stmt))
         if isinstance(stmt, Region):
             yield from _made(stmt)
 

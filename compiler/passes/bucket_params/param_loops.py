@@ -5,12 +5,11 @@ gradients where its backward ends.  A parameter that has several uses, or not on
 Non-goals: what is done there (`layers`).
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import Enter, Leave, Op, Region, Stmt, uses
+from ...ir import Enter, Leave, Op, Region, Stmt, reads, uses
 
 Path = tuple[int, ...]
 """Which region of a body, counted among its regions, then which of that one's, and so on."""
@@ -54,7 +53,7 @@ def home(microbatches: Region, leaf: str, gradient: str) -> Home | None:
 def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
     """The path to the one place that takes slices of a value, of slices of it and so on, and their names."""
     takers = [(i, arg) for i, region in regions(body) for arg in region.args if arg.source == name]
-    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or _reads(body, name) != 1:
+    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or reads(body)[name] != 1:
         return None
     index, arg = takers[0]
     inner = _slices(_nth(body, index).body, arg.value.name)
@@ -71,13 +70,6 @@ def _layer(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | No
                 inner = _layer(region.body, end.name)
                 return (i, *(inner[0] if inner else ())), (name, *(inner[1] if inner else (end.name,)))
     return None
-
-
-def _reads(body: Sequence[Stmt], name: str) -> int:
-    found: Counter[str] = Counter()
-    for stmt in body:
-        found.update(uses(stmt) if isinstance(stmt, Region) else stmt.inputs)
-    return found[name]
 
 
 def regions(body: Sequence[Stmt]) -> Iterator[tuple[int, Region]]:

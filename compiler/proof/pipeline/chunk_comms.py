@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from ...analysis.param_uses import leaves
 from ...analysis.stage_buckets import Chunk, chunks, needed
 from ...ir import Op, Program, Region
 from ...schedules.actions import Row
 from ...schedules.dependencies import Cell
-from ..sharded_state import origins
 
 
 @frozen
@@ -65,7 +65,7 @@ def names(program: Program, region: Region) -> Names:
     of = {name: param for op in packs for name, param in zip(op.inputs, _params(program, op), strict=False)}
     ends = zip(region.yields, region.results, strict=True)
     gradients = {end.name: of[result.name] for end, result in ends if result.name in of}
-    return Names(origins(program), gradients)
+    return Names(leaves(program), gradients)
 
 
 def _params(program: Program, pack: Op) -> tuple[str, ...]:

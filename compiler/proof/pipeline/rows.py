@@ -11,6 +11,7 @@ lost (`moves`).
 from collections import defaultdict, deque
 from typing import TypeAlias
 
+from ...analysis.stage_program import stage_programs
 from ...ir import Region, walk
 from ...ops import messages
 from ...schedules.actions import Action, Schedule, Work
@@ -19,7 +20,6 @@ from ...schedules.p2p import SENDS
 from ..interpreter import Env, Interpreter, differing
 from ..simulated_mesh import SimulatedMesh
 from .chunk_comms import Move, Moved, moves, names
-from .split import shares
 from .stage import Staged, Sums, result
 
 Slot: TypeAlias = tuple[str, int, int]
@@ -62,8 +62,8 @@ def run_rows(
             )
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
     stages = [
-        Staged(machine, region, outer, share, rank, worlds)
-        for share, rank in zip(shares(machine.program, pipeline, region), pipeline.stage_to_rank, strict=True)
+        Staged(machine, region, outer, own, rank, worlds)
+        for own, rank in zip(stage_programs(machine.program), pipeline.stage_to_rank, strict=True)
     ]
     called = names(machine.program, region)
     chunks = Moved(moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called)
@@ -85,7 +85,7 @@ def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
         raise RowsError(f"in evaluation, {error}") from None
     stages, numbers = forwards.stages, forwards.machine.numbers
     for end, value in zip(region.yields, region.results, strict=True):
-        if end.name in stages[-1].share.forward.made:
+        if end.name in stages[-1].own.forward.made:
             loss = result(stages, forwards.sums, end, value.type)
             if differing(numbers, loss, results[value.name]):
                 raise LossError("in evaluation, the loss is not that of the step")
@@ -202,9 +202,9 @@ class _Rows:
             if error.args[0] not in self.machine.types:
                 raise
             raise self._error(f"`{error.args[0]}` is not there") from None
-        if part.gives:
+        if part.outputs:
             to = (ENTERING, stage + 1, microbatch) if ahead else (RETURNING, stage - 1, microbatch)
-            self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.gives)})
+            self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.outputs)})
         if kept := self._kept.get(work):
             self._put(rank, (kept, stage, microbatch), env)
         self._add(stage, microbatch, staged.sums(part, env))

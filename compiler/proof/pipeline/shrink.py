@@ -10,15 +10,14 @@ from itertools import accumulate, pairwise
 from attrs import evolve
 
 from ...analysis import stage_schedule
-from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base, types
-from ...ir.stages import crossing, stages
+from ...analysis.param_uses import leaves
+from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base, blocks, types
+from ...ir.stages import crossing, readers, stages
 from ...schedules.actions import Schedule, ScheduleError
 from ...schedules.p2p import with_messages
 from ...schedules.registry import SCHEDULES
 from ...schedules.rescale import resized
 from ...schedules.timeline import Times
-from ..sharded_state import readers
-from .split import blocks
 
 
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
@@ -138,9 +137,8 @@ def _layers(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[
 
 def held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages that read each parameter, as forward says it."""
-    (microbatches,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward, _ = blocks(microbatches)
-    return readers(program, pipeline, forward.body)
+    _, forward, _ = blocks(program)
+    return readers(program, pipeline, forward.body, leaves(program))
 
 
 def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:

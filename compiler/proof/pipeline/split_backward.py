@@ -8,23 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, uses
+from ...analysis.stage_program import StageBlock
+from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, reads, results
 from ...ops import VJPS
-from .split import Part, made
 
 
 @frozen
 class Halves:
     """The input part, and the weight part, which goes on with the values of the input part."""
 
-    input: Part
-    weight: Part
+    input: StageBlock
+    weight: StageBlock
 
 
-def halves(part: Part, types: Mapping[str, Type]) -> Halves:
+def halves(part: StageBlock, types: Mapping[str, Type]) -> Halves:
     """Both parts of a stage's backward."""
-    found = _Split(dict(types)).of(part.body, {*part.gives, *part.crossing}, set())
-    return Halves(evolve(part, body=tuple(found.now)), Part(body=tuple(found.then)))
+    found = _Split(dict(types)).of(part.body, {*part.outputs, *part.carried}, set())
+    return Halves(evolve(part, body=tuple(found.now)), StageBlock(body=tuple(found.then)))
 
 
 @frozen
@@ -49,9 +49,9 @@ class _Split:
         for stmt in body:
             if isinstance(stmt, Region):
                 self._region(stmt, needed, found)
-            elif found.late & {*stmt.inputs} or (_is_put_off(stmt) and not needed & {*made(stmt)}):
+            elif found.late & {*stmt.inputs} or (_is_put_off(stmt) and not needed & {*_made(stmt)}):
                 found.then.append(stmt)
-                found.late.update(made(stmt))
+                found.late.update(_made(stmt))
             else:
                 found.now.append(stmt)
         return found
@@ -91,9 +91,9 @@ class _Split:
 
     def _kept(self, region: Region, inner: _Found) -> dict[str, Value]:
         """The stacks of what the weight part of a repeat's body reads of the input part."""
-        there = {name for stmt in inner.now for name in made(stmt)}
+        there = {name for stmt in inner.now for name in _made(stmt)}
         there |= {arg.value.name for arg in region.args if arg.enter is Enter.CARRY} - inner.late
-        read = dict.fromkeys(name for stmt in inner.then for name in _read(stmt) if name in there)
+        read = dict.fromkeys(name for stmt in inner.then for name in reads([stmt]) if name in there)
         found = {name: Value(f"{name} kept", self.types[name].stacked(region.dim)) for name in read}
         self.types.update((value.name, value.type) for value in found.values())
         return found
@@ -108,8 +108,8 @@ def _needed(body: Sequence[Stmt], wanted: Iterable[str]) -> set[str]:
     """All that `wanted` is made of."""
     found = {*wanted}
     for stmt in reversed(body):
-        if found & {*made(stmt)}:
-            found.update(_read(stmt))
+        if found & {*_made(stmt)}:
+            found.update(reads([stmt]))
     return found
 
 
@@ -117,5 +117,5 @@ def _is_put_off(op: Op) -> bool:
     return op.kind == "contract" or VJPS.delayed(op)
 
 
-def _read(stmt: Stmt) -> Iterable[str]:
-    return stmt.inputs if isinstance(stmt, Op) else uses(stmt)
+def _made(stmt: Stmt) -> list[str]:
+    return [value.name for value in results(stmt)]
