@@ -97,7 +97,7 @@ class _ChunkMoves:
         return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
 
     def _end(self, pair: tuple[Chunk, Op]) -> int:
-        return needed(self._row, pair[0]).end
+        return needed(self._row, pair[0].stages).end
 
     def _moved(self, chunk: Chunk, op: Op) -> Iterator[Collective]:
         own = with_chunks(self._program, [chunk])
@@ -124,7 +124,7 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     rank, axis = pipeline.stage_to_rank[stage], pipeline.axis
     works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
     behind_stage = crossing(program, pipeline)
-    for work, (op, where, ahead) in _MESSAGES.items():
+    for work, (op, where, ahead) in MESSAGES.items():
         for value in behind_stage[min(stage, stage + ahead)] if works[work] else ():
             yield Collective(
                 use="stages",
@@ -149,7 +149,7 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
             )
 
 
-_MESSAGES: dict[Work, tuple[str, Where, int]] = {
+MESSAGES: dict[Work, tuple[str, Where, int]] = {
     Work.RECEIVE_FORWARD: ("receive", "forward", -1),
     Work.SEND_FORWARD: ("send", "forward", 1),
     Work.RECEIVE_BACKWARD: ("receive", "backward", 1),

@@ -7,7 +7,7 @@ pipeline's value.
 Non-goals: the rest of a rank's program (`stage_program`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from attrs import frozen
 
@@ -59,13 +59,13 @@ def chunks(program: Program, rank: int) -> list[Chunk]:
     return [chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank)]
 
 
-def needed(row: Row, chunk: Chunk) -> Needed:
-    """Where the stages of a chunk begin, and where all have ended: before the action that is computed next.
+def needed(row: Row, stages: Container[int]) -> Needed:
+    """Where these stages of a chunk begin, and where all have ended: before the action that is computed next.
 
     What a last action leaves is sent before what its stage's end begins.
     """
     computing = [at for at, action in enumerate(row) if not action.work.is_message]
-    own = [i for i, at in enumerate(computing) if row[at].stage in chunk.stages]
+    own = [i for i, at in enumerate(computing) if row[at].stage in stages]
     return Needed(computing[own[0]], [*computing, len(row)][own[-1] + 1])
 
 

@@ -2,6 +2,7 @@
 
 In text `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining writes it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cached_property
@@ -34,8 +35,17 @@ class Action:
     work: Work
     microbatch: int
 
+    @classmethod
+    def of(cls, text: str) -> "Action | None":
+        """The action that a text says, if it says one."""
+        found = _TEXT.fullmatch(text)
+        return cls(int(found[1]), Work(found[2]), int(found[3])) if found else None
+
     def __str__(self) -> str:
         return f"{self.stage}{self.work.value}{self.microbatch}"
+
+
+_TEXT = re.compile(rf"([0-9]{{1,9}})({'|'.join(work.value for work in Work)})([0-9]{{1,9}})")
 
 
 Row = tuple[Action, ...]

@@ -38,7 +38,7 @@ def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
     found: list[Move] = []
     for rank, row in enumerate(rows):
         for chunk in chunks(program, rank):
-            bucket, span = program.bucket(chunk.bucket), needed(row, chunk)
+            bucket, span = program.bucket(chunk.bucket), needed(row, chunk.stages)
             found.append(
                 Move(
                     rank,
