@@ -15,7 +15,7 @@ from attrs import evolve
 from ..ir import MICROBATCHES, Names, Op, Pipeline, Program, Region, Stmt, Type, base, blocks, types, walk
 from ..ir.stages import crossing
 from ..ops import Message, messages
-from ..schedules.actions import Work
+from ..schedules.actions import Action, Work
 from .collective import Collective, Use, Where
 from .stage_buckets import Chunk, chunk_moves, chunks, needed, with_chunks
 from .stage_program import StageProgram, rank_program, stage_programs
@@ -123,9 +123,10 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     assert pipeline.schedule, "account: a pipeline without rows"
     rank, axis = pipeline.stage_to_rank[stage], pipeline.axis
     works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
-    behind_stage = crossing(program, pipeline)
-    for work, (op, where, ahead) in MESSAGES.items():
-        for value in behind_stage[min(stage, stage + ahead)] if works[work] else ():
+    cuts = crossing(program, pipeline)
+    for work, (op, where) in MESSAGES.items():
+        peer = Action(stage, work, 0).peer
+        for value in cuts[min(stage, peer)] if works[work] else ():
             yield Collective(
                 use="stages",
                 bucket="",
@@ -145,17 +146,17 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
                 line=str(program.axis(axis).span),
                 rank=rank,
                 stage=stage,
-                peer=pipeline.stage_to_rank[stage + ahead],
+                peer=pipeline.stage_to_rank[peer],
             )
 
 
-MESSAGES: dict[Work, tuple[str, Where, int]] = {
-    Work.RECEIVE_FORWARD: ("receive", "forward", -1),
-    Work.SEND_FORWARD: ("send", "forward", 1),
-    Work.RECEIVE_BACKWARD: ("receive", "backward", 1),
-    Work.SEND_BACKWARD: ("send", "backward", -1),
+MESSAGES: dict[Work, tuple[str, Where]] = {
+    Work.RECEIVE_FORWARD: ("receive", "forward"),
+    Work.SEND_FORWARD: ("send", "forward"),
+    Work.RECEIVE_BACKWARD: ("receive", "backward"),
+    Work.SEND_BACKWARD: ("send", "backward"),
 }
-"""What a message is in the account, and how many stages ahead its other end is."""
+"""The op of a message, and the block it is in."""
 
 
 class _Account:

@@ -25,6 +25,8 @@ class Work(Enum):
     def __init__(self, letters: str) -> None:
         self.is_message = "_" in letters
         """Whether it moves values between ranks instead of computing."""
+        self.sends = letters.startswith("SEND")
+        """Whether it is the sending end of a message."""
 
 
 @frozen
@@ -40,6 +42,11 @@ class Action:
         """The action that a text says, if it says one."""
         found = _TEXT.fullmatch(text)
         return cls(int(found[1]), Work(found[2]), int(found[3])) if found else None
+
+    @property
+    def peer(self) -> int:
+        """The stage at the other end of a message; a stage may not have one there."""
+        return self.stage + (1 if self.work in (Work.SEND_FORWARD, Work.RECEIVE_BACKWARD) else -1)
 
     def __str__(self) -> str:
         return f"{self.stage}{self.work.value}{self.microbatch}"

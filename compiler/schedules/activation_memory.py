@@ -95,12 +95,12 @@ def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
     under_way: set[tuple[int, Work]] = set()
     for at, action in enumerate(schedule.rows[rank]):
         stage, work = action.stage, action.work
-        if work in (Work.RECEIVE_FORWARD, Work.RECEIVE_BACKWARD):
-            handed += keeps.between(stage, stage - 1 if work is Work.RECEIVE_FORWARD else stage + 1)
-        elif work.is_message:
+        if work.sends:
             if (stage, work) in under_way:  # the one before is gone
-                handed -= keeps.between(stage, stage + 1 if work is Work.SEND_FORWARD else stage - 1)
+                handed -= keeps.between(stage, action.peer)
             under_way.add((stage, work))
+        elif work.is_message:
+            handed += keeps.between(stage, action.peer)
         else:
             takes, makes = _passes(action, schedule.stages - 1, keeps)
             before = keeps.before(action)
@@ -112,7 +112,7 @@ def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
 def _passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
     """The values that an action takes from another stage, and makes for another."""
     stage = action.stage
-    follows = keeps.between(stage - 1, stage) if stage else 0
+    follows = keeps.entering(stage)
     precedes = keeps.between(stage, stage + 1) if stage < last else 0
     match action.work:
         case Work.FORWARD:

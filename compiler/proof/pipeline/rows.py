@@ -16,7 +16,6 @@ from ...ir import Region, walk
 from ...ops import messages
 from ...schedules.actions import Action, Schedule, Work
 from ...schedules.dependencies import Cell
-from ...schedules.p2p import SENDS
 from ..interpreter import Env, Interpreter, differing
 from ..simulated_mesh import SimulatedMesh
 from .chunk_comms import Move, Moved, moves, names
@@ -144,7 +143,7 @@ class _Rows:
         if self._home(action.stage) != rank:
             raise self._error("the rank does not have this stage")
         if kind := RECEIVED.get(action.work):
-            pair = self._home(_peer(action)), rank
+            pair = self._home(action.peer), rank
             self._awaited[pair].append((kind, action.stage, action.microbatch))
             self._deliver(*pair)
             return True
@@ -154,8 +153,8 @@ class _Rows:
         if self._cell == self._freed:
             self._slots[rank].pop(slots[0], None)
         values = [self._take(slot) for slot in slots]
-        if action.work in SENDS:
-            pair = rank, self._home(_peer(action))
+        if action.work.sends:
+            pair = rank, self._home(action.peer)
             self._sent[pair].append(values[0])
             self._deliver(*pair)
         else:
@@ -180,7 +179,7 @@ class _Rows:
             case Work.WEIGHT:
                 return [(LEFT, stage, microbatch)]
             case _:
-                return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, _peer(action), microbatch)]
+                return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, action.peer, microbatch)]
 
     def _home(self, stage: int) -> int:
         stage_to_rank = self._schedule.stage_to_rank
@@ -231,12 +230,6 @@ class _Rows:
     def _error(self, why: str) -> RowsError:
         rank, at = self._cell
         return RowsError(f"rank {rank}, cell {at}, `{self._schedule.rows[rank][at]}`: {why}")
-
-
-def _peer(action: Action) -> int:
-    """The stage at the other end of a message."""
-    ahead = (action.work in SENDS) == (action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD))
-    return action.stage + (1 if ahead else -1)
 
 
 def _words(slot: Slot) -> str:

@@ -76,9 +76,8 @@ def _in_row(
 
 def _work(each: dict[str, Any]) -> Work:
     """The action that does it."""
-    works = {(op, where): work for work, (op, where, _) in MESSAGES.items()}
-    alone = Work.FORWARD if each["where"] == "forward" else Work.BACKWARD
-    return works.get((each["op"], each["where"]), alone)
+    message = next((work for work, its in MESSAGES.items() if its == (each["op"], each["where"])), None)
+    return message or (Work.FORWARD if each["where"] == "forward" else Work.BACKWARD)
 
 
 def _own(stage: dict[str, Any]) -> dict[str, range]:
