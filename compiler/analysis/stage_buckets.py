@@ -2,7 +2,7 @@
 
 Purpose: the IR gathers and reduces a bucket of all stages at once, at the scope of the step.  A rank does this to the
 parameters of each of its stages by themselves, its chunks: it gathers them at the step's start, waits for them before
-their stage's first forward, and reduces their gradients behind its last backward.  All of that follows from the
+their stage's first forward, and reduces their gradients after its last backward.  All of that follows from the
 pipeline's value.
 Non-goals: the rest of a rank's program (`stage_program`).
 """
@@ -42,7 +42,7 @@ class Needed:
 def chunk_moves(program: Program) -> list[Op]:
     """The coercions of flat buffers that a rank of a pipeline does to each of its chunks; none without a pipeline.
 
-    Sums over stages are not among them, which come behind the rows.
+    Sums over stages are not among them, which come after the rows.
     """
     pipeline, flat_params = program.pipeline, {bucket.dim for bucket in program.buckets}
     if not pipeline:

@@ -39,7 +39,7 @@ class Keeps:
 
     @classmethod
     def uniform(cls, stages: int, input: float = 1, weight: float = 1) -> "Keeps":
-        """The same for all stages; as it stands it counts microbatches."""
+        """The same for all stages; the defaults count microbatches."""
         return cls((input,) * stages, (weight,) * stages)
 
     def between(self, stage: int, other: int) -> float:
@@ -143,16 +143,16 @@ def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
 
 
 def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
-    """How much of what stages hand to each other a rank always needs room for.
+    """How much of what stages hand to each other a rank always needs memory for.
 
     One gradient for each stage that others give one: whatever else it holds, what frees memory can then go on.  And
     those of which one is under way.
     """
     last = len(stage_to_rank) - 1
     stages = stages_of_rank(stage_to_rank, rank)
-    given = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
+    gradients = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
     near = ((stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last)
-    return given + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
+    return gradients + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
 
 
 def least(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:

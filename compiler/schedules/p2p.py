@@ -1,7 +1,8 @@
 """Rows with their messages, in an order that cannot deadlock; whether the messages of any rows all arrive.
 
-Sends are right behind what makes a value, receives early.  Messages are matched first in first out for each two ranks,
-even where a send blocks until it is received."""
+A send comes right after the action that makes its value, a receive early.  Messages are matched first in first out for
+each two ranks, even where a send blocks until it is received.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -51,16 +52,16 @@ class _Event(NamedTuple):
     start: float
     """The value of the action, or of the one that makes the sent value."""
     order: float
-    """Actions that take no time stand before others that start with them, in an order in which they can be done."""
+    """Actions that take no time come before others that start with them, in an order in which they can be done."""
     is_message: bool
     rank: int
     what: Action | Message
 
 
 def with_messages(schedule: Schedule, times: Times) -> Schedule:
-    """The rows with a send right behind each action whose value crosses, and its receive where that action begins.
+    """The rows with a send right after each action whose value crosses, and its receive where that action begins.
 
-    All actions and messages stand in one total order, of which each row is a part; a message is one event of it on both
+    All actions and messages are in one total order, of which each row is a part; a message is one event of it on both
     its ranks.  So the first event that is not done can always be done, even if a send blocks until it is received, and
     two ranks see the messages between them in the same order.  Raises Stuck where rows wait for each other.
     """
@@ -151,7 +152,7 @@ def _lacking(schedule: Schedule, ways: Ways) -> list[Problem]:
 
 
 def _misordered(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
-    """Sends before their value is made, and receives behind the cell that needs it."""
+    """Sends before their value is made, and receives after the cell that needs it."""
     for value, cell in ways.sent.items():
         if cell.at < (made := ways.made[value]).at:
             why = f"{_said(cell, schedule)} comes before {_said(made, schedule)}, which computes what it sends"

@@ -17,7 +17,7 @@ def looped(ranks: int, chunks: int) -> tuple[int, ...]:
 
 
 def folded(ranks: int, chunks: int) -> tuple[int, ...]:
-    """The stage_to_rank of stages that go down the ranks and up again."""
+    """The stage_to_rank of stages that go down the ranks and back up."""
     there, back = tuple(range(ranks)), tuple(reversed(range(ranks)))
     return ((there + back) * chunks)[: ranks * chunks]
 
@@ -34,7 +34,7 @@ class ScheduleSpec:
     """Whether a plan may say."""
 
     def stage_to_rank(self, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
-        """The rank of each stage; `ScheduleError` if ranks cannot have so many."""
+        """The rank of each stage; `ScheduleError` if ranks cannot have that many."""
         if chunks not in (None, self.chunks) and not self.variable:
             raise ScheduleError(
                 f"a rank has {self.chunks} of its stages, not {chunks}",

@@ -15,9 +15,8 @@ from helpers.oracle.plans import Case
 from helpers.oracle.reference import Step
 from helpers.readback_plans import LOSS, MLP, START, plan
 from scalec.compiler.emit.readback import check
-from scalec.compiler.emit.readback.blocks import blocks
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Op, Program, Region
+from scalec.compiler.ir import Op, Program, Region, blocks
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 

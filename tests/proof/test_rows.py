@@ -22,7 +22,7 @@ from scalec.compiler.proof.pipeline.shrink import covers, shared
 from scalec.compiler.proof.pipeline.split_backward import halves
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, case_of, prove, unequal
-from scalec.compiler.proof.sharded_state import held, known, settled
+from scalec.compiler.proof.sharded_state import known, owned, settled
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
@@ -231,12 +231,12 @@ def test_what_a_rank_does_not_hold_is_noise() -> None:
     world, n = SimulatedMesh.of(program), Field(2, len(program.axes))
     for param in program.params:
         x = Tensor(param.type.dims, np.full((1, *world.lead, *world.shape(param.type)), 7, np.uint64))
-        mask = np.broadcast_to(held(program, world, param.name).array > 0, x.array.shape)
+        mask = np.broadcast_to(owned(program, world, param.name).array > 0, x.array.shape)
         assert mask.any(axis=1).all(), param.name  # some rank of the stages' axis, outermost, holds each element
         found = known(program, world, param.name, x, n)
         assert ((found.array == 7) == mask).all(), param.name
         assert (settled(program, world, param.name, found).array == 7).all(), param.name
-    assert not held(program, world, "wq").array.all()
+    assert not owned(program, world, "wq").array.all()
 
 
 def edited(case: Case, kind: str, **attrs: object) -> Case:

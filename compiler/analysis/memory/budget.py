@@ -12,7 +12,7 @@ from .account import Account, idle
 from .pipeline_peak import Chunks, Stage, keeps, stages_of
 
 
-def room(program: Program, most: int) -> MemoryBudget:
+def memory_budget(program: Program, most: int) -> MemoryBudget:
     """What microbatches may take where a rank holds no more than `most` bytes in all.
 
     An action may take as much besides as that of its rank which takes most: which runs when is not known.
@@ -42,7 +42,7 @@ def _passing(stage: Stage) -> int:
 
 
 def _demand(it: Account, passing: int, least: int, most: int) -> None:
-    """State and a microbatch, or the update, must have room."""
+    """State and a microbatch, or the update, must fit."""
     update = it.always + it.peak.bytes
     if (needs := max(it.always + passing + least, update)) <= most:
         return

@@ -1,18 +1,9 @@
-"""The regions of a step, and the ops of it that some of its values need.
+"""The ops of a step that some of its values need.
 
 Non-goals: what is done with them.
 """
 
-from ...ir import Op, Program, Region, walk
-
-
-def blocks(program: Program) -> tuple[Region, Region, Region]:
-    """The step's region of microbatches, and the blocks of forward and backward in it."""
-    (region,) = (stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward, backward = region.body
-    assert isinstance(forward, Region), "emit: no forward block"
-    assert isinstance(backward, Region), "emit: no backward block"
-    return region, forward, backward
+from ...ir import Op, Program, Region, blocks, walk
 
 
 def _read(region: Region) -> set[str]:

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from ...ir import Enter, Kind, Op, Program, Region
+from ...ir import Enter, Kind, Op, Program, Region, blocks
 from ...ir.placements import ends
 from ..loop_hooks import repeat_of
-from .blocks import blocks
 
 Repeats = tuple[tuple[str, str], ...]
 """The dims of repeats around a body, itself included, and their lines of the plan: the same in forward and backward."""

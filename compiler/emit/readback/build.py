@@ -10,9 +10,8 @@ from typing import cast
 from ...analysis.kernel_tiles import accumulates, optimizer_tile
 from ...analysis.param_uses import leaves, products
 from ...config.settings import ON, Flow
-from ...ir import Bucket, Program, types, walk
+from ...ir import Bucket, Program, blocks, types, walk
 from ..naming import DTYPES
-from .blocks import blocks
 from .evaluate import Class, Instance
 from .execute import Machine
 from .terms import Event, Term, called, demand, frozen_key, within, wrong

@@ -14,14 +14,13 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
-from ...ir import FLOATS, INVARIANT, PRECISIONS, REPLICATED, Arg, Enter, Op, Program, Region, Stmt, types, uses
+from ...ir import FLOATS, INVARIANT, PRECISIONS, REPLICATED, Arg, Enter, Op, Program, Region, Stmt, blocks, types, uses
 from ...ir.placements import ends
 from ...ops import roles
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
 from ..naming import DTYPES
-from .blocks import blocks
 from .bucket_moves import LayerMoves, Repeats
 from .compare import compare, demand_known
 from .evaluate import Instance, Modules

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from ...analysis.certificate import trusted
 from ...analysis.kernel_tiles import Used, kernels_of
-from ...ir import Program, walk
+from ...ir import Program, blocks, walk
 from ..imports import IMPORTS
 from .annotations import types_of
-from .blocks import blocks
 from .build import Build
 from .evaluate import Function, Instance
 from .execute import Machine, body_of

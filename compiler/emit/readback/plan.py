@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from ...analysis.memory import account, accounts
 from ...analysis.vocabulary import vocabulary
-from ...ir import Program, base
-from .blocks import blocks
+from ...ir import Program, base, blocks
 from .execute import Machine
 from .terms import called, demand, frozen_key, wrong
 

@@ -8,10 +8,10 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ...ir import INVARIANT, Kind, Op, Program, Region, Value, base, types, walk
+from ...ir import INVARIANT, Kind, Op, Program, Region, Value, base, blocks, types, walk
 from ...ir.placements import ends
 from ..naming import DTYPES
-from .blocks import blocks, needed
+from .blocks import needed
 from .compare import compare, demand_known, function_of
 from .execute import Machine
 from .step_buckets import Buckets

@@ -10,10 +10,9 @@ from itertools import groupby
 from attrs import frozen
 
 from ...analysis.param_uses import leaves
-from ...ir import Bucket, Kind, Op, Program, Value, types, walk
+from ...ir import Bucket, Kind, Op, Program, Value, blocks, types, walk
 from ...ir.placements import ends
 from ..loop_hooks import repeat_of
-from .blocks import blocks
 
 
 @frozen(slots=False)

@@ -191,7 +191,7 @@ class _Rows:
         rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch
         staged, ahead = self.stages[stage], work is Work.FORWARD
         part = staged.parts[work]
-        begin = staged.given(microbatch) if ahead else taken.pop(0)
+        begin = staged.inputs(microbatch) if ahead else taken.pop(0)
         entering = taken[0].values() if taken else ()
         gone = self._moved.gone(self._cell, stage)
         begin = {name: value for name, value in begin.items() if name not in gone}

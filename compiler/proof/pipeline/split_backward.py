@@ -61,15 +61,15 @@ class _Split:
         if not inner.then:
             outer.now.append(region)
             return
-        kept = self._kept(region, inner)
+        saved = self._saved(region, inner)
         ends = [*zip(region.yields, region.results, strict=True)]
         now = [(end, value) for end, value in ends if end.name not in inner.late]
-        now += [(Yield(name, Leave.STACK), value) for name, value in kept.items()]
+        now += [(Yield(name, Leave.STACK), value) for name, value in saved.items()]
         args = [arg for arg in region.args if arg.value.name not in inner.late]
         outer.now.append(_with(region, args, inner.now, now))
         then = [(end, value) for end, value in ends if end.name in inner.late]
         args = [arg for arg in region.args if arg.value.name in inner.late or arg.enter is Enter.EACH]
-        args += [Arg(Value(name, self.types[name]), value.name, Enter.EACH) for name, value in kept.items()]
+        args += [Arg(Value(name, self.types[name]), value.name, Enter.EACH) for name, value in saved.items()]
         outer.then.append(_with(region, args, inner.then, then))
         outer.late.update(value.name for _, value in then)
 
@@ -89,12 +89,12 @@ class _Split:
                 return inner
             wanted, slow = wanted | more, slow | slower
 
-    def _kept(self, region: Region, inner: _Found) -> dict[str, Value]:
+    def _saved(self, region: Region, inner: _Found) -> dict[str, Value]:
         """The stacks of what the weight part of a repeat's body reads of the input part."""
         there = {name for stmt in inner.now for name in _made(stmt)}
         there |= {arg.value.name for arg in region.args if arg.enter is Enter.CARRY} - inner.late
         read = dict.fromkeys(name for stmt in inner.then for name in reads([stmt]) if name in there)
-        found = {name: Value(f"{name} kept", self.types[name].stacked(region.dim)) for name in read}
+        found = {name: Value(f"{name} saved", self.types[name].stacked(region.dim)) for name in read}
         self.types.update((value.name, value.type) for value in found.values())
         return found
 

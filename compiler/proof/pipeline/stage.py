@@ -92,7 +92,7 @@ class Staged:
         index = (*(slice(None),) * at, slice(self.rank, self.rank + 1))
         return self.machine.made(("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
-    def given(self, microbatch: int) -> Env:
+    def inputs(self, microbatch: int) -> Env:
         """The inputs of a microbatch."""
         inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
         env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
