@@ -97,7 +97,7 @@ class _ChunkMoves:
         return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
 
     def _end(self, pair: tuple[Chunk, Op]) -> int:
-        return needed(self._row, pair[0].stages).end
+        return needed(self._row, pair[0].stages).stop
 
     def _moved(self, chunk: Chunk, op: Op) -> Iterator[Collective]:
         own = with_chunks(self._program, [chunk])

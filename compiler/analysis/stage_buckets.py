@@ -31,14 +31,6 @@ class Chunk:
     size: int
 
 
-@frozen
-class Needed:
-    """Where in a row a chunk is needed: from before the cell `begin` to before the cell `end`."""
-
-    begin: int
-    end: int
-
-
 def chunk_moves(program: Program) -> list[Op]:
     """The coercions of flat buffers that a rank of a pipeline does to each of its chunks; none without a pipeline.
 
@@ -59,14 +51,14 @@ def chunks(program: Program, rank: int) -> list[Chunk]:
     return [chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank)]
 
 
-def needed(row: Row, stages: Container[int]) -> Needed:
-    """Where these stages of a chunk begin, and where all have ended: before the action that is computed next.
+def needed(row: Row, stages: Container[int]) -> range:
+    """The cells of a row from where stages of a chunk begin to where all have ended: at the next action that computes.
 
-    What a last action leaves is sent before what its stage's end begins.
+    The value that a last action makes is sent before a reduction begins.
     """
     computing = [at for at, action in enumerate(row) if not action.work.is_message]
     own = [i for i, at in enumerate(computing) if row[at].stage in stages]
-    return Needed(computing[own[0]], [*computing, len(row)][own[-1] + 1])
+    return range(computing[own[0]], [*computing, len(row)][own[-1] + 1])
 
 
 def with_chunks(program: Program, own: Iterable[Chunk]) -> Program:

@@ -43,9 +43,9 @@ def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
                 Move(
                     rank,
                     chunk,
-                    awaited=span.begin if bucket.shard_axes else None,
-                    begun=span.end if bucket.shard_axes or bucket.reduce_axes else None,
-                    freed=span.end if bucket.reshard_after_forward else None,
+                    awaited=span.start if bucket.shard_axes else None,
+                    begun=span.stop if bucket.shard_axes or bucket.reduce_axes else None,
+                    freed=span.stop if bucket.reshard_after_forward else None,
                 )
             )
     return tuple(found)

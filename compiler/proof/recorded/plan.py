@@ -64,7 +64,7 @@ def _in_row(
         for (stage, work), part in parts.items()
     }
     row = tuple(filter(None, map(Action.of, pipeline["rows"][listed[0]["rank"]].split())))
-    ended = [(each, needed(row, each["chunk"]).end) for each in after if "chunk" in each]
+    ended = [(each, needed(row, each["chunk"]).stop) for each in after if "chunk" in each]
     yield from _in_order(plan, before, rank, layers)
     for at, action in enumerate((*row, None)):
         yield from _in_order(plan, [each for each, end in ended if end == at], rank, layers)
