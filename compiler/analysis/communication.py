@@ -7,18 +7,18 @@ Non-goals: time and memory; in which order a pipeline's rank does what its stage
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, groupby
+from itertools import groupby
 from math import prod
 
 from attrs import evolve
 
 from ..ir import MICROBATCHES, Names, Op, Pipeline, Program, Region, Stmt, Type, base, walk
-from ..ir.stages import crossing, has, stages
+from ..ir.stages import crossing
 from ..ops import Message, messages
-from ..schedules.actions import Work
+from ..schedules.actions import Action, Work
 from .collective import Collective, Use, Where
-from .local_program import of_rank, of_stage, with_chunks
-from .stage_buckets import Chunk, chunk_moves, chunks, needed
+from .stage_buckets import Chunk, chunk_moves, chunks, needed, with_chunks
+from .stage_program import StageProgram, rank_program, stage_programs
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
@@ -55,11 +55,13 @@ def parameter_count(program: Program) -> int:
 
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
     """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
-    account, moves = _Account(of_rank(program, rank), program.types), _ChunkMoves(program, pipeline, rank)
+    of_stages = stage_programs(program)
+    account, moves = _Account(rank_program(program, rank), program.types), _ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
             yield from moves.gathers()
-            yield from chain.from_iterable(_of_stage(program, pipeline, stage) for stage in has(pipeline, rank))
+            for number in pipeline.stages_of(rank):
+                yield from _of_stage(program, pipeline, number, of_stages[number])
             yield from moves.reductions()
         else:
             rest = tuple(stmt for stmt in body if stmt not in moves.ops)
@@ -87,7 +89,7 @@ class _ChunkMoves:
     def reductions(self) -> Iterator[Collective]:
         """In the order in which stages end."""
         sums = filter(self._account.reduces, self.ops)
-        for chunk, op in sorted(self._pairs(sums), key=lambda pair: needed(self._row, pair[0]).end):
+        for chunk, op in sorted(self._pairs(sums), key=lambda pair: needed(self._row, pair[0].stages).stop):
             yield from self._moved(chunk, op)
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
@@ -100,15 +102,13 @@ class _ChunkMoves:
             yield evolve(self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages)
 
 
-def _of_stage(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
+def _of_stage(program: Program, pipeline: Pipeline, number: int, stage: StageProgram) -> Iterator[Collective]:
     """What a stage does in its actions, and its messages."""
-    first = [layers.start for layers in stages(program, pipeline)[stage].layers]
-    own = of_stage(program, stage)
-    region = own.microbatches
-    account = _Account(own, program.types, dict(zip(pipeline.dims, first, strict=True)))
-    found = account.within(region, (region.dim,), "step")
-    yield from (evolve(each, rank=pipeline.stage_to_rank[stage], stage=stage) for each in found)
-    yield from _messages(program, pipeline, stage)
+    microbatches = stage.program.microbatches
+    account = _Account(stage.program, program.types, stage.layers)
+    found = account.within(microbatches, (microbatches.dim,), "step")
+    yield from (evolve(each, rank=pipeline.stage_to_rank[number], stage=number) for each in found)
+    yield from _messages(program, pipeline, number)
 
 
 def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
@@ -116,9 +116,10 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     assert pipeline.schedule, "account: a pipeline without rows"
     rank, axis = pipeline.stage_to_rank[stage], pipeline.axis
     works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
-    behind_stage = crossing(program, pipeline)
-    for work, (op, where, ahead) in _MESSAGES.items():
-        for value in behind_stage[min(stage, stage + ahead)] if works[work] else ():
+    cuts = crossing(program, pipeline)
+    for work, (op, where) in MESSAGES.items():
+        peer = Action(stage, work, 0).peer
+        for value in cuts[min(stage, peer)] if works[work] else ():
             yield Collective(
                 use="stages",
                 bucket="",
@@ -138,24 +139,24 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
                 line=str(program.axis(axis).span),
                 rank=rank,
                 stage=stage,
-                peer=pipeline.stage_to_rank[stage + ahead],
+                peer=pipeline.stage_to_rank[peer],
             )
 
 
-_MESSAGES: dict[Work, tuple[str, Where, int]] = {
-    Work.RECEIVE_FORWARD: ("receive", "forward", -1),
-    Work.SEND_FORWARD: ("send", "forward", 1),
-    Work.RECEIVE_BACKWARD: ("receive", "backward", 1),
-    Work.SEND_BACKWARD: ("send", "backward", -1),
+MESSAGES: dict[Work, tuple[str, Where]] = {
+    Work.RECEIVE_FORWARD: ("receive", "forward"),
+    Work.SEND_FORWARD: ("send", "forward"),
+    Work.RECEIVE_BACKWARD: ("receive", "backward"),
+    Work.SEND_BACKWARD: ("send", "backward"),
 }
-"""What a message is in the account, and how many stages ahead its other end is."""
+"""The op of a message, and the block it is in."""
 
 
 class _Account:
-    """Of a program, or of a stage of it, which may receive others' values, and whose layers begin with the `first`."""
+    """Of a program, or of a stage of it, which has these layers."""
 
-    def __init__(self, program: Program, types: Mapping[str, Type], first: Mapping[str, int] | None = None) -> None:
-        self._program, self.types, self._first = program, types, first or {}
+    def __init__(self, program: Program, types: Mapping[str, Type], layers: Mapping[str, range] | None = None) -> None:
+        self._program, self.types, self._own_layers = program, types, layers or {}
         self._loops = Names()
         self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
         self._begun = self._reductions()
@@ -249,7 +250,7 @@ class _Account:
 
     def _again(self, loop: str, every: int) -> int:
         """In how many layers that is done which is done in the first of every so many, counted over all stages."""
-        first = self._first.get(base(loop), 0)
+        first = self._own_layers.get(base(loop), range(0)).start
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
     def _use(self, op: Op, it: Message, where: Where) -> Use:

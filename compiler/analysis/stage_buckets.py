@@ -2,17 +2,17 @@
 
 Purpose: the IR gathers and reduces a bucket of all stages at once, at the scope of the step.  A rank does this to the
 parameters of each of its stages by themselves, its chunks: it gathers them at the step's start, waits for them before
-their stage's first forward, and reduces their gradients behind its last backward.  All of that follows from the
+their stage's first forward, and reduces their gradients after its last backward.  All of that follows from the
 pipeline's value.
-Non-goals: what a rank has of the program else (`portions`).
+Non-goals: the rest of a rank's program (`stage_program`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from attrs import frozen
 
 from ..ir import Bucket, Op, Pipeline, Program
-from ..ir.stages import has, stages
+from ..ir.stages import stages, stages_of_param
 from ..schedules.actions import Row
 from .bucket_layout import layout
 
@@ -31,18 +31,10 @@ class Chunk:
     size: int
 
 
-@frozen
-class Needed:
-    """Where in a row a chunk is needed: from before the cell `begin` to before the cell `end`."""
-
-    begin: int
-    end: int
-
-
 def chunk_moves(program: Program) -> list[Op]:
     """The coercions of flat buffers that a rank of a pipeline does to each of its chunks; none without a pipeline.
 
-    Sums over stages are not among them, which come behind the rows.
+    Sums over stages are not among them, which come after the rows.
     """
     pipeline, flat_params = program.pipeline, {bucket.dim for bucket in program.buckets}
     if not pipeline:
@@ -56,57 +48,49 @@ def chunks(program: Program, rank: int) -> list[Chunk]:
     """Those of a rank along the pipeline's axis, by bucket and stages."""
     pipeline = program.pipeline
     assert pipeline, "chunks: no pipeline"
-    own = _Rank(program, pipeline, rank)
-    return [chunk for bucket in program.buckets for chunk in own.of_bucket(bucket)]
+    return [chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank)]
 
 
-def needed(row: Row, chunk: Chunk) -> Needed:
-    """Where the stages of a chunk begin, and where all have ended: before the action that is computed next.
+def needed(row: Row, stages: Container[int]) -> range:
+    """The cells of a row from where stages of a chunk begin to where all have ended: at the next action that computes.
 
-    What a last action leaves is sent before what its stage's end begins.
+    The value that a last action makes is sent before a reduction begins.
     """
     computing = [at for at, action in enumerate(row) if not action.work.is_message]
-    own = [i for i, at in enumerate(computing) if row[at].stage in chunk.stages]
-    return Needed(computing[own[0]], [*computing, len(row)][own[-1] + 1])
+    own = [i for i, at in enumerate(computing) if row[at].stage in stages]
+    return range(computing[own[0]], [*computing, len(row)][own[-1] + 1])
 
 
-def is_together(pipeline: Pipeline, bucket: Bucket) -> bool:
-    """Whether several ranks have a bucket's parameters, all of them as one chunk."""
-    return len(pipeline.ranks_of(bucket.params[0])) > 1
+def with_chunks(program: Program, own: Iterable[Chunk]) -> Program:
+    """The program whose flat buffers are these chunks, side by side."""
+    sizes = {bucket.name: 0 for bucket in program.buckets}
+    for chunk in own:
+        sizes[chunk.bucket] += chunk.size
+    return program.sized({b.dim: sizes[b.name] * _split(program, b) for b in program.buckets})
 
 
-class _Rank:
-    """What a rank has."""
+def _split(program: Program, bucket: Bucket) -> int:
+    """By how many ranks a bucket's parameters are split themselves, whose parts its flat dim has all."""
+    return program.degree(tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes))
 
-    def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
-        self._program, self._pipeline, self._own = program, pipeline, has(pipeline, rank)
-        self._layers = [stage.layers for stage in stages(program, pipeline)]
-        self._whole = dict(pipeline.held)
-        self._cut = {param.name: param.type.dims[:1] for param in program.params}
 
-    def of_bucket(self, bucket: Bucket) -> Iterator[Chunk]:
-        """The chunks of a bucket."""
-        found: dict[tuple[int, ...], list[str]] = {}
-        for name in bucket.params:
-            for holders in self._holders(name):
-                found.setdefault(holders, []).append(name)
-        if is_together(self._pipeline, bucket) and found:
-            own = tuple(sorted({stage for holders in found for stage in holders}))
-            found = {own: [name for name in bucket.params if any(name in names for names in found.values())]}
-        for holders, names in sorted(found.items()):
-            yield Chunk(bucket.name, holders, tuple(names), self._size(bucket, holders, tuple(names)))
+def _of_bucket(program: Program, pipeline: Pipeline, bucket: Bucket, rank: int) -> Iterator[Chunk]:
+    """The chunks of a bucket on a rank; the stages that have a parameter whole have it together."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for param in map(program.param, bucket.params):
+        own = [stage for stage in stages_of_param(program, pipeline, param) if pipeline.stage_to_rank[stage] == rank]
+        for together in [own] if param.name in dict(pipeline.held) else [[stage] for stage in own]:
+            if together:
+                found.setdefault(tuple(together), []).append(param.name)
+    if len(pipeline.ranks_of(bucket.params[0])) > 1 and found:  # the same on each of them
+        own = tuple(sorted({stage for own in found for stage in own}))
+        found = {own: [name for name in bucket.params if any(name in names for names in found.values())]}
+    for own, names in sorted(found.items()):
+        yield Chunk(bucket.name, own, tuple(names), _size(program, pipeline, bucket, own[0], tuple(names)))
 
-    def _holders(self, name: str) -> list[tuple[int, ...]]:
-        """The stages that have a parameter together; each by itself has its layers of one that is cut."""
-        if name in self._whole:
-            holders = tuple(stage for stage in self._own if stage in self._whole[name])
-            return [holders] if holders else []
-        (dim,) = self._cut[name]
-        cut = self._pipeline.dims.index(dim)
-        return [(stage,) for stage in self._own if self._layers[stage][cut]]
 
-    def _size(self, bucket: Bucket, holders: tuple[int, ...], names: tuple[str, ...]) -> int:
-        """With the layers of the first of its stages: parameters that are cut are of one alone."""
-        layers = map(len, self._layers[holders[0]])
-        sized = self._program.sized(dict(zip(self._pipeline.dims, layers, strict=True)))
-        return layout(sized, names, self._program.degree(bucket.shard_axes)).size
+def _size(program: Program, pipeline: Pipeline, bucket: Bucket, stage: int, params: tuple[str, ...]) -> int:
+    """The size of a chunk; of parameters that are cut, a chunk has the layers of one stage."""
+    layers = map(len, stages(program, pipeline)[stage].layers)
+    sized = program.sized(dict(zip(pipeline.dims, layers, strict=True)))
+    return layout(sized, params, program.degree(bucket.shard_axes)).size

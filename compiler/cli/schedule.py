@@ -108,7 +108,7 @@ def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Pictur
     title = f"{program.name}: {kind}, {stages} on {ranks}, {counted(schedule.microbatches, 'microbatch')}"
     times = Times.uniform(schedule.stages) if unit else estimated(program, pipeline).rounded()
     for name, time in given.items():
-        times = times.alike(TIMES[name], time)
+        times = times.uniform_in(TIMES[name], time)
     return picture(title, kind, schedule, times)
 
 

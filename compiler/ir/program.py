@@ -10,7 +10,7 @@ from attrs import Factory, evolve, field, frozen
 
 from ..config.hf_names import HFWeight
 from ..config.settings import Cluster, Flow, Pipelining, Train
-from ..schedules.actions import Schedule
+from ..schedules.actions import Schedule, stages_of_rank
 from ..syntax.source import Span
 from .regions import Op, Region, written_at
 from .types import INVARIANT, PRECISIONS, Placement, Places, Type
@@ -156,6 +156,10 @@ class Pipeline:
         """Whether the gradients of weights are made apart from those of inputs."""
         return self.schedule is not None and self.schedule.splits
 
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank, in the model's order."""
+        return stages_of_rank(self.stage_to_rank, rank)
+
     def ranks_of(self, param: str) -> tuple[int, ...]:
         """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
         return tuple(sorted({self.stage_to_rank[stage] for stage in dict(self.held).get(param, ())}))
@@ -234,6 +238,10 @@ class Program:
     def axis(self, name: str) -> Axis:
         """The axis `name`."""
         return next(axis for axis in self.axes if axis.name == name)
+
+    def param(self, name: str) -> Param:
+        """The parameter `name`."""
+        return next(param for param in self.params if param.name == name)
 
     def state_of(self, param: str) -> StateAxes:
         """Over which axes ranks share out what they keep of a parameter: the first of `state` that is of its name."""

@@ -1,16 +1,16 @@
-"""Where a model is cut: which statements and which layers of repeats each stage of a pipeline has.
+"""Where a model is cut: which statements, layers and parameters each stage of a pipeline has.
 
 Purpose: one reading of `Pipeline.layers` for all who ask.  A body that is cut alternates groups of ops and repeats:
 `group repeat group … repeat group`, where a group may be empty.
-Non-goals: how many layers each stage gets (`passes.cut_stages`), and when it works (`schedules`).
+Non-goals: how many layers each stage gets (`passes.partition_stages`), and when it works (`schedules`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from . import FLOATS, Enter, Op, Pipeline, Program, Region, Stmt, Value
+from . import FLOATS, Enter, Op, Param, Pipeline, Program, Region, Stmt, Value, uses
 
 
 @frozen
@@ -58,29 +58,40 @@ def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
     ]
 
 
-def has(pipeline: Pipeline, rank: int) -> tuple[int, ...]:
-    """The stages of a rank along the pipeline's axis, in the model's order."""
-    return tuple(stage for stage, home in enumerate(pipeline.stage_to_rank) if home == rank)
+def layers_of_rank(program: Program, pipeline: Pipeline, rank: int) -> dict[str, list[int]]:
+    """The layers that a rank along the pipeline's axis has of each repeat that is cut."""
+    all_ = stages(program, pipeline)
+    own = [all_[number].layers for number in pipeline.stages_of(rank)]
+    return {dim: [i for layers in own for i in layers[number]] for number, dim in enumerate(pipeline.dims)}
 
 
-def share(pipeline: Pipeline, stage: Stage, forward: Region, backward: Region) -> tuple[Region, Region]:
-    """The blocks of a microbatch as a stage does them; what its statements read may be what is received."""
-    turned = Stage(tuple(len(pipeline.dims) - group for group in stage.groups), stage.layers[::-1])
-    blocks = ((forward, stage), (backward, turned))
-    ahead, back = (evolve(block, body=tuple(_share(pipeline, own, block.body))) for block, own in blocks)
-    return ahead, back
+def stages_of_param(program: Program, pipeline: Pipeline, param: Param) -> tuple[int, ...]:
+    """The stages that have a parameter, or layers of it."""
+    whole = dict(pipeline.held)
+    if param.name in whole:
+        return whole[param.name]
+    cut = pipeline.dims.index(param.type.dims[0])
+    return tuple(k for k, stage in enumerate(stages(program, pipeline)) if stage.layers[cut])
 
 
-def _share(pipeline: Pipeline, stage: Stage, body: Sequence[Stmt]) -> Iterator[Stmt]:
+def readers(
+    program: Program, pipeline: Pipeline, body: Sequence[Stmt], params: Mapping[str, str]
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The stages that read each parameter whole in forward's `body`; `params` has the parameter of each value."""
     bodies, repeats = groups(pipeline, body)
-    for number, group in enumerate(bodies):
-        yield from (stmt for stmt in group if number in stage.groups or (not number and is_free(stmt)))
-        if number < len(repeats) and stage.layers[number]:
-            yield repeats[number]
+    found: dict[str, set[int]] = {}
+    for k, stage in enumerate(stages(program, pipeline)):
+        read = {*uses(*(stmt for group in stage.groups for stmt in bodies[group]))}
+        for repeat, layers in zip(repeats, stage.layers, strict=True):
+            slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
+            read |= uses(repeat).keys() - slices if layers else set()
+        for name in read & params.keys():
+            found.setdefault(params[name], set()).add(k)
+    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
 
 
 def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
-    """What crosses each cut, the one behind the first stage first: what the repeat carries in which it lies."""
+    """What crosses each cut, the one after the first stage first: what the repeat carries in which it lies."""
     _, repeats = groups(pipeline, program.forward.body)
     carried = [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in repeats]
     return [carried[stage.begins] for stage in stages(program, pipeline)[1:]]

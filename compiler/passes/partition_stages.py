@@ -10,8 +10,8 @@ from attrs import evolve
 from ..analysis.flops import cost
 from ..analysis.stage_schedule import stage_to_rank
 from ..config.units import counted
-from ..ir import Enter, Pipeline, Program, ops_in, uses
-from ..ir.stages import groups, stages
+from ..ir import Pipeline, Program, ops_in
+from ..ir.stages import groups, readers
 from ..schedules.actions import ScheduleError
 from ..schedules.partition import balanced
 from ..syntax.diagnostics import Note, PlanError, wrong
@@ -108,14 +108,6 @@ def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), 
 
 def _held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages of each parameter that does not come slice by slice to a repeat that is cut."""
-    bodies, repeats = groups(pipeline, program.region.body)
-    params = {op.outputs[0].name: op.inputs[0] for op in ops_in(bodies[0]) if op.kind == "leaf"}
-    found: dict[str, set[int]] = {}
-    for number, stage in enumerate(stages(program, pipeline)):
-        own = {*uses(*(stmt for group in stage.groups for stmt in bodies[group]))}
-        for repeat, layers in zip(repeats, stage.layers, strict=True):
-            slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
-            own |= uses(repeat).keys() - slices if layers else set()
-        for name in own & params.keys():
-            found.setdefault(params[name], set()).add(number)
-    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
+    body = program.region.body
+    params = {op.outputs[0].name: op.inputs[0] for op in ops_in(body) if op.kind == "leaf"}
+    return readers(program, pipeline, body, params)

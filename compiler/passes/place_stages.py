@@ -9,7 +9,7 @@ from math import inf
 
 from attrs import evolve
 
-from ..analysis.memory import room
+from ..analysis.memory import memory_budget
 from ..analysis.stage_schedule import demand_few, estimated, placements
 from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
@@ -35,7 +35,7 @@ def place_stages(program: Program) -> Program:
 
 
 def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
-    """One for each way to lay the stages that leaves ranks room for a microbatch.  Raises Impossible if none does."""
+    """One for each way to lay the stages in which a microbatch fits in memory.  Raises ScheduleError if none does."""
     demand_few(len(pipeline.stage_to_rank), program.size(MICROBATCHES))
     found: list[Task] = []
     wrong: list[ScheduleError] = []
@@ -60,7 +60,7 @@ def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
     """What ranks may hold, in bytes or microbatches."""
     most = pipeline.settings.schedule.memory
     if isinstance(most, Size):
-        return room(program, most.bytes)
+        return memory_budget(program, most.bytes)
     return MemoryBudget.counted(
         program.axis(pipeline.axis).size, len(pipeline.stage_to_rank), inf if most is None else most
     )

@@ -14,7 +14,7 @@ from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from .inputs import Inputs, scene
 from .interpreter import Interpreter, Outcome, ShapeError, differing
 from .pipeline.rows import RowsError, run_rows
-from .pipeline.shrink import held, stage_to_rank
+from .pipeline.shrink import stage_to_rank, stages_of_params
 from .prime_field import Field, P, Q
 from .reference import Reference
 from .simulated_mesh import SimulatedMesh
@@ -27,7 +27,7 @@ BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
 
 TRIALS = 6
-"""With how many the evaluation begins; if the bound asks for more, it is done again."""
+"""With how many the evaluation begins; if the bound asks for more, it is repeated."""
 
 MOST_TRIALS = 128
 """More are not made: at so high a degree they would hardly help."""
@@ -83,9 +83,9 @@ def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
 def keeps_sizes(program: Program, model: Program) -> bool:
     """Whether the program's own sizes, at which nothing is evaluated, and its settings are the model's."""
     dims = {dim.name: (dim.size, dim.valid) for dim in program.dims}
-    alike = all(dims.get(dim.name) == (dim.size, dim.valid) for dim in model.dims)
+    are_equal = all(dims.get(dim.name) == (dim.size, dim.valid) for dim in model.dims)
     return (
-        alike
+        are_equal
         and _ranks(program) == _ranks(model)
         and program.train == model.train
         and _settings(program) == _settings(model)
@@ -104,12 +104,12 @@ def has_its_stages(program: Program) -> bool:
     if not pipeline:
         return True
     assert pipeline.schedule, "verify: no schedule"
-    alike = (
+    are_placed = (
         pipeline.stage_to_rank
         == pipeline.schedule.stage_to_rank
         == stage_to_rank(pipeline, program.axis(pipeline.axis).size)
     )
-    return alike and pipeline.held == held(program, pipeline) and not problems(pipeline.schedule)
+    return are_placed and pipeline.held == stages_of_params(program, pipeline) and not problems(pipeline.schedule)
 
 
 def _ranks(program: Program) -> Sizes:
@@ -122,8 +122,8 @@ def compiles_alike(case: Case) -> bool:
 
     Only which parameters share a bucket goes by their bytes, and is taken as it is.
     """
-    own, again = case.program, anew(case)
-    return (again.region, again.params, again.buckets) == (own.region, own.params, own.buckets)
+    own, recompiled = case.program, anew(case)
+    return (recompiled.region, recompiled.params, recompiled.buckets) == (own.region, own.params, own.buckets)
 
 
 def anew(case: Case) -> Program:

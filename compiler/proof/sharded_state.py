@@ -7,8 +7,8 @@ import numpy as np
 from attrs import evolve
 
 from ..analysis.bucket_layout import layout_of
-from ..ir import INVARIANT, PARTIAL, Bucket, Enter, Param, Pipeline, Program, Region, Stmt, Type, sharded, uses
-from ..ir.stages import groups, stages
+from ..ir import INVARIANT, PARTIAL, Bucket, Param, Pipeline, Program, Type, sharded
+from ..ir.stages import layers_of_rank
 from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Numbers, Tensor, degree_of
 
@@ -20,11 +20,10 @@ def noise(x: Tensor, name: str, n: Numbers) -> Array:
     return drawn.reshape(len(drawn), *(1,) * (x.lead - 1), *shape)
 
 
-def held(program: Program, world: SimulatedMesh, name: str) -> Tensor:
+def owned(program: Program, world: SimulatedMesh, name: str) -> Tensor:
     """One where a rank owns an element of a parameter, else zero."""
-    param = next(param for param in program.params if param.name == name)
-    pipeline = program.pipeline
-    assert pipeline, "verify: every rank holds everything"
+    param, pipeline = program.param(name), program.pipeline
+    assert pipeline, "verify: every rank owns everything"
     shape = world.shape(param.type)
     found = np.zeros((world.axes[pipeline.axis], *shape), int)
     for rank in range(len(found)):
@@ -34,61 +33,26 @@ def held(program: Program, world: SimulatedMesh, name: str) -> Tensor:
 
 
 def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Sequence[int] | slice:
-    """Along its first dim, what a rank holds of a parameter."""
-    whole = dict(pipeline.held)
-    if param.name in whole:
+    """Along its first dim, what a rank owns of a parameter."""
+    if param.name in dict(pipeline.held):
         return slice(None) if rank in pipeline.ranks_of(param.name) else []
-    cut = pipeline.dims.index(param.type.dims[0])
-    here = zip(pipeline.stage_to_rank, stages(program, pipeline), strict=True)
-    return [layer for home, stage in here if home == rank for layer in stage.layers[cut]]
+    return layers_of_rank(program, pipeline, rank)[param.type.dims[0]]
 
 
 def known(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
-    """A parameter on the ranks, noise where they hold nothing."""
-    mask = held(program, world, name)
+    """A parameter on the ranks, noise where they own nothing."""
+    mask = owned(program, world, name)
     return Tensor(x.dims, np.where(mask.array > 0, x.array, noise(x, name, n)), RANDOM)
 
 
 def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Tensor:
-    """A parameter on the ranks; where one holds nothing, the first one's that does."""
+    """A parameter on the ranks; where one owns nothing, the first owner's."""
     pipeline = program.pipeline
-    assert pipeline, "verify: every rank holds everything"
+    assert pipeline, "verify: every rank owns everything"
     at = 1 + list(world.axes).index(pipeline.axis)
-    mask, array = np.broadcast_arrays(held(program, world, name).array > 0, x.array)
+    mask, array = np.broadcast_arrays(owned(program, world, name).array > 0, x.array)
     first = np.take_along_axis(array, mask.argmax(axis=at, keepdims=True), axis=at)
     return Tensor(x.dims, np.where(mask, array, first), x.degree)
-
-
-def readers(program: Program, pipeline: Pipeline, forward: Sequence[Stmt]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The stages that read each parameter of which a repeat that is cut takes no slices."""
-    params = origins(program)
-    bodies, repeats = groups(pipeline, forward)
-    found: dict[str, set[int]] = {}
-    for k, stage in enumerate(stages(program, pipeline)):
-        names = {name for group in stage.groups for name in uses(*bodies[group])}
-        names |= {name for i, layers in enumerate(stage.layers) if layers for name in _captured(repeats[i])}
-        for name in names & params.keys():
-            found.setdefault(params[name], set()).add(k)
-    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
-
-
-def _captured(region: Region) -> set[str]:
-    """Values that a repeat reads whole."""
-    return {*uses(region)} - {arg.source for arg in region.args if arg.enter is Enter.EACH}
-
-
-def origins(program: Program) -> dict[str, str]:
-    """The parameter that each of the step's values is made of before its microbatches, by itself."""
-    found = {param.name: param.name for param in program.params}
-    for stmt in program.region.body:
-        if isinstance(stmt, Region):
-            break
-        if stmt.kind == "unpack":
-            made = program.bucket(str(stmt.get("bucket"))).params
-            found |= {value.name: name for value, name in zip(stmt.outputs, made, strict=True)}
-        elif stmt.inputs and stmt.inputs[0] in found:
-            found |= {value.name: found[stmt.inputs[0]] for value in stmt.outputs}
-    return found
 
 
 def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:
@@ -139,8 +103,8 @@ def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequenc
 
 
 def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:
-    """One where a rank of a pipeline holds a part of the bucket's gradient, else zero; `once` if only on some ranks."""
-    masks = [held(program, world, name) for name in bucket.params]
+    """One where a rank of a pipeline owns a part of the bucket's gradient, else zero; `once` if only on some ranks."""
+    masks = [owned(program, world, name) for name in bucket.params]
     mask = _part(world, bucket, bucket.shard_axes, packed(program, bucket, masks), n)
     if not once:
         return n.constant(mask.array, mask.dims)
@@ -149,15 +113,15 @@ def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequen
     return n.constant(np.where(world.among(pipeline.axis, once, mask.dims), mask.array, 0), mask.dims)
 
 
-def stale(whole: Tensor, held: Tensor) -> Tensor:
-    """A flat buffer where `held` is not 0; elsewhere each element is its neighbour's, and whoever uses it is wrong."""
-    return Tensor(whole.dims, np.where(held.array > 0, whole.array, np.roll(whole.array, 1, axis=-1)), whole.degree)
+def stale(whole: Tensor, own: Tensor) -> Tensor:
+    """A flat buffer where `own` is not 0; elsewhere each element is its neighbour's, and whoever uses it is wrong."""
+    return Tensor(whole.dims, np.where(own.array > 0, whole.array, np.roll(whole.array, 1, axis=-1)), whole.degree)
 
 
 def together(
     program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers
 ) -> list[Tensor]:
-    """Tensors that lie as the bucket's parameters do, put together of what each rank holds."""
+    """Tensors that lie as the bucket's parameters do, put together of what each rank owns."""
     axes = bucket.shard_axes
     if not axes:
         return list(tensors)

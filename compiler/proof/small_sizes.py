@@ -21,7 +21,7 @@ Sizes = dict[str, int]
 LAYERS_OF_STAGE = {1: (2, 2, 3, 3), 2: (2, 2, 1, 1), 3: (1, 2, 2, 3)}
 """How often loops layer, by the size of the mesh's first axis: microbatches, and three repeats by layers.
 
-On both meshes together no two of them layer alike, so that one is not another; and seldom, for they multiply.
+On both meshes together no two repeats have as many layers, so that one is not another; and seldom, for they multiply.
 """
 
 
@@ -34,10 +34,10 @@ def meshes(program: Program) -> list[Sizes]:
     pairs = [(2, 3) if i % 2 == 0 else (3, 2) for i in range(len(wide))]
     one = {axis.name: 1 for axis in program.axes}
     both = [one | {name: pair[k] for name, pair in zip(wide, pairs, strict=True)} for k in (0, 1)]
-    return [_with_holders(program, axes) for axes in (both if wide else both[:1])]
+    return [_with_owners(program, axes) for axes in (both if wide else both[:1])]
 
 
-def _with_holders(program: Program, axes: Sizes) -> Sizes:
+def _with_owners(program: Program, axes: Sizes) -> Sizes:
     """With more ranks of a pipeline, where so few do not share parameters as the plan's ranks do, or, if they are more
     than two, do not hand on all that crosses the plan's cuts.
     """

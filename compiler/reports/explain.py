@@ -9,8 +9,8 @@ from typing import Any
 from ..analysis.collective import Collective, Use
 from ..analysis.communication import collectives, places
 from ..analysis.link_traffic import crosses, sent, volumes, whole
-from ..analysis.local_program import of_rank
 from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
+from ..analysis.stage_program import rank_program
 from ..config.units import amount
 from ..ir import MICROBATCHES, Program, base
 from ..syntax.diagnostics import CODES
@@ -125,7 +125,7 @@ def explain_collectives(program: Program) -> str:
     if not listed:
         return f"{head}\n\nno communication"
     if program.pipeline:
-        program = of_rank(program, of_all.index(listed))
+        program = rank_program(program, of_all.index(listed))
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
     parts = [_tables(uses), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
     return "\n\n".join((head, _traffic_verdict(program, listed), *parts))

@@ -2,7 +2,8 @@
 
 In text `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining writes it."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cached_property
 
@@ -24,6 +25,8 @@ class Work(Enum):
     def __init__(self, letters: str) -> None:
         self.is_message = "_" in letters
         """Whether it moves values between ranks instead of computing."""
+        self.sends = letters.startswith("SEND")
+        """Whether it is the sending end of a message."""
 
 
 @frozen
@@ -34,8 +37,22 @@ class Action:
     work: Work
     microbatch: int
 
+    @classmethod
+    def of(cls, text: str) -> "Action | None":
+        """The action that a text says, if it says one."""
+        found = _TEXT.fullmatch(text)
+        return cls(int(found[1]), Work(found[2]), int(found[3])) if found else None
+
+    @property
+    def peer(self) -> int:
+        """The stage at the other end of a message; a stage may not have one there."""
+        return self.stage + (1 if self.work in (Work.SEND_FORWARD, Work.RECEIVE_BACKWARD) else -1)
+
     def __str__(self) -> str:
         return f"{self.stage}{self.work.value}{self.microbatch}"
+
+
+_TEXT = re.compile(rf"([0-9]{{1,9}})({'|'.join(work.value for work in Work)})([0-9]{{1,9}})")
 
 
 Row = tuple[Action, ...]
@@ -84,12 +101,17 @@ class Schedule:
         return evolve(self, rows=tuple(rows))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank has, in the model's order."""
-        return tuple(stage for stage, home in enumerate(self.stage_to_rank) if home == rank)
+        """The stages of a rank, in the model's order."""
+        return stages_of_rank(self.stage_to_rank, rank)
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Rank, place in the row, action."""
         return ((rank, at, action) for rank, row in enumerate(self.rows) for at, action in enumerate(row))
+
+
+def stages_of_rank(stage_to_rank: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The stages of a rank, in the model's order."""
+    return tuple(stage for stage, home in enumerate(stage_to_rank) if home == rank)
 
 
 class ScheduleError(Exception):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from .actions import Action, Schedule, Work
+from .actions import Action, Schedule, Work, stages_of_rank
 
 
 @frozen
@@ -39,7 +39,7 @@ class Keeps:
 
     @classmethod
     def uniform(cls, stages: int, input: float = 1, weight: float = 1) -> "Keeps":
-        """The same for all stages; as it stands it counts microbatches."""
+        """The same for all stages; the defaults count microbatches."""
         return cls((input,) * stages, (weight,) * stages)
 
     def between(self, stage: int, other: int) -> float:
@@ -95,12 +95,12 @@ def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
     under_way: set[tuple[int, Work]] = set()
     for at, action in enumerate(schedule.rows[rank]):
         stage, work = action.stage, action.work
-        if work in (Work.RECEIVE_FORWARD, Work.RECEIVE_BACKWARD):
-            handed += keeps.between(stage, stage - 1 if work is Work.RECEIVE_FORWARD else stage + 1)
-        elif work.is_message:
+        if work.sends:
             if (stage, work) in under_way:  # the one before is gone
-                handed -= keeps.between(stage, stage + 1 if work is Work.SEND_FORWARD else stage - 1)
+                handed -= keeps.between(stage, action.peer)
             under_way.add((stage, work))
+        elif work.is_message:
+            handed += keeps.between(stage, action.peer)
         else:
             takes, makes = _passes(action, schedule.stages - 1, keeps)
             before = keeps.before(action)
@@ -112,7 +112,7 @@ def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
 def _passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
     """The values that an action takes from another stage, and makes for another."""
     stage = action.stage
-    follows = keeps.between(stage - 1, stage) if stage else 0
+    follows = keeps.entering(stage)
     precedes = keeps.between(stage, stage + 1) if stage < last else 0
     match action.work:
         case Work.FORWARD:
@@ -143,19 +143,19 @@ def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
 
 
 def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
-    """How much of what stages hand to each other a rank always needs room for.
+    """How much of what stages hand to each other a rank always needs memory for.
 
     One gradient for each stage that others give one: whatever else it holds, what frees memory can then go on.  And
     those of which one is under way.
     """
     last = len(stage_to_rank) - 1
-    stages = [stage for stage, home in enumerate(stage_to_rank) if home == rank]
-    given = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
+    stages = stages_of_rank(stage_to_rank, rank)
+    gradients = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
     near = ((stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last)
-    return given + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
+    return gradients + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
 
 
 def least(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
     """The memory of a single microbatch on a rank before any backward, the least that it needs."""
-    own = sum(keeps.input[stage] for stage, home in enumerate(stage_to_rank) if home == rank)
+    own = sum(keeps.input[stage] for stage in stages_of_rank(stage_to_rank, rank))
     return own + always_handed(stage_to_rank, rank, keeps)

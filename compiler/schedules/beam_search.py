@@ -33,7 +33,7 @@ def searched(task: Task, below: float, width: int, fits: Callable[[Progress], bo
 def _next(progress: Progress) -> Iterator[Progress]:
     """Orders with one cell more."""
     moves = [(move.end, rank, move) for rank in range(len(progress.free)) for move in progress.moves(rank)]
-    moves = [each for each in moves if progress.has_room(each[2])]
+    moves = [each for each in moves if progress.fits(each[2])]
     moves.sort(key=lambda each: each[:2])
     tried: set[Move] = set()
     for end, rank, first in moves:

@@ -16,7 +16,7 @@ Done = dict[tuple[str, int, int], Cell]
 def problems(schedule: Schedule) -> list[Problem]:
     """All that is wrong with the cells; else with their order; else with the messages, where rows have any.
 
-    What is wrong with one of these shows again in the next, where it would be told in other words.
+    What is wrong with one of these shows in the next too, where it would be told in other words.
     """
     messages = any(action.work.is_message for row in schedule.rows for action in row)
     return _cells(schedule) or _order(schedule) or (rendezvous(schedule) if messages else [])

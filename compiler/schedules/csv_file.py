@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from .actions import Action, Schedule, Work
+from .actions import Action, Schedule
 
-_ACTION = re.compile(rf"([0-9]{{1,9}})({'|'.join(work.value for work in Work)})([0-9]{{1,9}})")
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
 _STATE = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
 """When torch gathers weights and reduces gradients, which here is not for rows to say."""
@@ -56,8 +55,8 @@ def _actions(content: str, cell: Cell) -> Iterator[Action]:
     """The actions of a cell: of an overlapped pair `(0F1;1B0)OVERLAP_F_B` first the one, then the other."""
     pair = _PAIR.fullmatch(content)
     for part in pair[1].split(";") if pair else [content]:
-        if action := _ACTION.fullmatch(part):
-            yield Action(int(action[1]), Work(action[2]), int(action[3]))
+        if action := Action.of(part):
+            yield action
         elif part and not _STATE.fullmatch(part):
             short = part if len(part) <= 24 else f"{part[:23]}…"
             raise BadRows(*cell, f"`{short}` is not an action such as `3F12`")

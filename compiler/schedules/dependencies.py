@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 
 def in_order(schedule: Schedule) -> Iterator[Step]:
-    """All cells that compute, each behind those before it in its row and those it waits for; raises Stuck."""
+    """All cells that compute, each after those before it in its row and those it waits for; raises Stuck."""
     stages = schedule.stages
     made: set[Value] = set()
     waits: dict[Value, list[Cell]] = {}

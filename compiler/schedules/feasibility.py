@@ -1,11 +1,11 @@
-"""How far the stages of a schedule in the making are, and what of each rank's room that takes."""
+"""How far the stages of a schedule in the making are, and how much of each rank's memory that takes."""
 
 from functools import cached_property
 from math import isinf
 
 from attrs import define, frozen
 
-from .actions import Work
+from .actions import Work, stages_of_rank
 from .activation_memory import MemoryBudget, always_handed
 
 
@@ -14,31 +14,30 @@ class Places:
     """Where stages are, and how much their ranks may hold."""
 
     stage_to_rank: tuple[int, ...]
-    room: MemoryBudget
+    budget: MemoryBudget
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each rank."""
-        ranks = range(len(self.room.most))
-        return tuple(tuple(stage for stage, home in enumerate(self.stage_to_rank) if home == rank) for rank in ranks)
+        return tuple(stages_of_rank(self.stage_to_rank, rank) for rank in range(len(self.budget.most)))
 
     @cached_property
     def always(self) -> tuple[float, ...]:
         """Memory that each rank needs whatever it does: for values that stages hand to each other."""
-        ranks = range(len(self.room.most))
-        return tuple(always_handed(self.stage_to_rank, rank, self.room.keeps) for rank in ranks)
+        ranks = range(len(self.budget.most))
+        return tuple(always_handed(self.stage_to_rank, rank, self.budget.keeps) for rank in ranks)
 
     @cached_property
     def is_bound(self) -> tuple[bool, ...]:
-        """For each stage, whether its work takes room of a rank that may not hold any amount."""
+        """For each stage, whether its work takes memory of a rank that has a budget."""
         return tuple(
-            any(not isinf(self.room.most[rank]) for rank in self._touched(s)) for s in range(len(self.stage_to_rank))
+            any(not isinf(self.budget.most[rank]) for rank in self._touched(s)) for s in range(len(self.stage_to_rank))
         )
 
     def _touched(self, stage: int) -> set[int]:
         return (
             {*self.stage_to_rank[max(stage - 1, 0) : stage + 2]}
-            if self.room.keeps.handed
+            if self.budget.keeps.handed
             else {self.stage_to_rank[stage]}
         )
 
@@ -51,7 +50,7 @@ class Filling:
     forwards: list[int]
     backwards: list[int]
     held: list[float]
-    """With what ranks always need room for; it has the first gradient that a stage is given."""
+    """With what ranks always need memory for; it has the first gradient that a stage is given."""
 
     @classmethod
     def begin(cls, places: Places) -> "Filling":
@@ -65,7 +64,7 @@ class Filling:
 
     def do(self, stage: int, work: Work) -> None:
         """Takes note of work of a stage."""
-        stage_to_rank, keeps = self.places.stage_to_rank, self.places.room.keeps
+        stage_to_rank, keeps = self.places.stage_to_rank, self.places.budget.keeps
         rank = stage_to_rank[stage]
         match work:
             case Work.FORWARD:
@@ -84,16 +83,16 @@ class Filling:
                     self.held[stage_to_rank[stage - 1]] += keeps.entering(stage)
 
     def takes(self, stage: int, work: Work) -> bool:
-        """Whether work takes of room that is bound: then what it leaves to others may matter.
+        """Whether work takes memory that has a budget: then what it leaves to others may matter.
 
         A gradient that is handed on is not counted: what it goes with frees more.
         """
-        keeps = self.places.room.keeps
+        keeps = self.places.budget.keeps
         raises = work is Work.INPUT and keeps.weight[stage] > keeps.input[stage]
         return self.places.is_bound[stage] and (raises or work is Work.FORWARD)
 
     def allows(self, stage: int, work: Work) -> bool:
-        """Whether work has room, and what must follow it still has."""
+        """Whether work fits in memory, and what must follow it still does."""
         if not self.places.is_bound[stage]:
             return True
         match work:
@@ -106,7 +105,7 @@ class Filling:
 
     def _allows_forward(self, stage: int) -> bool:
         """Its own rank holds more, and that of the next stage what it is given."""
-        stage_to_rank, keeps = self.places.stage_to_rank, self.places.room.keeps
+        stage_to_rank, keeps = self.places.stage_to_rank, self.places.budget.keeps
         rank = stage_to_rank[stage]
         if not self._goes_on(rank, stage, keeps.input[stage] - keeps.entering(stage)):
             return False
@@ -118,12 +117,12 @@ class Filling:
         before any backward frees it.
 
         A microbatch's backward comes after its forwards on all stages, and microbatches keep their order; so what is
-        held of one and of those behind it is held until it has been through the rank's other stages.
+        held of one and of those after it is held until it has been through the rank's other stages.
         """
-        places, most = self.places, self.places.room.most[rank]
+        places, most = self.places, self.places.budget.most[rank]
         if self.held[rank] + more > most:
             return False
-        keeps, stages = places.room.keeps, places.stages_of[rank]
+        keeps, stages = places.budget.keeps, places.stages_of[rank]
         done = self.forwards
         firsts = {done[s] + (s == stage) for s in stages}
         for first in firsts:
@@ -142,10 +141,10 @@ class Filling:
     def _allows_backward(self, stage: int, work: Work) -> bool:
         """Whether a backward may go: postponed, it may take more memory, and the stage before gets a gradient.
 
-        For its first one it has always room: so of all backwards that can be done that of the foremost stage has.
+        Its first one always fits: so of all backwards that can be done that of the first such stage fits.
         """
         places = self.places
-        keeps, most = places.room.keeps, places.room.most
+        keeps, most = places.budget.keeps, places.budget.most
         rank = places.stage_to_rank[stage]
         more = keeps.weight[stage] - keeps.input[stage] if work is Work.INPUT else 0
         if more > 0 and self.held[rank] + more > most[rank]:

@@ -29,7 +29,7 @@ class Rule:
     def best(self, rank: int, progress: Progress) -> Move | None:
         """The rank's next action; none if it must wait for others."""
         moves = sorted((move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank)
-        return next(filter(progress.has_room, moves), None)
+        return next(filter(progress.fits, moves), None)
 
     def _allows(self, move: Move, progress: Progress) -> bool:
         ahead = progress.filling.forwards[move.stage] - progress.filling.backwards[move.stage]
@@ -58,7 +58,7 @@ def followed(rule: Rule, task: Task) -> Progress:
     best = {rank: rule.best(rank, progress) for rank in range(task.ranks)}
     while able := [(move.start, rank, move) for rank, move in best.items() if move]:
         _, rank, move = min(able, key=lambda each: each[:2])
-        if not progress.has_room(move):  # others have taken it
+        if not progress.fits(move):  # others have taken it
             best[rank] = rule.best(rank, progress)
             continue
         progress.do(rank, move)
@@ -86,10 +86,10 @@ class _Found:
 
 
 def listed(
-    stage_to_rank: tuple[int, ...], microbatches: int, times: Times, room: MemoryBudget, splits: bool = True
+    stage_to_rank: tuple[int, ...], microbatches: int, times: Times, budget: MemoryBudget, splits: bool = True
 ) -> Schedule:
     """The fastest schedule found of stages that have these stage_to_rank."""
-    return fastest([Task(stage_to_rank, microbatches, times, room)], splits)
+    return fastest([Task(stage_to_rank, microbatches, times, budget)], splits)
 
 
 def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
@@ -100,7 +100,7 @@ def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
     if one microbatch alone is too much for a rank.
     """
     for task in tasks:
-        _demand_room(task)
+        _demand_memory(task)
     named = [it for task in tasks for it in _named(task) if splits or not it.schedule.splits]
     best = _first(named) or _one_by_one(tasks[0])
     if splits and best.total > min(Bound.of(task)(Progress.begin(task)) for task in tasks):
@@ -116,9 +116,9 @@ def _improved(tasks: Sequence[Task], best: _Found) -> _Found:
     return best
 
 
-def _demand_room(task: Task) -> None:
-    for rank, most in enumerate(task.room.most):
-        if (needs := least(task.stage_to_rank, rank, task.room.keeps)) > most:
+def _demand_memory(task: Task) -> None:
+    for rank, most in enumerate(task.budget.most):
+        if (needs := least(task.stage_to_rank, rank, task.budget.keeps)) > most:
             raise ScheduleError(
                 f"rank {rank} holds {needs:g} for one microbatch before any backward, its memory budget is {most:g}",
                 "give it more memory, or fewer layers to its stages",
@@ -127,7 +127,7 @@ def _demand_room(task: Task) -> None:
 
 def _named(task: Task) -> Iterator[_Found]:
     """Named schedules with these stage_to_rank that fit the memory."""
-    kept = evolve(task.room, keeps=evolve(task.room.keeps, handed=0, cuts=()))
+    kept = evolve(task.budget, keeps=evolve(task.budget.keeps, handed=0, cuts=()))
     for maker in SCHEDULES.values():
         try:
             schedule = maker(task.ranks, task.microbatches, len(task.stage_to_rank) // task.ranks)
@@ -157,12 +157,12 @@ def _first(found: Iterable[_Found]) -> _Found | None:
 
 
 def _fits(schedule: Schedule, task: Task) -> bool:
-    """Whether messages have room too, which depends on when they begin: nobody puts them off for want of it."""
-    return not task.room.keeps.handed or task.room.holds(with_messages(schedule, task.times))
+    """Whether messages fit too, which depends on when they begin: nothing delays them for lack of memory."""
+    return not task.budget.keeps.handed or task.budget.holds(with_messages(schedule, task.times))
 
 
 def _one_by_one(task: Task) -> _Found:
-    """Each microbatch when the one before is done: what always has room."""
+    """Each microbatch when the one before is done: which always fits."""
     there, back = range(task.stages), reversed(range(task.stages))
     order = [*((stage, Work.FORWARD) for stage in there), *((stage, Work.BACKWARD) for stage in back)]
     rows = (

@@ -1,7 +1,8 @@
 """Rows with their messages, in an order that cannot deadlock; whether the messages of any rows all arrive.
 
-Sends are right behind what makes a value, receives early.  Messages are matched first in first out for each two ranks,
-even where a send blocks until it is received."""
+A send comes right after the action that makes its value, a receive early.  Messages are matched first in first out for
+each two ranks, even where a send blocks until it is received.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -27,40 +28,22 @@ class Message:
     receive: Action
 
 
-def receiver(value: Value, stage_to_rank: tuple[int, ...]) -> int | None:
-    """The rank that a value goes to; none where its own rank has the stage that needs it, or no stage does."""
-    to = value.stage - 1 if value.gradient else value.stage + 1
-    return (
-        stage_to_rank[to] if 0 <= to < len(stage_to_rank) and stage_to_rank[to] != stage_to_rank[value.stage] else None
-    )
-
-
 def message_of(value: Value, stage_to_rank: tuple[int, ...]) -> Message | None:
-    """How a value goes to the rank that waits for it, if another does."""
-    target = receiver(value, stage_to_rank)
-    if target is None:
-        return None
+    """How a value goes to the rank that waits for it; none where its own rank does, or no stage does."""
     gradient, stage, microbatch = value
-    if gradient:
-        send, receive, to = Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD, stage - 1
-    else:
-        send, receive, to = Work.SEND_FORWARD, Work.RECEIVE_FORWARD, stage + 1
-    return Message(stage_to_rank[stage], target, Action(stage, send, microbatch), Action(to, receive, microbatch))
+    send = Action(stage, Work.SEND_BACKWARD if gradient else Work.SEND_FORWARD, microbatch)
+    receive = Action(send.peer, Work.RECEIVE_BACKWARD if gradient else Work.RECEIVE_FORWARD, microbatch)
+    if not 0 <= send.peer < len(stage_to_rank) or stage_to_rank[send.peer] == stage_to_rank[stage]:
+        return None
+    return Message(stage_to_rank[stage], stage_to_rank[send.peer], send, receive)
 
 
-def carried(action: Action) -> Value:
+def carried(message: Action) -> Value:
     """The value that a send or receive moves."""
-    match action.work:
-        case Work.SEND_FORWARD:
-            return Value(False, action.stage, action.microbatch)
-        case Work.RECEIVE_FORWARD:
-            return Value(False, action.stage - 1, action.microbatch)
-        case Work.SEND_BACKWARD:
-            return Value(True, action.stage, action.microbatch)
-        case Work.RECEIVE_BACKWARD:
-            return Value(True, action.stage + 1, action.microbatch)
-        case _:
-            raise ValueError(f"{action} moves nothing")
+    if not message.work.is_message:
+        raise ValueError(f"{message} moves nothing")
+    gradient = message.work in (Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD)
+    return Value(gradient, message.stage if message.work.sends else message.peer, message.microbatch)
 
 
 class _Event(NamedTuple):
@@ -69,16 +52,16 @@ class _Event(NamedTuple):
     start: float
     """The value of the action, or of the one that makes the sent value."""
     order: float
-    """Actions that take no time stand before others that start with them, in an order in which they can be done."""
+    """Actions that take no time come before others that start with them, in an order in which they can be done."""
     is_message: bool
     rank: int
     what: Action | Message
 
 
 def with_messages(schedule: Schedule, times: Times) -> Schedule:
-    """The rows with a send right behind each action whose value crosses, and its receive where that action begins.
+    """The rows with a send right after each action whose value crosses, and its receive where that action begins.
 
-    All actions and messages stand in one total order, of which each row is a part; a message is one event of it on both
+    All actions and messages are in one total order, of which each row is a part; a message is one event of it on both
     its ranks.  So the first event that is not done can always be done, even if a send blocks until it is received, and
     two ranks see the messages between them in the same order.  Raises Stuck where rows wait for each other.
     """
@@ -99,8 +82,6 @@ def _events(schedule: Schedule, times: Times) -> Iterator[_Event]:
         if step.makes and (message := message_of(step.makes, schedule.stage_to_rank)):
             yield _Event(slot.start, order, True, step.cell.rank, message)
 
-
-SENDS = (Work.SEND_FORWARD, Work.SEND_BACKWARD)
 
 Cells = dict[Value, Cell]
 
@@ -134,7 +115,7 @@ def _computed(schedule: Schedule) -> Ways:
         if action.work.is_message:
             continue
         value = made_by(action)
-        if value and receiver(value, schedule.stage_to_rank) is not None:
+        if value and message_of(value, schedule.stage_to_rank):
             ways.made[value] = Cell(rank, at)
         for value in needs(action, schedule.stages):
             if schedule.stage_to_rank[value.stage] != rank:
@@ -147,7 +128,7 @@ def _superfluous(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
     for rank, at, action in schedule.cells():
         if not action.work.is_message:
             continue
-        cell, value, sends = Cell(rank, at), carried(action), action.work in SENDS
+        cell, value, sends = Cell(rank, at), carried(action), action.work.sends
         known = ways.sent if sends else ways.received
         if problem := misplaced(cell, action, schedule):
             yield problem
@@ -171,7 +152,7 @@ def _lacking(schedule: Schedule, ways: Ways) -> list[Problem]:
 
 
 def _misordered(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
-    """Sends before their value is made, and receives behind the cell that needs it."""
+    """Sends before their value is made, and receives after the cell that needs it."""
     for value, cell in ways.sent.items():
         if cell.at < (made := ways.made[value]).at:
             why = f"{_said(cell, schedule)} comes before {_said(made, schedule)}, which computes what it sends"

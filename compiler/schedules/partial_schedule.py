@@ -1,7 +1,7 @@
 """A schedule in the making: what each rank has done, what it can do next and when.
 
-Microbatches are alike, so each stage takes them in their order, which loses nothing: where two overtake each other they
-can be exchanged.
+All microbatches cost the same, so each stage takes them in order.  That loses nothing: where two overtake each other,
+they can be exchanged.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Task:
     stage_to_rank: tuple[int, ...]
     microbatches: int
     times: Times
-    room: MemoryBudget
+    budget: MemoryBudget
 
     @property
     def stages(self) -> int:
@@ -33,7 +33,7 @@ class Task:
     @property
     def ranks(self) -> int:
         """The number of ranks."""
-        return len(self.room.most)
+        return len(self.budget.most)
 
     @property
     def cells(self) -> int:
@@ -43,13 +43,13 @@ class Task:
     @cached_property
     def places(self) -> Places:
         """Where stages are."""
-        return Places(self.stage_to_rank, self.room)
+        return Places(self.stage_to_rank, self.budget)
 
     def touched(self, stage: int, work: Work) -> set[int]:
         """The ranks that have other moves after this one: its own, that which is given something, and, where a rank's
-        room is for what others give it too, those that give it something."""
+        budget counts what others give it too, those that give it something."""
         stage_to_rank = self.stage_to_rank
-        if self.room.keeps.handed:
+        if self.budget.keeps.handed:
             return self._near[stage_to_rank[stage]]
         to = stage + (work is Work.FORWARD) - (work in (Work.INPUT, Work.BACKWARD))
         return {stage_to_rank[stage], stage_to_rank[min(max(to, 0), self.stages - 1)]}
@@ -143,9 +143,9 @@ class Progress:
         return tuple(when)
 
     def moves(self, rank: int) -> Iterator[Move]:
-        """Possible next actions of a rank, whether or not there is memory for them (`has_room`)."""
+        """Possible next actions of a rank, whether or not there is memory for them (`fits`)."""
         task, filling, free = self.task, self.filling, self.free[rank]
-        times, keeps = task.times, task.room.keeps
+        times, keeps = task.times, task.budget.keeps
         for stage in task.places.stages_of[rank]:
             f, b = filling.forwards[stage], filling.backwards[stage]
             if f < len(self.arrived[stage]):
@@ -160,7 +160,7 @@ class Progress:
             if self.owed[stage]:
                 yield Move(stage, Work.WEIGHT, free, free + times.weight[stage])
 
-    def has_room(self, move: Move) -> bool:
+    def fits(self, move: Move) -> bool:
         """Whether a move breaks no bound, now or later."""
         return self.filling.allows(move.stage, move.work)
 

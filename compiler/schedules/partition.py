@@ -1,4 +1,4 @@
-"""How items that stand in order are divided into stages: the dearest stage as cheap as can be."""
+"""How a sequence of items is divided into stages: the dearest stage as cheap as can be."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -7,17 +7,17 @@ from attrs import frozen
 
 
 def balanced(costs: Sequence[int], first: int, last: int, count: int) -> tuple[int, ...]:
-    """How many of the items, in order, each of so many stages has: the dearest stage as cheap as can be.
+    """How many of the items, in order, each of `count` stages has: the dearest stage as cheap as can be.
 
     The first and the last stage cost so much more, and alone may have no item: of items there are `count` - 2 at least.
-    Of several such divisions it is the one whose costs are most alike: the sum of their squares is the least.
+    Of several such divisions it is the one whose costs have the least sum of squares.
     """
     extra = [0] * count
     extra[0] += first
     extra[-1] += last
     least = tuple(int(0 < stage < count - 1) for stage in range(count))
     assert sum(least) <= len(costs), "balanced: fewer items than stages"
-    return _Division(tuple(costs), tuple(extra), least).most_alike()
+    return _Division(tuple(costs), tuple(extra), least).most_even()
 
 
 @frozen
@@ -28,7 +28,7 @@ class _Division:
     extra: tuple[int, ...]
     least: tuple[int, ...]
 
-    def most_alike(self) -> tuple[int, ...]:
+    def most_even(self) -> tuple[int, ...]:
         """How many items each stage has."""
         bound = self._bound()
         ends = [0, *accumulate(self.costs)]
@@ -54,9 +54,9 @@ class _Division:
         return low
 
     def _fits(self, bound: int) -> bool:
-        """Whether all items find a place if each stage takes as many as it can, and leaves what those behind need.
+        """Whether all items find a place if each stage takes as many as it can, and leaves what later stages need.
 
-        No division does better: if a stage takes fewer, those behind it have what they would have had, and more.  One
+        No division does better: if a stage takes fewer, later ones have what they would have had, and more.  One
         that must take an item and does not has come to one above the bound, which no other takes either.
         """
         at, needed = 0, sum(self.least)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from .actions import Row, Schedule, ScheduleError
+from .actions import Row, Schedule, ScheduleError, stages_of_rank
 from .breadth_first import breadth_first, gpipe
 from .one_f_one_b import interleaved, interleaved_zero_bubble, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
 from .steps import RankContext
@@ -17,7 +17,7 @@ def looped(ranks: int, chunks: int) -> tuple[int, ...]:
 
 
 def folded(ranks: int, chunks: int) -> tuple[int, ...]:
-    """The stage_to_rank of stages that go down the ranks and up again."""
+    """The stage_to_rank of stages that go down the ranks and back up."""
     there, back = tuple(range(ranks)), tuple(reversed(range(ranks)))
     return ((there + back) * chunks)[: ranks * chunks]
 
@@ -34,7 +34,7 @@ class ScheduleSpec:
     """Whether a plan may say."""
 
     def stage_to_rank(self, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
-        """The rank of each stage; `ScheduleError` if ranks cannot have so many."""
+        """The rank of each stage; `ScheduleError` if ranks cannot have that many."""
         if chunks not in (None, self.chunks) and not self.variable:
             raise ScheduleError(
                 f"a rank has {self.chunks} of its stages, not {chunks}",
@@ -45,8 +45,8 @@ class ScheduleSpec:
     def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
         """The schedule, without messages; `ScheduleError` if it has none for these numbers."""
         stage_to_rank = self.stage_to_rank(ranks, chunks)
-        held = [tuple(stage for stage, home in enumerate(stage_to_rank) if home == rank) for rank in range(ranks)]
-        rows = (self.row(RankContext(rank, ranks, microbatches, stages)) for rank, stages in enumerate(held))
+        own = (stages_of_rank(stage_to_rank, rank) for rank in range(ranks))
+        rows = (self.row(RankContext(rank, ranks, microbatches, stages)) for rank, stages in enumerate(own))
         return Schedule(stage_to_rank, microbatches, tuple(rows))
 
 

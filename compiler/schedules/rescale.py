@@ -1,7 +1,7 @@
 """A schedule's rows for other numbers of ranks and microbatches: what `check` finds right stays so.
 
 What is left out of an order leaves an order: a stage waits for the one before, and so for all before that.  What is
-added is done at once by the one that it waits for: a further stage right behind the last one, a further microbatch when
+added is done at once by the one that it waits for: a further stage right after the last one, a further microbatch when
 all others are done.
 """
 
@@ -13,19 +13,19 @@ from .actions import Action, Row, Schedule, Work
 
 
 def resized(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
-    """The rows for so many ranks and microbatches, without messages."""
+    """The rows for these numbers of ranks and microbatches, without messages."""
     rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
     found = evolve(schedule, rows=rows)
-    found = _with_ranks(found, _chosen(found, min(ranks, found.ranks)))
+    found = _with_ranks(found, _chosen_ranks(found, min(ranks, found.ranks)))
     for _ in range(ranks - found.ranks):
-        found = _longer(found)
-    found = _with_microbatches(found, _told(found, min(microbatches, found.microbatches)))
+        found = _with_stage(found)
+    found = _with_microbatches(found, _chosen_microbatches(found, min(microbatches, found.microbatches)))
     for _ in range(microbatches - found.microbatches):
-        found = _once_more(found)
+        found = _one_more(found)
     return found
 
 
-def _chosen(schedule: Schedule, count: int) -> list[int]:
+def _chosen_ranks(schedule: Schedule, count: int) -> list[int]:
     """The ranks of the first stage and of the last, and others from the first on."""
     order = dict.fromkeys((schedule.stage_to_rank[0], schedule.stage_to_rank[-1], *range(schedule.ranks)))
     return sorted([*order][:count])
@@ -33,14 +33,14 @@ def _chosen(schedule: Schedule, count: int) -> list[int]:
 
 def _with_ranks(schedule: Schedule, ranks: list[int]) -> Schedule:
     """The schedule of these ranks alone, with their stages, renumbered."""
-    kept = [stage for stage, home in enumerate(schedule.stage_to_rank) if home in ranks]
-    numbers = {stage: number for number, stage in enumerate(kept)}
+    own = [stage for stage, home in enumerate(schedule.stage_to_rank) if home in ranks]
+    numbers = {stage: number for number, stage in enumerate(own)}
     rows = (tuple(evolve(each, stage=numbers[each.stage]) for each in schedule.rows[rank]) for rank in ranks)
-    stage_to_rank = tuple(ranks.index(schedule.stage_to_rank[stage]) for stage in kept)
+    stage_to_rank = tuple(ranks.index(schedule.stage_to_rank[stage]) for stage in own)
     return Schedule(stage_to_rank, schedule.microbatches, tuple(rows))
 
 
-def _told(schedule: Schedule, count: int) -> list[int]:
+def _chosen_microbatches(schedule: Schedule, count: int) -> list[int]:
     """The first microbatches, but before them one whose backward is in two parts, if any's is."""
     split = next((action.microbatch for _, _, action in schedule.cells() if action.work is Work.WEIGHT), 0)
     order = dict.fromkeys((split, *range(schedule.microbatches)))
@@ -57,7 +57,7 @@ def _with_microbatches(schedule: Schedule, microbatches: list[int]) -> Schedule:
     return Schedule(schedule.stage_to_rank, len(microbatches), tuple(rows))
 
 
-def _longer(schedule: Schedule) -> Schedule:
+def _with_stage(schedule: Schedule) -> Schedule:
     """With one more stage, on a rank of its own."""
     stage = schedule.stages
     row = (
@@ -69,11 +69,11 @@ def _longer(schedule: Schedule) -> Schedule:
     return Schedule((*schedule.stage_to_rank, schedule.ranks), schedule.microbatches, (*schedule.rows, tuple(row)))
 
 
-def _once_more(schedule: Schedule) -> Schedule:
+def _one_more(schedule: Schedule) -> Schedule:
     """With one more microbatch, done as the last one is."""
     last = schedule.microbatches - 1
 
-    def again(row: Row) -> Iterator[Action]:
+    def copied(row: Row) -> Iterator[Action]:
         return (evolve(action, microbatch=last + 1) for action in row if action.microbatch == last)
 
-    return evolve(schedule, microbatches=last + 2, rows=tuple((*row, *again(row)) for row in schedule.rows))
+    return evolve(schedule, microbatches=last + 2, rows=tuple((*row, *copied(row)) for row in schedule.rows))

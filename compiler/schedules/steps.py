@@ -10,7 +10,7 @@ from .actions import Action, Row, Work
 
 @frozen
 class RankContext:
-    """A rank of a pipeline and what it is given: the place a row is written for."""
+    """A rank of a pipeline for which a row is written, and its stages."""
 
     rank: int
     ranks: int

@@ -22,7 +22,7 @@ class Times:
         """The same for all stages."""
         return cls((f,) * stages, (b,) * stages, (w,) * stages, comm)
 
-    def alike(self, field: str, time: float) -> "Times":
+    def uniform_in(self, field: str, time: float) -> "Times":
         """With one kind of time the same for all stages."""
         return evolve(self, **{field: time if field == "send" else (time,) * len(self.forward)})
 
@@ -33,7 +33,7 @@ class Times:
         return Times(forward, input, weight, round(self.send, 3))
 
     @property
-    def are_alike(self) -> bool:
+    def are_uniform(self) -> bool:
         """Whether all stages take equally long."""
         return len({*zip(self.forward, self.input, self.weight, strict=True)}) == 1
 

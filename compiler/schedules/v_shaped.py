@@ -1,4 +1,4 @@
-"""Schedules whose stages go down the ranks and up again: each rank has one of the first half and one of the second.
+"""Schedules whose stages go down the ranks and back up: each rank has one of the first half and one of the second.
 
 ZB-V and DualPipeV, phase by phase in letters: `F0` is a forward of the first chunk, `I1` the input part of
 a backward of the second.
@@ -20,7 +20,7 @@ W1: Steps = ((1, Work.WEIGHT),)
 def zero_bubble_v(seat: RankContext) -> Row:
     """ZB-V (arXiv 2405.15362; 2401.10241, section 6): no bubble where F, I and W take equally long, 1F1B's memory.
 
-    Written for 2p - 1 microbatches or more; of a schedule of so many, fewer leave out those that are not there.
+    Written for 2p - 1 microbatches or more; with fewer, the schedule of 2p - 1 leaves out those that are not there.
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
     microbatches = max(seat.microbatches, 2 * ranks - 1)
@@ -41,7 +41,7 @@ def zero_bubble_v(seat: RankContext) -> Row:
 def dualpipe_v(seat: RankContext) -> Row:
     """DualPipeV, DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) cut in half: github.com/deepseek-ai/DualPipe.
 
-    Its pairs, a forward and a backward to be overlapped, stand here one behind the other, so that a rank need not wait
+    Its pairs, a forward and a backward to be overlapped, come here one after the other, so that a rank need not wait
     for both.  Where F, I and W take 1, that makes a bubble of p - 1; DeepSeek's formula gives pairs 2(p - 1).
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
@@ -50,7 +50,7 @@ def dualpipe_v(seat: RankContext) -> Row:
             f"{seat.microbatches} microbatches are fewer than the 2 × {ranks} stages",
             f"take at least {2 * ranks} microbatches, or `zbv`",
         )
-    whole = before + 1  # of the backwards behind the last forward; those after them are split
+    whole = before + 1  # of the backwards after the last forward; those after them are split
     steps = (
         F0 * (2 * after)
         + (F0 + F1) * (before + 1)

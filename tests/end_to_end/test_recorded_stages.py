@@ -40,8 +40,8 @@ def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     calls = [0] * case.pp
     for each in plan["collectives"]:
         calls[each["rank"]] += each["count"] * (each["ranks"] > 1)
-    assert (found.calls, found.alike) == (max(calls), len({*calls}) == 1)
-    assert ("a step on each rank" in found.lines()) == found.alike
+    assert (found.calls, found.uniform) == (max(calls), len({*calls}) == 1)
+    assert ("a step on each rank" in found.lines()) == found.uniform
 
 
 def test_the_record_of_messages_that_differ_from_cut_to_cut(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from attrs import evolve
 
 from helpers.proof_pipelines import compiled, of_model, piped
 from helpers.uneven_stages import CHUNKS, unlike
+from scalec.compiler.analysis.stage_program import stage_programs
 from scalec.compiler.ir import Op, Pipeline, Program, Region, Stmt, walk
 from scalec.compiler.ir.stages import crossing
 from scalec.compiler.proof import verify
 from scalec.compiler.proof.pipeline.shrink import covers, shared
-from scalec.compiler.proof.pipeline.split import shares
 from scalec.compiler.proof.pipeline.split_backward import halves
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, case_of, prove, unequal
-from scalec.compiler.proof.sharded_state import held, known, settled
+from scalec.compiler.proof.sharded_state import known, owned, settled
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
@@ -198,13 +198,13 @@ def test_a_stage_waits_for_weights_alone() -> None:
     (region,) = [stmt for stmt in program.region.body if isinstance(stmt, Region)]
     types = {value.name: value.type for op in program.ops for value in op.outputs}
     types |= {arg.value.name: arg.value.type for inner in _regions(region) for arg in inner.args}
-    for share in shares(program, pipeline_of(program), region):
-        both = halves(share.backward, types)
+    for stage in stage_programs(program):
+        both = halves(stage.backward, types)
         then = [op for op in walk(both.weight.body) if op.kind not in ("add", "coerce")]
         assert {dict(op.attrs).get("of", op.kind) for op in then} <= {"contract", "embedding"}
         assert all("w" in op.outputs[0].name for op in then)
         names = Counter(v.name for part in (both.input, both.weight) for op in walk(part.body) for v in op.outputs)
-        assert names == Counter(v.name for op in walk(share.backward.body) for v in op.outputs)
+        assert names == Counter(v.name for op in walk(stage.backward.body) for v in op.outputs)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_weight_of_a_head_waits_with_its_bias(name: str, head: str) -> None:
     (region,) = [stmt for stmt in program.region.body if isinstance(stmt, Region)]
     types = {value.name: value.type for op in program.ops for value in op.outputs}
     types |= {arg.value.name: arg.value.type for inner in _regions(region) for arg in inner.args}
-    last = halves(shares(program, pipeline_of(program), region)[-1].backward, types)
+    last = halves(stage_programs(program)[-1].backward, types)
     now, then = (
         [op.names("wrt") for op in walk(part.body) if dict(op.attrs).get("of") == head]
         for part in (last.input, last.weight)
@@ -233,12 +233,12 @@ def test_what_a_rank_does_not_hold_is_noise() -> None:
     world, n = SimulatedMesh.of(program), Field(2, len(program.axes))
     for param in program.params:
         x = Tensor(param.type.dims, np.full((1, *world.lead, *world.shape(param.type)), 7, np.uint64))
-        mask = np.broadcast_to(held(program, world, param.name).array > 0, x.array.shape)
+        mask = np.broadcast_to(owned(program, world, param.name).array > 0, x.array.shape)
         assert mask.any(axis=1).all(), param.name  # some rank of the stages' axis, outermost, holds each element
         found = known(program, world, param.name, x, n)
         assert ((found.array == 7) == mask).all(), param.name
         assert (settled(program, world, param.name, found).array == 7).all(), param.name
-    assert not held(program, world, "wq").array.all()
+    assert not owned(program, world, "wq").array.all()
 
 
 def edited(case: Case, kind: str, **attrs: object) -> Case:

@@ -5,7 +5,7 @@ Non-goals: tables for people (`explain`); what the allocator loses.
 """
 
 from .account import Account, Bucket, account, accounts
-from .budget import room
+from .budget import memory_budget
 from .capacity import capacity, fits, place, too_large, unknown
 from .peak import PeakSnapshot
 from .saved_activations import Kept
@@ -19,8 +19,8 @@ __all__ = [
     "accounts",
     "capacity",
     "fits",
+    "memory_budget",
     "place",
-    "room",
     "too_large",
     "unknown",
 ]

@@ -6,10 +6,9 @@ from attrs import evolve, frozen
 
 from ...ir import ITEM_BYTES, Op, Program, once
 from ...ir import Bucket as Shared
-from ...ir.stages import has
 from ...ops import roles
 from ...ops.saved_tensors import Device
-from ..local_program import of_rank
+from ..stage_program import rank_program
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
 from .pipeline_peak import Stage, device_of, fullest, keeps, stages_of
@@ -133,8 +132,8 @@ def accounts(program: Program) -> tuple[Account, ...]:
 def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:
     """That of a rank of a pipeline's axis while it works on no microbatch; `of` has all stages."""
     assert program.pipeline, "memory: no pipeline"
-    kept = tuple(kept for number in has(program.pipeline, rank) for kept in of[number].kept)
-    own = of_rank(program, rank)
+    kept = tuple(kept for number in program.pipeline.stages_of(rank) for kept in of[number].kept)
+    own = rank_program(program, rank)
     storages = Storages(evolve(own, params=program.params))
     return evolve(_account(own, storages, kept, update(storages)), rank=rank)
 

@@ -5,34 +5,17 @@ forward are other names for it.  The carried value of a repeat is a storage of i
 for it.  Non-goals: when a storage comes and goes.
 """
 
-from collections.abc import Mapping
-
-from attrs import frozen
-
-from ...ir import ITEM_BYTES, Enter, Leave, Op, Program, Region, Stmt, Type, walk
+from ...ir import ITEM_BYTES, Enter, Leave, Op, Program, Region, Stmt, walk
 from ...ops import OPS
 from ...ops.fused_loss import KEPT, LINEAR_CROSS_ENTROPY
-
-
-@frozen
-class Cut:
-    """Where a stage of a pipeline begins and ends.
-
-    entering   what the stage before hands on
-    returning  the gradient of what it hands on itself
-    first      how many layers of repeats stages before it do
-    types      those of the values of all stages
-    """
-
-    entering: tuple[str, ...] = ()
-    returning: tuple[str, ...] = ()
-    first: Mapping[str, int] = {}
-    types: Mapping[str, Type] = {}
+from ..stage_program import StageProgram
 
 
 class Storages:
-    """The storages of a step.
+    """The storages of a step, or of one stage of a pipeline, which receives values from others.
 
+    layers      of each repeat that is cut, where this is one stage
+    received, received_gradients  from the stage before it and from the one after it
     state, inputs   those that are there all the time
     gathered    weights that layers of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
                 views of these, whose memory comes and goes with the layer
@@ -43,11 +26,14 @@ class Storages:
     sometimes   those of them that it makes not in every layer
     """
 
-    def __init__(self, program: Program, cut: Cut = Cut()) -> None:
+    def __init__(self, program: Program, stage: StageProgram | None = None) -> None:
         assert program.region.kind == "step", f"memory: a program after {program.after} has no step"
         self.program = program
-        self.cut = cut
-        self.types = {**cut.types, **program.types}
+        self.layers = stage.layers if stage else {}
+        inputs = (*stage.forward.inputs, *stage.backward.inputs) if stage else ()
+        self.received = [value.name for value in stage.forward.inputs] if stage else []
+        self.received_gradients = [value.name for value in stage.backward.inputs] if stage else []
+        self.types = {**program.types} | {value.name: value.type for value in inputs}
         self._root = {param.name: param.name for param in program.params}
         self.state = {*self._root}
         self.inputs = {arg.value.name for arg in program.region.args}

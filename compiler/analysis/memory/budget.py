@@ -6,14 +6,13 @@ Non-goals: the rows (`schedules.listing`), and what they hold in the end (`rows`
 
 from ...config.units import amount
 from ...ir import Program
-from ...ir.stages import has
 from ...schedules.actions import ScheduleError, Work
 from ...schedules.activation_memory import MemoryBudget, least
 from .account import Account, idle
 from .pipeline_peak import Chunks, Stage, keeps, stages_of
 
 
-def room(program: Program, most: int) -> MemoryBudget:
+def memory_budget(program: Program, most: int) -> MemoryBudget:
     """What microbatches may take where a rank holds no more than `most` bytes in all.
 
     An action may take as much besides as that of its rank which takes most: which runs when is not known.
@@ -24,7 +23,7 @@ def room(program: Program, most: int) -> MemoryBudget:
     sizes = keeps(program, of)
     left: list[float] = []
     for rank in range(program.axis(program.pipeline.axis).size):
-        it, own = idle(program, rank, of), has(program.pipeline, rank)
+        it, own = idle(program, rank, of), program.pipeline.stages_of(rank)
         passing = max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
         _demand(it, passing, int(least(program.pipeline.stage_to_rank, rank, sizes)), most)
         left.append(most - it.always - passing)
@@ -43,7 +42,7 @@ def _passing(stage: Stage) -> int:
 
 
 def _demand(it: Account, passing: int, least: int, most: int) -> None:
-    """State and a microbatch, or the update, must have room."""
+    """State and a microbatch, or the update, must fit."""
     update = it.always + it.peak.bytes
     if (needs := max(it.always + passing + least, update)) <= most:
         return

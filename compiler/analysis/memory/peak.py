@@ -65,11 +65,11 @@ class Walk:
         self._into: dict[str, str] = {}
         self._where, self._layers = "forward", list[tuple[str, int, int]]()
         self.fullest = {"update": update(storages)}
-        self._given = [*storages.cut.entering, *storages.cut.returning]  # there until backward is done
-        self._live |= {self._root(name): storages.bytes(name) for name in storages.cut.entering}
+        self._given = [*storages.received, *storages.received_gradients]  # there until backward is done
+        self._live |= {self._root(name): storages.bytes(name) for name in storages.received}
         self._forward(storages.forward.body, None, keeper.all)
         self._where = "backward"
-        self._live |= {self._root(name): storages.bytes(name) for name in storages.cut.returning}
+        self._live |= {self._root(name): storages.bytes(name) for name in storages.received_gradients}
         self._backward(storages.backward.body, storages.forward.body)
 
     @property
@@ -82,7 +82,7 @@ class Walk:
     def _forward(self, body: Sequence[Stmt], region: Region | None, kept: Mapping[str, Kept]) -> None:
         """Walks a body; what it keeps, and what it hands on, is then still there."""
         args, ends = self._handed(region)
-        stays = {*kept, *ends, *(self._linked(region, kept) if region else self._roots(self._storages.cut.entering))}
+        stays = {*kept, *ends, *(self._linked(region, kept) if region else self._roots(self._storages.received))}
         self._kept |= stays - ends
         last = last_reads(body, self._storages, args)
         for i, stmt in enumerate(body):

@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import ITEM_BYTES, Enter, Op, Pipeline, Program, Region, Value, blocks, walk
-from ...ir.stages import Stage as Cuts
-from ...ir.stages import crossing, groups, stages
+from ...ir import ITEM_BYTES, Op, Pipeline, Program, Value, walk
+from ...ir.stages import crossing, stages
 from ...ops.saved_tensors import Device
 from ...schedules.actions import Work
 from ...schedules.activation_memory import Beside, Keeps, beside
-from ..local_program import of_stage
 from ..stage_buckets import chunks, needed
-from .aliasing import Cut, Storages
+from ..stage_program import StageProgram, stage_programs
+from .aliasing import Storages
 from .liveness import is_put_off, put_off
 from .peak import PeakSnapshot, Walk
 from .saved_activations import Keeper, Kept
@@ -68,25 +67,23 @@ class Stage:
 def stages_of(program: Program) -> list[Stage]:
     """All stages of a pipeline, each by itself; those that do the same are one."""
     assert program.pipeline, "memory: no pipeline"
-    cuts, last = stages(program, program.pipeline), len(program.pipeline.stage_to_rank) - 1
+    groups = [cut.groups for cut in stages(program, program.pipeline)]
     every = max(program.train.recompute.number, 1)
     found: dict[object, Stage] = {}
-    kinds = [
-        (cut.groups, number == 0, number == last, *((len(layers), layers.start % every) for layers in cut.layers))
-        for number, cut in enumerate(cuts)
-    ]
-    for number, kind in enumerate(kinds):
-        if kind not in found:
-            found[kind] = _stage(program, program.pipeline, number)
+    kinds: list[object] = []
+    for number, stage in enumerate(stage_programs(program)):
+        layers = ((len(own), own.start % every) for own in stage.layers.values())
+        kinds.append((groups[number], number == 0, number == len(groups) - 1, *layers))
+        if kinds[-1] not in found:
+            found[kinds[-1]] = _stage(stage, device_of(program))
     return [found[kind] for kind in kinds]
 
 
-def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
-    device = device_of(program)
-    storages = Storages(of_stage(program, number), _cut(program, pipeline, number))
+def _stage(stage: StageProgram, device: Device) -> Stage:
+    storages = Storages(stage.program, stage)
     keeper = Keeper(storages, device)
     walked = Walk(storages, keeper, device).fullest
-    entered = sum(storages.bytes(name) for name in storages.cut.entering if storages.root(name) not in keeper.all)
+    entered = sum(storages.bytes(name) for name in storages.received if storages.root(name) not in keeper.all)
     kept = tuple(keeper.all.values())
     body = storages.backward.body
     made = Counter[tuple[str, ...]]()  # what is made of the same is made together
@@ -103,37 +100,6 @@ def _stage(program: Program, pipeline: Pipeline, number: int) -> Stage:
 def device_of(program: Program) -> Device:
     """A GPU, where the cluster names one, or else the CPU."""
     return "cuda" if program.cluster.gpu else "cpu"
-
-
-def _cut(program: Program, pipeline: Pipeline, number: int) -> Cut:
-    """What enters a stage, from before and from behind, as its statements call it; and where its layers begin."""
-    all_ = stages(program, pipeline)
-    forward, backward = (groups(pipeline, block.body)[1] for block in blocks(program.microbatches))
-    enters = _entering(all_[number], forward) if number else ()
-    returns = _returning(all_[number + 1], forward, backward) if number < len(all_) - 1 else ()
-    first = dict(zip(pipeline.dims, (layers.start for layers in all_[number].layers), strict=True))
-    return Cut(enters, returns, first, program.types)
-
-
-def _entering(stage: Cuts, forward: list[Region]) -> tuple[str, ...]:
-    """What the repeat takes in which a stage begins; if it has no layers, what that makes."""
-    repeat = forward[stage.begins]
-    return _taken(repeat) if stage.layers[stage.begins] else _made(repeat, len(_taken(repeat)))
-
-
-def _returning(behind: Cuts, forward: list[Region], backward: list[Region]) -> tuple[str, ...]:
-    """The gradients that the stage `behind` hands back, of what enters it."""
-    repeat, back = forward[behind.begins], backward[::-1][behind.begins]
-    layers, count = behind.layers[behind.begins], len(_taken(repeat))
-    return _made(back, count) if layers and layers.start == 0 else _taken(back)[:count]
-
-
-def _taken(repeat: Region) -> tuple[str, ...]:
-    return tuple(arg.source for arg in repeat.args if arg.enter is Enter.CARRY)
-
-
-def _made(repeat: Region, count: int) -> tuple[str, ...]:
-    return tuple(value.name for value in repeat.results[:count])
 
 
 def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
@@ -179,7 +145,7 @@ class Chunks:
         self._freed = {bucket.name for bucket in program.buckets if bucket.reshard_after_forward}
         sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
         self._sent_bytes = {b.name: ITEM_BYTES[sent[b.name]] * (sent[b.name] != b.type.dtype) for b in program.buckets}
-        self._own = [(chunk, needed(row, chunk).end if row else 1) for chunk in chunks(program, rank)]
+        self._own = [(chunk, needed(row, chunk.stages).stop if row else 1) for chunk in chunks(program, rank)]
         unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
         self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
         self._ends = sorted({end for _, end in self._own})

@@ -12,6 +12,7 @@ from ...ir import Op, Region, Stmt, results
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local, Saved
 from ..recompute import is_made_again, recomputes_layers
+from ..stage_program import RECEIVED
 from .aliasing import Storages, carried
 
 
@@ -71,7 +72,7 @@ class Keeper:
         self._storages = storages
         self._device: Device = device
         weights = storages.state | storages.gathered
-        self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.cut.entering}
+        self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.received}
         self.layers: dict[str, SavedByLayer] = {}
         self._by_layer = True  # whether what backward does again layer by layer is not kept
         self.all = self._body(storages.forward.body)
@@ -100,7 +101,8 @@ class Keeper:
         again = self._is_made_again(op.outputs[0].name) or is_made_again(storages.program, op)
         saved = Saved(operands=tuple(range(len(op.inputs)))) if again else self._by_itself(op)
         roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
-        found = {root: Kept(op, root, storages.bytes(root)) for root in roots if not storages.held(root)}
+        own = [root for root in roots if not storages.held(root)]
+        found = {root: Kept(op, root.split(RECEIVED)[0], storages.bytes(root)) for root in own}
         return found | {f"{op.outputs[0].name}: {what}": Kept(op, what, size) for what, size in saved.others}
 
     def values(self, op: Op) -> list[str]:
@@ -148,7 +150,7 @@ class Keeper:
         handed = {arg for arg, _, _ in carried(region)} | {*chains}
         own = {key: inner[key] for key in bound(inner, region) if key not in handed}
         every, other = self._others(region, handed) if recomputes_layers(storages.program, region.dim) > 1 else (1, own)
-        start = storages.cut.first.get(region.dim, 0)
+        start = storages.layers.get(region.dim, range(0)).start
         again = multiples(every, start, start + layers)
         self.layers[region.results[0].name] = SavedByLayer(
             inner, _total(own), _total(chains), every, _total(other), start

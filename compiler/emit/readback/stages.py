@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...ir import Arg, Enter, Pipeline, Program, Region, uses
-from ...ir.stages import Stage, crossing, groups, has, is_free, stages
+from ...ir.stages import Stage, crossing, groups, is_free, stages
 from .annotations import NOTHING
 from .compare import compare
 from .forward import Forward, Loops, iter_loops
@@ -39,7 +39,7 @@ class StagedForward(Forward):
             self._weights.declare(alone[-1])
             self._compare_stage(number, stage, alone[-1], given)
         for rank in sorted({*self._pipeline.stage_to_rank}):
-            held = has(self._pipeline, rank)
+            held = self._pipeline.stages_of(rank)
             of = self._machine.instantiate(model.node, model, [mesh, held])
             self._weights.declare(of)
             self._demand_together(of, [alone[number] for number in held])

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from ...analysis.param_uses import leaves
 from ...analysis.stage_buckets import Chunk, chunks, needed
 from ...ir import Op, Program, Region
 from ...schedules.actions import Row
 from ...schedules.dependencies import Cell
-from ..sharded_state import origins
 
 
 @frozen
@@ -38,14 +38,14 @@ def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
     found: list[Move] = []
     for rank, row in enumerate(rows):
         for chunk in chunks(program, rank):
-            bucket, span = program.bucket(chunk.bucket), needed(row, chunk)
+            bucket, span = program.bucket(chunk.bucket), needed(row, chunk.stages)
             found.append(
                 Move(
                     rank,
                     chunk,
-                    awaited=span.begin if bucket.shard_axes else None,
-                    begun=span.end if bucket.shard_axes or bucket.reduce_axes else None,
-                    freed=span.end if bucket.reshard_after_forward else None,
+                    awaited=span.start if bucket.shard_axes else None,
+                    begun=span.stop if bucket.shard_axes or bucket.reduce_axes else None,
+                    freed=span.stop if bucket.reshard_after_forward else None,
                 )
             )
     return tuple(found)
@@ -65,7 +65,7 @@ def names(program: Program, region: Region) -> Names:
     of = {name: param for op in packs for name, param in zip(op.inputs, _params(program, op), strict=False)}
     ends = zip(region.yields, region.results, strict=True)
     gradients = {end.name: of[result.name] for end, result in ends if result.name in of}
-    return Names(origins(program), gradients)
+    return Names(leaves(program), gradients)
 
 
 def _params(program: Program, pack: Op) -> tuple[str, ...]:

@@ -11,15 +11,14 @@ lost (`moves`).
 from collections import defaultdict, deque
 from typing import TypeAlias
 
+from ...analysis.stage_program import stage_programs
 from ...ir import Region, walk
 from ...ops import messages
 from ...schedules.actions import Action, Schedule, Work
 from ...schedules.dependencies import Cell
-from ...schedules.p2p import SENDS
 from ..interpreter import Env, Interpreter, differing
 from ..simulated_mesh import SimulatedMesh
 from .chunk_comms import Move, Moved, moves, names
-from .split import shares
 from .stage import Staged, Sums, result
 
 Slot: TypeAlias = tuple[str, int, int]
@@ -62,8 +61,8 @@ def run_rows(
             )
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
     stages = [
-        Staged(machine, region, outer, share, rank, worlds)
-        for share, rank in zip(shares(machine.program, pipeline, region), pipeline.stage_to_rank, strict=True)
+        Staged(machine, region, outer, own, rank, worlds)
+        for own, rank in zip(stage_programs(machine.program), pipeline.stage_to_rank, strict=True)
     ]
     called = names(machine.program, region)
     chunks = Moved(moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called)
@@ -85,7 +84,7 @@ def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
         raise RowsError(f"in evaluation, {error}") from None
     stages, numbers = forwards.stages, forwards.machine.numbers
     for end, value in zip(region.yields, region.results, strict=True):
-        if end.name in stages[-1].share.forward.made:
+        if end.name in stages[-1].own.forward.made:
             loss = result(stages, forwards.sums, end, value.type)
             if differing(numbers, loss, results[value.name]):
                 raise LossError("in evaluation, the loss is not that of the step")
@@ -144,7 +143,7 @@ class _Rows:
         if self._home(action.stage) != rank:
             raise self._error("the rank does not have this stage")
         if kind := RECEIVED.get(action.work):
-            pair = self._home(_peer(action)), rank
+            pair = self._home(action.peer), rank
             self._awaited[pair].append((kind, action.stage, action.microbatch))
             self._deliver(*pair)
             return True
@@ -154,8 +153,8 @@ class _Rows:
         if self._cell == self._freed:
             self._slots[rank].pop(slots[0], None)
         values = [self._take(slot) for slot in slots]
-        if action.work in SENDS:
-            pair = rank, self._home(_peer(action))
+        if action.work.sends:
+            pair = rank, self._home(action.peer)
             self._sent[pair].append(values[0])
             self._deliver(*pair)
         else:
@@ -180,7 +179,7 @@ class _Rows:
             case Work.WEIGHT:
                 return [(LEFT, stage, microbatch)]
             case _:
-                return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, _peer(action), microbatch)]
+                return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, action.peer, microbatch)]
 
     def _home(self, stage: int) -> int:
         stage_to_rank = self._schedule.stage_to_rank
@@ -192,7 +191,7 @@ class _Rows:
         rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch
         staged, ahead = self.stages[stage], work is Work.FORWARD
         part = staged.parts[work]
-        begin = staged.given(microbatch) if ahead else taken.pop(0)
+        begin = staged.inputs(microbatch) if ahead else taken.pop(0)
         entering = taken[0].values() if taken else ()
         gone = self._moved.gone(self._cell, stage)
         begin = {name: value for name, value in begin.items() if name not in gone}
@@ -202,9 +201,9 @@ class _Rows:
             if error.args[0] not in self.machine.program.types:
                 raise
             raise self._error(f"`{error.args[0]}` is not there") from None
-        if part.gives:
+        if part.outputs:
             to = (ENTERING, stage + 1, microbatch) if ahead else (RETURNING, stage - 1, microbatch)
-            self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.gives)})
+            self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.outputs)})
         if kept := self._kept.get(work):
             self._put(rank, (kept, stage, microbatch), env)
         self._add(stage, microbatch, staged.sums(part, env))
@@ -231,12 +230,6 @@ class _Rows:
     def _error(self, why: str) -> RowsError:
         rank, at = self._cell
         return RowsError(f"rank {rank}, cell {at}, `{self._schedule.rows[rank][at]}`: {why}")
-
-
-def _peer(action: Action) -> int:
-    """The stage at the other end of a message."""
-    ahead = (action.work in SENDS) == (action.work in (Work.SEND_FORWARD, Work.RECEIVE_FORWARD))
-    return action.stage + (1 if ahead else -1)
 
 
 def _words(slot: Slot) -> str:

@@ -11,18 +11,18 @@ from itertools import accumulate, pairwise
 from attrs import evolve
 
 from ...analysis import stage_schedule
+from ...analysis.param_uses import leaves
 from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base
-from ...ir.stages import crossing, stages
+from ...ir.stages import crossing, readers, stages
 from ...schedules.actions import Schedule, ScheduleError
 from ...schedules.p2p import with_messages
 from ...schedules.registry import SCHEDULES
 from ...schedules.rescale import resized
 from ...schedules.timeline import Times
-from ..sharded_state import readers
 
 
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
-    """The rank of each stage on an axis of so many ranks."""
+    """The rank of each stage on an axis with this number of ranks."""
     return (
         _rows(pipeline, ranks, microbatches=1).stage_to_rank
         if _is_unnamed(pipeline)
@@ -43,7 +43,7 @@ def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
 
 
 def few_layers(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, int]:
-    """For each repeat that is cut, as many as its cuts need; on two ranks one more behind the last of them."""
+    """For each repeat that is cut, as many as its cuts need; on two ranks one more after the last of them."""
     begun = [*_begun(program, pipeline, ranks).values()]
     least = (begun.count(number) + _before(number, ranks) for number in range(len(pipeline.dims)))
     found = dict(zip(pipeline.dims, least, strict=True))
@@ -83,7 +83,7 @@ def _before(number: int, ranks: int) -> int:
 
 
 def _filled(pipeline: Pipeline, count: int) -> list[int]:
-    """The stages, of so many, that have layers; all, if only stages in the middle had and there are none."""
+    """Those of `count` stages that have layers; all, if only stages in the middle had and there are none."""
     ends = (0, *pipeline.layers[:1]), (count - 1, *pipeline.layers[-1:])
     empty = {stage for stage, *layers in ends if layers == [0]}
     return [k for k in range(count) if k not in empty] or [*range(count)]
@@ -103,7 +103,7 @@ def _is_unnamed(pipeline: Pipeline) -> bool:
 
 
 def shared(pipeline: Pipeline) -> dict[str, str]:
-    """Each parameter that several ranks hold, and the first that the same ranks hold."""
+    """Each parameter that several ranks own, and the first that the same ranks own."""
     ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.held}
     first: dict[tuple[int, ...], str] = {}
     return {name: first.setdefault(own, name) for name, own in ranks.items() if len(own) > 1}
@@ -117,7 +117,7 @@ def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
     found = evolve(found, settings=evolve(pipeline.settings, stages=found.layers))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
     found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
-    found = evolve(found, held=held(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
+    found = evolve(found, held=stages_of_params(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
     return evolve(small, region=renumbered(small.region, pipeline, evolve(small, pipeline=found)), pipeline=found)
 
 
@@ -136,9 +136,9 @@ def _layers(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[
     return tuple(after - before for before, after in pairwise([0, *cuts, ends[-1]]))
 
 
-def held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def stages_of_params(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages that read each parameter, as forward says it."""
-    return readers(program, pipeline, program.forward.body)
+    return readers(program, pipeline, program.forward.body, leaves(program))
 
 
 def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:
@@ -154,7 +154,7 @@ class _Numbers:
     def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline, types: Mapping[str, Type]) -> None:
         self._ranks = len({*pipeline.stage_to_rank}), len({*small.stage_to_rank})
         self._axis = pipeline.axis
-        self._holders = {
+        self._owners = {
             bucket.dim: (pipeline.ranks_of(bucket.params[0]), small.ranks_of(bucket.params[0]))
             for bucket in program.buckets
         }
@@ -171,7 +171,7 @@ class _Numbers:
 
     def _changed(self, op: Op, key: str, ranks: tuple[str, ...]) -> Op:
         dim = next(iter(self._types[op.inputs[0]].dims[-1:]), "")
-        old, new = self._holders.get(dim, ((), ()))
+        old, new = self._owners.get(dim, ((), ()))
         if not ranks or ranks != tuple(map(str, old)):
             return op
         attrs = tuple((name, value) for name, value in op.attrs if name != key)

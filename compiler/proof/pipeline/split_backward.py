@@ -8,23 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, ancestors, uses
+from ...analysis.stage_program import StageBlock
+from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, ancestors, results, uses
 from ...ops import VJPS
-from .split import Part, made
 
 
 @frozen
 class Halves:
     """The input part, and the weight part, which goes on with the values of the input part."""
 
-    input: Part
-    weight: Part
+    input: StageBlock
+    weight: StageBlock
 
 
-def halves(part: Part, types: Mapping[str, Type]) -> Halves:
+def halves(part: StageBlock, types: Mapping[str, Type]) -> Halves:
     """Both parts of a stage's backward."""
-    found = _Split(dict(types)).of(part.body, {*part.gives, *part.crossing}, set())
-    return Halves(evolve(part, body=tuple(found.now)), Part(body=tuple(found.then)))
+    found = _Split(dict(types)).of(part.body, {*part.outputs, *part.carried}, set())
+    return Halves(evolve(part, body=tuple(found.now)), StageBlock(body=tuple(found.then)))
 
 
 @frozen
@@ -49,9 +49,9 @@ class _Split:
         for stmt in body:
             if isinstance(stmt, Region):
                 self._region(stmt, needed, found)
-            elif found.late & {*stmt.inputs} or (_is_put_off(stmt) and not needed & {*made(stmt)}):
+            elif found.late & {*stmt.inputs} or (_is_put_off(stmt) and not needed & {*_made(stmt)}):
                 found.then.append(stmt)
-                found.late.update(made(stmt))
+                found.late.update(_made(stmt))
             else:
                 found.now.append(stmt)
         return found
@@ -61,15 +61,15 @@ class _Split:
         if not inner.then:
             outer.now.append(region)
             return
-        kept = self._kept(region, inner)
+        saved = self._saved(region, inner)
         ends = [*zip(region.yields, region.results, strict=True)]
         now = [(end, value) for end, value in ends if end.name not in inner.late]
-        now += [(Yield(name, Leave.STACK), value) for name, value in kept.items()]
+        now += [(Yield(name, Leave.STACK), value) for name, value in saved.items()]
         args = [arg for arg in region.args if arg.value.name not in inner.late]
         outer.now.append(_with(region, args, inner.now, now))
         then = [(end, value) for end, value in ends if end.name in inner.late]
         args = [arg for arg in region.args if arg.value.name in inner.late or arg.enter is Enter.EACH]
-        args += [Arg(Value(name, self.types[name]), value.name, Enter.EACH) for name, value in kept.items()]
+        args += [Arg(Value(name, self.types[name]), value.name, Enter.EACH) for name, value in saved.items()]
         outer.then.append(_with(region, args, inner.then, then))
         outer.late.update(value.name for _, value in then)
 
@@ -89,12 +89,12 @@ class _Split:
                 return inner
             wanted, slow = wanted | more, slow | slower
 
-    def _kept(self, region: Region, inner: _Found) -> dict[str, Value]:
+    def _saved(self, region: Region, inner: _Found) -> dict[str, Value]:
         """The stacks of what the weight part of a repeat's body reads of the input part."""
-        there = {name for stmt in inner.now for name in made(stmt)}
+        there = {name for stmt in inner.now for name in _made(stmt)}
         there |= {arg.value.name for arg in region.args if arg.enter is Enter.CARRY} - inner.late
         read = dict.fromkeys(name for name in uses(*inner.then) if name in there)
-        found = {name: Value(f"{name} kept", self.types[name].stacked(region.dim)) for name in read}
+        found = {name: Value(f"{name} saved", self.types[name].stacked(region.dim)) for name in read}
         self.types.update((value.name, value.type) for value in found.values())
         return found
 
@@ -106,3 +106,7 @@ def _with(region: Region, args: Sequence[Arg], body: Sequence[Stmt], ends: Seque
 
 def _is_put_off(op: Op) -> bool:
     return op.kind == "contract" or VJPS.delayed(op)
+
+
+def _made(stmt: Stmt) -> list[str]:
+    return [value.name for value in results(stmt)]

@@ -10,13 +10,14 @@ from functools import cached_property
 import numpy as np
 from attrs import evolve, frozen
 
+from ...analysis.stage_program import StageBlock, StageProgram
 from ...ir import Enter, Pipeline, Region, Stmt, Type, Yield, uses
+from ...ir.stages import is_free
 from ...schedules.actions import Work
 from ..interpreter import Env, Interpreter, Where
 from ..sharded_state import noise
 from ..simulated_mesh import SimulatedMesh
 from ..tensors import RANDOM, Array, Tensor, degree_of
-from .split import Part, Share, free
 from .split_backward import halves
 
 Sums = dict[tuple[int, str], dict[int, Tensor]]
@@ -30,7 +31,7 @@ class Staged:
     machine: Interpreter
     region: Region
     outer: Env
-    share: Share
+    own: StageProgram
     rank: int
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh]
     """The statements of all stages."""
@@ -43,10 +44,11 @@ class Staged:
         return pipeline
 
     @cached_property
-    def parts(self) -> Mapping[Work, Part]:
+    def parts(self) -> Mapping[Work, StageBlock]:
         """The statements of each action."""
-        both = halves(self.share.backward, self.machine.program.types)
-        forward, backward = self.share.forward, self.share.backward
+        forward, backward = self.own.forward, self.own.backward
+        both = halves(backward, self.machine.program.types)
+        forward = evolve(forward, body=tuple(stmt for stmt in forward.body if not is_free(stmt)))
         return {Work.FORWARD: forward, Work.BACKWARD: backward, Work.INPUT: both.input, Work.WEIGHT: both.weight}
 
     @cached_property
@@ -57,7 +59,7 @@ class Staged:
     @cached_property
     def _own(self) -> Interpreter:
         """The stage's layers; a layer's place among all is what is told of it."""
-        told, layers = self.machine.watch, self.share.layers
+        told, layers = self.machine.watch, self.own.layers
 
         def watch(name: str, where: Where, value: Tensor) -> None:
             if not layers.keys() & {*value.dims}:
@@ -80,7 +82,8 @@ class Staged:
 
     @cached_property
     def _free(self) -> list[Stmt]:
-        return free(self.pipeline, self.region)
+        """Statements that every stage does for itself, before its own."""
+        return [*filter(is_free, self.own.forward.body)]
 
     def _here(self, x: Tensor) -> Tensor:
         at = 1 + list(self.machine.world.axes).index(self.pipeline.axis)
@@ -89,7 +92,7 @@ class Staged:
         index = (*(slice(None),) * at, slice(self.rank, self.rank + 1))
         return self.machine.made(("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
-    def given(self, microbatch: int) -> Env:
+    def inputs(self, microbatch: int) -> Env:
         """The inputs of a microbatch."""
         inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
         env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
@@ -98,26 +101,26 @@ class Staged:
 
     def _layers(self, x: Tensor) -> Tensor:
         """The stage's slices of the inputs of split repeats."""
-        layers = self.share.layers.get(x.dims[0]) if x.dims else None
+        layers = self.own.layers.get(x.dims[0]) if x.dims else None
         if layers is None:
             return x
         index = (*(slice(None),) * x.lead, slice(layers.start, layers.stop))
         how = ("layers", layers.start, layers.stop)
         return self.machine.made(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
-    def run(self, part: Part, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
+    def run(self, part: StageBlock, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
         """All that is known when a part is done."""
-        begin = env | dict(zip(part.takes, entering, strict=True))
+        begin = env | {value.name: x for value, x in zip(part.inputs, entering, strict=True)}
         return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
 
-    def sums(self, part: Part, env: Env) -> Env:
+    def sums(self, part: StageBlock, env: Env) -> Env:
         """The results of the microbatches after one part."""
         made = set(part.made)
         return {end.name: env[end.name] for end in self.region.yields if end.name in made}
 
     def place(self, type: Type) -> tuple[slice, ...]:
         """Where its part of a value of all ranks is."""
-        world, layers = self.machine.world, self.share.layers
+        world, layers = self.machine.world, self.own.layers
         ranks = (slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None) for axis in world.axes)
         own = (slice(layers[dim].start, layers[dim].stop) if dim in layers else slice(None) for dim in type.dims)
         return (slice(None), *ranks, *own)
@@ -125,7 +128,7 @@ class Staged:
     @cached_property
     def makes(self) -> set[str]:
         """The results of which its microbatches make anything."""
-        return {*self.share.forward.made, *self.share.backward.made}
+        return {*self.own.forward.made, *self.own.backward.made}
 
 
 def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
@@ -135,7 +138,7 @@ def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tens
     parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
 
     def put_together() -> Tensor:
-        found = _nothing(machine, end.name, type, is_loss=end.name in stages[-1].share.forward.made)
+        found = _nothing(machine, end.name, type, is_loss=end.name in stages[-1].own.forward.made)
         for k in makers:
             found[stages[k].place(type)] = 0
         for k, part in parts.items():

@@ -2,7 +2,7 @@
 
 Order is exact in backward too.  autograd runs, of the nodes that are ready, the one that was made last; nodes are made
 in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.  A
-collective that is awaited later is recorded, and stands in the plan, where it begins.
+collective that is awaited later is recorded, and is in the plan, where it begins.
 
 What a record cannot show: two calls of one kind, group, shape and dtype that changed places.
 """
@@ -42,7 +42,7 @@ class Recorded:
 
     steps, evaluations  how many rank 0 went through
     calls               how many the plan has in a step, on the rank that has most
-    alike               whether it has as many on each
+    uniform             whether it has as many on each
     differences         each rank's first, by rank
     disorder            what keeps ranks from meeting at their calls, in lines
     """
@@ -54,7 +54,7 @@ class Recorded:
     steps: int
     evaluations: int
     calls: int
-    alike: bool
+    uniform: bool
     differences: tuple[Difference, ...]
     disorder: tuple[str, ...]
 
@@ -72,14 +72,14 @@ class Recorded:
     def _verdict(self) -> Iterator[str]:
         if self.equal:
             calls = f"{_number(self.calls, 'call')} a step on"
-            where = f"{calls} each rank" if self.alike else f"up to {calls} a rank"
+            where = f"{calls} each rank" if self.uniform else f"up to {calls} a rank"
             yield f"equal to the plan, call for call: {where}, in its order"
             yield "all ranks of each group came to the same calls in one order"
         elif not self.steps:
             yield "no step was recorded"
         if self.differences:
             yield "not equal to the plan:"
-        for first, same in _alike(self.differences):
+        for first, same in _grouped(self.differences):
             yield f"  {ranks(same)}, {first.lines()}"
         if self.disorder:
             yield "not one order on all ranks:"
@@ -104,24 +104,24 @@ def compare(folder: Path) -> Recorded:
         steps=sum(it.phase == "train" for it in first.stretches),
         evaluations=sum(it.phase == "evaluate" for it in first.stretches),
         calls=max(numbers),
-        alike=len(numbers) == 1,
+        uniform=len(numbers) == 1,
         differences=tuple(_differences(calls, records)),
         disorder=disorder(records),
     )
 
 
 def _differences(plan: Sequence[Calls], records: Sequence[Record]) -> Iterator[Difference]:
-    longest = max((_held(record) for record in records), key=len)
+    longest = max((_compared(record) for record in records), key=len)
     for record, calls in zip(records, plan, strict=True):
-        held = _held(record)
-        found = next((it for each in held if (it := _difference(record.rank, each, calls[each.phase]))), None)
+        own = _compared(record)
+        found = next((it for each in own if (it := _difference(record.rank, each, calls[each.phase]))), None)
         if found:
             yield found
-        elif len(held) < len(longest):
-            yield Difference(record.rank, longest[len(held)], 1, "the record ends before it", None, None)
+        elif len(own) < len(longest):
+            yield Difference(record.rank, longest[len(own)], 1, "the record ends before it", None, None)
 
 
-def _held(record: Record) -> list[Stretch]:
+def _compared(record: Record) -> list[Stretch]:
     """The recorded calls to compare with the plan."""
     return [stretch for stretch in record.stretches if stretch.phase != "loop"]
 
@@ -160,10 +160,10 @@ def _what(plan: Sequence[Call], stretch: Stretch, at: int) -> str:
     )
 
 
-_NEAR = 3  # calls that must be the plan's again for one to count as missing or as too many
+_NEAR = 3  # calls that must be the plan's for one to count as missing or as too many
 
 
-def _alike(differences: Sequence[Difference]) -> Iterator[tuple[Difference, list[int]]]:
+def _grouped(differences: Sequence[Difference]) -> Iterator[tuple[Difference, list[int]]]:
     """Differences of one kind in one place, by the first, with all their ranks."""
     kinds: dict[tuple[str, int, str], list[Difference]] = {}
     for it in differences:

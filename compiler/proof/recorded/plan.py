@@ -1,6 +1,5 @@
 """The expected communication of each rank, written out from plan.json call for call."""
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import prod
@@ -8,6 +7,9 @@ from typing import Any
 
 from attrs import frozen
 
+from ...analysis.communication import MESSAGES
+from ...analysis.stage_buckets import needed
+from ...schedules.actions import Action, Work
 from .files import Call
 
 
@@ -49,42 +51,33 @@ def _in_row(
 ) -> Iterator[Expected]:
     """The calls of a rank of a pipeline: its row takes the place of its stages in the list.
 
-    What of that row's stages is reduced as soon as they have ended stands behind them.
+    Gradients of a chunk are reduced as soon as its stages have ended.
     """
-    pipeline, parts = plan["pipeline"], dict[tuple[int, str], list[dict[str, Any]]]()
+    pipeline, parts = plan["pipeline"], dict[tuple[int, Work], list[dict[str, Any]]]()
     for each in listed:
         if "stage" in each:
             parts.setdefault((each["stage"], _work(each)), []).append(each)
     steps = [[*part] for is_stage, part in groupby(listed, lambda each: "stage" in each) if not is_stage]
-    before, behind = steps if len(steps) > 1 else ([], steps[0])
+    before, after = steps if len(steps) > 1 else ([], steps[0])
     calls = {
         (stage, work): [*_in_order(plan, part, rank, layers | _own(pipeline["stages"][stage]))]
         for (stage, work), part in parts.items()
     }
-    row = [(int(stage), work) for stage, work in _ACTION.findall(pipeline["rows"][listed[0]["rank"]])]
-    ended = [each for each in behind if "chunk" in each]
+    row = tuple(filter(None, map(Action.of, pipeline["rows"][listed[0]["rank"]].split())))
+    ended = [(each, needed(row, each["chunk"]).stop) for each in after if "chunk" in each]
     yield from _in_order(plan, before, rank, layers)
-    for at, (stage, work) in enumerate(row):
-        yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == at], rank, layers)
-        yield from calls.get((stage, "B" if work == "I" else work), ())  # the part of weights communicates nothing
-    yield from _in_order(plan, [each for each in ended if _end(row, each["chunk"]) == len(row)], rank, layers)
-    yield from _in_order(plan, [each for each in behind if "chunk" not in each], rank, layers)
+    for at, action in enumerate((*row, None)):
+        yield from _in_order(plan, [each for each, end in ended if end == at], rank, layers)
+        if action:  # the weights' part of backward communicates nothing
+            work = Work.BACKWARD if action.work is Work.INPUT else action.work
+            yield from calls.get((action.stage, work), ())
+    yield from _in_order(plan, [each for each in after if "chunk" not in each], rank, layers)
 
 
-def _end(row: Sequence[tuple[int, str]], stages: Sequence[int]) -> int:
-    """Where the stages have ended: before the next action that is no message, or behind the row."""
-    computing = [at for at, (_, work) in enumerate(row) if "_" not in work]
-    last = max(at for at in computing if row[at][0] in stages)
-    return next((at for at in computing if at > last), len(row))
-
-
-_ACTION = re.compile(r"(\d+)([A-Z_]+)\d+")
-_WORKS = {"send": "SEND_{}", "receive": "RECV_{}"}
-
-
-def _work(each: dict[str, Any]) -> str:
-    """The letters of the action that does it."""
-    return _WORKS.get(each["op"], "{}").format("F" if each["where"] == "forward" else "B")
+def _work(each: dict[str, Any]) -> Work:
+    """The action that does it."""
+    message = next((work for work, its in MESSAGES.items() if its == (each["op"], each["where"])), None)
+    return message or (Work.FORWARD if each["where"] == "forward" else Work.BACKWARD)
 
 
 def _own(stage: dict[str, Any]) -> dict[str, range]:

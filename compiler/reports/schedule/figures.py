@@ -64,7 +64,7 @@ class Expected:
 def expected(kind: str, ranks: int, microbatches: int, times: Times) -> Expected | None:
     """The idle time of each rank of the schedule `kind`; none where no formula is known to be true."""
     formula = FORMULAS.get(kind)
-    if formula is None or microbatches < formula.least(ranks) or not times.are_alike:
+    if formula is None or microbatches < formula.least(ranks) or not times.are_uniform:
         return None
     f, b, w = times.forward[0], times.input[0], times.weight[0]
     return Expected(formula.text, (ranks - 1) * formula.idle(f, b, w)) if formula.holds(f, b, w) else None
@@ -99,7 +99,7 @@ def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:
         yield "in flight: the most at once, in any stage, from forward to the end of backward"
     if accounts:
         yield "activations: of microbatches, at peak memory; with state: the total of the rank then"
-    if not picture.times.are_alike:
+    if not picture.times.are_uniform:
         yield "f, b, w: cost of a stage, lowest to highest, relative to the most expensive forward; --unit: all equal"
     yield f"bubble: {share(timeline.bubble)} of all ranks' time"
     formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from attrs import evolve
 
-from ....compiler.ir import Pipeline, Program, uses
+from ....compiler.analysis.stage_program import StageBlock, stage_programs
+from ....compiler.ir import Program, uses
 from ....compiler.proof.pipeline.chunk_comms import Move, moves, names
-from ....compiler.proof.pipeline.split import Part, shares
 from ....compiler.proof.pipeline.split_backward import halves
 from ....compiler.schedules.actions import Action, Row, Work
 from .edits import Mutant
@@ -26,7 +26,7 @@ def chunk_mutants(program: Program) -> Iterator[Mutant]:
         return
     line = str(pipeline.settings.spans.get("schedule", program.region.span))
     own = moves(program, pipeline.schedule.rows)
-    stages = _Stages(program, pipeline)
+    stages = _Stages(program)
     for i, move in enumerate(own):
         row = pipeline.schedule.rows[move.rank]
         for family, wrong in _wrong(stages, row, move):
@@ -53,19 +53,18 @@ def _last(row: Row, move: Move, params: Callable[[Action], set[str]]) -> int:
 class _Stages:
     """What each action of a stage does."""
 
-    def __init__(self, program: Program, pipeline: Pipeline) -> None:
-        region = program.microbatches
-        self._names = names(program, region)
-        self._parts: list[dict[Work, Part]] = []
-        for share in shares(program, pipeline, region):
-            both = halves(share.backward, program.types)
-            parts = {Work.FORWARD: share.forward, Work.BACKWARD: share.backward}
+    def __init__(self, program: Program) -> None:
+        self._names = names(program, program.microbatches)
+        self._parts: list[dict[Work, StageBlock]] = []
+        for stage in stage_programs(program):
+            both = halves(stage.backward, program.types)
+            parts = {Work.FORWARD: stage.forward, Work.BACKWARD: stage.backward}
             self._parts.append(parts | {Work.INPUT: both.input, Work.WEIGHT: both.weight})
 
     def reads(self, action: Action) -> set[str]:
         """The parameters that it reads."""
-        read = uses(*self._parts[action.stage][action.work].body)
-        return {self._names.weights[name] for name in read if name in self._names.weights}
+        body = self._parts[action.stage][action.work].body
+        return {self._names.weights[name] for name in uses(*body) if name in self._names.weights}
 
     def adds(self, action: Action) -> set[str]:
         """The parameters to whose gradients it adds."""

@@ -12,7 +12,6 @@ from attrs import evolve
 from ....compiler.ir import Program
 from ....compiler.schedules.actions import Action, Row, Schedule, Work
 from ....compiler.schedules.dependencies import Cell
-from ....compiler.schedules.p2p import SENDS
 from .edits import Mutant
 
 Found: TypeAlias = Iterator[tuple[str, Schedule]]
@@ -84,7 +83,7 @@ def _sending(schedule: Schedule) -> Iterator[tuple[int, int, Action, Cell]]:
     """Each send, and the cell that receives it."""
     at = {action: Cell(rank, cell) for rank, cell, action in schedule.cells()}
     for rank, cell, action in schedule.cells():
-        if action.work in SENDS:
+        if action.work.sends:
             to = action.stage + (1 if action.work is Work.SEND_FORWARD else -1)
             yield rank, cell, action, at[Action(to, RECEIVES[action.work], action.microbatch)]
 

@@ -8,6 +8,7 @@ import pytest
 from helpers.measured_memory import measure_stages, peaks
 from helpers.memory_plans import compiled
 from helpers.oracle.plans import Case, plan_text
+from helpers.proof_pipelines import piped
 from helpers.uneven_stages import unlike
 from scalec.compiler.analysis.memory import account, accounts
 from scalec.compiler.analysis.memory.pipeline_peak import stages_of
@@ -86,6 +87,13 @@ def test_the_fullest_rank(schedule: str, ranks: int, tmp_path: Path) -> None:
     assert [it.peak.bytes for it in found] == pytest.approx(measured, rel=0.001), found
     held = [it.always + peak for it, peak in zip(found, measured, strict=True)]
     assert account(program).rank == held.index(max(held))
+
+
+def test_two_values_that_begin_as_one_are_two_messages(tmp_path: Path) -> None:
+    """The sum that leaves the layers is a sum's term and a repeat's carry: its gradients come back apart."""
+    module, program = compiled(piped("a sum that a sum and a repeat use", "zb_h1"), tmp_path)
+    found = [it.peak.bytes for it in accounts(program)]
+    assert found == pytest.approx(peaks(module, module.PLAN.global_batch), rel=0.01)
 
 
 @pytest.mark.parametrize("options", ["precision = fp32", "precision = bf16  reduce = bf16"])
