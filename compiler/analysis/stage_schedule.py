@@ -1,7 +1,7 @@
 """Where the stages of a pipeline lie, in which order they do their work, and how long that takes.
 
 Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: rows made for
-what stages cost (`passes.place_stages`), messages (`schedules.messages`), whether rows are right (`schedules.check`).
+what stages cost (`passes.place_stages`), messages (`schedules.p2p`), whether rows are right (`schedules.check`).
 """
 
 from attrs import astuple
@@ -19,7 +19,7 @@ MOST = 2**17
 
 
 def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The rank of each stage; for `auto` all ways that are tried, of as many stages each.  Raises Impossible."""
+    """The rank of each stage; for `auto` all ways that are tried, of as many stages each.  Raises ScheduleError."""
     order = pipeline.settings.schedule
     if pipeline.given:
         return (pipeline.given.stage_to_rank,)
@@ -30,19 +30,19 @@ def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
-    """The first of them.  Raises Impossible."""
+    """The first of them.  Raises ScheduleError."""
     return placements(pipeline, ranks)[0]
 
 
 def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
-    """The rows, without messages.  Raises Impossible."""
+    """The rows, without messages.  Raises ScheduleError."""
     demand_few(len(stage_to_rank(pipeline, ranks)), microbatches)
     order = pipeline.settings.schedule
     return pipeline.given or SCHEDULES[order.kind](ranks, microbatches, order.chunks)
 
 
 def demand_few(stages: int, microbatches: int) -> None:
-    """Forwards that can be listed.  Raises Impossible."""
+    """Forwards that can be listed.  Raises ScheduleError."""
     if (forwards := stages * microbatches) > MOST:
         raise ScheduleError(
             f"{stages} stages × {microbatches} microbatches = {forwards:,} forwards are too many to be listed",

@@ -1,7 +1,7 @@
 """How much of a number of bytes is left for a pipeline's microbatches on each rank: `schedule = auto(memory = 40GiB)`.
 
 Purpose: what the account says of ranks before there are rows, so that rows can be made which keep to it.
-Non-goals: the rows (`schedules.listing`), and what they hold in the end (`rows`).
+Non-goals: the rows (`schedules.list_scheduling`), and what they hold in the end (`pipeline_peak`).
 """
 
 from ...config.units import amount
@@ -16,7 +16,7 @@ def memory_budget(program: Program, most: int) -> MemoryBudget:
     """What microbatches may take where a rank holds no more than `most` bytes in all.
 
     An action may take as much besides as that of its rank which takes most: which runs when is not known.
-    Raises Impossible where a single microbatch is too much.
+    Raises ScheduleError where a single microbatch is too much.
     """
     assert program.pipeline, "memory: no pipeline"
     of = stages_of(program)
