@@ -5,14 +5,13 @@ Of a pipeline there is one for each rank of its axis, with the messages to other
 Non-goals: time and memory; in which order a pipeline's rank does what its stages do (its row says so).
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from math import prod
 
 from attrs import evolve
 
-from ..ir import MICROBATCHES, Names, Op, Pipeline, Program, Region, Stmt, Type, base, walk
+from ..ir import MICROBATCHES, Names, Op, Pipeline, Program, Region, Stmt, Type, base, once, walk
 from ..ir.stages import crossing
 from ..ops import Message, messages
 from ..schedules.actions import Action, Work
@@ -29,7 +28,7 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     assert program.region.kind == "step", f"account: a program after {program.after} has no step"
     if not program.pipeline:
         return tuple(_Account(program, program.types).within(program.region, (), "step"))
-    return tuple(_of_rank(program, program.pipeline, rank))
+    return _of_ranks(program)[rank]
 
 
 def evaluation(program: Program, rank: int = 0) -> tuple[Collective, ...]:
@@ -53,6 +52,12 @@ def parameter_count(program: Program) -> int:
     return sum(prod(program.valid(dim) for dim in param.type.dims) for param in program.params)
 
 
+@once
+def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
+    assert program.pipeline, "account: no pipeline"
+    return tuple(tuple(_of_rank(program, program.pipeline, rank)) for rank in places(program))
+
+
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
     """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
     of_stages = stage_programs(program)
@@ -74,7 +79,7 @@ class _ChunkMoves:
 
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
         assert pipeline.schedule, "account: a pipeline without rows"
-        self._program, self._rank, self._row = program, rank, pipeline.schedule.rows[rank]
+        self._program, self._rank, self._spans = program, rank, pipeline.schedule.spans[rank]
         self._chunks = chunks(program, rank)
         self._account = _Account(program, program.types)
         self.ops = [op for op in chunk_moves(program) if self._account.messages(op)]
@@ -89,7 +94,7 @@ class _ChunkMoves:
     def reductions(self) -> Iterator[Collective]:
         """In the order in which stages end."""
         sums = filter(self._account.reduces, self.ops)
-        for chunk, op in sorted(self._pairs(sums), key=lambda pair: needed(self._row, pair[0].stages).stop):
+        for chunk, op in sorted(self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop):
             yield from self._moved(chunk, op)
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
@@ -115,11 +120,11 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     """The messages of a stage, each value that crosses by itself."""
     assert pipeline.schedule, "account: a pipeline without rows"
     rank, axis = pipeline.stage_to_rank[stage], pipeline.axis
-    works = Counter(action.work for action in pipeline.schedule.rows[rank] if action.stage == stage)
+    counts = pipeline.schedule.counts
     cuts = crossing(program, pipeline)
     for work, (op, where) in MESSAGES.items():
         peer = Action(stage, work, 0).peer
-        for value in cuts[min(stage, peer)] if works[work] else ():
+        for value in cuts[min(stage, peer)] if counts[stage, work] else ():
             yield Collective(
                 use="stages",
                 bucket="",
@@ -133,7 +138,7 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
                 last=False,
                 ahead=0,
                 every=1,
-                count=works[work],
+                count=counts[stage, work],
                 where=where,
                 value=value.name,
                 line=str(program.axis(axis).span),

@@ -7,13 +7,12 @@ pipeline's value.
 Non-goals: the rest of a rank's program (`stage_program`).
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import frozen
 
 from ..ir import Bucket, Op, Pipeline, Program
 from ..ir.stages import stages, stages_of_param
-from ..schedules.actions import Row
 from .bucket_layout import layout
 
 
@@ -51,14 +50,10 @@ def chunks(program: Program, rank: int) -> list[Chunk]:
     return [chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank)]
 
 
-def needed(row: Row, stages: Container[int]) -> range:
-    """The cells of a row from where stages of a chunk begin to where all have ended: at the next action that computes.
-
-    The value that a last action makes is sent before a reduction begins.
-    """
-    computing = [at for at, action in enumerate(row) if not action.work.is_message]
-    own = [i for i, at in enumerate(computing) if row[at].stage in stages]
-    return range(computing[own[0]], [*computing, len(row)][own[-1] + 1])
+def needed(spans: Mapping[int, range], stages: Iterable[int]) -> range:
+    """The cells of a row from where stages of a chunk begin to where all have ended."""
+    own = [spans[stage] for stage in stages]
+    return range(min(span.start for span in own), max(span.stop for span in own))
 
 
 def with_chunks(program: Program, own: Iterable[Chunk]) -> Program:

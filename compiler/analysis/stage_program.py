@@ -11,7 +11,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from ..ir import Enter, Op, Pipeline, Program, Region, Stmt, Value, results
+from ..ir import Enter, Op, Pipeline, Program, Region, Stmt, Value, once, results
 from ..ir.stages import Stage, groups, is_free, layers_of_rank, stages, stages_of_param
 from .stage_buckets import chunks, with_chunks
 
@@ -51,7 +51,8 @@ class StageProgram:
     backward: StageBlock
 
 
-def stage_programs(program: Program) -> list[StageProgram]:
+@once
+def stage_programs(program: Program) -> tuple[StageProgram, ...]:
     """The programs of all stages, in the model's order."""
     assert program.pipeline, "stage_programs: no pipeline"
     pipeline, all_ = program.pipeline, stages(program, program.pipeline)
@@ -71,7 +72,7 @@ def stage_programs(program: Program) -> list[StageProgram]:
         sized = program.sized({dim: len(its) for dim, its in layers.items()})
         whole = evolve(sized, region=evolve(program.region, body=tuple(step)))
         found.append(StageProgram(whole, layers, own, grads))
-    return found
+    return tuple(found)
 
 
 def rank_program(program: Program, rank: int) -> Program:

@@ -6,6 +6,7 @@ Non-goals: how many layers each stage gets (`passes.partition_stages`), and when
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from attrs import frozen
@@ -41,12 +42,17 @@ def groups(pipeline: Pipeline, body: Sequence[Stmt]) -> tuple[list[list[Stmt]], 
 
 def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
     """What each stage has, in the model's order."""
-    sizes = [program.size(dim) for dim in pipeline.dims]
+    return [*_stages(tuple(map(program.size, pipeline.dims)), pipeline.layers)]
+
+
+@lru_cache(maxsize=64)
+def _stages(sizes: tuple[int, ...], layers: tuple[int, ...]) -> tuple[Stage, ...]:
+    """The stages that divide repeats of these sizes so that they have so many layers."""
     starts = [0, *accumulate(sizes)]
-    ends = [0, *accumulate(pipeline.layers)]
-    last = len(pipeline.layers) - 1
+    ends = [0, *accumulate(layers)]
+    last = len(layers) - 1
     owners = [0, *(next(k for k in range(last + 1) if ends[k + 1] >= start) for start in starts[1:-1]), last]
-    return [
+    return tuple(
         Stage(
             tuple(group for group, owner in enumerate(owners) if owner == k),
             tuple(
@@ -55,7 +61,7 @@ def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
             ),
         )
         for k in range(last + 1)
-    ]
+    )
 
 
 def layers_of_rank(program: Program, pipeline: Pipeline, rank: int) -> dict[str, list[int]]:

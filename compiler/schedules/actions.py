@@ -3,6 +3,7 @@
 In text `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining writes it."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cached_property
@@ -89,6 +90,16 @@ class Schedule:
         """Whether backward is done in two parts anywhere."""
         return any(action.work is Work.WEIGHT for _, _, action in self.cells())
 
+    @cached_property
+    def counts(self) -> Counter[tuple[int, Work]]:
+        """How many actions each stage does of each kind of work."""
+        return Counter((action.stage, action.work) for _, _, action in self.cells())
+
+    @cached_property
+    def spans(self) -> tuple[dict[int, range], ...]:
+        """For each rank where its stages work (`spans`)."""
+        return tuple(map(spans, self.rows))
+
     @property
     def forwards(self) -> "Schedule":
         """The part for evaluation: forwards and their messages, in the same order.
@@ -107,6 +118,22 @@ class Schedule:
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Rank, place in the row, action."""
         return ((rank, at, action) for rank, row in enumerate(self.rows) for at, action in enumerate(row))
+
+
+def spans(row: Row) -> dict[int, range]:
+    """The cells of a row from where a stage begins to where it has ended: at the next action that computes.
+
+    The value that a last action makes is sent before a reduction begins.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    last: int | None = None
+    for at, action in enumerate(row):
+        if not action.work.is_message:
+            if last is not None:
+                found[last] = found[last][0], at
+            last = action.stage
+            found[last] = found.get(last, (at, 0))[0], len(row)
+    return {stage: range(*ends) for stage, ends in found.items()}
 
 
 def stages_of_rank(stage_to_rank: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from attrs import frozen
 from ...analysis.param_uses import leaves
 from ...analysis.stage_buckets import Chunk, chunks, needed
 from ...ir import Op, Program, Region
-from ...schedules.actions import Row
+from ...schedules.actions import Row, spans
 from ...schedules.dependencies import Cell
 
 
@@ -36,9 +36,9 @@ class Move:
 def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
     """Communication of all ranks, as it follows from their rows."""
     found: list[Move] = []
-    for rank, row in enumerate(rows):
+    for rank, own in enumerate(map(spans, rows)):
         for chunk in chunks(program, rank):
-            bucket, span = program.bucket(chunk.bucket), needed(row, chunk.stages)
+            bucket, span = program.bucket(chunk.bucket), needed(own, chunk.stages)
             found.append(
                 Move(
                     rank,

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ...analysis.communication import MESSAGES
 from ...analysis.stage_buckets import needed
-from ...schedules.actions import Action, Work
+from ...schedules.actions import Action, Work, spans
 from .files import Call
 
 
@@ -64,7 +64,8 @@ def _in_row(
         for (stage, work), part in parts.items()
     }
     row = tuple(filter(None, map(Action.of, pipeline["rows"][listed[0]["rank"]].split())))
-    ended = [(each, needed(row, each["chunk"]).stop) for each in after if "chunk" in each]
+    own = spans(row)
+    ended = [(each, needed(own, each["chunk"]).stop) for each in after if "chunk" in each]
     yield from _in_order(plan, before, rank, layers)
     for at, action in enumerate((*row, None)):
         yield from _in_order(plan, [each for each, end in ended if end == at], rank, layers)
