@@ -117,9 +117,10 @@ class Forward:
             return
         names = {f"a{i}": self.term(name) for i, name in enumerate(op.inputs)}
         log = self._machine.log
-        before = len(log)
+        before, is_read = len(log), results[0] in self._texts  # by an earlier stage
         value = self._machine.spec(self._text(op), **names, **{TABLE: self._calls.rotary_table(op)})
-        self._calls.demand(op, value, [*names.values()])
+        if not is_read:
+            self._calls.demand(op, value, [*names.values()])
         if len(log) == before:
             assert (op.kind, op.get("by")) == ("scale", -1), f"emit: {op.kind} does nothing"
             self.values[results[0]] = value
