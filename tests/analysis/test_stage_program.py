@@ -7,7 +7,7 @@ from scalec.compiler.ir import Op, Program
 from scalec.compiler.ir.stages import crossing
 
 
-def _made(text: str) -> tuple[Program, list[StageProgram]]:
+def _made(text: str) -> tuple[Program, tuple[StageProgram, ...]]:
     program, _ = compiled(text)
     return program, stage_programs(program)
 
