@@ -192,7 +192,9 @@ def test_a_ring_is_in_the_plan_of_a_record(ringed: Program, every: int) -> None:
     assert [each.call for each in calls["evaluate"] if each.call.op == "rotate"] == forward * 3
 
 
-@pytest.mark.parametrize("entry", [{"communicates": around}, {"vjp": Vjp(communicates=back)}, {}], ids=str)
+@pytest.mark.parametrize(
+    "entry", [{"communicates": around}, {"vjp": Vjp(communicates=back)}, {}], ids=["forward", "backward", "neither"]
+)
 def test_programs_keep_the_order_of_what_communicates(entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward or backward; other ops of the forward may be in any order."""
     monkeypatch.setitem(OPS, "ring", evolve(OPS["silu"], name="ring", **entry))
