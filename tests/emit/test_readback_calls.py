@@ -30,7 +30,7 @@ MANY = f"""{START}
     c = concat(g, v, as=wide) @ w_cat[wide -> hidden]
     y = softcap(x - 2 * c, 20) / (x * x + 1)
     x = dropout(layernorm(x + leaky_relu(y, 0.1), w_ln[hidden], b_ln[hidden], 1e-5), 0.1)
-    x = x + sum(u, over=ffn) * mean(x * x, over=hidden)
+    x = x + sum(u, over=ffn) * mean(x * x, over=hidden) + roll(x, 3, over=hidden)
   }} {LOSS}"""
 
 PLANS = {
@@ -53,7 +53,7 @@ PLANS = {
 KINDS = {
     "many": (
         *("add", "concat", "contract", "div", "dropout", "fork", "gelu", "layernorm", "leaky_relu", "mean", "mul"),
-        *("scale", "shift", "softcap", "softmax", "split", "sum"),
+        *("roll", "scale", "shift", "softcap", "softmax", "split", "sum"),
     ),
     "sharded norm": ("mean_square", "rms_scaled"),
     "masked": ("attention",),

@@ -33,7 +33,7 @@ STATEMENTS = (
     "sp{n}, m{n} = parted(y=s + bp{n}[ffn], x=s)\ns = sp{n} + s",
 )
 
-DRAWS = 150
+DRAWS = 250
 """With so many drafts all of the language is drawn, and is in some that are compared with torch."""
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
