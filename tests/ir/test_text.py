@@ -123,7 +123,7 @@ def edits(draw: st.DrawFn) -> str:
     return text[: old.start()] + new + text[old.end() :]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(edits())
 def test_edited_text_is_refused_or_compiles(text: str) -> None:
     try:

@@ -54,7 +54,7 @@ def _assert_close(world: int, tolerance: float, *args: object) -> None:
         assert not {case: value for case, value in rank.items() if not value < tolerance}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_update_is_that_of_the_plain_model(way: Way) -> None:
     ways = [replace(way, nested=nested, again=again) for nested, again in product((False, True), repeat=2)]
