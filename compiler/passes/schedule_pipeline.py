@@ -24,6 +24,7 @@ from ..ir import (
 )
 from ..ops.builder import OpBuilder
 from ..schedules.actions import Schedule, ScheduleError
+from ..schedules.check import problems
 from ..schedules.p2p import with_messages
 from ..syntax.diagnostics import Diagnostic, Note, PlanError, wrong
 
@@ -55,13 +56,16 @@ def _demand_whole(program: Program, pipeline: Pipeline) -> None:
 
 
 def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
-    """Rows with messages; the proof checks that they do all the work in an order that does not deadlock."""
+    """Rows with messages, checked: whoever made them, they do all the work in an order that does not deadlock."""
     ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
     try:
         made = rows(pipeline, ranks, microbatches)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
-    return with_messages(made, estimated(program, pipeline))
+    schedule = with_messages(made, estimated(program, pipeline))
+    found = problems(schedule)
+    assert not found, f"schedule_pipeline: {pipeline.settings.schedule.kind}: {found[0]}"
+    return schedule
 
 
 def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Diagnostic:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cached_property
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 
 class Work(Enum):
@@ -69,6 +69,8 @@ class Schedule:
     microbatches: int
     rows: tuple[Row, ...]
     """For each rank, in order."""
+    known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
+    """What functions that are asked often have found of it."""
 
     @property
     def stages(self) -> int:

@@ -1,6 +1,7 @@
 """Whether a schedule does the whole step, in an order in which it can be done."""
 
 from collections.abc import Iterator
+from typing import cast
 
 from .actions import Action, Schedule, Work
 from .dependencies import Cell, Stuck, in_order, made_by
