@@ -17,10 +17,13 @@ Done = dict[tuple[str, int, int], Cell]
 def problems(schedule: Schedule) -> list[Problem]:
     """All that is wrong with the cells; else with their order; else with the messages, where rows have any.
 
-    What is wrong with one of these shows in the next too, where it would be told in other words.
+    A mistake in one of these shows in the next too, where it would be told in other words.  A schedule is checked once.
     """
-    messages = any(action.work.is_message for row in schedule.rows for action in row)
-    return _cells(schedule) or _order(schedule) or (rendezvous(schedule) if messages else [])
+    if problems not in schedule.known:
+        messages = any(action.work.is_message for row in schedule.rows for action in row)
+        found = _cells(schedule) or _order(schedule) or (rendezvous(schedule) if messages else [])
+        schedule.known[problems] = tuple(found)
+    return [*cast(tuple[Problem, ...], schedule.known[problems])]
 
 
 def _cells(schedule: Schedule) -> list[Problem]:
