@@ -1,9 +1,13 @@
 """How a sequence of items is divided into stages: the dearest stage as cheap as can be."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from attrs import frozen
+
+Ways = dict[int, tuple[int, int]]
+"""By where the stages so far end: the least sum of squares, and where the last of them then begins."""
 
 
 def balanced(costs: Sequence[int], first: int, last: int, count: int) -> tuple[int, ...]:
@@ -32,17 +36,9 @@ class _Division:
         """How many items each stage has."""
         bound = self._bound()
         ends = [0, *accumulate(self.costs)]
-        ways: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]  # by end: the sum of squares, where its last stage began
+        ways: list[Ways] = [{0: (0, 0)}]
         for extra, least in zip(self.extra, self.least, strict=True):
-            found: dict[int, tuple[int, int]] = {}
-            for start, (squares, _) in ways[-1].items():
-                for end in range(start + least, len(ends)):
-                    cost = ends[end] - ends[start] + extra
-                    if cost > bound:
-                        break
-                    way = squares + cost * cost, start
-                    found[end] = min(way, found.get(end, way))
-            ways.append(found)
+            ways.append(_after(ways[-1], ends, bound, extra, least))
         return _read_back(ways, len(self.costs))
 
     def _bound(self) -> int:
@@ -69,7 +65,29 @@ class _Division:
         return at == len(self.costs)
 
 
-def _read_back(ways: Sequence[dict[int, tuple[int, int]]], total: int) -> tuple[int, ...]:
+def _after(before: Ways, ends: Sequence[int], bound: int, extra: int, least: int) -> Ways:
+    """The best ways after one more stage.
+
+    Since squares are convex, a stage that ends later begins no earlier: what is best for the middle end bounds the
+    starts of all others.
+    """
+    found: Ways = {}
+    open = [(0, len(ends), 0, len(ends))]
+    while open:
+        low, high, first, last = open.pop()
+        if low == high:
+            continue
+        end = (low + high) // 2
+        starts = range(max(first, bisect_left(ends, ends[end] + extra - bound)), min(last, end - least) + 1)
+        ways = [(before[at][0] + (ends[end] - ends[at] + extra) ** 2, at) for at in starts if at in before]
+        if ways:
+            found[end] = min(ways)
+        highest, lowest = (found[end][1],) * 2 if ways else (last, first)
+        open += [(low, end, first, highest), (end + 1, high, lowest, last)]
+    return found
+
+
+def _read_back(ways: Sequence[Ways], total: int) -> tuple[int, ...]:
     """The sizes of the stages of the best way to the end."""
     cuts = [total]
     for found in reversed(ways[1:]):
