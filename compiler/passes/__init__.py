@@ -45,6 +45,9 @@ PASSES: tuple[Pass, ...] = (
 
 PASS_NAMES = ("resolve", *(step.__name__ for step in PASSES))
 
+NEW_FORM = ("propagate", "insert_collectives", "differentiate")
+"""The check asks for another form after these passes than before them, and so always looks at what they make."""
+
 
 def _unseen(program: Program) -> None:
     pass
@@ -53,14 +56,16 @@ def _unseen(program: Program) -> None:
 def lower(program: Program, until: str = PASS_NAMES[-1], seen: Callable[[Program], None] = _unseen) -> Program:
     """Runs the passes that `program` has not been through, up to `until`.  Raises PlanError.
 
-    Each program on the way is checked, and then `seen`.
+    Each program on the way is checked, unless the pass left it as it was, and then `seen`.
     """
     check(program)
     seen(program)
     last = program
-    for last in passed(program, until):
-        check(last)
-        seen(last)
+    for made in passed(program, until):
+        if made.after in NEW_FORM or made != evolve(last, after=made.after):
+            check(made)
+        seen(made)
+        last = made
     return last
 
 

@@ -13,14 +13,15 @@ class Checker:
         self.program = program
         self.sizes = {dim.name: dim.size for dim in program.dims}
         self.axes = {axis.name: place for place, axis in enumerate(program.axes)}
+        self._legal: set[Type] = set()
 
     def type(self, name: str, type: Type) -> None:
         """Dims and axes are declared, placements canonical, and what is sharded divides."""
+        if type in self._legal:
+            return
         assert type.dtype in ITEM_BYTES, f"{name}: there is no element type {type.dtype}"
         assert all(dim in self.sizes for dim in type.dims), f"{name}: has a dim that is not declared"
         assert len({*type.dims}) == len(type.dims), f"{name}: has a dim twice"
-        if not type.places:
-            return
         assert all(axis in self.axes for axis, _ in type.places), f"{name}: lies over an unknown axis"
         order = [self.axes[axis] for axis, _ in type.places]
         assert order == sorted({*order}), f"{name}: its axes are not in mesh order, each once"
@@ -29,6 +30,7 @@ class Checker:
         for dim in {place.dim for _, place in type.places} - {""}:
             ranks = self.program.degree(type.axes_of(dim))
             assert self.sizes[dim] % ranks == 0, f"{name}: {dim} = {self.sizes[dim]} over {ranks} ranks"
+        self._legal.add(type)
 
     def _place(self, name: str, place: Placement, type: Type) -> None:
         assert place != INVARIANT, f"{name}: says that it is invariant, which goes without saying"
