@@ -38,7 +38,8 @@ def parse_plan(source: Source) -> tree.Plan:
 
 
 def _parse(source: Source) -> tree.Plan:
-    return parser("plan", _Builder(source)).parse(source.text)  # type: ignore[return-value]
+    _BUILDER.source = source
+    return parser("plan", _BUILDER).parse(source.text)  # type: ignore[return-value]
 
 
 def _habit_before(error: PlanError, source: Source) -> PlanError | None:
@@ -60,12 +61,10 @@ STAGES = {0: (), 1: ("optimizer",), 2: ("gradients", "optimizer"), 3: ("paramete
 class _Builder(Transformer[Token, tree.Plan]):
     """Called while parsing, so that nothing recurses over trees."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__()
-        self._source = source
+    source: Source
 
     def start(self, parts: Parts) -> tree.Plan:
-        return tree.Plan(tuple(parts), self._source.whole())
+        return tree.Plan(tuple(parts), self.source.whole())
 
     def use(self, parts: Parts) -> tree.Use:
         _, path, *rest = parts
@@ -204,7 +203,10 @@ class _Builder(Transformer[Token, tree.Plan]):
         if not isinstance(part, Token):
             return part.span
         line, column, end_line, end_column = part.line or 0, part.column or 0, part.end_line or 0, part.end_column or 0
-        return Span(self._source.path, line, column, end_line, end_column, self._source.text)
+        return Span(self.source.path, line, column, end_line, end_column, self.source.text)
+
+
+_BUILDER = _Builder()
 
 
 def _only(kind: type[T], parts: Parts) -> tuple[T, ...]:

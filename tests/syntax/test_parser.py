@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalec.plans
-from scalec.compiler.syntax import lark_parser
+from scalec.compiler.syntax import lark_parser, parser
 from scalec.compiler.syntax.diagnostics import Diagnostic, Note, PlanError, render
 from scalec.compiler.syntax.limits import MAX_BYTES, load
 from scalec.compiler.syntax.parser import parse_plan
@@ -260,6 +260,13 @@ def test_garbage(text: str) -> None:
 # ---- the cache of tables
 
 
+@pytest.fixture
+def parsers_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each text."""
+    monkeypatch.setattr(parser, "parser", lark_parser.parser.__wrapped__)
+
+
+@pytest.mark.usefixtures("parsers_made_anew")
 def test_the_table_is_cached_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     parse("mesh { }")
@@ -269,6 +276,7 @@ def test_the_table_is_cached_for_the_user_alone(tmp_path: Path, monkeypatch: pyt
     parse("mesh { }")
 
 
+@pytest.mark.usefixtures("parsers_made_anew")
 def test_no_cache_where_others_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "scalec"
@@ -278,12 +286,14 @@ def test_no_cache_where_others_can_write(tmp_path: Path, monkeypatch: pytest.Mon
     assert not os.listdir(folder)
 
 
+@pytest.mark.usefixtures("parsers_made_anew")
 def test_no_cache_without_a_place_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert parse("mesh { }")
 
 
+@pytest.mark.usefixtures("parsers_made_anew")
 def test_versions_that_differ_in_an_imported_grammar_share_no_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
