@@ -17,7 +17,7 @@ def _cases(test: str, *counts: int, marks: tuple[pytest.Mark, ...] = ()) -> list
 class _Case:
     def __init__(self, test: str, indices: tuple[int, ...], marks: tuple[pytest.Mark, ...]) -> None:
         self.nodeid = f"tests/test_x.py::{test}[{'-'.join(map(str, indices))}]"
-        self.callspec = SimpleNamespace(indices={f"p{i}": index for i, index in enumerate(indices)})
+        self.callspec = SimpleNamespace(params={f"p{i}": index for i, index in enumerate(indices)})
         self._marks = {mark.name: mark for mark in marks}
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
@@ -25,7 +25,7 @@ class _Case:
 
 
 def _indices(cases: list[pytest.Item]) -> list[dict[str, int]]:
-    return [cast(Any, case).callspec.indices for case in cases]
+    return [cast(Any, case).callspec.params for case in cases]
 
 
 def test_each_value_of_each_parameter_is_in_a_sample_of_as_many_as_the_longest_has() -> None:
@@ -52,6 +52,16 @@ def test_the_others_are_left_for_long_runs() -> None:
 def test_a_case_that_is_asked_for_by_name_runs() -> None:
     marked = _cases("test_a", 7, marks=(pytest.mark.sample(2).mark,))
     assert not [*outside_of_samples(marked[:1])]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("one", ["x", "y"])
+@pytest.mark.parametrize("other", ["x", "y", "z"])
+def test_cases_that_pytest_makes_have_all_values(request: pytest.FixtureRequest, one: str, other: str) -> None:
+    """Of three cases, if no more and no fewer are asked for."""
+    cases = [item for item in request.session.items if item.name.startswith("test_cases_that_pytest_makes")]
+    found = [cast(pytest.Function, case).callspec.params for case in cases]
+    assert len(found) != 3 or {*map(len, map(set, zip(*(each.values() for each in found), strict=True)))} == {2, 3}
 
 
 def _ids(cases: list[pytest.Item]) -> list[str]:

@@ -22,7 +22,7 @@ def sample(cases: list[pytest.Item], count: int) -> list[pytest.Item]:
     """So many cases, the same at each run: each adds the most values of parameters that no earlier one has."""
     left = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
     chosen: list[pytest.Item] = []
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, str]] = set()
     for _ in range(min(count, len(left))):
         best = max(left, key=lambda item: len(_values(item) - seen))
         left.remove(best)
@@ -31,7 +31,6 @@ def sample(cases: list[pytest.Item], count: int) -> list[pytest.Item]:
     return chosen
 
 
-def _values(item: pytest.Item) -> set[tuple[str, int]]:
-    """The parameters of a case, each with the number of its value."""
-    spec = cast(pytest.Function, item).callspec
-    return {*spec.indices.items()}
+def _values(item: pytest.Item) -> set[tuple[str, str]]:
+    """The parameters of a case, each with its value: their `indices` are those of the case, which are all different."""
+    return {(name, repr(value)) for name, value in cast(pytest.Function, item).callspec.params.items()}
