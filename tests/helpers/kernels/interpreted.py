@@ -1,8 +1,8 @@
-"""Runs the cases of one module under Triton's interpreter, which must be chosen before any kernel is defined.
+"""Runs the cases of modules under Triton's interpreter, which must be chosen before any kernel is defined.
 
-    python tests/helpers/kernels/interpreted.py cases_rms_norm
+    python tests/helpers/kernels/interpreted.py cases_norms cases_rope
 
-prints what came of each case as JSON: its name and a traceback, empty if it passed.
+prints what came of each case as JSON: module and name, and a traceback, empty if it passed.
 """
 
 import importlib
@@ -11,16 +11,14 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 
-@cache
-def outcomes(module: str) -> dict[str, str]:
-    """The traceback of each case of a module, empty if it passed; in one process for all, since starting takes long."""
+def outcomes(modules: Iterable[str]) -> dict[str, str]:
+    """The traceback of each case, empty if it passed; in one process for all, since starting takes long."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, __file__, module]
+    command = [sys.executable, __file__, *modules]
     result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
@@ -34,15 +32,19 @@ def _outcome(case: Callable[[str], None]) -> str:
     return ""
 
 
-def _main(name: str) -> None:
+def _main(names: Sequence[str]) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from helpers.kernels.tensor_cores import emulated
 
-    module = importlib.import_module(f"helpers.kernels.{name}")
-    cases = {key: value for key, value in vars(module).items() if key.startswith("case_")}
+    cases = {
+        f"{name}.{key}": value
+        for name in names
+        for key, value in vars(importlib.import_module(f"helpers.kernels.{name}")).items()
+        if key.startswith("case_")
+    }
     with emulated():
         print(json.dumps({key: _outcome(case) for key, case in cases.items()}))
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(sys.argv[1:])
