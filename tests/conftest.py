@@ -3,7 +3,7 @@
 import difflib
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def calls_uncompared() -> Iterator[None]:
+    """For modules that compare what comes out: `TORCH_DISTRIBUTED_DEBUG` is half of what ranks do there, or more."""
+    from helpers.forked_ranks import plain_groups
+
+    with plain_groups(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+        yield
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import Reader
 from scalec.testing import assert_equal_step, assert_mutants_caught
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 DIMS = "vocab = 32  hidden = 8  ffn = 12  wide = 16  layers = 5  dense = 2"
 HEAD = "model m(tokens[batch, seq], labels[batch, seq]) {\n"
 BRANCHES = f"""{HEAD}

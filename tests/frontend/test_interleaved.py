@@ -24,6 +24,8 @@ from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import HFWeight, Reader
 from scalec.runtime.state.shards import whole
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 NAMES = """
   wte  = "wte"
   wpe  = "wpe"

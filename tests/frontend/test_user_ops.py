@@ -29,6 +29,8 @@ from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
 from scalec.testing import assert_equal_step, assert_mutants_caught, assert_op
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 MODULE = """
 import torch
 

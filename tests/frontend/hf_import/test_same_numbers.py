@@ -21,6 +21,8 @@ from scalec.compiler.syntax.limits import load
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint.hf_weights import Reader
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 PLANS = Path(__file__).parents[3] / "plans"
 MESHES = {  # each with its data-parallel degree and its ranks; 4 are more than there are key/value heads
     "one": ("dp = 1  tp = 1", 1, 1),

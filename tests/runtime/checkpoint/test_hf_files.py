@@ -21,6 +21,8 @@ from scalec.runtime import Mesh, RunError
 from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import INDEX, Reader
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

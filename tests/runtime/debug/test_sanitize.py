@@ -18,6 +18,8 @@ from scalec.runtime.debug.compare import BLOCK, Comparison, Difference, Fingerpr
 from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 CPU = torch.device("cpu")
 DTYPES = [
     torch.float64,

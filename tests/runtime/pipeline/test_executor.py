@@ -27,6 +27,8 @@ from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.pipeline.stage_buckets import Chunks
 from scalec.runtime.pipeline.stage_step import LastCell, Pass
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 MICROBATCHES = range(1, 6)
 CPU = torch.device("cpu")
 Result = tuple[list[Tensor], list[Tensor], dict[str, Tensor], bool]
