@@ -2,11 +2,11 @@
 
 import ast
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 
-from helpers.readback_plans import PLANS, SMALL, compiled, with_imports
+from helpers.readback_plans import PLANS, SMALL, compiled, sound
 from scalec.compiler.emit.readback import check
 
 
@@ -288,9 +288,7 @@ BY_HAND = {
 @pytest.mark.parametrize("what", BY_HAND)
 def test_another_program_is_rejected(what: str) -> None:
     plan, old, new = BY_HAND[what]
-    text, program = compiled(plan)
-    text = with_imports(ast.unparse(ast.parse(text)))
-    check(text, program)
+    text, program = sound(plan)
     assert old in text
     with pytest.raises(AssertionError, match=r"emit: line \d+: "):
         check(text.replace(old, new), program)
@@ -385,13 +383,15 @@ KINDS = [
 
 
 @pytest.mark.sample(8)
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16", "fused", "fused, bias", "fused, two losses"])
 @pytest.mark.parametrize("mutants", KINDS)
-def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:
+def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]], plan: str, part: int) -> None:
+    """Of three mutants one."""
     text, program = compiled(plan)
     tree = ast.parse(text)
     survivors: list[str] = []
-    for what in mutants(tree):
+    for what in islice(mutants(tree), part, None, 3):
         try:
             check(ast.unparse(tree), program)
             survivors.append(what)

@@ -1,11 +1,8 @@
 """The read-back check of programs in stages: what is emitted is accepted under every schedule, and nothing else."""
 
-import ast
-from functools import cache
-
 import pytest
 
-from helpers.readback_plans import CHUNKS, FP16, LLAMA, SKIP, compiled, demand_refused, staged, with_imports
+from helpers.readback_plans import CHUNKS, FP16, LLAMA, SKIP, demand_refused, sound, staged
 from scalec.compiler.emit.readback import check, check_files
 from scalec.compiler.emit.train_py import program_files, train_py
 from scalec.compiler.ir import Program
@@ -344,18 +341,10 @@ DEFECTS = {
 """(plan, code as `ast.unparse` writes it, what stands there instead, and more such pairs)."""
 
 
-@cache
-def _sound(plan: str) -> tuple[str, Program]:
-    text, program = compiled(plan)
-    text = with_imports(ast.unparse(ast.parse(text)))
-    check(text, program)
-    return text, program
-
-
 @pytest.mark.parametrize("what", DEFECTS)
 def test_another_program_in_stages_is_rejected(what: str) -> None:
     plan, *changes = DEFECTS[what]
-    text, program = _sound(plan)
+    text, program = sound(plan)
     for old, new in zip(changes[::2], changes[1::2], strict=True):
         assert old in text
         text = text.replace(old, new)
@@ -412,7 +401,7 @@ EQUAL = {
 @pytest.mark.parametrize("what", EQUAL)
 def test_the_same_program_in_other_words_is_accepted(what: str) -> None:
     plan, *changes = EQUAL[what]
-    text, program = _sound(plan)
+    text, program = sound(plan)
     for old, new in zip(changes[::2], changes[1::2], strict=True):
         assert old in text
         text = text.replace(old, new)

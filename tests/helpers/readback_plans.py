@@ -204,6 +204,15 @@ def with_imports(text: str) -> str:
     return text.replace(start, start + "".join(f"{name}, " for name in names))
 
 
+@cache
+def sound(name: str) -> tuple[str, Program]:
+    """A program that is accepted, as `ast.unparse` writes it, with all imported that tests put into it."""
+    text, program = compiled(name)
+    text = with_imports(ast.unparse(ast.parse(text)))
+    check(text, program)
+    return text, program
+
+
 def demand_refused(files: Mapping[str, str], program: Program, name: str, old: str, new: str) -> None:
     """Fails unless the file `name` with `new` for `old` is refused, by its old hash in the program and by its own."""
     check_files(files)
