@@ -66,7 +66,7 @@ def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=10,
+    max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(plans())

@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 from attrs import evolve
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helpers.plan_table import FUSED
@@ -95,6 +95,7 @@ def test_a_group_means_all_parts_of_a_divided_parameter() -> None:
     assert sorted(shared) == [["scale_0"], ["scale_1"]]
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 3), st.integers(1, 2000))
 @example(0, 1)
 def test_a_bucket_ends_at_the_cap(stage: int, cap: int) -> None:

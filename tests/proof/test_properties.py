@@ -24,7 +24,7 @@ from scalec.testing.audit.mutants import mutants
 from scalec.testing.audit.mutants.faults import FAULTS
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(plans(), st.integers(0, 2**20))
 def test_whatever_is_mutated_is_caught(plan: str, choice: int) -> None:
     """One mutant of each of many plans: it differs in the field, or in no number of float64 either."""

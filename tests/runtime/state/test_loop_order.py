@@ -18,6 +18,8 @@ from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.errors import RunError
 from scalec.runtime.state import flat_param
 
+pytestmark = pytest.mark.usefixtures("calls_uncompared")
+
 # ---- when what moves
 
 
