@@ -66,24 +66,18 @@ class _Division:
 
 
 def _after(before: Ways, ends: Sequence[int], bound: int, extra: int, least: int) -> Ways:
-    """The best ways after one more stage.
-
-    Since squares are convex, a stage that ends later begins no earlier: what is best for the middle end bounds the
-    starts of all others.
-    """
+    """The best ways after one more stage.  Squares are convex: of these, one that ends later begins no earlier."""
     found: Ways = {}
     open = [(0, len(ends), 0, len(ends))]
     while open:
         low, high, first, last = open.pop()
-        if low == high:
-            continue
         end = (low + high) // 2
         starts = range(max(first, bisect_left(ends, ends[end] + extra - bound)), min(last, end - least) + 1)
         ways = [(before[at][0] + (ends[end] - ends[at] + extra) ** 2, at) for at in starts if at in before]
         if ways:
             found[end] = min(ways)
         highest, lowest = (found[end][1],) * 2 if ways else (last, first)
-        open += [(low, end, first, highest), (end + 1, high, lowest, last)]
+        open += [part for part in ((low, end, first, highest), (end + 1, high, lowest, last)) if part[0] < part[1]]
     return found
 
 

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 from attrs import frozen
 from lark import Token, Transformer
@@ -11,7 +10,7 @@ from lark import Token, Transformer
 from ..lark_parser import parser
 
 OPENING, CLOSING = "([{", ")]}"
-AS_IT_IS: Transformer[Token, Any] = Transformer()
+AS_IT_IS: Transformer[Token, Token] = Transformer()
 BINDERS = ("=", "~", "over")
 """Words that occur once in a setting, a statement or a rule, between its names and the rest."""
 
