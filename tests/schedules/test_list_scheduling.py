@@ -194,7 +194,7 @@ def rooms(draw: st.DrawFn, ranks: int, stage_to_rank: tuple[int, ...]) -> Memory
     return MemoryBudget(tuple(least(stage_to_rank, rank, keeps) + draw(more) for rank in range(ranks)), keeps)
 
 
-@settings(max_examples=20)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_bytes_are_never_exceeded_whatever_stages_keep_and_hand_on(data: st.DataObject) -> None:
     """What rows hold is counted here with their messages, as `simulate` has them in time."""
