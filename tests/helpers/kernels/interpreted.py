@@ -11,12 +11,14 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 
-def outcomes(modules: Iterable[str]) -> dict[str, str]:
-    """The traceback of each case, empty if it passed; in one process for all, since starting takes long."""
+@cache
+def outcomes(modules: tuple[str, ...]) -> dict[str, str]:
+    """The traceback of each case, empty if it passed; in one process, since starting takes long."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, __file__, *modules]
     result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)

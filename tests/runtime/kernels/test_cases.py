@@ -8,24 +8,21 @@ import pytest
 from helpers.kernels.cases import FOLDER, MODULES
 from helpers.kernels.interpreted import outcomes
 
+HALVES = tuple(MODULES[::2]), tuple(MODULES[1::2])
+"""Each is interpreted in one process."""
+
 CASES = [
-    pytest.param(module, node.name, id=f"{module}-{node.name}")
-    for module in MODULES
+    pytest.param(module, node.name, id=f"{module}-{node.name}", marks=pytest.mark.xdist_group(f"interpreted {half[0]}"))
+    for half in HALVES
+    for module in half
     for node in ast.parse((FOLDER / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")
 ]
 
 
-@pytest.fixture(scope="module")
-def interpreted(request: pytest.FixtureRequest) -> dict[str, str]:
-    """What came of the cases of all modules of which any is asked for."""
-    names = "\n".join(item.name for item in request.session.items if item.path == request.path)
-    return outcomes(module for module in MODULES if f"[{module}-" in names)
-
-
 @pytest.mark.parametrize(("module", "case"), CASES)
-def test_interpreted(interpreted: dict[str, str], module: str, case: str) -> None:
-    failure = interpreted[f"{module}.{case}"]
+def test_interpreted(module: str, case: str) -> None:
+    failure = outcomes(HALVES[module in HALVES[1]])[f"{module}.{case}"]
     assert not failure, failure
 
 
