@@ -1,6 +1,6 @@
 """How much each rank sends in a step, over which links, and in the units of the ZeRO paper.
 
-Non-goals: time, which depends on what runs beside; what is communicated (`account`), tables (`explain_collectives`).
+Non-goals: time, which depends on what else runs; what is communicated (`communication`), tables (`reports.explain`).
 """
 
 from collections.abc import Sequence

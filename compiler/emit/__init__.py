@@ -1,7 +1,7 @@
 """From the final IR to the files of a training program.
 
 Purpose: `train.py`, the files that it reads, and `plan.json`; and the check that the one does what the other says.
-Non-goals: writing them (`output`).
+Non-goals: writing them (`write_files`).
 """
 
 from collections.abc import Mapping

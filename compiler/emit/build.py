@@ -1,6 +1,6 @@
-"""What `build` says of a program's state: buckets and how they are sharded and reduced, the optimizer, element types.
+"""The lines of `build`: buckets and how they are sharded and reduced, the optimizer, element types.
 
-Non-goals: how buckets move in a step (`step`, `layers`).
+Non-goals: how buckets move in a step (`step`, `loop_hooks`).
 """
 
 from collections.abc import Mapping, Sequence

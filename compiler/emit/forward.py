@@ -1,7 +1,7 @@
 """The statements of a `forward`: ops, blocks of recomputed values, loops over the modules of a repeat.
 
 Purpose: which value has a line, and which is part of the line that reads it; the class of each repeat's body.
-Non-goals: lines and names as such (`lines`), and those around a layer that moves state (`layers`).
+Non-goals: lines and names as such (`line_writer`), and the lines around a layer that moves state (`loop_hooks`).
 """
 
 import re

@@ -1,7 +1,7 @@
 """The lines of one `forward` as they are written, and the Python names of its values.
 
 Purpose: a name is reused once nothing reads its value any more; comments say shapes, placements and the plan's
-line.  Non-goals: which lines there are (`bodies`).
+line.  Non-goals: which lines there are (`forward`).
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """The lines around a layer of a repeat that move its flat parameters: a gather before, a free after.
 
-Purpose: one line each for all buckets of the layer; the comment says what they communicate.  Autograd runs what they do
-in backward from the last line to the first, so that it comes in the order of the IR: gathers again, the layer's own
-backward, reductions.
+Purpose: one line each for all buckets of the layer; the comment says what they communicate.  Autograd runs their
+backward from the last line to the first, which is the order of the IR: second gathers, the layer's own backward,
+reductions.
 Non-goals: what the step does with buckets (`step`).
 """
 

@@ -2,7 +2,7 @@
 
 Purpose: one line per named value and coercion; a value that the plan did not name is part of the line that uses it, but
 never a coercion after another: a program communicates in the order of its IR.
-Non-goals: the lines themselves (`bodies`); the step around forward (`step`).
+Non-goals: the lines themselves (`forward`); the step around forward (`step`).
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""The classes of a model under construction, what they share, and what their `__init__` declares.
+"""The classes of a model under construction, the parts they share, and the attributes their `__init__` declares.
 
-Non-goals: their `forward` (`bodies`).
+Non-goals: their `forward` (`forward`).
 """
 
 from collections.abc import Mapping

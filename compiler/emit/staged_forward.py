@@ -1,9 +1,9 @@
-"""The `forward` of a model in stages: what the stage that is asked for does.
+"""The `forward` of a model in stages: the lines that the requested stage runs.
 
 Purpose: a branch for each group of ops, of the stage that has it; loops over the layers of that stage; and what crosses
 from stage to stage.  Repeats in a row that carry as many values make up a section, in which these always go
 by the same Python names; stages that are cut in it begin before it, and return after it.
-Non-goals: which stage has what (`stages`), lines within branches (`bodies`), rows (`pipeline`).
+Non-goals: which stage has what (`ir.stages`), lines within branches (`forward`), rows (`schedules`).
 """
 
 from collections.abc import Sequence

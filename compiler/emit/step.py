@@ -1,7 +1,7 @@
-"""The lines of `train_step` and `eval_step`: what a step does around the model's forward and backward.
+"""The lines of `train_step` and `eval_step`, around the model's forward and backward.
 
-Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`), and what buckets of layers
-do inside it (`layers`).
+Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`model_classes`), and the buckets that
+move inside it layer by layer (`loop_hooks`).
 """
 
 from collections.abc import Mapping, Sequence

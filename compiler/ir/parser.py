@@ -1,6 +1,7 @@
 """Reads IR text back: `read_ir(print_ir(p)) == p`.
 
-Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, and legality (`wellformed` checks it).
+Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, and legality
+(`analysis.verifier`).
 """
 
 import math

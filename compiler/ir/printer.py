@@ -1,6 +1,6 @@
-"""Writes a program as IR text, which `reader` reads back to an equal program.
+"""Writes a program as IR text, which `parser` reads back to an equal program.
 
-Non-goals: plan text (`schema.show` and `names.show_names` write the sections that stand before the IR).
+Non-goals: plan text (`config.schema.show` and `config.hf_names.show_names` write the sections before the IR).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,6 @@
-"""The logits of a product that a loss makes itself: what they are of, and how many of them there are at a time.
+"""The logits that a loss computes itself from a product: the operands, and how many logits exist at a time.
 
-Non-goals: the losses (`head`, where each rank has the whole vocabulary, and `parts`, where ranks share it out).
+Non-goals: the losses (`fused_loss` for a whole vocabulary on each rank, `fused_parallel_loss` for a sharded one).
 """
 
 from collections.abc import Sequence

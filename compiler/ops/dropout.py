@@ -1,10 +1,10 @@
-"""Dropout, and the draws that say what each dropout drops.
+"""Dropout, and the draws that decide which elements each dropout drops.
 
-A model that drops anything is given a further input, `draws`: one integer for each sample, made of the seed and the
-sample's number in the run.  What an op drops is a function of these, of its `site` among the model's dropouts, and of
-the element's global index in the sample; so it is the same on every mesh, and in backward.
+A model with dropout has a further input, `draws`: one integer for each sample, computed from the seed and the sample's
+number in the run.  An op's mask is a function of the draw, of the op's `site` among the model's dropouts, and of the
+element's global index in the sample; so it is the same on every mesh, and in backward.
 
-Non-goals: that function (`runtime.dropout`; the verifier has one of its own).
+Non-goals: that function (`runtime.ops.dropout`; the proof has one of its own).
 """
 
 from collections.abc import Sequence

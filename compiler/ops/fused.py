@@ -1,7 +1,7 @@
-"""Ops that do the work of several in one pass over memory, or in one product: what `fuse_ops` puts in their place.
+"""Fused ops: each does the work of several in one pass over memory, or in one product.
 
-What each is made of is its meaning.  Operands alone are kept for backward, which makes what lies between again.
-Non-goals: where they stand (`passes.fuse_ops`); the head with its loss (`head`).
+A fused op means the composition of its parts.  Only its operands are saved; backward recomputes the intermediates.
+Non-goals: where they are used (`passes.fuse_ops`); the head with its loss (`fused_loss`, `fused_parallel_loss`).
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""The last product and the cross entropy of its logits as one op, in which no rank ever holds its logits all at once.
+"""The last product and the cross entropy of its logits as one op, whose logits are never all in memory.
 
-For ranks that each have the whole vocabulary.  It reads logits in chunks of tokens, and makes their gradients with
-them (`scalec.runtime.kernels`, whose `linear_cross_entropy` says what that costs).
-Non-goals: a vocabulary that ranks share out (`parts`); where the op stands (`passes.fuse_ops`).
+For ranks that each have the whole vocabulary.  It computes logits in chunks of tokens, and their gradients along with
+them (`runtime.kernels.linear_cross_entropy` says what that costs).
+Non-goals: a sharded vocabulary (`fused_parallel_loss`); where the op is used (`passes.fuse_ops`).
 """
 
 from collections.abc import Sequence

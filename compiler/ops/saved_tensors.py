@@ -1,8 +1,9 @@
-"""What autograd keeps of an op for backward, as the functions do it that emitted programs call.
+"""The tensors that autograd saves for an op's backward, as the functions that emitted programs call do it.
 
-Kept tensors are operands, results, or others, which are known by their size alone.  What is said here was measured
-with torch 2.13.0 on the CPU through saved-tensor hooks, and tests hold it to that; what differs on CUDA is read from
-torch's sources (derivatives.yaml) and not measured.  Non-goals: who keeps a tensor first, and how long (`memory`).
+Saved tensors are operands, results, or others, which are known by their size alone.  These entries were measured with
+torch 2.13.0 on the CPU through saved-tensor hooks, and tests check them so; differences on CUDA are read from torch's
+sources (derivatives.yaml) and not measured.
+Non-goals: which op saves a tensor first, and how long it lives (`analysis.memory`).
 """
 
 from collections.abc import Callable

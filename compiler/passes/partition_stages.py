@@ -1,7 +1,7 @@
 """Cuts the repeats of a pipeline into stages: how many layers each has, and on which rank.
 
-Purpose: stages as equally dear as layers allow, or those of the plan; what a later stage needs of an earlier one is
-carried by the repeats between (`carries`).
+Purpose: stages of costs as equal as layers allow, or those of the plan; values that a later stage needs from an earlier
+one are carried by the repeats between (`thread_carries`).
 Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
 """
 

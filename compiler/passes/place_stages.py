@@ -1,8 +1,8 @@
 """Decides where the stages of `schedule = auto` lie, by the rows that can be made of them.
 
 Purpose: stage_to_rank and rows, without messages, that are the fastest for what stages cost and ranks may hold.
-Before: `place_state`.  Non-goals: schedules with names, whose stage_to_rank are known (`orders`); messages
-(`schedule_pipeline`).
+Before: `place_state`.  Non-goals: schedules with names, whose stage_to_rank is known (`analysis.stage_schedule`);
+messages (`schedule_pipeline`).
 """
 
 from math import inf

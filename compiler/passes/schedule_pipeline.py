@@ -1,4 +1,4 @@
-"""Orders the work of a pipeline's stages, and adds up over its ranks what each has a part of.
+"""Orders the work of a pipeline's stages, and adds up over its ranks the values of which each has a part.
 
 Purpose: rows of actions with their messages; loss, norm and the gradients of parameters that several ranks hold become
 sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are (`cut_stages`).

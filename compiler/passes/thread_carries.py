@@ -1,7 +1,7 @@
-"""What crosses the cuts of a pipeline: repeats that are cut carry all that later statements read of earlier ones.
+"""The values that cross a pipeline's cuts: repeats that are cut carry all that later statements read of earlier ones.
 
-Purpose: after it a cut is crossed by what its repeat carries and by nothing else.  Non-goals: parameters, which each
-rank has, and what each stage makes of a model's inputs for itself (`stages.is_free`).
+Purpose: afterwards only the values that a cut's repeat carries cross that cut.  Non-goals: parameters, which each rank
+has, and values that each stage computes from the model's inputs by itself (`ir.stages.is_free`).
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b`
 dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce` are f and g of Megatron-LM,
 arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
 
-In a sanitized run the axes carry a watch, which sees the operand and the result of each coercion (`sanitize`).
+In a sanitized run the axes have a watch, which sees the operand and the result of each coercion (`debug.sanitize`).
 """
 
 from collections.abc import Callable, Generator

@@ -4,11 +4,11 @@ Actions are written as torch.distributed.pipelining writes them, `1F3` for stage
 backward, or its parts I, of the input, and W, of the weights; SEND_F and RECV_F of what forward makes, SEND_B and
 RECV_B of gradients.  Between stages of one rank values are handed over without a message.
 
-What a row refers to is bound once, on the first step; then an action is one call.  Dropout follows from samples
-(`dropout`), so that there is no random state to keep.
+A row's references are bound once, on the first step; then an action is one call.  Dropout is a function of the sample
+(`ops.dropout`), so that there is no random state to save.
 
-Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); what moves around a stage
-(`chunks`).
+Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); the weights and gradients of a
+stage (`stage_buckets`).
 """
 
 import re

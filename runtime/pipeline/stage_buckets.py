@@ -1,11 +1,11 @@
-"""What moves around the stages of a pipeline: each one's weights are there from its first forward on, its gradients are
-reduced behind its last backward, while the rank's other stages work.
+"""Weights and gradients of pipeline stages: weights are gathered before a stage's first forward, gradients are reduced
+after its last backward, while the rank's other stages work.
 
-Of a bucket a rank has a `FlatParam` for each of its stages, its chunk; parameters that several of its stages have are a
-chunk of these.  Chunks are gathered in the order in which stages begin (`unshard_ahead`), which on every rank is that
-of their numbers.  A stage ends before the next action that computes: what it sends to others is on its way first.
+A rank has a `FlatParam` of a bucket for each of its stages, the stage's chunk; parameters that several of its stages
+share are one chunk of all these.  Chunks are gathered in the order in which stages begin (`unshard_ahead`), which on
+every rank is that of their numbers.  A stage ends before the next action that computes, after its sends have begun.
 
-Non-goals: when stages work (`pipeline`); parameters that several ranks have, which the step sums in sight.
+Non-goals: when stages work (`executor`); parameters that several ranks share, which the step sums explicitly.
 """
 
 from ..state.flat_param import FlatParam

@@ -1,6 +1,6 @@
-"""What is done of one stage for one microbatch, and what is kept in between.
+"""Forward and backward of one stage for one microbatch, and the tensors saved in between.
 
-Non-goals: in which order (`pipeline`), values of other ranks (`messages`).
+Non-goals: in which order (`executor`), values of other ranks (`comm.p2p`).
 """
 
 from collections.abc import Callable, Sequence

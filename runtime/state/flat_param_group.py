@@ -5,7 +5,7 @@ forward has left it, and autograd runs what was made last first.  So `reshard` c
 `unshard` and `reduce_grads_in_backward` after all of it (FSDP, arXiv:2304.11277).  What is done, and in which order,
 follows from the program alone, and so is the same on all ranks.
 
-Non-goals: buckets without layers, which the step moves in sight (`collectives`); stages of a pipeline (`pipeline`).
+Non-goals: buckets without layers, which the step moves explicitly (`comm.collectives`); pipeline stages (`pipeline`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,9 +1,9 @@
 """Where parameters lie in a flat buffer, and which of their rows each rank keeps where ranks share it out.
 
-The parts are equal and cut between rows of tensors (the compiler's `layout` has the rule), so that what a rank keeps of
-a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
+The parts are equal and cut between rows of tensors (the rule is that of the compiler's `bucket_layout`), so that a
+rank's part of a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
 
-Non-goals: no memory (`flat`), no choice of what goes together (the plan's).
+Non-goals: no memory (`flat_param`), no choice of what goes together (the plan's).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """What autograd keeps of one microbatch's forward until its backward, each storage once.
 
 Purpose: the tensors by op and plan line, those of a repeat counted for all its layers from one.
-Non-goals: when they are freed (`walk`).
+Non-goals: when they are freed (`liveness`).
 """
 
 from collections.abc import Container, Iterable, Iterator

@@ -1,7 +1,7 @@
 """Compares the `forward` of a model in stages with the IR: it runs once as each stage, with that stage's modules alone.
 
 Purpose: every stage does its part of the IR, receives what crosses, and declares no more than it reads.
-Non-goals: which stage has what (`ir.stages`), and in which order stages work (`pipeline`).
+Non-goals: which stage has what (`ir.stages`), and in which order stages work (`schedules`).
 """
 
 from collections import Counter

@@ -2,8 +2,8 @@
 
 Purpose: per bucket one `pack` of gradients, one chain of coercions, one part of the norm, one `update`.  Where the plan
 shares out state, gradients are scattered, each rank updates its part, and the parts are gathered: the parameters' own
-chains become one of the bucket.  Scopes are where these ops stand: in the step, or in a layer of a repeat.
-Before: `place_state`.  Non-goals: which parameters go together (`grouping`).
+chains become one of the bucket.  The scope of these ops is the step, or a layer of a repeat.
+Before: `place_state`.  Non-goals: which parameters go together (`assign`).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,9 +1,9 @@
 """Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the cap.
 
-A repeat's parameters have a bucket of each layer where ranks share out gradients or parameters, or where the stack of
-all layers is more than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, the
-order in which their gradients are complete.
-Non-goals: what is done with them (`flat_params`, `layers`).
+A repeat's parameters have a bucket per layer where gradients or parameters are sharded, or where the stack of all
+layers is larger than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, in
+which their gradients become complete.
+Non-goals: the ops that move them (`comms`).
 """
 
 from collections.abc import Iterable, Iterator

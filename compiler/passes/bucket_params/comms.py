@@ -1,7 +1,7 @@
 """The ops that gather a bucket's parameters and reduce its gradient, in the step or in each layer of a repeat.
 
-In a layer it is gathered before forward, and before backward again; behind the layer's backward its gradient is
-reduced, or, where gradients add up over microbatches first, its reduction `begin`s in the last of these.
+In a layer it is gathered before forward, and a second time before backward; after the layer's backward its gradient is
+reduced, or, where gradients are accumulated over microbatches first, its reduction `begin`s in the last of these.
 Before: the slices of stacks that this replaces are gone (`param_loops.without`).  Non-goals: which buckets (`assign`).
 """
 

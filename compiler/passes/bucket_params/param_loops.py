@@ -1,8 +1,8 @@
 """Where in the step a parameter of a repeat is used: the repeat of forward that takes its slices, and that of backward.
 
 Purpose: the places of a bucket per layer, which gathers its parameters where a layer begins and reduces their
-gradients where its backward ends.  A parameter that has several uses, or not only by slices, has no home.
-Non-goals: what is done there (`layers`).
+gradients where its backward ends.  A parameter that has several uses, or not only by slices, has no such loops.
+Non-goals: the ops put there (`comms`).
 """
 
 from collections.abc import Sequence

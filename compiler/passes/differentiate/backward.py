@@ -1,7 +1,7 @@
 """The backward of a body: each op's adjoint, last op first; of a repeat, a repeat from the last iteration to the first.
 
-What an adjoint reads of forward was kept, or is made again (`again`): op by op where it is first read, or, in repeats
-whose turns run again, all that comes before, where first anything of it is read.
+The values of forward that an adjoint reads were saved, or are recomputed (`analysis.recompute`): op by op where each is
+first read, or, in repeats whose layers are recomputed, all ops up to the one that is read, where it is first read.
 
 Non-goals: the step around it (`step`).
 """

@@ -1,7 +1,7 @@
-"""x·w₁, x·w₂, …: one product with weights that lie one behind the other, as queries, keys and values have them.
+"""x·w₁, x·w₂, …: one product with weights that are adjacent in memory, as for queries, keys and values.
 
-Purpose: only those weights are taken together that can lie so, whoever shares out state: one bucket has them, and one
-group of the optimizer's settings.  Non-goals: laying them out (`fuse_buckets`).
+Purpose: only those weights are joined that can be adjacent, however state is sharded: they share a bucket, and a group
+of the optimizer's settings.  Non-goals: laying them out (`passes.bucket_params`).
 """
 
 from collections.abc import Sequence

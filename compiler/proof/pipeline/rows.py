@@ -3,9 +3,9 @@
 The microbatches of a step as its ranks do them.  What crosses from stage to stage lies in slots of a rank; an
 action takes what it needs, and then it is gone.  A receive waits for nothing, what takes its value does; of two ranks'
 messages the first that is sent is the first that is received.
-So what is not there when it is read is an error, and what is there but wrong comes out in the results.  Weights are
-there from where their gather is awaited to where they are freed; what is added to a gradient that is being reduced is
-lost (`moves`).
+So a value that is missing when it is read is an error, and a value that is wrong shows in the results.  Weights exist
+from where their gather is awaited to where they are freed; whatever is added to a gradient during its reduction is lost
+(`chunk_comms`).
 """
 
 from collections import defaultdict, deque
