@@ -1,4 +1,4 @@
-"""What a body costs: operations of its forward and of the two parts of its backward, as they are counted for balance.
+"""The cost of a body: operations of its forward and of the two parts of its backward, counted to balance stages.
 
 Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an operation for each
 element, which against matrix products is next to nothing.  Attention counts the pairs of query and key that its mask
@@ -21,9 +21,9 @@ class Cost:
 
     forward: int = 0
     input: int = 0
-    """Of the gradients that the stage before waits for."""
+    """Operations for the gradients that the stage before waits for."""
     weight: int = 0
-    """Of the gradients of weights, for which nobody waits."""
+    """Operations for the gradients of weights, for which no stage waits."""
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
@@ -33,7 +33,7 @@ class Cost:
 
 
 def cost(program: Program, body: Sequence[Stmt]) -> Cost:
-    """Of one run of a body of `program`."""
+    """The cost of one run of a body of `program`."""
     inner = (
         cost(program, stmt.body) * program.size(stmt.dim) if isinstance(stmt, Region) else _cost(program, stmt)
         for stmt in body

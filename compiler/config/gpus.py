@@ -1,4 +1,4 @@
-"""GPUs by name: what they hold, what of it tensors do not get, and whether Triton's kernels run on them."""
+"""GPUs by name: their memory, the part of it that tensors cannot use, and whether Triton's kernels run on them."""
 
 from attrs import frozen
 
@@ -22,7 +22,7 @@ class Gpu:
     corrected: bool = False
 
     def reserve(self, communicators: int) -> int:
-        """Bytes that no tensor of a step gets, in a program that communicates in so many groups of ranks."""
+        """Bytes that no tensor of a step gets, in a program with `communicators` groups of ranks."""
         hidden = self.memory * GIB // DRIVER + (self.memory * GIB // CODES if self.corrected else 0)
         workspaces = HANDLES * (HOPPER_WORKSPACE if self.capability >= 90 else WORKSPACE)
         channels = LINKED_CHANNELS if self.linked else CHANNELS

@@ -33,10 +33,10 @@ AUTO, FILE = "auto", "file"
 """Schedules without a name of their own: made for the plan's costs, and rows that a person wrote."""
 
 TORCH, TRITON = "torch", "triton"
-"""Whose kernels a program calls; `auto` is decided with the rest of the plan."""
+"""Implementations of ops; `auto` is decided with the rest of the plan."""
 
 SAVE, CHUNK = "save", "chunk"
-"""Treatment of logits: kept for backward, or made a chunk at a time; `auto` is decided with the rest of the plan."""
+"""Treatment of logits: saved for backward, or computed in chunks; `auto` is decided with the rest of the plan."""
 
 OFF, ON = "off", "on"
 
@@ -117,7 +117,7 @@ class Optimizer(Settings):
 
 @frozen
 class Data(Settings):
-    """`data text { … }` or `data tokens { … }`: what is trained on."""
+    """`data text { … }` or `data tokens { … }`: the training data."""
 
     SECTION: ClassVar[str] = "data"
     kind: Annotated[str, Heading(("text", "tokens"))]

@@ -23,7 +23,7 @@ def emit(
 ) -> dict[str, str]:
     """The files of the program, by name; `modules` among them, those of user ops as they are copied.
 
-    `model` is the plan before any placement, from which all can be made and checked again; of IR text, the program.
+    `model` is the plan before any placement, from which all is recompiled for checks; of IR text, the program.
     """
     files, copies = program_files(program, source, proof, known_by(model or program)), modules or {}
     check_files(files)

@@ -23,7 +23,7 @@ def _entry(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> str
 
 
 def _options(program: Program, bucket: Bucket) -> list[str]:
-    """What is not as the runtime has it where nothing is said."""
+    """The options of a bucket that differ from the runtime's defaults."""
     shards, prefetch = bucket.shard_axes, program.flow.prefetch
     sent, moves = program.reduce_dtype(bucket), bucket.per_layer or bool(program.pipeline)
     stages = program.pipeline.axis if program.pipeline else ""

@@ -26,7 +26,7 @@ INLINE = 88
 
 
 class Body:
-    """Writes the lines of one `forward`; `prefix` is that of its weights' names, inside so many repeats."""
+    """Writes the lines of one `forward`; `prefix` is that of its weights' names, `depth` repeats deep."""
 
     def __init__(
         self, frame: Frame, module: Module, body: Sequence[Stmt], ends: Sequence[str], prefix: str = "", depth: int = 0
@@ -55,7 +55,7 @@ class Body:
             self._lines.bind_table(table)
 
     def bind_argument(self, value: str) -> None:
-        """An argument of `forward`; of draws there are none in evaluation."""
+        """An argument of `forward`; evaluation has no draws."""
         type = "Tensor | None" if are_draws(self._frame.types[value]) else "Tensor"
         self._module.arguments[self._lines.hold(value)] = type
 
@@ -111,7 +111,7 @@ class Body:
             self._lines.assign(values, expr, like if values[1:] else values)
 
     def _role(self, weight: str) -> str:
-        """What the product with a weight is called: `gate` of `w_gate`; any other value as itself."""
+        """The name of a weight's product: `gate` of `w_gate`; any other value as itself."""
         name = self._frame.leaves.get(weight, "")
         of = re.fullmatch(r"(?:.*_)?w_?([^\W\d]\w*)", name)
         return of[1] if of else weight
@@ -238,7 +238,7 @@ class Body:
         return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
 
     def _every(self, region: Region) -> int:
-        """Of how many layers backward recomputes one; 0 for none."""
+        """The interval of recomputed layers: backward recomputes the first of so many; 0 for none."""
         program = self._frame.program
         return recomputes_layers(program, region.dim) if runs_again(program, region) else 0
 

@@ -43,7 +43,7 @@ def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iter
 
 
 def _of_stages(child: Child) -> str:
-    """Those of this rank's stages, by the number of their layer."""
+    """The modules of this rank's stages, by the number of their layer."""
     mine = f"for stage in stages for i in {layers_word(child.dim)}[stage]"
     return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {mine}}})"
 

@@ -183,7 +183,7 @@ class Lines:
         return "  ".join([*parts, place(op.span)])
 
     def _note(self, op: Op) -> str:
-        """What a coercion does, forward and backward."""
+        """A coercion's effect, forward and backward."""
         source, target = ends(op)
         if source.kind is Kind.MAXIMUM:
             return f"{source}→{target}  no gradient"

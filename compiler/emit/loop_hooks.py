@@ -31,7 +31,7 @@ class Around:
 
 @frozen
 class LayerCall:
-    """What a layer in a loop has of its own, as Python names it."""
+    """The parts that a layer in a loop has of its own, by their Python names."""
 
     module: str
     draws: tuple[str, ...]
@@ -40,7 +40,7 @@ class LayerCall:
     params: str = ""
     """Its group of flat parameters, "" where it has none."""
     inner: tuple[str, ...] = ()
-    """Those of the layers of repeats inside."""
+    """The repeats inside the layers."""
 
 
 def is_flat(program: Program, stmt: Stmt) -> bool:
@@ -85,7 +85,7 @@ def around(program: Program, own: Sequence[Bucket], params: str, x: str) -> Arou
 
 
 def _reductions(program: Program, own: Sequence[Bucket]) -> list[str]:
-    """What is reduced of a layer's gradients, with the elements of this rank's part."""
+    """The reductions of a layer's gradients, with the elements of this rank's part."""
     sums = [
         ((f"{what} over {axes_word(axes, program)}", program.reduce_dtype(bucket), _when(bucket)), bucket)
         for bucket in own

@@ -123,7 +123,7 @@ class StagedBody(Body):
             self._lines.close_branch()
 
     def _hand_over(self, carried: Sequence[str]) -> None:
-        """What a branch has made gets the names by which it crosses, all at once."""
+        """The results of a branch get the names by which they cross, all at once."""
         self._end_coercions()
         if renamed := self._renamed(carried):
             self._lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")
@@ -150,7 +150,7 @@ class StagedBody(Body):
     # ---- repeats
 
     def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> LayerCall:
-        """Of a repeat that is cut, the loop over the layers of the stage that is asked for."""
+        """The loop over the requested stage's layers of a repeat that is cut."""
         if region.dim not in self._pipeline.dims:
             return super()._open(region, attribute, has_params, inner)
         index = self._lines.free("i")
@@ -164,7 +164,7 @@ class StagedBody(Body):
         return self._lines.operand(arg.source).text
 
     def _entering(self, region: Region) -> list[str]:
-        """What is carried through a repeat that is cut crosses from stage to stage."""
+        """Values carried through a repeat that is cut cross from stage to stage."""
         if region.dim not in self._pipeline.dims:
             return super()._entering(region)
         for value in _carried(region):

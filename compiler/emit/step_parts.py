@@ -62,7 +62,7 @@ class Squares:
     once: str = ""
 
     def text(self, indent: int, others: int = 1) -> str:
-        """The expression, an argument a line where it is too long for one that has so many `others` characters."""
+        """The expression, with an argument a line where it is too long for one line with `others` more characters."""
         arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
         if not self.group:
             return call("sum_squares", arguments, indent, others)

@@ -147,7 +147,7 @@ def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scop
 
 
 def _padded(size: int, entry: tree.Setting) -> int:
-    """The size of a dim with its padding: the next multiple of the number behind `pad`."""
+    """The size of a dim with its padding: the next multiple of the number after `pad`."""
     if entry.pad is None:
         return size
     by = whole(entry.key, evaluate(entry.pad, {}), entry.pad, {})

@@ -1,4 +1,4 @@
-"""Calls: the op that a name means, and which operand or attribute each argument stands for."""
+"""Calls: the op that a name means, and the operand or attribute that each argument is."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -65,14 +65,14 @@ def _written(each: Sequence[T]) -> tuple[T, ...]:
 
 
 def _may_be(operand: Operand, argument: tree.Expr, is_number: Callable[[tree.Expr], bool]) -> bool:
-    """Whether an operand that may be left out is what stands in its place: an input by its name, or no number."""
+    """Whether an optional operand is the one expected in its place: an input by its name, or no number."""
     if operand.given:
         return isinstance(argument, tree.Name) and argument.name == operand.given
     return not is_number(argument)
 
 
 def _check_complete(call: tree.Call, entry: OpDef, operands: tuple[Operand, ...], given: dict[str, tree.Expr]) -> None:
-    """Nothing is missing; an operand that may be left out is so only together with those behind it."""
+    """Nothing is missing; an optional operand may be left out only together with those after it."""
     last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
     needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
     needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]

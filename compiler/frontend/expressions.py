@@ -97,7 +97,7 @@ class Expressions:
                 return self._with_number(link, left, right, like)
 
     def _with_number(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
-        """A sum, difference, product or quotient of which a side at least is a number."""
+        """A sum, difference, product or quotient in which at least one side is a number."""
         match left, link.op, right:
             case str(), "+", _ if not isinstance(right, str):
                 return self._by("shift", left, right, link, like)

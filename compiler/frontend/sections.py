@@ -86,7 +86,7 @@ def _bytes(precision: str) -> int:
 
 
 def check_compiled(train: Train) -> None:
-    """Raises PlanError where parts of a layer are to be made again, and layers to be compiled."""
+    """Raises PlanError where parts of a layer are to be recomputed, and layers to be compiled."""
     found = Diagnostics()
     if train.compile == ON:
         asked = Note(train.spans["compile"], "layers are compiled")

@@ -209,7 +209,7 @@ def claims_of_parts(claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]) 
 
 
 def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim]]) -> Train:
-    """The settings with groups that hold all parts of the parameters that they name, and layers of parts done again."""
+    """The settings with groups that hold all parts of the parameters that they name, and with recomputed parts."""
     groups = tuple(evolve(group, params=_all_meant(group.params, copies)) for group in train.optimizer.groups)
     again = train.recompute
     if again.word == "every":

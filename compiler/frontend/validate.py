@@ -92,7 +92,7 @@ def _unused(program: Program, found: Diagnostics) -> None:
 
 
 Clash = tuple[Param, Claim, Claim]
-"""A parameter of which two dims are over one axis, the first that is claimed first."""
+"""A parameter with two dims over one axis, the first that is claimed first."""
 
 
 def _weights(program: Program, found: Diagnostics) -> None:

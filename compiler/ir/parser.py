@@ -53,7 +53,7 @@ FIELDS = ("axes", "dims", "claims", "params", "buckets", "state")
 """The fields of a program whose entries have a line each."""
 
 Parts = list[Any]
-"""What a rule is made of."""
+"""The children of a rule."""
 
 Header = tuple[str, Any]
 """An entry of a line before the region, and the name of the list that it goes to: mostly a field of the program."""
@@ -97,7 +97,7 @@ class _Builder(Transformer[Token, Program]):
     """One method per rule of `ir.lark`, called while parsing with its parts, None for what is left out."""
 
     def __init__(self, given: dict[str, Any], order: settings.Pipelining | None, source: Source) -> None:
-        """`given` are the program's fields that stand in sections."""
+        """`given` are the program's fields that have sections."""
         super().__init__()
         self._given, self._order, self._source = given, order, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type

@@ -1,4 +1,4 @@
-"""Tensors one behind the other along their last dims, which together are a dim of its own; and what they were."""
+"""Tensors concatenated along their last dims, which together are a dim of their own; and the inverse."""
 
 from collections.abc import Mapping, Sequence
 

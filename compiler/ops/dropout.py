@@ -43,7 +43,7 @@ def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _call(it: Local) -> Call:
-    """Where the samples are, and the other dims of which this rank holds a part."""
+    """The dim of samples, and the other dims of which this rank has a part."""
     type, (samples,) = it.types[0], it.types[1].dims
     shards = {dim: type.axes_of(dim) for dim in type.dims if dim != samples and type.axes_of(dim)}
     split = {"split": Shards(shards)} if shards else {}

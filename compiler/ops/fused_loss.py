@@ -20,13 +20,13 @@ def _total(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _gradients(it: Local) -> Saved:
-    """Those of a loss that counts once, made with it."""
+    """The saved gradients of a loss that counts once, computed with it."""
     made = [(KEPT[x.name], i) for i, x in enumerate(PRODUCT) if x.name in KEPT and i < len(it.types) and it.wanted[i]]
     return Saved(others=tuple((what, it.bytes(i)) for what, i in made))
 
 
 def _chunk(it: Local) -> int:
-    """Of forward and backward, which is done with it; the bias' gradient adds up in float32."""
+    """The workspace of forward, which computes the gradients too; the bias' gradient is summed in float32."""
     return sum(chunk(it, by_tokens=True)) + sum(it.widened(i) for i in range(3, len(it.types)))
 
 

@@ -62,7 +62,7 @@ def _logit_softmax_stats(program: Program, types: Sequence[Type], op: Op) -> lis
 
 
 def _by(entry: OpDef, program: Program, types: Sequence[Type], op: Op, *over: str) -> Type:
-    """What an op of this entry would give of these, which goes over some dims, or adds them."""
+    """The type of an op of this entry on these operands, which reduces over some dims, or adds them."""
     attrs = (("over", over),) if over else ()
     return entry.infer(program, types, Op(entry.name, (), (), attrs, span=op.span))[0]
 

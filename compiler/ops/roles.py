@@ -1,4 +1,4 @@
-"""The roles of dims: what a dim of an operand means to an op, whatever the plan calls it."""
+"""The roles of dims: the meaning of an operand's dim to an op, whatever the plan calls it."""
 
 from collections.abc import Callable, Sequence
 

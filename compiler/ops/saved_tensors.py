@@ -68,7 +68,7 @@ class Local:
 
 @frozen
 class Saved:
-    """What autograd keeps: operands and results by their place, and other tensors by name and bytes."""
+    """Saved tensors: operands and results by their place, and other tensors by name and bytes."""
 
     operands: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ def result(it: Local) -> Saved:
 
 
 def factors(it: Local) -> Saved:
-    """Of a product, each factor that another one's gradient needs."""
+    """Each factor of a product that another factor's gradient needs."""
     return Saved(operands=tuple(i for i in (0, 1) if it.wanted[1 - i]))
 
 

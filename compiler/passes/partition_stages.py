@@ -69,7 +69,7 @@ def _demand_layers(count: int, program: Program, pipeline: Pipeline, total: int)
 
 
 def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
-    """Stages whose forwards are as equally dear as can be; what stands behind a repeat goes with its last layer."""
+    """Stages whose forwards have costs as equal as can be; statements after a repeat go with its last layer."""
     bodies, repeats = groups(pipeline, program.region.body)
     first, *between, last = (cost(program, body).forward for body in bodies)
     costs: list[int] = []
@@ -80,7 +80,7 @@ def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ..
 
 
 def _given(program: Program, pipeline: Pipeline, layers: tuple[int, ...], count: int, total: int) -> tuple[int, ...]:
-    """What the plan says, if it can be."""
+    """The layers that the plan gives, if they are possible."""
     span, axis, kind = pipeline.settings.spans["stages"], pipeline.axis, pipeline.settings.schedule.kind
     if len(layers) != count:
         note = Note(program.axis(axis).span, "the ranks")

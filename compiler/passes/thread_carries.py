@@ -28,7 +28,7 @@ from ..ir import (
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
-    """The model in which repeats that are cut carry what is read in them and behind them."""
+    """The model in which repeats that are cut carry the values that are read in them and after them."""
     region, names, of = program.region, Names(program.types), program.types
     body: list[Stmt] = []
     bound: list[str] = []  # what could cross a cut
@@ -47,14 +47,14 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
 
 
 def _floats(stmt: Stmt) -> list[str]:
-    """What a statement makes that only the stage that made it has."""
+    """The results of a statement that only the stage that made them has."""
     if isinstance(stmt, Op) and stmt.kind == "leaf":
         return []
     return [value.name for value in results(stmt) if value.type.dtype in FLOATS]
 
 
 def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tuple[Region, dict[str, str]]:
-    """The repeat that carries these values too, unchanged, and what they are called behind it."""
+    """The repeat that carries these values too, unchanged, and their names after it."""
     inner = {name: _fresh(value, names) for name, value in through.items()}
     behind = {name: _fresh(value, names) for name, value in through.items()}
     own = [arg for arg in repeat.args if arg.enter is Enter.CARRY]

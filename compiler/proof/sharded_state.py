@@ -1,4 +1,4 @@
-"""The parameters of each pipeline rank and the flat buckets of all ranks; what a rank does not own is noise."""
+"""The parameters of each pipeline rank and the flat buckets of all ranks; parameters that a rank lacks are noise."""
 
 from collections.abc import Sequence
 from math import prod

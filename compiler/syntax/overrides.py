@@ -7,11 +7,11 @@ from .tree import Entry, Rule, Section, Setting
 
 MESH = "mesh"
 ONE_OF_A_KIND = ("data", "optimizer")
-"""Sections of which a plan has one: one of another name takes the place of the whole."""
+"""Sections that a plan has once: one of another name replaces the whole section."""
 
 
 def merge(base: Section, over: Section) -> Section:
-    """`base` with the entries of `over` in the place of those of the same key, and the others of `over` behind.
+    """`base` with the entries of `over` in the place of those of the same key, and the others of `over` after them.
 
     Sections in sections merge likewise, if they have the same name or `over` gives none.  Of a kind of which there is
     one, that of another name is replaced.  Rules of `over` replace all

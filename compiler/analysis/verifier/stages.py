@@ -14,7 +14,7 @@ class Stages(Checker):
     """The program's pipeline, if it has one."""
 
     def check(self) -> None:
-        """What stages and rows are counted by agrees with the program."""
+        """Stages and rows agree with the program's sizes."""
         if not (pipeline := self.program.pipeline):
             return
         assert pipeline.axis in self.axes, f"stages over axis {pipeline.axis}, which is not declared"

@@ -1,4 +1,4 @@
-"""What some names do in the text of a program other than make a term: loops, blocks, modules, what changes in place.
+"""Names in the text of a program that do more than make a term: loops, blocks, modules, changes in place.
 
 Non-goals: all other functions, which are terms by their names.
 """
@@ -69,7 +69,7 @@ def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
 
 
 def _accessor(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """What only gives, so that it does not matter how often it is asked."""
+    """A call without effects, so that it does not matter how often it is made."""
     return e.terms("call", e.value(node.func), tuple(args), dict(sorted(options.items())))
 
 
@@ -90,7 +90,7 @@ def _modules(node: ast.Call, by_key: dict[object, object]) -> Modules:
 
 
 def _table(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """Rotary positions, of which the base may be written as a whole number."""
+    """Rotary positions, whose base may be written as a whole number."""
     if isinstance(theta := options.get("theta"), int):
         options = options | {"theta": float(theta)}
     return _accessor(e, node, args, options)

@@ -9,7 +9,7 @@ from .config import NOT_NEGATIVE, PART, TEXT, Config, Fields, Kind
 from .plan_text import shown
 
 LONGEST = 4096
-"""Tokens of the sequences that a plan is written for, if the model takes so many."""
+"""The sequence length that a plan is written for, if the model takes one so long."""
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "bf16"}
 """The setting `precision` by the type that weights are stored in; bf16 keeps fp32 masters."""
@@ -47,7 +47,7 @@ class Rope:
     """How many dims of a head turn; 0 for all."""
 
     def replaced(self, last: str) -> dict[str, str]:
-        """`scaling` behind `last`, the last thing that a model file gives `rope`."""
+        """`scaling` after `last`, the last thing that a model file gives `rope`."""
         return {f", {last})": f", {last}, {self.scaling})"} if self.scaling else {}
 
 

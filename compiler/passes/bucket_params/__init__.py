@@ -112,7 +112,7 @@ class _Fuser:
         return squares | {op.outputs[0].name for op in self._ops if op.kind == "coerce" and op.inputs[0] in squares}
 
     def _gone(self) -> set[str]:
-        """What the buckets' own ops replace."""
+        """The ops that the buckets' own ops replace."""
         gone = self._sums() | {value.name for op in self._updates.values() for value in op.outputs}
         for param in self._updates:
             gone |= {*self._chain(self._updates[param].inputs[0])[1:]}
@@ -147,7 +147,7 @@ class _Fuser:
     # ---- what is written
 
     def _gathered(self, group: BucketGroup, builder: OpBuilder) -> str:
-        """Writes what the step does to a shared bucket's parameters; what each rank keeps of them for the model."""
+        """Writes the step's ops on a shared bucket's parameters; returns each rank's part of them for the model."""
         leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
         part = held(group, leaves, builder)
         if not group.reshard_after_forward:

@@ -22,7 +22,7 @@ SMALL = 25 << 20
 
 @frozen
 class Key:
-    """What gradients of one bucket share: the axes they are reduced over, and those they are sharded over."""
+    """The properties that gradients of one bucket share: the axes they are reduced over, and those that shard them."""
 
     reduced: tuple[str, ...]
     sharded: tuple[str, ...]
@@ -107,7 +107,7 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
 
 
 def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
-    """Those of each repeat together, and of these those that the same axes shard: they are gathered together."""
+    """The groups of each repeat together, and in it those sharded over the same axes, which are gathered together."""
     places = [*dict.fromkeys(group.home.place for group in groups)]
     shards = [*dict.fromkeys(group.shards for group in groups)]
     return sorted(groups, key=lambda group: (places.index(group.home.place), shards.index(group.shards)))
@@ -122,7 +122,7 @@ def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Use
 
 
 def _order(program: Program) -> dict[str, tuple[int, int]]:
-    """Where each parameter stands: in the program's order, those of one product in its order behind the first."""
+    """The place of each parameter: the program's order, with those of one product in its order after the first."""
     order = {param.name: (i, 0) for i, param in enumerate(program.params)}
     for names in products(program):
         order |= {name: (order[names[0]][0], i) for i, name in enumerate(names)}
@@ -130,7 +130,7 @@ def _order(program: Program) -> dict[str, tuple[int, int]]:
 
 
 def _axes(program: Program, param: Used) -> StateAxes:
-    """What ranks share out of a parameter, by whatever pattern."""
+    """The axes over which a parameter's state is sharded, by whatever pattern."""
     return evolve(program.state_of(param.name), of=())
 
 
@@ -158,7 +158,7 @@ def _layers(program: Program, key: Key, params: list[Used]) -> int:
 
 
 def _bytes(program: Program, param: Used, layers: int) -> int:
-    """The gradient's bytes on a rank, of one layer of so many repeats."""
+    """The gradient's bytes on a rank, of one layer of `layers` repeats."""
     sizes = [program.size(dim) for dim in param.gradient.dims[:layers]]
     return program.elements(param.gradient) // prod(sizes) * ITEM_BYTES[param.gradient.dtype]
 

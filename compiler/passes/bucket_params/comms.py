@@ -67,7 +67,7 @@ def _summed(name: str, step: Step, builder: OpBuilder) -> str:
 # ---- in each layer of a repeat
 
 Layer = Callable[[str], tuple[Sequence[Stmt], Sequence[Stmt], str]]
-"""From a layer's slice of what its repeat is given, "" for none: statements before and behind it, what it hands out."""
+"""From a layer's slice of its repeat's argument, "" for none: statements before and after it, and its result."""
 
 
 def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
@@ -83,7 +83,7 @@ def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilde
 
 
 def with_reductions(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> tuple[Region, str]:
-    """The block `backward` in which each layer gathers `part`, if given, again, and what it reduces of all layers."""
+    """The block `backward` in which each layer gathers `part`, if given, a second time; and the reduced gradients."""
     homes = [param.home for param in group.params if param.home]
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:

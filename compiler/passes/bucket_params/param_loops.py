@@ -33,12 +33,12 @@ class Home:
 
     @property
     def place(self) -> tuple[Path, Path]:
-        """What parameters of one bucket share."""
+        """The loops that parameters of one bucket share."""
         return self.forward, self.backward
 
 
 def home(microbatches: Region, leaf: str, gradient: str) -> Home | None:
-    """The home of the parameter that is used as `leaf`, and whose gradient in a microbatch is `gradient`."""
+    """The loops of the parameter that is used as `leaf`, with the gradient `gradient` in a microbatch."""
     forward, backward = blocks(microbatches)
     cast = defs(backward.body).get(gradient)
     stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient

@@ -1,4 +1,4 @@
-"""The backward of a body: each op's adjoint, last op first; of a repeat, a repeat from the last iteration to the first.
+"""The backward of a body: each op's adjoint, last op first; a repeat becomes a repeat from the last layer to the first.
 
 The values of forward that an adjoint reads were saved, or are recomputed (`analysis.recompute`): op by op where each is
 first read, or, in repeats whose layers are recomputed, all ops up to the one that is read, where it is first read.
@@ -19,7 +19,7 @@ from ...ops.saved_tensors import Local
 
 
 def gradient_name(name: str) -> str:
-    """What the gradient of `name` is called."""
+    """The name of the gradient of `name`."""
     return f"d_{name}"
 
 
@@ -45,7 +45,7 @@ class Backward(OpBuilder):
         return self.type(name).dtype in FLOATS
 
     def saved(self, name: str) -> str:
-        """How this body reads a forward value: made again if the plan says so, else as it was kept."""
+        """How this body reads a forward value: recomputed if the plan says so, else saved."""
         if name not in self._saved:
             op = self._made_by.get(name)
             if op and self.again(op):
@@ -55,7 +55,7 @@ class Backward(OpBuilder):
         return self._saved[name]
 
     def again(self, op: Op) -> bool:
-        """Whether this body makes what an op made again."""
+        """Whether this body recomputes an op's results."""
         return is_made_again(self.program, op)
 
     def _do_again(self, op: Op) -> None:
@@ -65,11 +65,11 @@ class Backward(OpBuilder):
         self.append(evolve(op, inputs=inputs, outputs=outputs, attrs=(*op.attrs, *self.when(op))))
 
     def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
-        """What says that an op is not done again in every layer."""
+        """The attribute of an op that is not recomputed in every layer."""
         return ()
 
     def kept(self, name: str) -> str:
-        """How this body reads a forward value that is not made again: outside of repeats all are in sight."""
+        """How this body reads a saved forward value: outside of repeats all are visible."""
         return name
 
     def keep(self, stack: Value) -> None:
@@ -163,7 +163,7 @@ class _RepeatBackward(Backward):
         return super()._stmt(stmt)
 
     def _run_until(self, op: Op) -> None:
-        """All that comes before an op, again: when backward asks for one tensor, it asks for all of them."""
+        """Recomputes all ops before this one: when backward asks for one tensor, it asks for all of them."""
         for stmt in self._forward.body:
             if stmt is op:
                 return
@@ -188,7 +188,7 @@ class _RepeatBackward(Backward):
         return op is not None
 
     def kept(self, name: str) -> str:
-        """A slice of a parameter or of a stack that forward returns; what is not of this body, as outside."""
+        """A slice of a parameter or of a stack that forward returns; values from outside this body as outside."""
         if name not in self._inside | set(self._made_by):
             return self._outer.saved(name)
         slices = {arg.value.name: arg.source for arg in self._forward.args if arg.enter is Enter.EACH}
@@ -207,7 +207,7 @@ class _RepeatBackward(Backward):
         return value.name
 
     def write_region(self, incoming: list[str]) -> Region:
-        """Writes `region` from the gradients of the forward repeat's results; returns the forward repeat anew."""
+        """Writes `region` from the gradients of the forward repeat's results; returns the changed forward repeat."""
         forward = self._forward
         self._inside |= {v.name for repeat in regions_in(forward.body) for v in repeat.results}
         args = [Arg(self.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]

@@ -68,7 +68,7 @@ def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
 def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
     """For each stage that has layers, but the first that does, the repeat, by number, in which it begins.
 
-    All repeats of which there should be cuts, by layers; where cuts are too few, those in the middle of them.
+    All repeats that should have cuts, by layers; where cuts are too few, those in the middle of them.
     """
     _, *others = _filled(pipeline, len(stage_to_rank(pipeline, ranks)))
     kinds, count = sorted(_kinds(program).values()), len(others)
@@ -83,7 +83,7 @@ def _before(number: int, ranks: int) -> int:
 
 
 def _filled(pipeline: Pipeline, count: int) -> list[int]:
-    """Those of `count` stages that have layers; all, if only stages in the middle had and there are none."""
+    """The stages, of `count`, that have layers; all, if only stages in the middle had and there are none."""
     ends = (0, *pipeline.layers[:1]), (count - 1, *pipeline.layers[-1:])
     empty = {stage for stage, *layers in ends if layers == [0]}
     return [k for k in range(count) if k not in empty] or [*range(count)]
