@@ -18,7 +18,7 @@ _autograd: Any = importlib.import_module("torch._C._autograd")  # torch's stubs 
 
 
 class Around:
-    """The hooks at the time it is made, as functions; without any, tensors are kept as they are."""
+    """The hooks at the time it is made, as functions; without any, tensors are saved unchanged."""
 
     def __init__(self) -> None:
         self._hooks = _autograd._top_saved_tensors_default_hooks(False)
@@ -28,7 +28,7 @@ class Around:
         return self._hooks[0](saved) if self._hooks else saved
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor of which this was kept."""
+        """The tensor that was packed as this."""
         return self._hooks[1](packed) if self._hooks else packed
 
 
@@ -41,7 +41,7 @@ class _Enough(Exception):
 
 
 class _Call:
-    """A call, and what backward will ask of it: first what is kept while it runs, then its result, as that is kept."""
+    """A call, and the tensors that backward will ask for: those saved while it runs, then its result, if saved."""
 
     def __init__(self, function: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._function, self._options, self._around = function, options, Around()
@@ -74,7 +74,7 @@ class _Call:
         return _Ticket(self, self._inside + len(self._views) - 1)
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor of which this was kept; each is asked for once."""
+        """The tensor that was packed as this; each is asked for once."""
         if not (isinstance(packed, _Ticket) and packed.call is self):
             return self._around.unpack(packed)
         if packed.number not in self._made:
@@ -82,7 +82,7 @@ class _Call:
         return self._made.pop(packed.number)
 
     def _again(self) -> None:
-        """Does the call again, as far as it is needed."""
+        """Recomputes the call, as far as it is needed."""
         self._made.clear()
         args = [self._taken(held) if isinstance(held, _Operand) else held for held in self._operands]
         given = _storages(self._function, args)
@@ -106,23 +106,23 @@ class _Call:
 
 
 class _Operand(NamedTuple):
-    """A tensor as it is kept, and whether it has a gradient."""
+    """A tensor as it is saved, and whether it has a gradient."""
 
     packed: Any
     wanted: bool
 
 
 class _Ticket(NamedTuple):
-    """Stands for one of the tensors of a call."""
+    """A reference to one of the tensors of a call."""
 
     call: _Call
     number: int
 
 
 def recomputed(function: Callable[..., Any], *args: Any, again: bool = True, **options: Any) -> Any:
-    """function(*args, **options), of which only what it is given is kept; it may be a module, which has parameters.
+    """function(*args, **options), which saves its arguments alone; it may be a module, which has parameters.
 
-    Backward calls it again, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
+    Backward recomputes it, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
     Unless `again` it is a call as any other.
     """
     if not again or not torch.is_grad_enabled():
@@ -134,7 +134,7 @@ def recomputed(function: Callable[..., Any], *args: Any, again: bool = True, **o
 
 @contextmanager
 def recompute(function: Callable[..., Tensor], *args: Any, **options: Any) -> Generator[Tensor]:
-    """As `recomputed`, but neither is the result kept for what reads it inside the block."""
+    """As `recomputed`, but the result is not saved either for what reads it inside the block."""
     if not torch.is_grad_enabled():
         yield function(*args, **options)
         return

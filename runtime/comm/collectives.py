@@ -256,7 +256,7 @@ def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tens
 
 
 def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
-    """Sum over the axis, of which each rank keeps its part, in place and outside autograd: flat gradients.
+    """Sum over the axis; each rank keeps its part, in place and outside autograd: flat gradients.
 
     Returns this rank's part, a view of x; the rest of x is then worthless.  With `dtype`, what is sent and summed is x
     as that.
@@ -284,7 +284,7 @@ def _own_part(x: Tensor, axis: Axis) -> Tensor:
 
 
 class _Gathered:
-    """The gathered tensor as backward sees it: gathered again for its first consumer, freed after its last."""
+    """The gathered tensor as backward sees it: gathered when its first consumer needs it, freed after its last."""
 
     def __init__(self, packed: Any, around: Around, axis: Axis, dim: int) -> None:
         self.packed, self.around, self.axis, self.dim = packed, around, axis, dim
@@ -324,7 +324,7 @@ class _View(NamedTuple):
 def regather(x: Tensor, axis: Axis, dim: int) -> Generator[Tensor]:
     """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
 
-    Backward gathers once more, when the first consumer needs it, and frees after the last.
+    Backward gathers a second time, when the first consumer needs it, and frees after the last.
     """
     full = all_gather(x, axis, dim)
     if axis.size == 1:

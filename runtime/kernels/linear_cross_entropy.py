@@ -1,6 +1,6 @@
 """A linear layer and the cross entropy of its logits, which are never all in memory.
 
-Of 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their gradient; a product with
+With 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their gradient; a product with
 the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at a time, and there are two ways:
 
                                 unfused   LinearSoftmaxStats, chunk 8064   LinearCrossEntropy, chunk 1024
@@ -74,7 +74,7 @@ class LinearCrossEntropy:
 
 @dataclass(frozen=True)
 class _Tokenwise:
-    """How a loss is made, so many tokens at a time; `differentiated` says whether with gradients."""
+    """The computation of a loss, `chunk` tokens at a time; `differentiated` says whether with gradients."""
 
     classes: Classes
     chunk: int

@@ -53,7 +53,7 @@ def put_off(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]
 def split_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x · weightᵀ.  x [..., i], weight [o, i].
 
-    Of a weight that is no parameter but made of one, backward goes on to that, and nothing is set apart.
+    If the weight is no parameter but computed from one, backward goes on to that, and nothing is delayed.
     """
     return cast(Any, _Linear).apply(x, weight) if weight.is_leaf else F.linear(x, weight)
 

@@ -13,7 +13,7 @@ from ..state.flat_param_group import FlatParams, in_order
 
 
 class Chunks:
-    """Those of one pass, which reduces gradients if it `trains`: stages `begin` and `end`, each once."""
+    """The chunks of one pass, which reduces gradients if it `trains`: stages `begin` and `end`, each once."""
 
     def __init__(self, flat_params: FlatParams, trains: bool = False) -> None:
         self._flats = [own for each in flat_params.values() for own in in_order(each) if own.place]
@@ -31,7 +31,7 @@ class Chunks:
                 own.wait_for_unshard()
 
     def end(self, stage: int) -> None:
-        """Of chunks of which this was the last stage, begins to reduce the gradients, and frees the weights."""
+        """Begins to reduce the gradients, and frees the weights, of chunks whose last stage this was."""
         self._ended.add(stage)
         for own in self._reduced:
             if self._is_last(stage, own):

@@ -21,7 +21,7 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """What the actions of a step share: `share` is the gradient of the loss, which is added up; `chunks` what moves."""
+    """State that a step's actions share: `share` is the gradient of the loss, the sum of losses; `chunks` moves buckets."""
 
     model: nn.Module
     inputs: Sequence[tuple[Any, ...]]
@@ -98,7 +98,7 @@ class Cell:
 
 
 class LastCell(Cell):
-    """Of the last stage: what leaves it is a part of the loss."""
+    """A cell of the last stage, whose output is a part of the loss."""
 
     def _edges(self, ys: Values) -> Sequence[GradientEdge]:
         return [*map(get_gradient_edge, ys)]

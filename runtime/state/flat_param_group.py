@@ -20,7 +20,7 @@ from .flat_param import FlatParam
 FlatParams = Mapping[str, Any]
 """The groups of the layers of each repeat: a list, or lists in a list where repeats are nested.
 
-Of a pipeline, the chunks of each bucket: a list.
+With a pipeline, also the chunks of each bucket: a list.
 """
 
 NOTHING: FlatParams = {}
@@ -68,14 +68,14 @@ def unshard(x: Tensor, params: FlatParamGroup) -> Tensor:
 
 
 def reshard(x: Tensor, params: FlatParamGroup) -> Tensor:
-    """x, with the layer's weights freed; backward gathers them again, and those of the layers before."""
+    """x, with the layer's weights freed; backward gathers them, and those of the layers before."""
     return _apply(_Reshard, x, params)
 
 
 def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
     """Begins to gather the weights of every layer that keeps them, layer by layer, each for its `unshard`.
 
-    Those of a pipeline's chunks, stage by stage, each for the first forward of its stage.
+    The chunks of a pipeline are gathered stage by stage, each for the first forward of its stage.
     """
     if axis.size == 1:
         return

@@ -28,7 +28,7 @@ class LossScale:
         self._steps = torch.zeros((), device=device)
 
     def value(self) -> Tensor:
-        """Of this step: a copy, which `update` leaves as it is."""
+        """The loss scale of this step: a copy, which `update` does not change."""
         return self._value.clone()
 
     def update(self, overflow: Tensor, skip: Tensor) -> None:
@@ -40,6 +40,6 @@ class LossScale:
         self._steps.masked_fill_(halved | grown, 0)
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
-        """What outlives the run, by key: its own memory."""
+        """The state that checkpoints save, by key: its own memory."""
         yield VALUE, self._value
         yield STEPS, self._steps
