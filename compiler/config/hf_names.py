@@ -65,7 +65,7 @@ def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[
             found.add(error)
             continue
         if stored.param in read:
-            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "again")
+            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "the second time")
         read[stored.param] = stored
     return tuple(read.values())
 
@@ -116,7 +116,7 @@ def _rows(expr: Expr, numbers: Numbers) -> int:
         case Name(name) if name in numbers:
             rows = numbers[name]
         case other:
-            raise _wrong("E0404", "this is no number of rows", other.span)
+            raise _wrong("E0404", "this is not a number of rows", other.span)
     if rows < 2 or rows % 2:
         raise _wrong("E0405", f"{rows} rows are no pairs", expr.span)
     return int(rows)

@@ -117,10 +117,12 @@ class Expressions:
                 return apply(link, left, right)
             case _, "/", str():
                 help = "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 + exp(-x))"
-                raise wrong("E0604", "a number is not divided by a tensor", link.span, "a number / a tensor", help)
+                raise wrong("E0604", "a number cannot be divided by a tensor", link.span, "a number / a tensor", help)
             case _:
                 help = "a tensor may be multiplied by a number, divided by one that is not 0, and added to one"
-                raise wrong("E0604", f"`{link.op}` does not work on these", link.span, "a tensor and a number", help)
+                raise wrong(
+                    "E0604", f"`{link.op}` is not defined for these operands", link.span, "a tensor and a number", help
+                )
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
@@ -138,7 +140,7 @@ class Expressions:
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
             return over
-        raise wrong("E0306", "these operands have no product", link.span, _dims(x, w), _arrow(link.right, x))
+        raise wrong("E0306", "these operands cannot be multiplied", link.span, _dims(x, w), _arrow(link.right, x))
 
 
 def _dims(x: Type, w: Type) -> str:

@@ -115,5 +115,5 @@ def check_rates(train: Train) -> None:
     if schedule.floor > optimizer.lr:
         message = f"the learning rate falls to {schedule.floor:g}, from {optimizer.lr:g}"
         notes = (Note(optimizer.spans["lr"], "the peak"),)
-        help = "`floor` is the learning rate at the last step, not a share of `lr`"
+        help = "`floor` is the learning rate at the last step, not a fraction of `lr`"
         raise wrong("E0416", message, schedule.spans["floor"], "more than the peak", help, notes=notes)

@@ -49,8 +49,8 @@ def _gives_order(base: Section, over: Section) -> bool:
     )
     entries = (entry for entry in over.entries if isinstance(entry, Setting))
     span = next(entry.span for entry in entries if entry.key.name in (added or given))
-    note = Note(base.head, f"has {listing(known)}, the outermost first")
-    help = f"order is meaning: name {unnamed} here too, the outermost first"
+    note = Note(base.head, f"has {listing(known)}, outermost first")
+    help = f"the order of axes matters: name {unnamed} here too, outermost first"
     raise wrong("E0519", message, span, "added" if added else "not in this order", help, notes=(note,))
 
 

@@ -156,7 +156,7 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
         case _, "OVER":
             return "rules belong in a section: `shard { batch over dp }`"
         case [*_, Name() | Token(type="NAME") as name], "EQUAL" if accepts == {"NAME", "LBRACE"}:
-            return f"this is the place of a section: `{name} {{ … }}`"
+            return f"a section is expected here: `{name} {{ … }}`"
         case _ if accepts == {"STRING"}:
             return 'as in `use "models/llama.scale"`'
         case _ if accepts == {"TILDE"} or accepts == {"TILDE", "COMMA"}:
