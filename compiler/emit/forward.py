@@ -18,9 +18,6 @@ from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, lo
 from .module import Child, Frame, Module, Table, table_of
 from .naming import call, class_name, identifier, literal, place, shape, singular
 
-AGAIN = "again"
-"""The variable and keyword that say whether backward recomputes a layer, where it does not recompute all."""
-
 INLINE = 88
 """The longest expression that still takes in another one."""
 
@@ -202,10 +199,11 @@ class Body:
             groups[self._lines.free(group_name(repeat), item, *groups)] = self._layer_groups(repeat)
         draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
         zipped = groups | draws
+        enabled = self._lines.free("enabled", item, *zipped)
         if (every := self._every(region)) > 1:
-            zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
+            zipped |= {enabled: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
         self._lines.append(loop_line(item, f"self.{attribute}", zipped, self._lines.indent()))
-        return LayerCall(item, (*draws,), AGAIN, params, tuple(name for name in groups if name != params))
+        return LayerCall(item, (*draws,), enabled, params, tuple(name for name in groups if name != params))
 
     def _child(self, region: Region, given: list[str], tables: list[Table]) -> tuple[str, list[str]]:
         """Writes the class of a repeat's body; returns the attribute of its modules in this one.
@@ -232,9 +230,9 @@ class Body:
         """The call of a layer of a repeat, which backward may recompute."""
         function, arguments, comment = layer.module, passed, place(region.span)
         if every := self._every(region):
-            given, layers = ([f"{AGAIN}={layer.recompute}"], f", every {every} layers") if every > 1 else ([], "")
+            given, layers = ([f"enabled={layer.recompute}"], f" in 1 of {every} layers") if every > 1 else ([], "")
             function, arguments = "recomputed", [layer.module, *passed, *given]
-            comment = f"bwd: forward again{layers}  {comment}"
+            comment = f"bwd: recomputed{layers}  {comment}"
         return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
 
     def _every(self, region: Region) -> int:

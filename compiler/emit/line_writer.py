@@ -179,7 +179,7 @@ class Lines:
         parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
         parts += [self._note(part) for part in expr.ops if part.kind == "coerce"]
         if op.kind != "coerce" and op.outputs[0].name in self._frame.recomputed_values:
-            parts.append(f"bwd: {op.kind} again")
+            parts.append("bwd: recomputed")
         return "  ".join([*parts, place(op.span)])
 
     def _note(self, op: Op) -> str:
@@ -188,8 +188,8 @@ class Lines:
         if source.kind is Kind.MAXIMUM:
             return f"{source}→{target}  no gradient"
         back = coercion(*conjugate(source, target)).collective or "none"
-        again = "all_gather again, " if op.outputs[0].name in self._frame.recomputed_values else ""
-        return f"{source}→{target}  bwd: {again}{back}"
+        regathered = "all_gather, " if op.outputs[0].name in self._frame.recomputed_values else ""
+        return f"{source}→{target}  bwd: {regathered}{back}"
 
 
 def reads(body: tuple[Stmt, ...]) -> Iterator[str]:

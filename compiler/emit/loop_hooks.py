@@ -80,7 +80,7 @@ def around(program: Program, own: Sequence[Bucket], params: str, x: str) -> Arou
     backward = ", ".join([*(["freed"] if resharded else []), *_reductions(program, own)])
     function = "unshard" if there else "reduce_grads_in_backward"
     before = f"{x} = {function}({x}, {params})", "\n".join([*there, f"bwd: {backward}"])
-    after = (f"{x} = reshard({x}, {params})", "freed  bwd: all_gather again")
+    after = (f"{x} = reshard({x}, {params})", "freed  bwd: all_gather")
     return Around((before,), (after,) if resharded else ())
 
 

@@ -108,7 +108,7 @@ def stage_reductions(program: Program) -> Iterator[str]:
         over = [("P→S", bucket.shard_axes), ("P→I", bucket.reduce_axes)]
         if changes := ", ".join(f"{change} over {axes_word(axes, program)}" for change, axes in over if axes):
             sizes = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
-            yield f"# {bucket.name}: {changes}  {sizes}, behind each stage"
+            yield f"# {bucket.name}: {changes}  {sizes}, after each stage"
 
 
 def _largest(program: Program, *of: Bucket) -> str:

@@ -78,10 +78,10 @@ class _Call:
         if not (isinstance(packed, _Ticket) and packed.call is self):
             return self._around.unpack(packed)
         if packed.number not in self._made:
-            self._again()
+            self._recompute()
         return self._made.pop(packed.number)
 
-    def _again(self) -> None:
+    def _recompute(self) -> None:
         """Recomputes the call, as far as it is needed."""
         self._made.clear()
         args = [self._taken(held) if isinstance(held, _Operand) else held for held in self._operands]
@@ -99,7 +99,7 @@ class _Call:
             self._made |= {i: result.as_strided(*view) for i, view in enumerate(self._views, start=self._inside)}
         except _Enough:
             pass
-        assert len(self._made) == self._inside + len(self._views), "a call done again keeps other tensors than before"
+        assert len(self._made) == self._inside + len(self._views), "a recomputed call saves other tensors than before"
 
     def _taken(self, held: "_Operand") -> Tensor:
         return self._around.unpack(held.packed).detach().requires_grad_(held.wanted)
@@ -119,13 +119,13 @@ class _Ticket(NamedTuple):
     number: int
 
 
-def recomputed(function: Callable[..., Any], *args: Any, again: bool = True, **options: Any) -> Any:
+def recomputed(function: Callable[..., Any], *args: Any, enabled: bool = True, **options: Any) -> Any:
     """function(*args, **options), which saves its arguments alone; it may be a module, which has parameters.
 
     Backward recomputes it, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
-    Unless `again` it is a call as any other.
+    Unless `enabled` it is an ordinary call.
     """
-    if not again or not torch.is_grad_enabled():
+    if not enabled or not torch.is_grad_enabled():
         return function(*args, **options)
     call = _Call(function, args, options)
     with saved_tensors_hooks(call.pack, call.unpack):
@@ -157,4 +157,4 @@ def _storages(function: Callable[..., Any], args: Iterable[Any]) -> set[int]:
 
 
 def _unread(packed: object) -> Tensor:
-    raise AssertionError("what is done again has no backward")
+    raise AssertionError("a recomputed call has no backward")

@@ -234,9 +234,9 @@ def local_softmax_stats(
 ) -> tuple[Tensor, Tensor]:
     """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P over the axis of v.
 
-    m is taken as constant: its gradients through z and through `token_loss` cancel.  The first `classes` of the v of all
-    ranks of the axis are classes, by default all.  With `smoothing` s, t is (1 − s) of that and s of Σ (logit − m) /
-    classes.
+    m is taken as constant: its gradients through z and through `token_loss` cancel.  The first `classes` of the v of
+    all ranks of the axis are classes, by default all.  With `smoothing` s, t is (1 − s) of that and s of
+    Σ (logit − m) / classes.
     """
     size = logits.shape[-1]
     first, every = (axis.rank * size, axis.size * size) if axis else (0, size)

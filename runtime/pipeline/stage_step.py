@@ -21,7 +21,7 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """State that a step's actions share: `share` is the gradient of the loss, the sum of losses; `chunks` moves buckets."""
+    """State that a step's actions share: `share` is the gradient of the loss, `loss` its sum, `chunks` the buckets."""
 
     model: nn.Module
     inputs: Sequence[tuple[Any, ...]]

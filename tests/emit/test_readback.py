@@ -56,7 +56,7 @@ BY_HAND = {
     "a gather for a block, which backward does again": ("sequence parallel", KEPT, AGAIN),
     "a gather that is kept": ("regather", AGAIN, KEPT),
     "layers that are kept": ("full", "recomputed(layer, x, self.rotary)", "layer(x, self.rotary)"),
-    "every layer done again": ("every", ", again=again)", ")"),
+    "every layer done again": ("every", ", enabled=enabled)", ")"),
     "other layers done again": ("every", "i % 2 == 0", "i % 2 == 1"),
     "more layers done again": ("every", "i % 2 == 0", "i % 1 == 0"),
     "layers done again of as many as there are not": ("every", "for i in range(", "for i in range(1"),

@@ -35,7 +35,7 @@ BETWEEN = "        if stage == 1:\n            s = s * x\n"
 UNPACKED = "        else:\n            x, s = carried\n"
 LAYERS = "        for i in LAYERS_OF_STAGE['layers'][stage]:\n"
 LAYER = "            x = self.layers[str(i)](x, self.rotary)\n"
-AGAIN = "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, again=i % 2 == 0)\n"
+AGAIN = "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, enabled=i % 2 == 0)\n"
 BLOCKS = "        for i in LAYERS_OF_STAGE['blocks'][stage]:\n"
 BLOCK = "            x, s = self.blocks[str(i)](x, s, blocks_draws[i])\n"
 LEAVES = "        if stage < LAST:\n            return (x, s)\n"
@@ -169,14 +169,14 @@ DEFECTS = {
     "operands of a layer swapped": (TWO, "(x, s, blocks_draws[i])", "(s, x, blocks_draws[i])"),
     "results of a layer swapped": (TWO, BLOCK, BLOCK.replace("x, s =", "s, x =")),
     "a layer's result by another name": (ONE, LAYER, LAYER.replace("x =", "y =")),
-    "every layer done again": (TWO, ", again=i % 2 == 0)", ")"),
+    "every layer done again": (TWO, ", enabled=i % 2 == 0)", ")"),
     "nothing done again": (
-        *(TWO, "recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, again=i % 2 == 0)"),
+        *(TWO, "recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, enabled=i % 2 == 0)"),
         "recomputed()",
     ),
-    "other layers done again": (TWO, "again=i % 2 == 0", "again=i % 2 == 1"),
-    "fewer layers done again": (TWO, "again=i % 2 == 0", "again=i % 3 == 0"),
-    "layers of a stage done again": (TWO, "again=i % 2 == 0", "again=stage % 2 == 0"),
+    "other layers done again": (TWO, "enabled=i % 2 == 0", "enabled=i % 2 == 1"),
+    "fewer layers done again": (TWO, "enabled=i % 2 == 0", "enabled=i % 3 == 0"),
+    "layers of a stage done again": (TWO, "enabled=i % 2 == 0", "enabled=stage % 2 == 0"),
     "layers that are kept": (TWO, "recomputed(self.layers[str(i)], x", "self.layers[str(i)](x"),
     "layers that are done again": (TWO, "self.blocks[str(i)](x", "recomputed(self.blocks[str(i)], x"),
     "another function for again": (TWO, "recomputed(self.layers", "recompute(self.layers"),

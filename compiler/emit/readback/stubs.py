@@ -43,12 +43,12 @@ def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Op
 
 
 def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """The same of a module, all of which backward recomputes, or `again` says in which layers it does."""
+    """The same of a module, which backward recomputes whole; `enabled` says in which layers it does."""
     demand(node, bool(args), "recomputes nothing")
     if not isinstance(args[0], Instance):
         return _recompute(e, node, args, options)
-    demand(node, {*options} <= {"again"} and e.recompute is None, "recomputes otherwise than a module")
-    e.recompute = options.get("again", True)
+    demand(node, {*options} <= {"enabled"} and e.recompute is None, "recomputes otherwise than a module")
+    e.recompute = options.get("enabled", True)
     given = e.forward(node, args[0], args[1:])
     e.recompute = None
     return given
