@@ -229,7 +229,7 @@ class _Account:
         use = self._use(op, it, where)
         turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
         every = int(str(dict(op.attrs).get("every", 1)))
-        count = prod(turning) if every == 1 else prod(turning[:-1]) * self._again(loops[-1], every)
+        count = prod(turning) if every == 1 else prod(turning[:-1]) * self._recomputed_layers(loops[-1], every)
         return Collective(
             use=use,
             bucket=self.bucket(op),
@@ -253,7 +253,7 @@ class _Account:
             ragged=it.ragged,
         )
 
-    def _again(self, loop: str, every: int) -> int:
+    def _recomputed_layers(self, loop: str, every: int) -> int:
         """The number of layers of a loop that are the first of `every` layers, counted over all stages."""
         first = self._own_layers.get(base(loop), range(0)).start
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)

@@ -57,7 +57,7 @@ def _cost(program: Program, op: Op) -> Cost:
             return Cost(product, product, product)
         case "linear_cross_entropy" | "linear_softmax_stats":
             product = 2 * prod(map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}))
-            in_parts = op.kind == "linear_softmax_stats"  # backward makes logits again; else forward makes gradients
+            in_parts = op.kind == "linear_softmax_stats"  # backward recomputes logits; else forward computes gradients
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case _ if keys := roles(op, types).key_seq:
             pairs = seen_pairs(program.size(keys), op.get("mask") == "causal", window_of(op))

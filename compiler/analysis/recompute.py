@@ -41,7 +41,7 @@ def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnost
     )
 
 
-def is_made_again(program: Program, op: Op) -> bool:
+def is_recomputed(program: Program, op: Op) -> bool:
     """Whether backward recomputes a forward op, wherever it is, rather than read its saved result."""
     if program.train.recompute.word == "selective" and op.kind in program.train.recompute.names:
         return True
@@ -56,7 +56,7 @@ def _gathers(op: Op) -> bool:
     return source.kind is Kind.SHARDED and target == REPLICATED
 
 
-def runs_again(program: Program, region: Region) -> bool:
+def recomputes_region(program: Program, region: Region) -> bool:
     """Whether backward recomputes layers of a repeat: those with no repeat inside."""
     innermost = region.kind == "repeat" and not regions_in(region.body)
     return bool(recomputes_layers(program, region.dim)) and innermost

@@ -74,7 +74,7 @@ def _of_bucket(program: Program, pipeline: Pipeline, bucket: Bucket, rank: int) 
     found: dict[tuple[int, ...], list[str]] = {}
     for param in map(program.param, bucket.params):
         own = [stage for stage in stages_of_param(program, pipeline, param) if pipeline.stage_to_rank[stage] == rank]
-        for together in [own] if param.name in dict(pipeline.held) else [[stage] for stage in own]:
+        for together in [own] if param.name in dict(pipeline.param_stages) else [[stage] for stage in own]:
             if together:
                 found.setdefault(tuple(together), []).append(param.name)
     if len(pipeline.ranks_of(bucket.params[0])) > 1 and found:  # the same on each of them

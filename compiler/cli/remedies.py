@@ -95,7 +95,7 @@ def _help(now: _Remedy, source: Source) -> str:
 
 def _best(now: _Remedy, source: Source) -> list[_Remedy]:
     """The best of each kind of change, best first; more stages, whose rows take long, if nothing else is enough."""
-    kinds = (_again(now.model), _microbatches(now.model), _shared(now.model))
+    kinds = (_recomputation(now.model), _microbatches(now.model), _shared(now.model))
     found = [remedy for changes in kinds for remedy in _mildest(now, changes, source)]
     if not any(remedy.fits for remedy in found):
         found += _mildest(now, _stages(now.model), source)
@@ -127,7 +127,7 @@ def _bound(now: _Remedy) -> Change | None:
     return "pipeline", f"schedule = auto({f'chunks={chunks}, ' if chunks else ''}memory={most}GiB)"
 
 
-def _again(model: Program) -> Iterator[Change]:
+def _recomputation(model: Program) -> Iterator[Change]:
     """Recomputation in backward: of ops that cost little, or of layers."""
     recompute = model.train.recompute
     if recompute.word == "none" and model.train.compile != ON:

@@ -65,7 +65,7 @@ def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[
             found.add(error)
             continue
         if stored.param in read:
-            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "the second time")
+            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "repeated")
         read[stored.param] = stored
     return tuple(read.values())
 

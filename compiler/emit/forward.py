@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..analysis.recompute import recomputes_layers, runs_again
+from ..analysis.recompute import recomputes_layers, recomputes_region
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
@@ -238,7 +238,7 @@ class Body:
     def _every(self, region: Region) -> int:
         """The interval of recomputed layers: backward recomputes the first of so many; 0 for none."""
         program = self._frame.program
-        return recomputes_layers(program, region.dim) if runs_again(program, region) else 0
+        return recomputes_layers(program, region.dim) if recomputes_region(program, region) else 0
 
     def _buckets_per_layer(self, region: Region) -> list[Bucket]:
         """The buckets that have a buffer for each layer of a repeat."""

@@ -143,7 +143,7 @@ class StagedBody(Body):
 
     def _needed(self) -> dict[str, tuple[int, ...]]:
         """The stages that need an attribute, if not all do."""
-        by_param = dict(self._pipeline.held)
+        by_param = dict(self._pipeline.param_stages)
         held = self._held | {name: by_param[param.name] for name, param in self._module.weights.items()}
         return {name: by for name, by in held.items() if len(by) < len(self._pipeline.layers)}
 

@@ -133,7 +133,7 @@ def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scop
             help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
             found.error("E0309", f"dim `{key}` cannot be set in the model", key.span, help=help)
         case (("dims" | "const"), tree.Setting(key)) if key.name in scope:
-            found.error("E0403", f"`{key}` is set twice", key.span, "the second time")
+            found.error("E0403", f"`{key}` is set twice", key.span, "repeated")
         case "dims", tree.Setting(key, value):
             size = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
             dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)

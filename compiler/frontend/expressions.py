@@ -120,9 +120,7 @@ class Expressions:
                 raise wrong("E0604", "a number cannot be divided by a tensor", link.span, "a number / a tensor", help)
             case _:
                 help = "a tensor may be multiplied by a number, divided by one that is not 0, and added to one"
-                raise wrong(
-                    "E0604", f"`{link.op}` is not defined for these operands", link.span, "a tensor and a number", help
-                )
+                raise wrong("E0604", f"`{link.op}` cannot combine these", link.span, "a tensor and a number", help)
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""

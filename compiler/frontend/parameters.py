@@ -82,7 +82,7 @@ class Parameters:
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
-            raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "the second time", help)
+            raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "repeated", help)
         self._builder.reserve(name)
         param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self.all[name] = param
@@ -122,7 +122,7 @@ class Parameters:
         if first := self._scope.declared.get(name):
             help = f"write `{name}` without brackets to reuse it"
             notes = (Note(first.span, "declared here"),)
-            raise wrong("E0208", f"`{name}` is declared twice", use.span, "the second time", help, notes=notes)
+            raise wrong("E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes)
         if name in self._scope.bound:
             raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):

@@ -89,7 +89,7 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
         raise wrong("E0207", f"`{op.name}` is an op of the language", op.name.span, "redeclared here")
     if first := known.get(op.name.name):
         notes = [Note(first.declared.name.span, "declared here")]
-        raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "the second time", notes=notes)
+        raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes)
     _once(operand.name for operand in op.operands)
     for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
         _once(dims)
@@ -114,7 +114,7 @@ def _once(names: Iterable[syntax.Name]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.name in seen:
-            raise wrong("E0217", f"`{name}` is listed twice", name.span, "the second time", "give it another name")
+            raise wrong("E0217", f"`{name}` is listed twice", name.span, "repeated", "give it another name")
         seen.add(name.name)
 
 

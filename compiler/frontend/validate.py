@@ -88,9 +88,7 @@ def _unused(program: Program, found: Diagnostics) -> None:
     for axis in program.axes:
         if axis.size > 1 and axis.name not in claimed:
             help = f"shard a dim over it, or leave it out of `mesh`: all ranks of `{axis.name}` would do the same work"
-            found.error(
-                "E0509", f"nothing is sharded over axis `{axis.name}` of size {axis.size}", axis.span, help=help
-            )
+            found.error("E0509", f"nothing uses axis `{axis.name}` of size {axis.size}", axis.span, help=help)
 
 
 Clash = tuple[Param, Claim, Claim]

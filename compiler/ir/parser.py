@@ -1,7 +1,6 @@
 """Reads IR text back: `read_ir(print_ir(p)) == p`.
 
-Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, and legality
-(`analysis.verifier`).
+Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, legality (`analysis.verifier`).
 """
 
 import math
@@ -110,7 +109,7 @@ class _Builder(Transformer[Token, Program]):
         pipeline = None
         for each in lists["pipeline"]:
             rows = {field: _schedule(lists[field]) for field in ("given", "schedule")}
-            pipeline = evolve(each, held=tuple(lists["held"]), **rows)
+            pipeline = evolve(each, param_stages=tuple(lists["held"]), **rows)
         fields: dict[str, Any] = {field: tuple(lists[field]) for field in FIELDS} | self._given
         return Program(str(name), str(after), region=region, pipeline=pipeline, **fields)
 

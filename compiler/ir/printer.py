@@ -61,7 +61,7 @@ def _pipeline(it: Pipeline) -> Iterator[str]:
         f" stage_to_rank [{_join(it.stage_to_rank)}]" if it.stage_to_rank else "",
     )
     yield f"pipeline {it.axis} of [{_join(it.dims)}]{layers}{stage_to_rank}"
-    for name, stages in it.held:
+    for name, stages in it.param_stages:
         yield f"held {name} by [{_join(stages)}]"
     for word, schedule in (("given", it.given), ("row", it.schedule)):
         for row in schedule.rows if schedule else ():

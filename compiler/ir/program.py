@@ -146,7 +146,7 @@ class Pipeline:
     """The number of layers of each stage; from `cut_stages` on."""
     stage_to_rank: tuple[int, ...] = ()
     """The rank of each stage on the axis; of `auto` from `place_stages` on."""
-    held: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    param_stages: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """The stages of each parameter that is no slice of a repeat that is cut."""
     schedule: Schedule | None = None
     """With messages; from `schedule_pipeline` on."""
@@ -162,7 +162,7 @@ class Pipeline:
 
     def ranks_of(self, param: str) -> tuple[int, ...]:
         """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
-        return tuple(sorted({self.stage_to_rank[stage] for stage in dict(self.held).get(param, ())}))
+        return tuple(sorted({self.stage_to_rank[stage] for stage in dict(self.param_stages).get(param, ())}))
 
 
 @frozen

@@ -73,7 +73,7 @@ def layers_of_rank(program: Program, pipeline: Pipeline, rank: int) -> dict[str,
 
 def stages_of_param(program: Program, pipeline: Pipeline, param: Param) -> tuple[int, ...]:
     """The stages that have a parameter, or layers of it."""
-    whole = dict(pipeline.held)
+    whole = dict(pipeline.param_stages)
     if param.name in whole:
         return whole[param.name]
     cut = pipeline.dims.index(param.type.dims[0])

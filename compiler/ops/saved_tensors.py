@@ -1,9 +1,8 @@
 """The tensors that autograd saves for an op's backward, as the functions that emitted programs call do it.
 
 Saved tensors are operands, results, or others, which are known by their size alone.  These entries were measured with
-torch 2.13.0 on the CPU through saved-tensor hooks, and tests check them so; differences on CUDA are read from torch's
-sources (derivatives.yaml) and not measured.
-Non-goals: which op saves a tensor first, and how long it lives (`analysis.memory`).
+torch 2.13.0 on the CPU through saved-tensor hooks, and tests check them so; differences on CUDA are from torch's
+sources (derivatives.yaml), not measured.  Non-goals: which op saves a tensor first, for how long (`analysis.memory`).
 """
 
 from collections.abc import Callable

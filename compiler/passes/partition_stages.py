@@ -34,7 +34,7 @@ def cut_stages(program: Program) -> Program:
         layers = _given(program, pipeline, pipeline.settings.stages, len(placed), total)
     program = evolve(program, region=carried(program, pipeline))
     pipeline = evolve(pipeline, stage_to_rank=placed, layers=layers)
-    return evolve(program, pipeline=evolve(pipeline, held=_held(program, pipeline)))
+    return evolve(program, pipeline=evolve(pipeline, param_stages=_param_stages(program, pipeline)))
 
 
 # ---- how many stages there are, and how many layers each has
@@ -106,7 +106,7 @@ def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), 
 # ---- which stages have a parameter
 
 
-def _held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _param_stages(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages of each parameter that does not come slice by slice to a repeat that is cut."""
     body = program.region.body
     params = {op.outputs[0].name: op.inputs[0] for op in ops_in(body) if op.kind == "leaf"}

@@ -109,7 +109,8 @@ def has_its_stages(program: Program) -> bool:
         == pipeline.schedule.stage_to_rank
         == stage_to_rank(pipeline, program.axis(pipeline.axis).size)
     )
-    return are_placed and pipeline.held == stages_of_params(program, pipeline) and not problems(pipeline.schedule)
+    has_params = pipeline.param_stages == stages_of_params(program, pipeline)
+    return are_placed and has_params and not problems(pipeline.schedule)
 
 
 def _ranks(program: Program) -> Sizes:

@@ -208,9 +208,7 @@ HABITS = (
         "names are bound without parentheses",
         "write `{names} = …`",
     ),
-    Habit(
-        r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)", "`{op}=` is not an operator", "write `{name} = {name} {op} …`"
-    ),
+    Habit(r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)", "there is no `{op}=`", "write `{name} = {name} {op} …`"),
     Habit(r"(?<!\bif )\b(?P<name>\w+)\s*(?P<at>:=|==|<-)", "a name is bound by `=`", "write `{name} = …`"),
     Habit(r"\b(?P<name>\w+)(?P<at>\s*:\s*[\w.\[\], ]+?)\s*=[^=]", "names have no types", "write `{name} = …`"),
     Habit(

@@ -298,16 +298,16 @@ class _Gathered:
         self.waiting += 1
 
     def take(self) -> Tensor:
-        full = self._again() if self.full is None else self.full
+        full = self._regather() if self.full is None else self.full
         self.waiting -= 1
         self.full = full if self.waiting else None
         self.waiting = self.waiting or self.consumers  # a second backward through a retained graph
         return full
 
-    def _again(self) -> Tensor:
+    def _regather(self) -> Tensor:
         full = _gather(self.around.unpack(self.packed), self.axis, self.dim)
         if self.axis.watch is not None:
-            self.axis.watch.coerced(full, self.axis, self.line, "result again")
+            self.axis.watch.coerced(full, self.axis, self.line, "result in backward")
         return full
 
 

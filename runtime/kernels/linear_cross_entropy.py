@@ -12,10 +12,9 @@ the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at a tim
     gradient of the loss        any       any, for each token              one factor
 
 `LinearSoftmaxStats` iterates over chunks of classes, and recomputes logits in backward, since their gradient needs the
-statistics of other chunks, and of other ranks.  A row of dW is computed and rounded once, as unfused; dx is a sum over
-chunks.  `LinearCrossEntropy` iterates over chunks of tokens, and has all of a token's logits at a time; so forward
-computes their gradient too, and from it dx and dW, and backward multiplies them by the factor.  dW is a sum over
-chunks.
+statistics of other chunks and ranks.  A row of dW is computed and rounded once, as unfused; dx is a sum over chunks.
+`LinearCrossEntropy` iterates over chunks of tokens, and has all of a token's logits at a time; so forward computes
+their gradient too, and from it dx and dW, and backward multiplies them by the factor.  dW is a sum over chunks.
 
 The second is for whole vocabularies whose backward follows forward at once, without stages or in the last one; it
 takes no more time than unfused.  The first is for all others, as dW would be saved for each microbatch in flight; where

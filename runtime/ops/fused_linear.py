@@ -1,8 +1,7 @@
 """Several linear layers of one value as one product, for weights adjacent in memory.
 
 Purpose: forward is one product, and so is backward for each of x and the weights, where that costs no more memory
-traffic than it saves.
-Non-goals: which products go together (the compiler's choice), and where weights lie (`state.layout`).
+traffic than it saves.  Non-goals: which products go together (the compiler's), where weights lie (`state.layout`).
 """
 
 from collections.abc import Sequence

@@ -209,7 +209,7 @@ class TrainState:
         for memory in self._memories:
             yield from memory.copies()
         for key, scalar in self._scalars():
-            yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "kept", "", partial(_named, key))
+            yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
 
 
 def _named(key: str, _: int) -> tuple[str, str]:

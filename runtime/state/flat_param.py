@@ -134,7 +134,7 @@ class FlatParam:
     def unshard(self, line: Any, end: End) -> None:
         """Has the weights there; where they come and go, with the gathers of the next layers begun."""
         if self.resharded:
-            for each in self._upcoming(backwards=end == "result again"):
+            for each in self._upcoming(backwards=end == "result in backward"):
                 if each.is_freed:
                     each.begin_unshard(each.shard_axis, line, end)
         self.wait_for_unshard()
@@ -227,8 +227,8 @@ class FlatParam:
         """Everything in its memory, in stretches that the same ranks hold alike."""
         # Optimizer state that differs spoils its parameter: it is named first.
         flat_params: list[tuple[str, Role, Tensor]] = [
-            *((f"{slot} of ", "kept", flat) for slot, flat in [*self.buffers.slots.items()][::-1]),
-            ("", "kept", self.buffers.master),
+            *((f"{slot} of ", "state", flat) for slot, flat in [*self.buffers.slots.items()][::-1]),
+            ("", "state", self.buffers.master),
             ("the gradient of ", "gradient", self.gradient_shard()),
         ]
         if self.is_mixed:

@@ -121,7 +121,7 @@ class _Reshard(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
-        ctx.params.unshard(ctx.line, "result again")
+        ctx.params.unshard(ctx.line, "result in backward")
         return *grad_outputs, None
 
 

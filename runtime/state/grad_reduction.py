@@ -32,7 +32,7 @@ class _Reduction:
         if self.work is not None:
             self.work.wait()
         if self.add is not None and self.add.watch is not None and self.add.size > 1:
-            self.add.watch.coerced(self.shard, self.add, self.line, "result again")
+            self.add.watch.coerced(self.shard, self.add, self.line, "result in backward")
         self.keep(self.shard)
 
 

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from ...ir import Op, Region, Stmt, results
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local, Saved
-from ..recompute import is_made_again, recomputes_layers
+from ..recompute import is_recomputed, recomputes_layers
 from ..stage_program import RECEIVED
 from .aliasing import Storages, carried
 
@@ -98,7 +98,7 @@ class Keeper:
     def saved(self, op: Op) -> dict[str, Kept]:
         """The tensors that an op of forward saves, by storage; one that is no value of the IR has a name of its own."""
         storages = self._storages
-        again = self._is_made_again(op.outputs[0].name) or is_made_again(storages.program, op)
+        again = self._is_made_again(op.outputs[0].name) or is_recomputed(storages.program, op)
         saved = Saved(operands=tuple(range(len(op.inputs)))) if again else self._by_itself(op)
         roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
         own = [root for root in roots if not storages.held(root)]

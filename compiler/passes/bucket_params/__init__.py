@@ -31,7 +31,7 @@ from ...ir import (
 from ...ops.builder import OpBuilder
 from .assign import BucketGroup, Used, grouped, grouped_as, sharing
 from .comms import gathered, held, reduced, with_gathers, with_reductions
-from .param_loops import home, without
+from .param_loops import loops_of, without
 
 
 def fuse_buckets(program: Program) -> Program:
@@ -89,7 +89,7 @@ class _Fuser:
         leaf, summed = self._leaf(param)[-1], self._chain(self._updates[param].inputs[0])[0]
         results = zip(self._microbatches.yields, self._microbatches.results, strict=True)
         end, value = next((end, value) for end, value in results if value.name == summed)
-        return Used(param, leaf, summed, value.type, home(self._microbatches, leaf, end.name))
+        return Used(param, leaf, summed, value.type, loops_of(self._microbatches, leaf, end.name))
 
     def _chain(self, name: str) -> list[str]:
         """The names from the microbatches' sum to the gradient that is updated with."""
@@ -119,10 +119,10 @@ class _Fuser:
         for group in self._groups:
             for param in group.params:
                 gone |= {*self._leaf(param.name)[1:]} if group.shards else set()
-                if param.home and group.reshard_after_forward:
-                    gone |= {*param.home.slices}
-                if param.home and group.shard_gradients:
-                    gone |= {param.summed, *param.home.sums}
+                if param.loops and group.reshard_after_forward:
+                    gone |= {*param.loops.slices}
+                if param.loops and group.shard_gradients:
+                    gone |= {param.summed, *param.loops.sums}
         return gone
 
     def _bucket(self, group: BucketGroup) -> Bucket:

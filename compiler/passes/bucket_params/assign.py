@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from ...analysis.param_uses import products
 from ...ir import ITEM_BYTES, Bucket, Kind, Program, StateAxes, Type
-from .param_loops import Home
+from .param_loops import ParamLoops
 
 SMALL = 25 << 20
 """Bytes up to which what all layers have is reduced at once, where the plan does not say (as torch's DDP does)."""
@@ -37,7 +37,7 @@ class Used:
     leaf: str
     summed: str
     gradient: Type
-    home: Home | None
+    loops: ParamLoops | None
 
 
 @frozen
@@ -77,11 +77,11 @@ class BucketGroup:
         return tuple(param.name for param in self.params)
 
     @property
-    def home(self) -> Home:
+    def loops(self) -> ParamLoops:
         """Where its layers are."""
-        home = self.params[0].home
-        assert home, "fuse_buckets: a bucket of layers without a home"
-        return home
+        loops = self.params[0].loops
+        assert loops, "fuse_buckets: a bucket of layers without loops"
+        return loops
 
 
 def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
@@ -89,7 +89,7 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
     order = _order(program)
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in sorted(params, key=lambda param: order[param.name]):
-        place = param.home and param.home.place
+        place = param.loops and param.loops.place
         apart = _axes(program, param), sharing(program, param.name)
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
     rest: dict[object, list[Used]] = {}
@@ -108,9 +108,9 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
 
 def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
     """The groups of each repeat together, and in it those sharded over the same axes, which are gathered together."""
-    places = [*dict.fromkeys(group.home.place for group in groups)]
+    places = [*dict.fromkeys(group.loops.place for group in groups)]
     shards = [*dict.fromkeys(group.shards for group in groups)]
-    return sorted(groups, key=lambda group: (places.index(group.home.place), shards.index(group.shards)))
+    return sorted(groups, key=lambda group: (places.index(group.loops.place), shards.index(group.shards)))
 
 
 def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[BucketGroup]:
@@ -149,12 +149,12 @@ def _layers(program: Program, key: Key, params: list[Used]) -> int:
 
     Stages of a pipeline gather and reduce once a step.
     """
-    home, state = params[0].home, program.state_of(params[0].name)
-    if not home or not key.reduced or program.pipeline:
+    loops, state = params[0].loops, program.state_of(params[0].name)
+    if not loops or not key.reduced or program.pipeline:
         return 0
     shared = bool({*state.gradients, *state.parameters} & {*key.reduced})
     large = sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
-    return len(home.forward) if shared or large else 0
+    return len(loops.forward) if shared or large else 0
 
 
 def _bytes(program: Program, param: Used, layers: int) -> int:

@@ -72,35 +72,35 @@ Layer = Callable[[str], tuple[Sequence[Stmt], Sequence[Stmt], str]]
 
 def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
     """The block `forward` in which each layer gathers its parameters."""
-    weights = [Value(p.home.weight, builder.types[p.home.weight]) for p in group.params if p.home]
+    weights = [Value(p.loops.weight, builder.types[p.loops.weight]) for p in group.params if p.loops]
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
         ahead = builder.inner()
         gathered(group, slice, weights, ahead)
         return ahead.body, (), ""
 
-    return evolve(block, body=_within(block.body, group.home.forward, part, layer, builder)[0])
+    return evolve(block, body=_within(block.body, group.loops.forward, part, layer, builder)[0])
 
 
 def with_reductions(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> tuple[Region, str]:
     """The block `backward` in which each layer gathers `part`, if given, a second time; and the reduced gradients."""
-    homes = [param.home for param in group.params if param.home]
+    loops = [param.loops for param in group.params if param.loops]
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
-        ahead, behind, gradients = builder.inner(), builder.inner(), tuple(home.gradient for home in homes)
+        before, after, gradients = builder.inner(), builder.inner(), tuple(each.gradient for each in loops)
         if slice:
-            gathered(group, slice, [_again(home.weight, home.again, builder) for home in homes], ahead)
+            gathered(group, slice, [_regathered(each.weight, each.regathered, builder) for each in loops], before)
         if group.shard_gradients:
-            return ahead.body, behind.body, reduced(group, gradients, behind)
-        behind.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
-        return ahead.body, behind.body, ""
+            return before.body, after.body, reduced(group, gradients, after)
+        after.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
+        return before.body, after.body, ""
 
-    body, made = _within(block.body, group.home.backward, part, layer, builder)
+    body, made = _within(block.body, group.loops.backward, part, layer, builder)
     return evolve(block, body=body), made
 
 
-def _again(weight: str, again: str, builder: OpBuilder) -> Value:
-    return Value(again, builder.types[again]) if again else builder.value(weight, builder.types[weight])
+def _regathered(weight: str, name: str, builder: OpBuilder) -> Value:
+    return Value(name, builder.types[name]) if name else builder.value(weight, builder.types[weight])
 
 
 def _within(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...analysis.recompute import is_made_again, recomputes_layers, runs_again
+from ...analysis.recompute import is_recomputed, recomputes_layers, recomputes_region
 from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, defs, regions_in
 from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS, gradients
@@ -48,17 +48,17 @@ class Backward(OpBuilder):
         """How this body reads a forward value: recomputed if the plan says so, else saved."""
         if name not in self._saved:
             op = self._made_by.get(name)
-            if op and self.again(op):
-                self._do_again(op)
+            if op and self.recomputes(op):
+                self._recompute(op)
             else:
                 self._saved[name] = self.kept(name)
         return self._saved[name]
 
-    def again(self, op: Op) -> bool:
+    def recomputes(self, op: Op) -> bool:
         """Whether this body recomputes an op's results."""
-        return is_made_again(self.program, op)
+        return is_recomputed(self.program, op)
 
-    def _do_again(self, op: Op) -> None:
+    def _recompute(self, op: Op) -> None:
         inputs = tuple(map(self.saved, op.inputs))
         outputs = tuple(self.value(value.name, value.type) for value in op.outputs)
         self._saved |= {old.name: new.name for old, new in zip(op.outputs, outputs, strict=True)}
@@ -145,19 +145,19 @@ class _RepeatBackward(Backward):
         self._inside = set(self._own)  # all that it binds
         self._slices: list[Arg] = []  # what an iteration reads of what forward kept
         self._stacks: list[tuple[str, Value]] = []  # what forward is made to keep of each iteration
-        self._runs_again = runs_again(outer.program, forward)
+        self._is_recomputed = recomputes_region(outer.program, forward)
         self._ran = False
         self.region = forward
 
-    def again(self, op: Op) -> bool:
-        return self._runs_again or super().again(op)
+    def recomputes(self, op: Op) -> bool:
+        return self._is_recomputed or super().recomputes(op)
 
     def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
         every = recomputes_layers(self.program, self._forward.dim)
-        return (("every", every),) if self._runs_again and every > 1 else ()
+        return (("every", every),) if self._is_recomputed and every > 1 else ()
 
     def _stmt(self, stmt: Stmt) -> Stmt:
-        if self._runs_again and not self._ran and isinstance(stmt, Op) and self._keeps(stmt):
+        if self._is_recomputed and not self._ran and isinstance(stmt, Op) and self._keeps(stmt):
             self._ran = True
             self._run_until(stmt)
         return super()._stmt(stmt)
@@ -168,7 +168,7 @@ class _RepeatBackward(Backward):
             if stmt is op:
                 return
             if isinstance(stmt, Op) and stmt.outputs[0].name not in self._saved:
-                self._do_again(stmt)
+                self._recompute(stmt)
 
     def _keeps(self, op: Op) -> bool:
         """Whether an op has a gradient, for which autograd keeps a tensor that the iteration makes."""

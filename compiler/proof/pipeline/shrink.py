@@ -104,7 +104,7 @@ def _is_unnamed(pipeline: Pipeline) -> bool:
 
 def shared(pipeline: Pipeline) -> dict[str, str]:
     """Each parameter that several ranks own, and the first that the same ranks own."""
-    ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.held}
+    ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
     first: dict[tuple[int, ...], str] = {}
     return {name: first.setdefault(own, name) for name, own in ranks.items() if len(own) > 1}
 
@@ -117,7 +117,8 @@ def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
     found = evolve(found, settings=evolve(pipeline.settings, stages=found.layers))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
     found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
-    found = evolve(found, held=stages_of_params(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
+    schedule = with_messages(rows, Times.uniform(rows.stages))
+    found = evolve(found, param_stages=stages_of_params(small, found), schedule=schedule)
     return evolve(small, region=renumbered(small.region, pipeline, evolve(small, pipeline=found)), pipeline=found)
 
 
