@@ -208,7 +208,7 @@ class Body:
     def _child(self, region: Region, given: list[str], tables: list[Table]) -> tuple[str, list[str]]:
         """Writes the class of a repeat's body; returns the attribute of its modules in this one.
 
-        And the repeats inside of which its forward takes the groups.
+        Also the repeats inside of it whose groups its forward takes.
         """
         program, frame = self._frame.program, self._frame
         attribute = identifier(region.dim, self._module.attributes())

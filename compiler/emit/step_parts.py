@@ -76,7 +76,7 @@ class Squares:
 
 
 def runs(program: Program) -> list[list[Bucket]]:
-    """The buckets whose turns or chunks the step gathers, those together that follow each other and turn alike."""
+    """The buckets whose layers or chunks the step gathers; neighbours of the same layers go together."""
     moved = {bucket.dim: bucket for bucket in program.buckets if bucket.per_layer or program.pipeline}
     runs: list[list[Bucket]] = []
     for op in program.region.body:

@@ -105,7 +105,7 @@ class Bucket:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The dims of repeats, outermost first, whose turns have a buffer each."""
+        """The dims of repeats, outermost first, whose layers have a buffer each."""
         return self.type.dims[:-1]
 
     @property

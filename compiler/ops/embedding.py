@@ -43,7 +43,7 @@ def _call(it: Local) -> Call:
 
 EMBEDDING = OpDef(
     "embedding",
-    "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
+    "Rows of `table`; where its first dim is sharded, rows of other ranks count zero and the result is partial.",
     _looked_up,
     operands=(Operand("tokens", given="tokens"), Operand("table")),
     roles=_roles,

@@ -59,8 +59,8 @@ ALL = -1
 class Operand:
     """An operand as a plan writes it: numbers, or the input named by `given`.
 
-    `init` is how a parameter first used here begins, "" for the model's `init`.  What is `optional` stands behind what
-    is not; an op without it has fewer operands.  What is `implied` no plan writes: the compiler gives it.
+    `init` is how a parameter first used here begins, "" for the model's `init`.  `optional` operands come after those
+    that are not; an op without it has fewer operands.  No plan writes an `implied` operand: the compiler gives it.
     """
 
     name: str
@@ -98,7 +98,7 @@ Range = tuple[Callable[[float], bool], str]
 class Attribute:
     """A constant argument: a number, one of `choices`, dims, or, where no plan writes it, of the Python types `kinds`.
 
-    One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
+    One that has its `default` is left out of the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
     two or more.  A number is in its `range`; a `share` is from 0 and below 1.  What is `implied` no plan writes: the
     compiler gives it.
@@ -156,8 +156,8 @@ class OpDef:
     linear          groups of operands in each of which the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
-    permutes        of an op that moves the positions along its dim `over`: where each comes from, of so many
-    joins           dims that others make up, one behind the other: their sizes are the sums of these
+    permutes        for an op that moves the positions along its dim `over`: where each of so many comes from
+    joins           dims that others make up, concatenated: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
     contracts       the placement of a result that lacks the dim that was sharded
     typing          replaces the generic typing rule

@@ -38,8 +38,8 @@ def export(path: Path, folder: Path, names: HFNames) -> None:
         for file, tensors in files.items():
             values = _values({tensor: held[tensor] for tensor in tensors}, saved, names.dtype)
             try:
-                with _readable(part / file) as path:
-                    package.torch.save_file(values, path, metadata={"format": "pt"})
+                with _readable(part / file) as written:
+                    package.torch.save_file(values, written, metadata={"format": "pt"})
             except package.SafetensorError as error:
                 raise RunError(f"cannot write {part / file}: {error}") from None
         if len(files) > 1:

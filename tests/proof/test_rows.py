@@ -297,7 +297,7 @@ EXPECTED = {
     "message to or from elsewhere": ("`0SEND_B0` of rank 0 in place of `0SEND_F0`", Fate.SHAPES),
     "message lost": ("`0SEND_F0` not received", Fate.SHAPES),
     "message doubled": ("`1SEND_B0` sent and received twice", Fate.SHAPES),
-    "message of another microbatch": ("`0SEND_F0` of rank 0 behind `0SEND_F1`", Fate.VALUES),
+    "message of another microbatch": ("`0SEND_F0` of rank 0 after `0SEND_F1`", Fate.VALUES),
     FREED: ("what `0I0` of rank 0 takes freed before it", Fate.SHAPES),
 }
 EVALUATIONS = {
@@ -306,7 +306,7 @@ EVALUATIONS = {
     "`0SEND_F0` not received in evaluation": Fate.SHAPES,
     "`0RECV_B1` done too in evaluation": Fate.SHAPES,
     "`1I2` done too in evaluation": Fate.SHAPES,
-    "`0SEND_F0` of rank 0 behind `0SEND_F1` in evaluation": Fate.VALUES,
+    "`0SEND_F0` of rank 0 after `0SEND_F1` in evaluation": Fate.VALUES,
 }
 
 
