@@ -1,9 +1,6 @@
-"""What an emitted program stands on: mesh, coercions, ops, parameters, state, data, loop.
+"""The runtime of emitted programs: mesh, coercions, ops, parameters, state, data, loop.
 
-Modules in reading order: mesh, traced, collectives, counters, dropout, functional, linears; parameters, optimizers,
-boxes, layout, working, gradient, flat, flows, buckets, state; samples, data, schedule, weights, allocator, plan,
-identity; deferred, messages, cells, pipeline; disk, untrusted, payload, index, saved, together, checkpoint; export,
-asked, launch, compiling, ending, log, loop.
+Folders in reading order: comm, ops, autograd, state, pipeline, kernels, data, checkpoint, config, train, debug.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """

@@ -6,7 +6,7 @@ _SHOWN = 3  # names of a list
 
 
 class RunError(Exception):
-    """What is wrong and what to do, in one line; `more` lines are indented below it."""
+    """An error and its remedy, in one line; `more` lines are indented below it."""
 
     def __init__(self, line: str, *more: str) -> None:
         super().__init__("\n  ".join(map(_printable, (line, *more))))

@@ -1,4 +1,4 @@
-"""What a project needs to hold its own plans to the single-device step, under pytest.
+"""Tests of one's own plans against the single-device step, under pytest.
 
 Purpose: `assert_equal_step` and `assert_mutants_caught` for a plan of one's own, `assert_op` for an op of one's own;
 `plans`, random ones for hypothesis.

@@ -1,4 +1,4 @@
-"""What `scalec verify` shows of a plan, as assertions."""
+"""Results of `scalec verify` on a plan, as assertions."""
 
 from pathlib import Path
 

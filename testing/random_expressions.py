@@ -1,4 +1,4 @@
-"""Random expressions of any shape, in which every op of the language's table may stand.
+"""Random expressions of any shape, with every op of the language's table.
 
 Purpose: text that is right but for what only the compiler can say.  What an op needs whole on each rank is left whole
 by the rules that the model is drawn for.  Non-goals: statements (`random_models`).
@@ -14,7 +14,7 @@ from ..compiler.ops.pointwise import FUNCTIONS
 from .random_draws import Draws
 
 Dims = tuple[str, ...]
-"""Those of a value behind `batch`, which every value has."""
+"""The dims of a value after `batch`, which every value has."""
 
 STREAM, HEADED = ("seq", "hidden"), ("seq", "heads", "head_dim")
 JOINED = {"wide": ("few", "rest"), "broad": ("few", "rest", "ffn")}
@@ -42,7 +42,7 @@ SETTINGS = {
     "smoothing": ("0.1",),
     "z": ("0.01",),
 }
-"""What the arguments of ops may be, by name."""
+"""Possible arguments of ops, by name."""
 
 LEVELS = SUM, PRODUCT, ATOM = range(3)
 """How tightly an expression binds."""
@@ -52,7 +52,7 @@ DEPTH = 2
 
 
 class Rules(Protocol):
-    """What a model must know of how its plan is sharded."""
+    """The facts that a model must know about its plan's sharding."""
 
     def works(self, dims: Dims) -> set[str]:
         """The dims that an op works on, whose operands and results have these."""
@@ -77,7 +77,7 @@ class Text:
 
 @frozen
 class Scope:
-    """What a name may stand for in a repeat: values by dims, matrices by their dims on both sides."""
+    """The names in a repeat and what they are: values by dims, matrices by their dims on both sides."""
 
     values: list[tuple[str, Dims]] = field(factory=list[tuple[str, Dims]])
     matrices: list[tuple[str, tuple[str, Dims]]] = field(factory=list[tuple[str, tuple[str, Dims]]])
@@ -172,7 +172,7 @@ class Expressions(Draws):
         return Text(f"{left.at(PRODUCT)} * {right.at(ATOM)}", PRODUCT)
 
     def _two(self, dims: Dims, depth: int) -> Sequence[Text]:
-        """Operands of which one has these dims, made in the order in which they are written."""
+        """Two operands, one with these dims, made in the order in which they are written."""
         return [make(dims, depth) for make in self._permuted([self._expr, self._narrower])]
 
     def _quotient(self, dims: Dims, depth: int) -> Text:

@@ -1,4 +1,4 @@
-"""Random models: statements in which every op of the language's table may stand, in repeats and branches.
+"""Random models: statements with every op of the language's table, in repeats and branches.
 
 Non-goals: expressions (`random_expressions`); meshes, rules and settings (`random_plans`).
 """
@@ -12,9 +12,9 @@ from .random_expressions import DEPTH, HEADED, JOINED, PRODUCT, STREAM, SUM, Dim
 
 REPEATS = ("layers", "blocks")
 ENDS = ("1", "layers - 1")
-"""Where branches of the outer repeat end, of which it has three iterations."""
+"""The ends of branches of the outer repeat, which has three iterations."""
 INSIDE = {("1", 1): ("layers - 1",), ("layers - 1", 0): ("1",)}
-"""Those of branches in a branch, on the first side or the other: where more than one iteration runs."""
+"""The ends of branches in a branch, on the first side or the other: where more than one iteration runs."""
 
 
 @frozen
@@ -51,7 +51,7 @@ class Writer(Expressions):
         return [*lines, *self._branches(repeats, ends)] if ends and self._maybe(3) else lines
 
     def _branches(self, repeats: Sequence[str], ends: Sequence[str]) -> list[str]:
-        """What the first repetitions do, and perhaps something else that the others do."""
+        """The statements of the first repetitions, and perhaps others for the rest."""
         lines: list[str] = []
         end = self._one(ends)
         for side, start in enumerate([f"if i < {end} {{", "} else {"][: self._some(1, 2)]):
@@ -106,7 +106,7 @@ class Writer(Expressions):
         return [f"{', '.join(names)} = split({whole}, [{', '.join(parts)}])", f"x = x + {back.at(PRODUCT)}"]
 
     def _named(self) -> list[str]:
-        """A value with a name, used once at least, and perhaps by what comes behind it."""
+        """A value with a name, used once at least, and perhaps by later statements."""
         dims = self._one([(), ("seq",), ("hidden",), ("seq", "ffn"), ("seq", "hidden"), HEADED, ("seq", "wide")])
         name = self._name("y")
         lines = [f"{name} = {self._expr(dims, DEPTH).text}"]

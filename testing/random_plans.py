@@ -29,7 +29,7 @@ OPTIMIZERS = [
 
 
 class Text(str):
-    """A plan's text, which counterexamples show as it stands."""
+    """A plan's text, which counterexamples show unchanged."""
 
     def __repr__(self) -> str:
         return f'"""\n{self}"""'
@@ -84,7 +84,7 @@ train {{
 
 @st.composite
 def _recomputed(draw: st.DrawFn, body: str) -> str:
-    """Nothing, all, some layers, or some of the ops that a body calls; of which the compiler refuses those divided."""
+    """Nothing, all, some layers, or some of the ops that a body calls; the compiler refuses ops that are divided."""
     called = [name for name, entry in OPS.items() if entry.user_visible and entry.function and f" {name}(" in body]
     repeated = [dim for dim in REPEATS if f"repeat {dim} " in body]
     words = ["none", "full", *["every"] * bool(repeated), *["selective"] * bool(called)]

@@ -33,7 +33,7 @@ class Sharding:
         return len({*over}) < len(over)
 
     def of(self, body: str) -> "Sharding":
-        """What is left of it for a model: rules for dims that it has, and axes that they name or of size 1."""
+        """The rules and axes left for a model: rules for dims that it has, and axes that they name or of size 1."""
         rules = tuple((dim, over) for dim, over in self.rules if re.search(rf"\b{dim}\b", body))
         used = {axis for _, over in rules for axis in over}
         return Sharding({axis: size for axis, size in self.axes.items() if axis in used or size == 1}, rules)
@@ -44,7 +44,7 @@ class Sharding:
 
 
 ROLES = {"replica": "batch", "dp": "batch", "tp": "weights", "ep": "weights", "cp": "seq"}
-"""What lies over an axis of such a name: the batch, weights, or the sequence alone."""
+"""The dims over an axis of such a name: the batch, weights, or the sequence alone."""
 
 
 @st.composite

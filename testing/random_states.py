@@ -1,4 +1,4 @@
-"""Random sections `state`: which axes share out what, of which parameters, in buckets of which size.
+"""Random sections `state`: the sharded parts, their axes and parameters, and the size of buckets.
 
 Purpose: every stage and mixture, with and without buckets of layers; caps are so small that they divide a small model.
 """

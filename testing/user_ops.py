@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # heavy, and the other checks do without
     from torch import Tensor
 
 LEADING = (2, 3)
-"""The sizes of the dims that `..` stands for."""
+"""The sizes of the dims that `..` means."""
 
 SIZE = 4
 """The size of any other dim."""
@@ -30,7 +30,7 @@ def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
 
     Its results have the dims that are stated; slices along each dim that it works along give the slices of its results;
     it is linear where it is said to be; its gradients are those of finite differences (`torch.autograd.gradcheck`).
-    `numbers` are what it takes behind its tensors, `sizes` those of dims that cannot be 4.  Raises AssertionError.
+    `numbers` are its arguments after its tensors, `sizes` those of dims that cannot be 4.  Raises AssertionError.
     """
     declared = next((op for op in gather(load(plan)).ops if op.name.name == name), None)
     assert declared, f"{plan} declares no op {name}"

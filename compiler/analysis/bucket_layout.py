@@ -1,8 +1,8 @@
-"""Where parameters lie in a flat bucket: one behind the other, and where ranks share it out, cut between rows.
+"""Where parameters lie in a flat bucket: one after the other, and where ranks share it out, cut between rows.
 
 Purpose: equal shards, each of whole rows of its tensors, so that every piece of every tensor is a box.  A tensor begins
 at a multiple of its row's length, and a shard is a multiple of all of them, so that a cut falls between rows.
-Non-goals: which parameters share a bucket (`passes.fuse_buckets`).  The runtime lays out its memory by the same rule.
+Non-goals: which parameters share a bucket (`passes.bucket_params`).  The runtime lays out its memory by the same rule.
 """
 
 from math import lcm, prod

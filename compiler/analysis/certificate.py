@@ -1,4 +1,4 @@
-"""What was shown of a step's values, and the words for it: no more than that.
+"""The statements about a step's values that a proof has shown, in words: no more than that.
 
 Purpose: one text for the command line, `plan.json` and the header of `train.py`.
 Non-goals: showing it (`verify`).
@@ -40,7 +40,7 @@ class Proof:
     stages: str = ""
 
     def results(self) -> str:
-        """What was compared."""
+        """The results that were compared."""
         both = f"{counted(self.gradients, 'gradient')} and {counted(self.parameters, 'updated parameter')}"
         return f"loss, gradient norm, count of labels, {both}"
 
@@ -91,7 +91,7 @@ def trusted(program: Program) -> tuple[str, ...]:
 
 
 def trust_words(functions: Sequence[str]) -> str:
-    """What of such functions is not shown; "" where there are none."""
+    """The statement that such functions are not proved; "" where there are none."""
     if not functions:
         return ""
     return (
@@ -120,7 +120,7 @@ def certificate(proof: Proof | None, matched: int, functions: Sequence[str]) -> 
 
 
 FULL_ROWS = "those of this plan are checked to be complete, in order and free of deadlock, not run"
-"""What is shown of rows at full size."""
+"""The statement about rows at full size."""
 
 
 def _values(proof: Proof) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """One entry of what a step communicates.
 
-Non-goals: the list of them (`account`).
+Non-goals: the list of them (`communication`).
 """
 
 from math import prod

@@ -1,7 +1,7 @@
-"""What a program's step communicates and how many parameters it has, read off the IR.
+"""The communication of a program's step and the number of its parameters, read off the IR.
 
 Purpose: one list of collectives, for the user, for `plan.json` and for the test that holds a recorded run against it.
-Of a pipeline there is one for each rank of its axis, with the messages to other stages.
+With a pipeline there is one list per rank of its axis, with the messages to other stages.
 Non-goals: time and memory; in which order a pipeline's rank does what its stages do (its row says so).
 """
 
@@ -21,7 +21,7 @@ from .stage_program import StageProgram, rank_program, stage_programs
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
-    """Everything that a rank communicates in one step, in the order in which it begins; messages behind their stage's.
+    """Everything that a rank communicates in one step, in the order in which it begins; messages after their stage's.
 
     `program` has been differentiated.  `rank` is that along the pipeline's axis, if there is one.
     """
@@ -32,7 +32,7 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
 
 
 def evaluation(program: Program, rank: int = 0) -> tuple[Collective, ...]:
-    """What `eval_step` communicates: the forward of the same step, and the sums of count and loss."""
+    """The communication of `eval_step`: the forward of the same step, and the sums of count and loss."""
     sums = {base(program.region.yields[0].name), base(program.region.yields[2].name)}
     before = {"all_gather"}  # of parameters
     return tuple(
@@ -43,7 +43,7 @@ def evaluation(program: Program, rank: int = 0) -> tuple[Collective, ...]:
 
 
 def places(program: Program) -> range:
-    """The ranks along the pipeline's axis, or the one that stands for all."""
+    """The ranks along the pipeline's axis, or 0 for all ranks."""
     return range(program.axis(program.pipeline.axis).size if program.pipeline else 1)
 
 
@@ -59,7 +59,7 @@ def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
 
 
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
-    """What a rank of a pipeline does before its row, for each of its stages and when they have ended, and behind it."""
+    """The collectives of a pipeline rank: before its row, of each of its stages, when these end, and after the row."""
     of_stages = stage_programs(program)
     account, moves = _Account(rank_program(program, rank), program.types), _ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
@@ -85,7 +85,7 @@ class _ChunkMoves:
         self.ops = [op for op in chunk_moves(program) if self._account.messages(op)]
 
     def gathers(self) -> Iterator[Collective]:
-        """In the order in which stages begin; of those buckets together that the step gathers over the same axes."""
+        """In the order in which stages begin; buckets that the step gathers over the same axes go together."""
         gathers = [op for op in self.ops if not self._account.reduces(op)]
         for _, run in groupby(gathers, key=self._account.axes):
             for chunk, op in sorted(self._pairs(run), key=lambda pair: pair[0].stages):
@@ -108,7 +108,7 @@ class _ChunkMoves:
 
 
 def _of_stage(program: Program, pipeline: Pipeline, number: int, stage: StageProgram) -> Iterator[Collective]:
-    """What a stage does in its actions, and its messages."""
+    """The collectives of a stage in its actions, and its messages."""
     microbatches = stage.program.microbatches
     account = _Account(stage.program, program.types, stage.layers)
     found = account.within(microbatches, (microbatches.dim,), "step")
@@ -158,7 +158,7 @@ MESSAGES: dict[Work, tuple[str, Where]] = {
 
 
 class _Account:
-    """Of a program, or of a stage of it, which has these layers."""
+    """The collectives of a program, or of one of its stages, which has these layers."""
 
     def __init__(self, program: Program, types: Mapping[str, Type], layers: Mapping[str, range] | None = None) -> None:
         self._program, self.types, self._own_layers = program, types, layers or {}
@@ -195,7 +195,7 @@ class _Account:
         return found
 
     def _stands(self, stmt: Stmt) -> bool:
-        """Whether something begins in a region, or where an op stands."""
+        """Whether something begins in a region, or at an op."""
         if isinstance(stmt, Region) or stmt.kind == "begin":
             return True
         return bool(self.messages(stmt)) and stmt.outputs[0].name not in self._elsewhere
@@ -207,7 +207,7 @@ class _Account:
         return layers, self.axes(stmt)
 
     def messages(self, op: Op) -> tuple[Message, ...]:
-        """What an op sends each time that a rank does it."""
+        """The messages that an op sends each time that a rank does it."""
         return messages(self._program, op, self.types)
 
     def reduces(self, op: Op) -> bool:
@@ -225,11 +225,11 @@ class _Account:
             yield from (self.entry(op, evolve(each, hops=own), loops, where, last=last) for each in run)
 
     def entry(self, op: Op, it: Message, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
-        """That of one message of an op."""
+        """The entry of one message of an op."""
         use = self._use(op, it, where)
         turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
         every = int(str(dict(op.attrs).get("every", 1)))
-        count = prod(turning) if every == 1 else prod(turning[:-1]) * self._again(loops[-1], every)
+        count = prod(turning) if every == 1 else prod(turning[:-1]) * self._recomputed_layers(loops[-1], every)
         return Collective(
             use=use,
             bucket=self.bucket(op),
@@ -253,8 +253,8 @@ class _Account:
             ragged=it.ragged,
         )
 
-    def _again(self, loop: str, every: int) -> int:
-        """In how many layers that is done which is done in the first of every so many, counted over all stages."""
+    def _recomputed_layers(self, loop: str, every: int) -> int:
+        """The number of layers of a loop that are the first of `every` layers, counted over all stages."""
         first = self._own_layers.get(base(loop), range(0)).start
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
@@ -268,7 +268,7 @@ class _Account:
         return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
 
     def bucket(self, op: Op) -> str:
-        """Whose flat buffer an op takes, "" for none."""
+        """The bucket whose flat buffer an op takes, "" for none."""
         return self._flats.get("".join(self.types[op.inputs[0]].dims[-1:]), "")
 
 

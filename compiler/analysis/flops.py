@@ -1,4 +1,4 @@
-"""What a body costs: operations of its forward and of the two parts of its backward, as they are counted for balance.
+"""The cost of a body: operations of its forward and of the two parts of its backward, counted to balance stages.
 
 Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an operation for each
 element, which against matrix products is next to nothing.  Attention counts the pairs of query and key that its mask
@@ -21,9 +21,9 @@ class Cost:
 
     forward: int = 0
     input: int = 0
-    """Of the gradients that the stage before waits for."""
+    """Operations for the gradients that the stage before waits for."""
     weight: int = 0
-    """Of the gradients of weights, for which nobody waits."""
+    """Operations for the gradients of weights, for which no stage waits."""
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
@@ -33,7 +33,7 @@ class Cost:
 
 
 def cost(program: Program, body: Sequence[Stmt]) -> Cost:
-    """Of one run of a body of `program`."""
+    """The cost of one run of a body of `program`."""
     inner = (
         cost(program, stmt.body) * program.size(stmt.dim) if isinstance(stmt, Region) else _cost(program, stmt)
         for stmt in body
@@ -57,7 +57,7 @@ def _cost(program: Program, op: Op) -> Cost:
             return Cost(product, product, product)
         case "linear_cross_entropy" | "linear_softmax_stats":
             product = 2 * prod(map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}))
-            in_parts = op.kind == "linear_softmax_stats"  # backward makes logits again; else forward makes gradients
+            in_parts = op.kind == "linear_softmax_stats"  # backward recomputes logits; else forward computes gradients
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case _ if keys := roles(op, types).key_seq:
             pairs = seen_pairs(program.size(keys), op.get("mask") == "causal", window_of(op))

@@ -1,6 +1,6 @@
 """Which functions of a program are Triton kernels, and with which tiles they run on which chip.
 
-Purpose: what emitted programs say of kernels, and what they must cover.  The tiles stand in `tiles.toml`, by chip,
+Purpose: what emitted programs say of kernels, and what they must cover.  The tiles are in `tiles.toml`, by chip,
 class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kernels (`runtime.kernels`).
 """
 
@@ -23,13 +23,13 @@ from ..ops.chunked_logits import few_columns, few_tokens
 from .param_uses import leaves
 
 Size = Callable[[Program, Sequence[Type], Op], int]
-"""By what the tiles of an op are chosen, from its operands."""
+"""The size by which the tiles of an op are chosen, from its operands."""
 
 Tile = dict[str, Any]
 """The arguments of a tile, some of which may be tiles themselves."""
 
 Tiles = dict[str, dict[str, Tile]]
-"""Of a chip: by class, and by size."""
+"""The tiles of a chip: by class, and by size."""
 
 
 def _of_weight(program: Program, operands: Sequence[Type], op: Op) -> int:
@@ -43,13 +43,13 @@ def _last(program: Program, operands: Sequence[Type], op: Op) -> int:
 
 
 def _columns(program: Program, operands: Sequence[Type], op: Op) -> int:
-    """The classes of which a rank makes logits."""
+    """The number of classes for which a rank computes logits."""
     return program.local_size(operands[1], operands[1].dims[0])
 
 
 @frozen
 class Kernel:
-    """A class of `scalec.runtime.kernels`, of which a program makes the function that it calls.
+    """A class of `scalec.runtime.kernels`; a program calls the function that it makes of it.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
     tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and all element types
@@ -79,18 +79,18 @@ KERNELS = {
 """By the kind of op."""
 
 BLOCKS = {2: "", 4: "32"}
-"""What the table has behind the name of a class whose tiles are for elements of so many bytes."""
+"""The suffix of a class in the table, by the bytes of the elements that its tiles are for."""
 
 OPTIMIZERS = {"adamw": "AdamW"}
 """The kernels of optimizers, by what plans call them."""
 
 OTHERS = ("Accumulate", "read_tiles", *OPTIMIZERS.values())
-"""What else a program may import of `scalec.runtime.kernels`."""
+"""Other names that a program may import from `scalec.runtime.kernels`."""
 
 CHIPS = {120: "sm_120", 100: "sm_100", 90: "sm_90", 89: "sm_89", 86: "sm_86", 80: "sm_80"}
-"""Those that tiles are for, newest first; a GPU is the newest that is no newer than it.
+"""The chips that have tiles, newest first; a GPU counts as the newest that is no newer than it.
 
-A chip has the tiles of the next older one for each class of which the table has none for it.
+A chip takes the tiles of the next older one for each class that the table lacks for it.
 """
 
 USUAL = "sm_90"
@@ -119,13 +119,13 @@ def chip_of(capability: int) -> str:
 
 
 def tiles_of(name: str) -> Mapping[str, dict[str, Tile]]:
-    """By class, and by size; a class of which the chip has none has those of the next older one."""
+    """By class, and by size; a class that the chip lacks has the tiles of the next older one."""
     names = [*CHIPS.values()]
     return ChainMap(*(_table().get(each, {}) for each in names[names.index(name) :]))
 
 
 def nearest(tiles: Mapping[str, Tile], size: int) -> Tile:
-    """The tile of this size, or of the next larger one of which there is one, or of the largest."""
+    """The tile of this size, or of the next larger one in the table, or of the largest."""
     known = sorted(map(int, tiles))
     return tiles[str(next((each for each in known if each >= size), known[-1]))]
 
@@ -192,7 +192,7 @@ def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[
 
 
 def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]) -> Tile | None:
-    """For a size, and elements of so many bytes; None where the table has none."""
+    """The tile for a size, and elements of `item` bytes; None where the table has none."""
     if kernel.tile == "Tile":
         return nearest(tiles.get(kernel.name, {}), size)
     return tiles.get(kernel.name + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None

@@ -1,6 +1,6 @@
 """How much each rank sends in a step, over which links, and in the units of the ZeRO paper.
 
-Non-goals: time, which depends on what runs beside; what is communicated (`account`), tables (`explain_collectives`).
+Non-goals: time, which depends on what else runs; what is communicated (`communication`), tables (`reports.explain`).
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def sent(each: Collective) -> int:
 
 
 def crosses(program: Program, axes: tuple[str, ...], ranks_per_node: int, among: Sequence[int] = ()) -> bool:
-    """Whether some group over `axes` has ranks on several machines, each of which has consecutive ranks.
+    """Whether some group over `axes` has ranks on several nodes; the ranks of a node are consecutive.
 
     Ranks count the mesh's places, its last axis innermost.  A group may be `among` some places of one axis.
     """
@@ -48,7 +48,7 @@ def crosses(program: Program, axes: tuple[str, ...], ranks_per_node: int, among:
 
 @frozen
 class Volume:
-    """What so many `buckets` of the same `layers` move in a step, in elements; `parameters` a rank has of them (Ψ).
+    """Elements that `buckets` buckets of the same `layers` move in a step; a rank has `parameters` (Ψ) of them.
 
     As Rajbhandari et al. 2020, section 7, count: (n − 1)/n is taken as 1.
     """

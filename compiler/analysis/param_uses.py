@@ -1,6 +1,6 @@
-"""Which values of a step are parameters as the model uses them, and of which of them one product is made.
+"""Which values of a step are parameters as the model uses them, and which of these go into one product.
 
-Non-goals: what leads from a parameter's state of record to its uses (`passes.place_state`, `passes.fuse_buckets`).
+Non-goals: the ops between a parameter's state of record and its uses (`passes.place_state`, `passes.bucket_params`).
 """
 
 from ..ir import Program, ops_in, walk_regions

@@ -1,10 +1,10 @@
-"""Which forward values backward makes again instead of having them kept.
+"""Which forward values backward recomputes instead of reading them from memory.
 
 Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under `gathered =
 regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each layer of an innermost repeat (Chen
-et al. 2016), of which only what enters it is kept, under `every(n, layers)` the first of every n layers of one repeat.
-For a shape alone nothing is made again (`Vjp.unread`), since autograd takes note of shapes.
-Non-goals: when backward first needs them (`passes.differentiate`), and what that saves (`memory`).
+et al. 2016), whose inputs alone are saved, under `every(n, layers)` the first of every n layers of one repeat.
+No value is recomputed for its shape alone (`Vjp.unread`), since autograd saves shapes.
+Non-goals: when backward first needs them (`passes.differentiate`), and the memory saved (`analysis.memory`).
 """
 
 from ..ir import REPLICATED, Kind, Op, Program, Region, regions_in, walk_regions
@@ -41,8 +41,8 @@ def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnost
     )
 
 
-def is_made_again(program: Program, op: Op) -> bool:
-    """Whether backward does a forward op again rather than read its result, wherever it stands."""
+def is_recomputed(program: Program, op: Op) -> bool:
+    """Whether backward recomputes a forward op, wherever it is, rather than read its saved result."""
     if program.train.recompute.word == "selective" and op.kind in program.train.recompute.names:
         return True
     return program.train.gathered == "regather" and _gathers(op)
@@ -56,14 +56,14 @@ def _gathers(op: Op) -> bool:
     return source.kind is Kind.SHARDED and target == REPLICATED
 
 
-def runs_again(program: Program, region: Region) -> bool:
-    """Whether backward does layers of a repeat again: those with no repeat inside."""
+def recomputes_region(program: Program, region: Region) -> bool:
+    """Whether backward recomputes layers of a repeat: those with no repeat inside."""
     innermost = region.kind == "repeat" and not regions_in(region.body)
     return bool(recomputes_layers(program, region.dim)) and innermost
 
 
 def recomputes_layers(program: Program, dim: str) -> int:
-    """Of how many layers of a repeat over `dim` backward does one again, the first; 0 for none."""
+    """The interval of recomputed layers in a repeat over `dim`: the first of so many is; 0 for none."""
     recompute = program.train.recompute
     if recompute.word == "every":
         return recompute.number if dim in recompute.names else 0

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline has of each bucket, stage by stage, and when in its row that is moved.
+"""The chunks of each bucket on a pipeline rank, stage by stage, and when in its row they are moved.
 
 Purpose: the IR gathers and reduces a bucket of all stages at once, at the scope of the step.  A rank does this to the
 parameters of each of its stages by themselves, its chunks: it gathers them at the step's start, waits for them before
@@ -44,7 +44,7 @@ def chunk_moves(program: Program) -> list[Op]:
 
 
 def chunks(program: Program, rank: int) -> list[Chunk]:
-    """Those of a rank along the pipeline's axis, by bucket and stages."""
+    """The chunks of a rank along the pipeline's axis, by bucket and stages."""
     pipeline = program.pipeline
     assert pipeline, "chunks: no pipeline"
     return [chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank)]
@@ -74,7 +74,7 @@ def _of_bucket(program: Program, pipeline: Pipeline, bucket: Bucket, rank: int) 
     found: dict[tuple[int, ...], list[str]] = {}
     for param in map(program.param, bucket.params):
         own = [stage for stage in stages_of_param(program, pipeline, param) if pipeline.stage_to_rank[stage] == rank]
-        for together in [own] if param.name in dict(pipeline.held) else [[stage] for stage in own]:
+        for together in [own] if param.name in dict(pipeline.param_stages) else [[stage] for stage in own]:
             if together:
                 found.setdefault(tuple(together), []).append(param.name)
     if len(pipeline.ranks_of(bucket.params[0])) > 1 and found:  # the same on each of them

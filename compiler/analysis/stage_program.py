@@ -83,9 +83,9 @@ def rank_program(program: Program, rank: int) -> Program:
     pipeline = program.pipeline
     assert pipeline, "rank_program: no pipeline"
     sized = program.sized({dim: len(own) for dim, own in layers_of_rank(program, pipeline, rank).items()})
-    homes = {p.name: {pipeline.stage_to_rank[k] for k in stages_of_param(program, pipeline, p)} for p in program.params}
-    params = tuple(param for param in program.params if rank in homes[param.name])
-    buckets = (evolve(b, params=tuple(name for name in b.params if rank in homes[name])) for b in program.buckets)
+    ranks = {p.name: {pipeline.stage_to_rank[k] for k in stages_of_param(program, pipeline, p)} for p in program.params}
+    params = tuple(param for param in program.params if rank in ranks[param.name])
+    buckets = (evolve(b, params=tuple(name for name in b.params if rank in ranks[name])) for b in program.buckets)
     return evolve(with_chunks(sized, chunks(program, rank)), params=params, buckets=tuple(buckets))
 
 

@@ -67,4 +67,4 @@ def estimated(program: Program, pipeline: Pipeline) -> Times:
 
 
 _LEAST = 1e-3
-"""What an action takes that computes next to nothing."""
+"""The least time of an action, which computes next to nothing."""

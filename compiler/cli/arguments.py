@@ -11,7 +11,7 @@ from .fmt import fmt, import_
 
 
 class Command(NamedTuple):
-    """A command: what it is called and does, in one line and in full, and an example."""
+    """A command: its name, what it does, in one line and in full, and an example."""
 
     name: str
     does: Callable[[Namespace], int | None]
@@ -201,7 +201,7 @@ def _command_meant(word: str) -> str:
 
 
 def options(words: list[str]) -> Namespace:
-    """The options, with what stands behind `--` as `rest`: argparse would not know it from positional arguments."""
+    """The options, with the words after `--` as `rest`: argparse cannot tell these from positional arguments."""
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
     if meant := _command_meant(words[0] if words else ""):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """A plan's text, its program before any placement (of IR text, as it stands), and after the last pass."""
+    """A plan's text, its program before any placement (of IR text, unchanged), and after the last pass."""
 
     source: "Source"
     model: "Program"

@@ -52,7 +52,7 @@ def _format(path: Path, only_check: bool) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file anew, with its mode; what a link leads to, not the link."""
+    """Replaces a file, with its mode; of a link, its target."""
     target = path.resolve()
     draft = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:

@@ -114,7 +114,7 @@ def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any], m
 
 
 def _compare_text(script: "Source", made: str) -> None:
-    """Comments and layout too; what is code was matched before."""
+    """Compares comments and layout too; code was matched before."""
     if script.text == made:
         return
     pairs = zip_longest(script.text.split("\n"), made.split("\n"), fillvalue="")

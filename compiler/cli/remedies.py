@@ -1,6 +1,6 @@
 """Changes that would make a plan fit its GPU, each compiled and counted.
 
-Of each kind of change (what backward does again, microbatches, shared state, stages) the mildest that is
+For each kind of change (recomputation, microbatches, sharded state, stages) the mildest that is
 enough, or else the one that leaves least; where none is, the best with others on top of it.
 """
 
@@ -24,12 +24,12 @@ from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Source, is_ir
 
 CHEAP = {ROPE.name, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
-"""The ops that backward does again in little time."""
+"""The ops that backward recomputes in little time."""
 
 ELSE = "shard parameters over more ranks, as `vocab, heads, ffn over tp` does, or shorten `seq`"
 
 Change = tuple[str, str]
-"""A section of a plan, and what is to stand in it."""
+"""A section of a plan, and its new content."""
 
 WORTH = 0.98
 """A change that leaves more than this part of what a rank needs is none worth making."""
@@ -95,7 +95,7 @@ def _help(now: _Remedy, source: Source) -> str:
 
 def _best(now: _Remedy, source: Source) -> list[_Remedy]:
     """The best of each kind of change, best first; more stages, whose rows take long, if nothing else is enough."""
-    kinds = (_again(now.model), _microbatches(now.model), _shared(now.model))
+    kinds = (_recomputation(now.model), _microbatches(now.model), _shared(now.model))
     found = [remedy for changes in kinds for remedy in _mildest(now, changes, source)]
     if not any(remedy.fits for remedy in found):
         found += _mildest(now, _stages(now.model), source)
@@ -127,8 +127,8 @@ def _bound(now: _Remedy) -> Change | None:
     return "pipeline", f"schedule = auto({f'chunks={chunks}, ' if chunks else ''}memory={most}GiB)"
 
 
-def _again(model: Program) -> Iterator[Change]:
-    """Backward does ops again that cost little, or layers."""
+def _recomputation(model: Program) -> Iterator[Change]:
+    """Recomputation in backward: of ops that cost little, or of layers."""
     recompute = model.train.recompute
     if recompute.word == "none" and model.train.compile != ON:
         names = [name for name in selectable(model) if name in CHEAP]

@@ -1,4 +1,4 @@
-"""The command `schedule`: what each rank of a plan's pipeline does when, drawn or written to files."""
+"""The command `schedule`: each rank's actions in a plan's pipeline over time, drawn or written to files."""
 
 import os
 import sys

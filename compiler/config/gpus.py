@@ -1,4 +1,4 @@
-"""GPUs by name: what they hold, what of it tensors do not get, and whether Triton's kernels run on them."""
+"""GPUs by name: their memory, the part of it that tensors cannot use, and whether Triton's kernels run on them."""
 
 from attrs import frozen
 
@@ -22,7 +22,7 @@ class Gpu:
     corrected: bool = False
 
     def reserve(self, communicators: int) -> int:
-        """Bytes that no tensor of a step gets, in a program that communicates in so many groups of ranks."""
+        """Bytes that no tensor of a step gets, in a program with `communicators` groups of ranks."""
         hidden = self.memory * GIB // DRIVER + (self.memory * GIB // CODES if self.corrected else 0)
         workspaces = HANDLES * (HOPPER_WORKSPACE if self.capability >= 90 else WORKSPACE)
         channels = LINKED_CHANNELS if self.linked else CHANNELS
@@ -78,11 +78,11 @@ def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
     name, span = cluster.gpu, cluster.spans["gpu"]
     if cluster.memory and not name:
         help = "name the GPU; any name will do"
-        found.error("E0402", "`cluster` has `memory`, and needs `gpu`", cluster.spans["memory"], help=help)
+        found.error("E0402", "a `cluster` with `memory` needs `gpu`", cluster.spans["memory"], help=help)
     elif name and name not in GPUS and cluster.memory is None:
         alike = [known for known in GPUS if known.startswith(name.casefold())]
         help = f"did you mean {' or '.join(f'`{known}`' for known in alike)}?" if alike else did_you_mean(name, GPUS)
-        notes = [Note(None, f"known are {listing(GPUS)}"), Note(None, ANOTHER)]
+        notes = [Note(None, f"known GPUs: {listing(GPUS)}"), Note(None, ANOTHER)]
         found.error("E0415", f"there is no GPU `{name}`", span, notes=notes, help=help)
 
 

@@ -1,7 +1,7 @@
 """`names hf { … }`: where Hugging Face files hold each parameter of a model.
 
 The section's entries as values, read from syntax and shown as plan text.  An expression is read from the
-inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three parts, one behind the other along
+inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three equal parts along
 the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
 by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021).
 """
@@ -17,7 +17,7 @@ from ..syntax.source import Span
 from ..syntax.tree import Call, Entry, Expr, Name, Number, Section, Setting, String
 
 INDICES = ("i", "j")
-"""In braces in a tensor's name: the index of the outermost repeat that holds the parameter, and of the one in it."""
+"""Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the one in it."""
 
 _TERM = r"(?:(?:[0-9]{1,4}\*)?[ij]|[0-9]{1,4})"
 _INDEX = rf"\{{{_TERM}(?:\+{_TERM})*\}}"
@@ -35,7 +35,7 @@ Numbers = Mapping[str, int | float | Fraction]
 class HFWeight:
     """A parameter is part number `part` of `parts` of a tensor, or of its transpose.
 
-    The first `interleaved` rows of each of its heads stand there pair by pair.
+    The first `interleaved` rows of each of its heads are interleaved pairs in the file.
     """
 
     param: str
@@ -65,7 +65,7 @@ def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[
             found.add(error)
             continue
         if stored.param in read:
-            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "again")
+            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "repeated")
         read[stored.param] = stored
     return tuple(read.values())
 
@@ -109,14 +109,14 @@ def _entry(entry: Entry, numbers: Numbers) -> HFWeight:
 
 
 def _rows(expr: Expr, numbers: Numbers) -> int:
-    """How many rows stand pair by pair: a number, or the name of one."""
+    """The number of interleaved rows: a number, or the name of one."""
     match expr:
         case Number(value, ""):
             rows = value
         case Name(name) if name in numbers:
             rows = numbers[name]
         case other:
-            raise _wrong("E0404", "this is no number of rows", other.span)
+            raise _wrong("E0404", "this is not a number of rows", other.span)
     if rows < 2 or rows % 2:
         raise _wrong("E0405", f"{rows} rows are no pairs", expr.span)
     return int(rows)

@@ -91,7 +91,7 @@ class _Reader:
         return field
 
     def _unknown(self, key: tree.Name, keys: Sequence[str]) -> PlanError:
-        """The error for a setting that is not there; what it probably means counts as given."""
+        """The error for an unknown setting; the one that it probably means counts as given."""
         word, near = setting_meant(key.name), nearest(key.name, keys)
         if word in keys:
             near, help = word, f"it is called {self._described(word)}"
@@ -171,7 +171,7 @@ def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
 
 
 def show(instance: Settings) -> str:
-    """The settings as plan text, which reads back to an equal instance; what is not set is left out."""
+    """The settings as plan text, which reads back to an equal instance; unset ones are left out."""
     return "\n".join(_lines(instance))
 
 

@@ -33,10 +33,10 @@ AUTO, FILE = "auto", "file"
 """Schedules without a name of their own: made for the plan's costs, and rows that a person wrote."""
 
 TORCH, TRITON = "torch", "triton"
-"""Whose kernels a program calls; `auto` is decided with the rest of the plan."""
+"""Implementations of ops; `auto` is decided with the rest of the plan."""
 
 SAVE, CHUNK = "save", "chunk"
-"""Treatment of logits: kept for backward, or made a chunk at a time; `auto` is decided with the rest of the plan."""
+"""Treatment of logits: saved for backward, or computed in chunks; `auto` is decided with the rest of the plan."""
 
 OFF, ON = "off", "on"
 
@@ -54,7 +54,7 @@ class Cluster(Settings):
     gpus_per_node: Annotated[int | None, AT_LEAST_1, "GPUs per node; unset, the mesh's ranks divided by `nodes`"] = None
     nodes: Annotated[int, AT_LEAST_1, "nodes of the cluster"] = 1
     reserve: Annotated[
-        int | None, BYTES, "of a GPU, what is left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate"
+        int | None, BYTES, "memory of a GPU left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate"
     ] = None
 
 
@@ -117,12 +117,12 @@ class Optimizer(Settings):
 
 @frozen
 class Data(Settings):
-    """`data text { … }` or `data tokens { … }`: what is trained on."""
+    """`data text { … }` or `data tokens { … }`: the training data."""
 
     SECTION: ClassVar[str] = "data"
     kind: Annotated[str, Heading(("text", "tokens"))]
     files: Annotated[tuple[str, ...], strings(STDLIB), "paths, `*` for any part of a name"]
-    tokenizer: Annotated[str, Only("text"), one_of("bytes"), "what makes text into tokens"] = "bytes"
+    tokenizer: Annotated[str, Only("text"), one_of("bytes"), "how text is split into tokens"] = "bytes"
     dtype: Annotated[str, Only("tokens"), one_of("uint16", "uint32"), "type of a stored token"] = "uint16"
     holdout: Annotated[float, share(FRACTION), "fraction of the files reserved for validation"] = 0.0
     separator: Annotated[int | str | None, TOKEN, "the token that ends each document"] = None
@@ -198,33 +198,33 @@ class Train(Settings):
     steps: Annotated[int, AT_LEAST_1, "optimizer steps"]
     optimizer: Optimizer
     data: Data
-    seed: Annotated[int, "of initial values and of the order of data"] = 0
+    seed: Annotated[int, "seed of initial values and of the order of data"] = 0
     precision: Annotated[
         str,
         one_of("fp32", "bf16", "fp16", "fp64"),
-        "in which the model computes; bf16 and fp16 keep masters, fp16 a loss scale",
+        "dtype in which the model computes; bf16 and fp16 have master weights, fp16 a loss scale",
     ] = "fp32"
     master: Annotated[
         str | None,
         one_of("fp32", "bf16"),
-        "of masters, gradients and optimizer state; unset, fp32 or `precision` if wider",
+        "dtype of master weights, gradients and optimizer state; unset, fp32 or `precision` if wider",
     ] = None
     reduce: Annotated[
-        str | None, one_of("fp32", "bf16", "fp16"), "in which gradients are summed over ranks; unset, that of masters"
+        str | None, one_of("fp32", "bf16", "fp16"), "dtype of sums of gradients over ranks; unset, `master`'s"
     ] = None
     kernels: Annotated[
         str,
         one_of(AUTO, TORCH, TRITON),
-        "of the ops: torch's own, Triton's with ops fused, or those that the cluster's GPU runs best",
+        "implementation of ops: torch's own, Triton's with ops fused, or the best one for the cluster's GPU",
     ] = "auto"
     logits: Annotated[
-        str, one_of(AUTO, SAVE, CHUNK), "of losses: saved for backward, computed a chunk at a time, or whichever suits"
+        str, one_of(AUTO, SAVE, CHUNK), "logits of losses: saved for backward, computed in chunks, or whichever suits"
     ] = AUTO
     compile: Annotated[
         str, one_of(OFF, ON), "whether torch.compile compiles each layer of an innermost repeat to a graph"
     ] = OFF
     gathered: Annotated[
-        str, one_of("save", "regather"), "gathered activations: saved for backward, or gathered again in backward"
+        str, one_of("save", "regather"), "gathered activations: saved for backward, or regathered in backward"
     ] = "save"
     recompute: Annotated[
         Selection,

@@ -42,7 +42,7 @@ _NOUNS: dict[type, str] = {
 
 @frozen
 class Value:
-    """A kind of value: what a setting takes, how it is read, shown, bounded, and what helps if it does not fit."""
+    """A kind of value: its description, how it is read, shown and bounded, and the help if a value does not fit."""
 
     takes: str
     parse: Callable[[tree.Name, tree.Expr], Any]

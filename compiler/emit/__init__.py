@@ -1,7 +1,7 @@
 """From the final IR to the files of a training program.
 
 Purpose: `train.py`, the files that it reads, and `plan.json`; and the check that the one does what the other says.
-Non-goals: writing them (`output`).
+Non-goals: writing them (`write_files`).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def emit(
 ) -> dict[str, str]:
     """The files of the program, by name; `modules` among them, those of user ops as they are copied.
 
-    `model` is the plan before any placement, from which all can be made and checked again; of IR text, the program.
+    `model` is the plan before any placement, from which all is recompiled for checks; of IR text, the program.
     """
     files, copies = program_files(program, source, proof, known_by(model or program)), modules or {}
     check_files(files)

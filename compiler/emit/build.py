@@ -1,6 +1,6 @@
-"""What `build` says of a program's state: buckets and how they are sharded and reduced, the optimizer, element types.
+"""The lines of `build`: buckets and how they are sharded and reduced, the optimizer, element types.
 
-Non-goals: how buckets move in a step (`step`, `layers`).
+Non-goals: how buckets move in a step (`step`, `loop_hooks`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ def _entry(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> str
 
 
 def _options(program: Program, bucket: Bucket) -> list[str]:
-    """What is not as the runtime has it where nothing is said."""
+    """The options of a bucket that differ from the runtime's defaults."""
     shards, prefetch = bucket.shard_axes, program.flow.prefetch
     sent, moves = program.reduce_dtype(bucket), bucket.per_layer or bool(program.pipeline)
     stages = program.pipeline.axis if program.pipeline else ""

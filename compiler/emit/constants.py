@@ -94,7 +94,7 @@ def _range(layers: range) -> str:
 
 
 def _carried(program: Program, pipeline: Pipeline, sizes: Mapping[str, str]) -> str:
-    """What crosses, in its order; where that is not the same at all cuts, at which ones it is."""
+    """The values that cross, in order; where they differ between cuts, with the cuts that they cross."""
     cuts = [[_value(value, program, sizes) for value in values] for values in crossing(program, pipeline)]
     entries: list[str] = []
     begin = 0

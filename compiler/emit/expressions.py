@@ -35,12 +35,12 @@ class Expr:
 
 @frozen
 class Context:
-    """What an expression needs of its surroundings."""
+    """The surroundings that an expression depends on."""
 
     program: Program
     types: Callable[[str], Type]
     axis: Callable[[tuple[str, ...]], str]  # the group over these axes
-    rotary: Callable[[Op], str]  # the table of rotary positions that an op `rope` turns by
+    rotary: Callable[[Op], str]  # the table of rotary positions of an op `rope`
     is_matrix: Callable[[str], bool]  # whether a value is a parameter stored as a matrix
     sizes: Mapping[str, str]  # the names of dims' sizes
 
@@ -149,7 +149,7 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:
-    """What a rank has of some dims of a value, by the names of those that it has whole."""
+    """The sizes of some dims of a value on a rank, by name where the rank has the whole dim."""
     whole = {dim: name for dim, name in context.sizes.items() if dim in dims and not type.axes_of(dim)}
     return [whole.get(dim, str(context.program.local_size(type, dim))) for dim in dims]
 

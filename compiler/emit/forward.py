@@ -1,14 +1,14 @@
 """The statements of a `forward`: ops, blocks of recomputed values, loops over the modules of a repeat.
 
 Purpose: which value has a line, and which is part of the line that reads it; the class of each repeat's body.
-Non-goals: lines and names as such (`lines`), and those around a layer that moves state (`layers`).
+Non-goals: lines and names as such (`line_writer`), and the lines around a layer that moves state (`loop_hooks`).
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..analysis.recompute import recomputes_layers, runs_again
+from ..analysis.recompute import recomputes_layers, recomputes_region
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
@@ -18,15 +18,12 @@ from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, lo
 from .module import Child, Frame, Module, Table, table_of
 from .naming import call, class_name, identifier, literal, place, shape, singular
 
-AGAIN = "again"
-"""The variable and keyword that say whether backward recomputes a layer, where it does not recompute all."""
-
 INLINE = 88
 """The longest expression that still takes in another one."""
 
 
 class Body:
-    """Writes the lines of one `forward`; `prefix` is that of its weights' names, inside so many repeats."""
+    """Writes the lines of one `forward`; `prefix` is that of its weights' names, `depth` repeats deep."""
 
     def __init__(
         self, frame: Frame, module: Module, body: Sequence[Stmt], ends: Sequence[str], prefix: str = "", depth: int = 0
@@ -55,7 +52,7 @@ class Body:
             self._lines.bind_table(table)
 
     def bind_argument(self, value: str) -> None:
-        """An argument of `forward`; of draws there are none in evaluation."""
+        """An argument of `forward`; evaluation has no draws."""
         type = "Tensor | None" if are_draws(self._frame.types[value]) else "Tensor"
         self._module.arguments[self._lines.hold(value)] = type
 
@@ -111,7 +108,7 @@ class Body:
             self._lines.assign(values, expr, like if values[1:] else values)
 
     def _role(self, weight: str) -> str:
-        """What the product with a weight is called: `gate` of `w_gate`; any other value as itself."""
+        """The name of a weight's product: `gate` of `w_gate`; any other value as itself."""
         name = self._frame.leaves.get(weight, "")
         of = re.fullmatch(r"(?:.*_)?w_?([^\W\d]\w*)", name)
         return of[1] if of else weight
@@ -202,15 +199,16 @@ class Body:
             groups[self._lines.free(group_name(repeat), item, *groups)] = self._layer_groups(repeat)
         draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
         zipped = groups | draws
+        enabled = self._lines.free("enabled", item, *zipped)
         if (every := self._every(region)) > 1:
-            zipped |= {AGAIN: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
+            zipped |= {enabled: f"[i % {every} == 0 for i in range({self._frame.program.size(region.dim)})]"}
         self._lines.append(loop_line(item, f"self.{attribute}", zipped, self._lines.indent()))
-        return LayerCall(item, (*draws,), AGAIN, params, tuple(name for name in groups if name != params))
+        return LayerCall(item, (*draws,), enabled, params, tuple(name for name in groups if name != params))
 
     def _child(self, region: Region, given: list[str], tables: list[Table]) -> tuple[str, list[str]]:
         """Writes the class of a repeat's body; returns the attribute of its modules in this one.
 
-        And the repeats inside of which its forward takes the groups.
+        Also the repeats inside of it whose groups its forward takes.
         """
         program, frame = self._frame.program, self._frame
         attribute = identifier(region.dim, self._module.attributes())
@@ -232,15 +230,15 @@ class Body:
         """The call of a layer of a repeat, which backward may recompute."""
         function, arguments, comment = layer.module, passed, place(region.span)
         if every := self._every(region):
-            given, layers = ([f"{AGAIN}={layer.recompute}"], f", every {every} layers") if every > 1 else ([], "")
+            given, layers = ([f"enabled={layer.recompute}"], f" in 1 of {every} layers") if every > 1 else ([], "")
             function, arguments = "recomputed", [layer.module, *passed, *given]
-            comment = f"bwd: forward again{layers}  {comment}"
+            comment = f"bwd: recomputed{layers}  {comment}"
         return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
 
     def _every(self, region: Region) -> int:
-        """Of how many layers backward recomputes one; 0 for none."""
+        """The interval of recomputed layers: backward recomputes the first of so many; 0 for none."""
         program = self._frame.program
-        return recomputes_layers(program, region.dim) if runs_again(program, region) else 0
+        return recomputes_layers(program, region.dim) if recomputes_region(program, region) else 0
 
     def _buckets_per_layer(self, region: Region) -> list[Bucket]:
         """The buckets that have a buffer for each layer of a repeat."""

@@ -1,6 +1,6 @@
-"""Where files of weights hold the parameters, in a file beside the emitted program.
+"""The file beside an emitted program that says where Hugging Face files hold the parameters.
 
-Non-goals: how a plan says it (`names`), reading and writing such files (the runtime).
+Non-goals: the plan's section `names` (`config.hf_names`), reading and writing such files (the runtime).
 """
 
 import json

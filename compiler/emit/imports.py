@@ -35,7 +35,7 @@ _RUNTIME = """
     recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies
     train unshard unshard_ahead weight zeros
     """.split()
-"""What the runtime offers programs besides ops and coercions."""
+"""The runtime's names besides ops and coercions."""
 
 
 def _order(name: str) -> tuple[bool, bool, str]:

@@ -1,7 +1,7 @@
-"""What `__init__` of an emitted class sets: groups of ranks, weights, modules of repeats, tables.
+"""The attributes that `__init__` of an emitted class sets: groups of ranks, weights, modules of repeats, tables.
 
-Purpose: of a model in stages, an attribute that some stages lack is set in a branch for the others.
-Non-goals: who needs what (`staged`).
+Purpose: in a model in stages, an attribute that some stages lack is set in a branch for the others.
+Non-goals: which stage needs which attribute (`staged_forward`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,7 +43,7 @@ def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iter
 
 
 def _of_stages(child: Child) -> str:
-    """Those of this rank's stages, by the number of their layer."""
+    """The modules of this rank's stages, by the number of their layer."""
     mine = f"for stage in stages for i in {layers_word(child.dim)}[stage]"
     return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {mine}}})"
 

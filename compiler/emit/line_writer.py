@@ -1,7 +1,7 @@
 """The lines of one `forward` as they are written, and the Python names of its values.
 
 Purpose: a name is reused once nothing reads its value any more; comments say shapes, placements and the plan's
-line.  Non-goals: which lines there are (`bodies`).
+line.  Non-goals: which lines there are (`forward`).
 """
 
 from collections import Counter
@@ -179,17 +179,17 @@ class Lines:
         parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
         parts += [self._note(part) for part in expr.ops if part.kind == "coerce"]
         if op.kind != "coerce" and op.outputs[0].name in self._frame.recomputed_values:
-            parts.append(f"bwd: {op.kind} again")
+            parts.append("bwd: recomputed")
         return "  ".join([*parts, place(op.span)])
 
     def _note(self, op: Op) -> str:
-        """What a coercion does, forward and backward."""
+        """A coercion's effect, forward and backward."""
         source, target = ends(op)
         if source.kind is Kind.MAXIMUM:
             return f"{source}→{target}  no gradient"
         back = coercion(*conjugate(source, target)).collective or "none"
-        again = "all_gather again, " if op.outputs[0].name in self._frame.recomputed_values else ""
-        return f"{source}→{target}  bwd: {again}{back}"
+        regathered = "all_gather, " if op.outputs[0].name in self._frame.recomputed_values else ""
+        return f"{source}→{target}  bwd: {regathered}{back}"
 
 
 def reads(body: tuple[Stmt, ...]) -> Iterator[str]:

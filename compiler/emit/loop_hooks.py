@@ -1,8 +1,8 @@
 """The lines around a layer of a repeat that move its flat parameters: a gather before, a free after.
 
-Purpose: one line each for all buckets of the layer; the comment says what they communicate.  Autograd runs what they do
-in backward from the last line to the first, so that it comes in the order of the IR: gathers again, the layer's own
-backward, reductions.
+Purpose: one line each for all buckets of the layer; the comment says what they communicate.  Autograd runs their
+backward from the last line to the first, which is the order of the IR: second gathers, the layer's own backward,
+reductions.
 Non-goals: what the step does with buckets (`step`).
 """
 
@@ -31,7 +31,7 @@ class Around:
 
 @frozen
 class LayerCall:
-    """What a layer in a loop has of its own, as Python names it."""
+    """The parts that a layer in a loop has of its own, by their Python names."""
 
     module: str
     draws: tuple[str, ...]
@@ -40,7 +40,7 @@ class LayerCall:
     params: str = ""
     """Its group of flat parameters, "" where it has none."""
     inner: tuple[str, ...] = ()
-    """Those of the layers of repeats inside."""
+    """The repeats inside the layers."""
 
 
 def is_flat(program: Program, stmt: Stmt) -> bool:
@@ -80,12 +80,12 @@ def around(program: Program, own: Sequence[Bucket], params: str, x: str) -> Arou
     backward = ", ".join([*(["freed"] if resharded else []), *_reductions(program, own)])
     function = "unshard" if there else "reduce_grads_in_backward"
     before = f"{x} = {function}({x}, {params})", "\n".join([*there, f"bwd: {backward}"])
-    after = (f"{x} = reshard({x}, {params})", "freed  bwd: all_gather again")
+    after = (f"{x} = reshard({x}, {params})", "freed  bwd: all_gather")
     return Around((before,), (after,) if resharded else ())
 
 
 def _reductions(program: Program, own: Sequence[Bucket]) -> list[str]:
-    """What is reduced of a layer's gradients, with the elements of this rank's part."""
+    """The reductions of a layer's gradients, with the elements of this rank's part."""
     sums = [
         ((f"{what} over {axes_word(axes, program)}", program.reduce_dtype(bucket), _when(bucket)), bucket)
         for bucket in own

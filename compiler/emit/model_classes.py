@@ -2,14 +2,14 @@
 
 Purpose: one line per named value and coercion; a value that the plan did not name is part of the line that uses it, but
 never a coercion after another: a program communicates in the order of its IR.
-Non-goals: the lines themselves (`bodies`); the step around forward (`step`).
+Non-goals: the lines themselves (`forward`); the step around forward (`step`).
 """
 
 from collections.abc import Sequence
 
 from attrs import frozen
 
-from ..analysis.recompute import is_made_again, runs_again
+from ..analysis.recompute import is_recomputed, recomputes_region
 from ..config.settings import ON
 from ..ir import Op, Program, Region, base
 from .forward import Body
@@ -58,8 +58,8 @@ def compiled(program: Program, classes: Sequence[Module]) -> str:
 
 def recomputed_values(program: Program, region: Region) -> set[str]:
     """Results of single forward ops that backward recomputes; forward does not save them."""
-    if runs_again(program, region):
+    if recomputes_region(program, region):
         return set()
     inner = [recomputed_values(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
-    own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_made_again(program, stmt)]
+    own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_recomputed(program, stmt)]
     return {op.outputs[0].name for op in own}.union(*inner)

@@ -1,6 +1,6 @@
-"""The classes of a model under construction, what they share, and what their `__init__` declares.
+"""The classes of a model under construction, the parts they share, and the attributes their `__init__` declares.
 
-Non-goals: their `forward` (`bodies`).
+Non-goals: their `forward` (`forward`).
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Module:
     crossing: tuple[int, ...] = ()
     """How many values stages of a pipeline make for the next ones, each number once; none of a module that is whole."""
     held: dict[str, tuple[int, ...]] = field(factory=dict[str, tuple[int, ...]])
-    """Of a model in stages, the stages that need an attribute, if not all do."""
+    """In a model in stages, the stages that need an attribute, if not all do."""
 
     def attributes(self) -> set[str]:
         """All names taken so far."""
@@ -71,7 +71,7 @@ def tensors(*counts: int) -> str:
 
 @define
 class Frame:
-    """What all classes of a program share, and what is found on the way."""
+    """State that all classes of a program share."""
 
     program: Program
     recomputed_values: set[str]  # what backward makes once more

@@ -85,12 +85,12 @@ def class_name(name: str) -> str:
 
 
 def layers_word(dim: str) -> str:
-    """What has each stage's layers of a repeat."""
+    """The constant with each stage's layers of a repeat."""
     return f"LAYERS_OF_STAGE[{literal(dim)}]"
 
 
 def stage_word(stage: int, stages: int) -> str:
-    """The number of one of so many stages."""
+    """The number of a stage; the last one has a name of its own."""
     return {0: "FIRST", stages - 1: "LAST"}.get(stage, str(stage))
 
 
@@ -144,7 +144,7 @@ def _of_root(value: float) -> str:
 
 
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
-    """A call on one line if it fits with so many characters `after` it, else an argument a line, as formatters do."""
+    """A call on one line if it fits with `after` more characters, else an argument a line, as formatters do."""
     line = f"{function}({', '.join(arguments)})"
     if "\n" not in line and indent + len(line) + after <= WIDTH:
         return line
@@ -227,7 +227,7 @@ def place(span: Span) -> str:
 
 
 def run_word(path: str) -> str:
-    """What runs of a plan are called: as its file without ending, fit for a folder."""
+    """The name of a plan's runs: that of its file without ending, fit for a folder."""
     return PurePath(file_word(path)).stem.strip(".") or "plan"
 
 

@@ -71,7 +71,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _memory(program: Program) -> dict[str, Any]:
-    """The memory account of one rank, in bytes; `count` of each kept tensor is for one microbatch.
+    """The memory account of one rank, in bytes; `count` of each saved tensor is for one microbatch.
 
     Of a pipeline, of the rank that needs most, and of a microbatch in each of its stages.
     """
@@ -111,7 +111,7 @@ def _memory(program: Program) -> dict[str, Any]:
 
 
 def digest(text: str) -> str:
-    """What a file beside a program is known by: SHA-256 of its bytes."""
+    """The hash of a file beside a program: SHA-256 of its bytes."""
     return sha256(text.encode()).hexdigest()
 
 

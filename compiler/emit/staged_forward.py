@@ -1,9 +1,9 @@
-"""The `forward` of a model in stages: what the stage that is asked for does.
+"""The `forward` of a model in stages: the lines that the requested stage runs.
 
 Purpose: a branch for each group of ops, of the stage that has it; loops over the layers of that stage; and what crosses
 from stage to stage.  Repeats in a row that carry as many values make up a section, in which these always go
 by the same Python names; stages that are cut in it begin before it, and return after it.
-Non-goals: which stage has what (`stages`), lines within branches (`bodies`), rows (`pipeline`).
+Non-goals: which stage has what (`ir.stages`), lines within branches (`forward`), rows (`schedules`).
 """
 
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ class StagedBody(Body):
             self._lines.close_branch()
 
     def _hand_over(self, carried: Sequence[str]) -> None:
-        """What a branch has made gets the names by which it crosses, all at once."""
+        """The results of a branch get the names by which they cross, all at once."""
         self._end_coercions()
         if renamed := self._renamed(carried):
             self._lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")
@@ -143,14 +143,14 @@ class StagedBody(Body):
 
     def _needed(self) -> dict[str, tuple[int, ...]]:
         """The stages that need an attribute, if not all do."""
-        by_param = dict(self._pipeline.held)
+        by_param = dict(self._pipeline.param_stages)
         held = self._held | {name: by_param[param.name] for name, param in self._module.weights.items()}
         return {name: by for name, by in held.items() if len(by) < len(self._pipeline.layers)}
 
     # ---- repeats
 
     def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> LayerCall:
-        """Of a repeat that is cut, the loop over the layers of the stage that is asked for."""
+        """The loop over the requested stage's layers of a repeat that is cut."""
         if region.dim not in self._pipeline.dims:
             return super()._open(region, attribute, has_params, inner)
         index = self._lines.free("i")
@@ -164,7 +164,7 @@ class StagedBody(Body):
         return self._lines.operand(arg.source).text
 
     def _entering(self, region: Region) -> list[str]:
-        """What is carried through a repeat that is cut crosses from stage to stage."""
+        """Values carried through a repeat that is cut cross from stage to stage."""
         if region.dim not in self._pipeline.dims:
             return super()._entering(region)
         for value in _carried(region):

@@ -1,7 +1,7 @@
-"""The lines of `train_step` and `eval_step`: what a step does around the model's forward and backward.
+"""The lines of `train_step` and `eval_step`, around the model's forward and backward.
 
-Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`modules`), and what buckets of layers
-do inside it (`layers`).
+Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`model_classes`), and the buckets that
+move inside it layer by layer (`loop_hooks`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ LOCALS = {
     *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
     *("grad_norm", "weights", "flat_params", "scale"),
 }
-"""What the lines below call their values."""
+"""The names that the lines below give their values."""
 
 
 @frozen
@@ -116,7 +116,7 @@ class _Step:
         return "" if dtype == self._program.params[0].type.dtype else f", dtype={DTYPES[dtype]}"
 
     def _size(self, value: Value) -> str:
-        """What a rank has of a flat buffer."""
+        """A rank's part of a flat buffer."""
         sizes = {each.elements(value.type) for each in self._of_ranks}
         return f"{'up to ' if len(sizes) > 1 else ''}{max(sizes):,} × {value.type.dtype}"
 

@@ -62,7 +62,7 @@ class Squares:
     once: str = ""
 
     def text(self, indent: int, others: int = 1) -> str:
-        """The expression, an argument a line where it is too long for one that has so many `others` characters."""
+        """The expression, with an argument a line where it is too long for one line with `others` more characters."""
         arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
         if not self.group:
             return call("sum_squares", arguments, indent, others)
@@ -76,7 +76,7 @@ class Squares:
 
 
 def runs(program: Program) -> list[list[Bucket]]:
-    """The buckets whose turns or chunks the step gathers, those together that follow each other and turn alike."""
+    """The buckets whose layers or chunks the step gathers; neighbours of the same layers go together."""
     moved = {bucket.dim: bucket for bucket in program.buckets if bucket.per_layer or program.pipeline}
     runs: list[list[Bucket]] = []
     for op in program.region.body:
@@ -108,7 +108,7 @@ def stage_reductions(program: Program) -> Iterator[str]:
         over = [("P→S", bucket.shard_axes), ("P→I", bucket.reduce_axes)]
         if changes := ", ".join(f"{change} over {axes_word(axes, program)}" for change, axes in over if axes):
             sizes = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
-            yield f"# {bucket.name}: {changes}  {sizes}, behind each stage"
+            yield f"# {bucket.name}: {changes}  {sizes}, after each stage"
 
 
 def _largest(program: Program, *of: Bucket) -> str:

@@ -31,13 +31,13 @@ from .step import step_lines
 from .user_ops import modules
 
 PARALLEL = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline parallel"}
-"""What the field calls axes of these names."""
+"""The field's names for axes so called."""
 
 SIGNS = (
     "I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial",
     "P→I     a change of placement; bwd: what backward does for it",
 )
-"""What placements in comments mean."""
+"""The meanings of placements in comments."""
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> str:
@@ -85,7 +85,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
 
 
 def _legend(program: Program) -> list[str]:
-    """What the signs of comments mean, and this program's sizes."""
+    """The legend of signs in comments, and this program's sizes."""
     used = {dim for op in program.ops for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
     made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)}  # not by the plan
     names = [dim for dim in program.dims if dim.name in used - made]
@@ -99,7 +99,7 @@ def _legend(program: Program) -> list[str]:
 
 
 def _part(program: Program) -> list[str]:
-    """What a slash means, by a dim that this program shards."""
+    """The meaning of a slash, by a dim that this program shards."""
     for op in program.ops:
         for value in op.outputs:
             for dim in value.type.dims:
@@ -159,7 +159,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
 
 
 def _account(program: Program) -> list[str]:
-    """What tensors take in memory, of each rank of a pipeline's axis, and what is left to CUDA besides."""
+    """The peak memory of tensors, of each rank of a pipeline's axis, and the reserve left to CUDA."""
     pipeline, first = program.pipeline, account(program)
     ranks = tuple(it.total for it in accounts(program)) if pipeline else (first.total,)
     reserve = [f"reserve={first.reserve}"] if first.reserve else []
@@ -182,7 +182,7 @@ def _vocabulary(program: Program, sizes: Mapping[str, str]) -> str:
 def _with_imports(body: str, made: Sequence[Used]) -> str:
     """The text with the names that it calls or annotates with imported, but for functions that it makes of kernels.
 
-    What kernels and the runtime both have is the kernels' in a program that has any.
+    A name that both kernels and the runtime have is imported from the kernels in a program with any.
     """
     used = _names(re.sub(r'(?m)#.*$|"[^"\n]*"', "", body.split('"""', 2)[2]))
     own = [name for name in IMPORTS[KERNELS] if made and name in used]

@@ -18,7 +18,7 @@ from ..syntax.source import Source, Span
 from .naming import TAKEN, file_word, singular
 
 NOT_OURS = {"scalec", "torch", "train", *sys.stdlib_module_names}
-"""What a file beside `train.py` must not be called: the program, or what it imports, would be another."""
+"""The names that a file beside `train.py` must not have: it would hide the program, or a module it imports."""
 
 
 def modules(program: Program) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Writes a compiled plan's files, and nothing else's.
 
 Purpose: files appear whole or not at all, only in the folder asked for, and only where nothing or an earlier output of
-scalec stands.  Non-goals: what the files say.
+scalec exists.  Non-goals: what the files say.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 MARK = "Written by scalec"
-"""Stands in the opening lines of every program that scalec writes."""
+"""A mark in the opening lines of every program that scalec writes."""
 
 
 class OutputError(Exception):
@@ -65,7 +65,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _written_by(path: Path) -> str:
-    """What a JSON file says under `written_by`."""
+    """The value of `written_by` in a JSON file."""
     try:
         content: object = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # not JSON, or not text at all

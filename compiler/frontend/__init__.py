@@ -133,7 +133,7 @@ def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scop
             help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
             found.error("E0309", f"dim `{key}` cannot be set in the model", key.span, help=help)
         case (("dims" | "const"), tree.Setting(key)) if key.name in scope:
-            found.error("E0403", f"`{key}` is set twice", key.span, "again")
+            found.error("E0403", f"`{key}` is set twice", key.span, "repeated")
         case "dims", tree.Setting(key, value):
             size = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
             dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
@@ -147,7 +147,7 @@ def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scop
 
 
 def _padded(size: int, entry: tree.Setting) -> int:
-    """The size of a dim with its padding: the next multiple of the number behind `pad`."""
+    """The size of a dim with its padding: the next multiple of the number after `pad`."""
     if entry.pad is None:
         return size
     by = whole(entry.key, evaluate(entry.pad, {}), entry.pad, {})

@@ -1,4 +1,4 @@
-"""Calls: the op that a name means, and which operand or attribute each argument stands for."""
+"""Calls: the op that a name means, and the operand or attribute that each argument is."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -38,7 +38,7 @@ def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bo
         while left and left[0] in optional and not _may_be(optional[left[0]], argument, is_number):
             left.pop(0)
         if not left:
-            raise _unfit(entry, "has fewer arguments", argument.span, "one too many")
+            raise _unfit(entry, "takes fewer arguments", argument.span, "one too many")
         given[left.pop(0)] = argument
     for setting in call.kwargs:
         key = setting.key
@@ -46,8 +46,8 @@ def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bo
             help = argument_elsewhere(key.name, places)
             raise _unfit(entry, f"has no argument `{key}`", key.span, "not an argument", help)
         if first := given.get(key.name):
-            notes = (Note(first.span, "given here"),)
-            raise _unfit(entry, f"has one argument `{key}`", key.span, "given again", notes=notes)
+            notes = (Note(first.span, "the first value"),)
+            raise _unfit(entry, f"takes `{key}` once", key.span, "the second value", notes=notes)
         given[setting.key.name] = setting.value
     _check_complete(call, entry, operands, given)
     return Arguments(
@@ -65,14 +65,14 @@ def _written(each: Sequence[T]) -> tuple[T, ...]:
 
 
 def _may_be(operand: Operand, argument: tree.Expr, is_number: Callable[[tree.Expr], bool]) -> bool:
-    """Whether an operand that may be left out is what stands in its place: an input by its name, or no number."""
+    """Whether an optional operand is the one expected in its place: an input by its name, or no number."""
     if operand.given:
         return isinstance(argument, tree.Name) and argument.name == operand.given
     return not is_number(argument)
 
 
 def _check_complete(call: tree.Call, entry: OpDef, operands: tuple[Operand, ...], given: dict[str, tree.Expr]) -> None:
-    """Nothing is missing; an operand that may be left out is so only together with those behind it."""
+    """Nothing is missing; an optional operand may be left out only together with those after it."""
     last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
     needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
     needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]
@@ -136,7 +136,7 @@ class Calls:
         """Help for a call of an unknown op."""
         names = [argument.name for argument in call.args if isinstance(argument, tree.Name)]
         if names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}:
-            return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, with `->` after what `@` sums over"
+            return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, and `->` after dims that are summed"
         return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:

@@ -35,5 +35,5 @@ def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
         found.error("E0313", "rope has a factor and no scaling", op.span, help=help)
     low, high = _number(op, "low"), _number(op, "high")
     if scaling == "llama3" and low >= high:
-        help = "wavelengths between original / high and original / low are scaled in part"
-        found.error("E0313", f"rope's low is {low:g}, and its high {high:g}", op.span, help=help)
+        help = "`low` is below `high`: wavelengths between original / high and original / low are scaled in part"
+        found.error("E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help)

@@ -76,7 +76,7 @@ _ARGUMENTS = {
     **dict.fromkeys(("is_causal", "causal", "attn_mask", "attention_mask"), "write `mask=causal` or `mask=full`"),
     **dict.fromkeys(("inplace", "training", "keepdim", "out", "dtype"), "leave it out"),
     "reduction": "leave it out: a loss is the sum over tokens, which the step divides by their number",
-    "ignore_index": "leave it out: labels below 0 count nothing",
+    "ignore_index": "leave it out: labels below 0 are ignored",
     "bias": "write `… + b[ffn]`",
     "enable_gqa": "leave it out: each key/value head serves the same number of query heads",
     "base": "it is called `theta`",

@@ -97,7 +97,7 @@ class Expressions:
                 return self._with_number(link, left, right, like)
 
     def _with_number(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
-        """A sum, difference, product or quotient of which a side at least is a number."""
+        """A sum, difference, product or quotient in which at least one side is a number."""
         match left, link.op, right:
             case str(), "+", _ if not isinstance(right, str):
                 return self._by("shift", left, right, link, like)
@@ -117,10 +117,10 @@ class Expressions:
                 return apply(link, left, right)
             case _, "/", str():
                 help = "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 + exp(-x))"
-                raise wrong("E0604", "a number is not divided by a tensor", link.span, "a number / a tensor", help)
+                raise wrong("E0604", "a number cannot be divided by a tensor", link.span, "a number / a tensor", help)
             case _:
                 help = "a tensor may be multiplied by a number, divided by one that is not 0, and added to one"
-                raise wrong("E0604", f"`{link.op}` does not work on these", link.span, "a tensor and a number", help)
+                raise wrong("E0604", f"`{link.op}` cannot combine these", link.span, "a tensor and a number", help)
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
@@ -138,7 +138,7 @@ class Expressions:
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
             return over
-        raise wrong("E0306", "these operands have no product", link.span, _dims(x, w), _arrow(link.right, x))
+        raise wrong("E0306", "these operands cannot be multiplied", link.span, _dims(x, w), _arrow(link.right, x))
 
 
 def _dims(x: Type, w: Type) -> str:

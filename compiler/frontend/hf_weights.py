@@ -54,7 +54,7 @@ def _fits(each: HFWeight, param: Param, found: Diagnostics) -> None:
 
 
 def _pairs(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
-    """The parameter's rows are those of heads, which have as many as are said to stand pair by pair."""
+    """The parameter's rows are those of heads, which have at least as many rows as are interleaved."""
     rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
     if len(rows) < 2 or SEQUENCE in rows or param.name in map(base, tables(program)):
         help = "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of `bq[heads, head_dim]`"

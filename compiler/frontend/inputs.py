@@ -40,7 +40,7 @@ def _check_documents(model: tree.Model, program: Program, data: Data, found: Dia
         found.error("E0402", f"`data {data.kind}` needs `separator`", span, notes=notes, help=help)
     elif data.separator is not None and not given:
         help = "add `documents[batch, seq]` to the model's inputs, and `documents=documents` to its attention"
-        notes = [Note(model.name.span, "of this model")]
+        notes = [Note(model.name.span, "this model")]
         message = "a separator ends documents, but the model has no input `documents`"
         found.error("E0409", message, span, notes=notes, help=help)
 

@@ -68,7 +68,7 @@ def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
     for section in plan.sections():
         if first := own.get(section.kind.name):
             notes = [Note(first.head, "the first one")]
-            found.error("E0204", f"section `{section.kind}` is given twice", section.head, "again", notes=notes)
+            found.error("E0204", f"section `{section.kind}` is given twice", section.head, "repeated", notes=notes)
         own[section.kind.name] = section
         with found.catch():
             sections[section.kind.name] = _over(sections.get(section.kind.name), section)

@@ -1,4 +1,4 @@
-"""Whether the logits of losses are kept for backward, or made in chunks and never held.
+"""Whether the logits of losses are saved for backward, or computed in chunks and never all in memory.
 
 Of a vocabulary that each rank has whole, chunks cost no time: their gradient is made with them.  Of a part of one they
 cost a fourth product of the head's size, since their gradient needs what other ranks have (`runtime.kernels`, whose
@@ -13,7 +13,7 @@ from ..ops.loss import CROSS_ENTROPY
 from ..syntax.diagnostics import wrong
 
 LARGE = 1 << 30
-"""Bytes of a microbatch's logits on a rank, from which on they are not held."""
+"""Bytes of a microbatch's logits on a rank, from which on they are computed in chunks."""
 
 
 def logits_for(program: Program) -> str:

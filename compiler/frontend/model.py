@@ -96,7 +96,7 @@ class _Statements:
         for i, name in enumerate(item.names):
             self._scope.check_free(name)
             if name.name in names[:i]:
-                raise wrong("E0207", f"`{name}` is bound twice at once", name.span, "again")
+                raise wrong("E0207", f"`{name}` is bound twice at once", name.span, "repeated")
         self._scope.bound |= dict(zip(names, self._expressions.tensors(item.expr, names), strict=True))
 
     def _repeat(self, item: tree.Repeat) -> None:

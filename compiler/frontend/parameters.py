@@ -27,7 +27,7 @@ class Scope:
         check_name(name)
         if first := self.declared.get(name.name):
             notes = [Note(first.span, "declared here")]
-            raise wrong("E0207", f"`{name}` is an input or a parameter", name.span, "bound again", notes=notes)
+            raise wrong("E0207", f"`{name}` is an input or a parameter", name.span, "rebound here", notes=notes)
 
     def check_dim(self, dim: tree.Name) -> None:
         """Raises PlanError where the model has no such dim."""
@@ -82,7 +82,7 @@ class Parameters:
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
-            raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "again", help)
+            raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "repeated", help)
         self._builder.reserve(name)
         param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self.all[name] = param
@@ -120,9 +120,9 @@ class Parameters:
     def _check(self, use: tree.ParamUse) -> None:
         name = use.name.name
         if first := self._scope.declared.get(name):
-            help = f"write `{name}` without brackets to use it again"
+            help = f"write `{name}` without brackets to reuse it"
             notes = (Note(first.span, "declared here"),)
-            raise wrong("E0208", f"`{name}` is declared twice", use.span, "again", help, notes=notes)
+            raise wrong("E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes)
         if name in self._scope.bound:
             raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):

@@ -44,7 +44,7 @@ def pipelined(program: Program, given: Pipelining | None, head: Span, laid: Sequ
 
 @frozen
 class _Repeats:
-    """The dims of a model's repeats: of those that stand in no other, once for each, and of the others."""
+    """The dims of a model's repeats: of the outermost, once for each repeat, and of the inner ones."""
 
     outermost: tuple[str, ...]
     inner: frozenset[str]
@@ -57,7 +57,7 @@ class _Repeats:
 
 
 def _unset(laid: Span) -> Pipelining:
-    """The settings of a plan that says nothing: they stand where the repeats are laid over their axis."""
+    """The settings of a plan without `pipeline`; their place is where the repeats are laid over their axis."""
     spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
     return Pipelining(Order(spans=spans), spans=spans)
 
@@ -78,7 +78,7 @@ def check_file(settings: Pipelining) -> None:
 
 
 def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Diagnostics) -> None:
-    """Repeats that stand in no other, each over the one axis that nothing else lies over."""
+    """Checks that cut repeats are outermost, each over the one axis that nothing else lies over."""
     axis, times = cuts[0].axis, Counter(repeats.outermost)
     told: set[object] = set()
     for claim in cuts:
@@ -168,7 +168,7 @@ def _few(found: list[Problem], order: Order) -> Iterator[Diagnostic]:
 
 
 def _told(problem: Problem, order: Order, counted: str) -> Diagnostic:
-    """A problem, which stands in another file, where the plan names that."""
+    """A problem in another file, shown where the plan names that file."""
     cell = "" if problem.cell is None else f", cell {problem.cell}"
     label, notes = f"rank {problem.rank}{cell}", () if problem.cell is None else (Note(None, counted),)
     return Diagnostic("E0517", f"`{order.path}`: {problem.why}", order.spans["path"], label, notes, problem.help)

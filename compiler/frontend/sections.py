@@ -86,7 +86,7 @@ def _bytes(precision: str) -> int:
 
 
 def check_compiled(train: Train) -> None:
-    """Raises PlanError where parts of a layer are to be made again, and layers to be compiled."""
+    """Raises PlanError where parts of a layer are to be recomputed, and layers to be compiled."""
     found = Diagnostics()
     if train.compile == ON:
         asked = Note(train.spans["compile"], "layers are compiled")
@@ -115,5 +115,5 @@ def check_rates(train: Train) -> None:
     if schedule.floor > optimizer.lr:
         message = f"the learning rate falls to {schedule.floor:g}, from {optimizer.lr:g}"
         notes = (Note(optimizer.spans["lr"], "the peak"),)
-        help = "`floor` is the learning rate at the last step, not a share of `lr`"
+        help = "`floor` is the learning rate at the last step, not a fraction of `lr`"
         raise wrong("E0416", message, schedule.spans["floor"], "more than the peak", help, notes=notes)

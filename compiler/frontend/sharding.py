@@ -152,7 +152,7 @@ def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> No
         found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
     elif kind.name in said:
         note = Note(said[kind.name].span, "first here")
-        found.error("E0403", f"`{kind}` is sharded twice", kind.span, "again", notes=[note])
+        found.error("E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note])
 
 
 def _axis(axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> None:
@@ -172,7 +172,7 @@ def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnost
         if axis is not first.setdefault(axis.name, axis):
             notes = [Note(first[axis.name].span, "first here")]
             help = f"leave it out: its {sizes.get(axis.name, 1)} ranks shard state only once"
-            found.error("E0403", f"`{axis}` is named twice", axis.span, "again", notes=notes, help=help)
+            found.error("E0403", f"`{axis}` is named twice", axis.span, "repeated", notes=notes, help=help)
 
 
 def _nested(state: StateAxes, said: dict[str, tree.Rule], found: Diagnostics) -> None:
@@ -199,4 +199,4 @@ def check_groups(groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[s
             for name in matched:
                 if (first := owner.setdefault(name, span)) is not span:
                     notes = [Note(first, "the first group")]
-                    found.error("E0408", f"parameter `{name}` is in two groups", span, "matched again", notes=notes)
+                    found.error("E0408", f"parameter `{name}` is in two groups", span, "also matched here", notes=notes)

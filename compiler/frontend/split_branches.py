@@ -209,13 +209,13 @@ def claims_of_parts(claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]) 
 
 
 def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim]]) -> Train:
-    """The settings with groups that hold all parts of the parameters that they name, and layers of parts done again."""
+    """The settings with groups that hold all parts of the parameters that they name, and with recomputed parts."""
     groups = tuple(evolve(group, params=_all_meant(group.params, copies)) for group in train.optimizer.groups)
-    again = train.recompute
-    if again.word == "every":
-        parts = ([part.name for part in dims.get(name, ())] or [name] for name in again.names)
-        again = evolve(again, names=tuple(name for each in parts for name in each))
-    return evolve(train, optimizer=evolve(train.optimizer, groups=groups), recompute=again)
+    recompute = train.recompute
+    if recompute.word == "every":
+        parts = ([part.name for part in dims.get(name, ())] or [name] for name in recompute.names)
+        recompute = evolve(recompute, names=tuple(name for each in parts for name in each))
+    return evolve(train, optimizer=evolve(train.optimizer, groups=groups), recompute=recompute)
 
 
 def state_of_parts(state: Sequence[StateAxes], copies: Copies) -> tuple[StateAxes, ...]:

@@ -29,36 +29,36 @@ class UserOp:
     entry: OpDef
 
     def attributes(self, types: Sequence[Type], numbers: Sequence[float]) -> tuple[tuple[str, Attr], ...]:
-        """The attributes of a call, whose dims stand for those of the signature.  Raises TypingError."""
+        """The attributes of a call, with its dims in place of the signature's.  Raises TypingError."""
         tensors = [operand for operand in self.declared.operands if operand.dims]
-        stands: dict[str, tuple[str, ...]] = {}
+        meant: dict[str, tuple[str, ...]] = {}
         for operand, type in zip(tensors, types, strict=True):
-            _match(operand, type, stands)
+            _match(operand, type, meant)
         return (
             ("function", self.declared.function.value),
-            ("takes", tuple(_words(operand.dims, stands) for operand in tensors)),
-            ("gives", tuple(_words(dims, stands) for dims in self.declared.gives)),
-            ("along", tuple(dim for name in self.declared.along for dim in stands[name.name])),
+            ("takes", tuple(_words(operand.dims, meant) for operand in tensors)),
+            ("gives", tuple(_words(dims, meant) for dims in self.declared.gives)),
+            ("along", tuple(dim for name in self.declared.along for dim in meant[name.name])),
             ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
             ("constants", tuple(map(repr, numbers))),
         )
 
 
-def _match(operand: syntax.UserOperand, type: Type, stands: dict[str, tuple[str, ...]]) -> None:
-    """Adds what the dims of `operand` stand for, where it is of `type`."""
+def _match(operand: syntax.UserOperand, type: Type, meant: dict[str, tuple[str, ...]]) -> None:
+    """Adds the dims that those of `operand` mean in a call, where it is of `type`."""
     names = [dim.name for dim in operand.dims]
     cut = len(type.dims) - len(names) + names.count(LEAD)
     found = [type.dims[:cut]] * names.count(LEAD) + [(dim,) for dim in type.dims[max(cut, 0) :]]
     fits = cut == 0 or (cut > 0 and LEAD in names)
-    if not fits or any(stands.setdefault(name, dims) != dims for name, dims in zip(names, found, strict=True)):
-        known = ", ".join(f"{name} is {' '.join(dims) or 'no dim'}" for name, dims in stands.items())
+    if not fits or any(meant.setdefault(name, dims) != dims for name, dims in zip(names, found, strict=True)):
+        known = ", ".join(f"{name} is {' '.join(dims) or 'no dim'}" for name, dims in meant.items())
         said = f"`{operand.name}[{', '.join(names)}]` cannot be [{', '.join(type.dims)}]"
         raise TypingError(f"{said} where {known}" if known else said)
 
 
-def _words(dims: Iterable[syntax.Name], stands: Mapping[str, tuple[str, ...]]) -> str:
-    """Dims of a signature, with what they stand for."""
-    return " ".join(word for dim in dims for word in ((LEAD,) if dim.name == LEAD else stands[dim.name]))
+def _words(dims: Iterable[syntax.Name], meant: Mapping[str, tuple[str, ...]]) -> str:
+    """Dims of a signature, with those of the call in their place."""
+    return " ".join(word for dim in dims for word in ((LEAD,) if dim.name == LEAD else meant[dim.name]))
 
 
 def user_ops(declared: Iterable[syntax.UserOp], source: Source) -> dict[str, UserOp]:
@@ -86,10 +86,10 @@ def _entry(op: syntax.UserOp) -> OpDef:
 def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
     check_name(op.name)
     if op.name.name in OPS:
-        raise wrong("E0207", f"`{op.name}` is an op of the language", op.name.span, "declared again")
+        raise wrong("E0207", f"`{op.name}` is an op of the language", op.name.span, "redeclared here")
     if first := known.get(op.name.name):
         notes = [Note(first.declared.name.span, "declared here")]
-        raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "again", notes=notes)
+        raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes)
     _once(operand.name for operand in op.operands)
     for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
         _once(dims)
@@ -100,7 +100,7 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
 
 
 def _check_operands(op: syntax.UserOp) -> None:
-    """Tensors first, one at least; numbers behind them."""
+    """Tensors first, one at least; numbers after them."""
     numbers = [operand for operand in op.operands if not operand.dims]
     if not op.operands[0].dims or any(o.dims for o in op.operands[len(op.operands) - len(numbers) :]):
         help = "write `x[.., ffn]` for a tensor, and put numbers after all tensors"
@@ -114,7 +114,7 @@ def _once(names: Iterable[syntax.Name]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.name in seen:
-            raise wrong("E0217", f"`{name}` is listed twice", name.span, "again", "give it another name")
+            raise wrong("E0217", f"`{name}` is listed twice", name.span, "repeated", "give it another name")
         seen.add(name.name)
 
 

@@ -87,12 +87,12 @@ def _unused(program: Program, found: Diagnostics) -> None:
     claimed = {claim.axis for claim in program.claims} | ({program.pipeline.axis} if program.pipeline else set[str]())
     for axis in program.axes:
         if axis.size > 1 and axis.name not in claimed:
-            help = f"put a dim over it in `shard`, or leave it out: every rank of `{axis.name}` would do the same work"
-            found.error("E0509", f"nothing lies over axis `{axis.name}` of size {axis.size}", axis.span, help=help)
+            help = f"shard a dim over it, or leave it out of `mesh`: all ranks of `{axis.name}` would do the same work"
+            found.error("E0509", f"nothing uses axis `{axis.name}` of size {axis.size}", axis.span, help=help)
 
 
 Clash = tuple[Param, Claim, Claim]
-"""A parameter of which two dims are over one axis, the first that is claimed first."""
+"""A parameter with two dims over one axis, the first that is claimed first."""
 
 
 def _weights(program: Program, found: Diagnostics) -> None:
@@ -193,7 +193,7 @@ def _within_node(program: Program, found: Diagnostics) -> None:
             others = [other for other in inner if other not in weights]
             found.error(
                 "E0511",
-                f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, {counted(gpus, 'GPU')} in each",
+                f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, but {counted(gpus, 'GPU')} per node",
                 claim.span,
                 "communicates in every layer",
                 help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),

@@ -1,6 +1,6 @@
 """Reads IR text back: `read_ir(print_ir(p)) == p`.
 
-Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, and legality (`wellformed` checks it).
+Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, legality (`analysis.verifier`).
 """
 
 import math
@@ -52,7 +52,7 @@ FIELDS = ("axes", "dims", "claims", "params", "buckets", "state")
 """The fields of a program whose entries have a line each."""
 
 Parts = list[Any]
-"""What a rule is made of."""
+"""The children of a rule."""
 
 Header = tuple[str, Any]
 """An entry of a line before the region, and the name of the list that it goes to: mostly a field of the program."""
@@ -96,7 +96,7 @@ class _Builder(Transformer[Token, Program]):
     """One method per rule of `ir.lark`, called while parsing with its parts, None for what is left out."""
 
     def begin(self, given: dict[str, Any], order: settings.Pipelining | None, source: Source) -> None:
-        """Another text; `given` are the program's fields that stand in sections."""
+        """Another text; `given` are the program's fields that have sections."""
         self._given, self._order, self._source = given, order, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
@@ -108,7 +108,7 @@ class _Builder(Transformer[Token, Program]):
         pipeline = None
         for each in lists["pipeline"]:
             rows = {field: _schedule(lists[field]) for field in ("given", "schedule")}
-            pipeline = evolve(each, held=tuple(lists["held"]), **rows)
+            pipeline = evolve(each, param_stages=tuple(lists["held"]), **rows)
         fields: dict[str, Any] = {field: tuple(lists[field]) for field in FIELDS} | self._given
         return Program(str(name), str(after), region=region, pipeline=pipeline, **fields)
 

@@ -20,7 +20,7 @@ DUAL = {I: I, R: P, S: S, P: R}
 
 @frozen
 class Coercion:
-    """What a change of placement on a group of ranks does to the local tensors.
+    """The effect of a change of placement on the local tensors of a group of ranks.
 
     `collective` is what it communicates ("" for nothing); `function` is the runtime's name for the pair of it and its
     conjugate; `stage` orders several coercions of one value, since slicing early and gathering late moves least.

@@ -1,6 +1,6 @@
-"""Writes a program as IR text, which `reader` reads back to an equal program.
+"""Writes a program as IR text, which `parser` reads back to an equal program.
 
-Non-goals: plan text (`schema.show` and `names.show_names` write the sections that stand before the IR).
+Non-goals: plan text (`config.schema.show` and `config.hf_names.show_names` write the sections before the IR).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,7 +61,7 @@ def _pipeline(it: Pipeline) -> Iterator[str]:
         f" stage_to_rank [{_join(it.stage_to_rank)}]" if it.stage_to_rank else "",
     )
     yield f"pipeline {it.axis} of [{_join(it.dims)}]{layers}{stage_to_rank}"
-    for name, stages in it.held:
+    for name, stages in it.param_stages:
         yield f"held {name} by [{_join(stages)}]"
     for word, schedule in (("given", it.given), ("row", it.schedule)):
         for row in schedule.rows if schedule else ():

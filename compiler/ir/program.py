@@ -19,12 +19,12 @@ from .walk import blocks, regions_in, values, walk
 T = TypeVar("T")
 
 STATES = ("parameters", "gradients", "optimizer")
-"""What ranks may share out of a parameter's state."""
+"""The parts of a parameter's state that ranks may shard."""
 
 
 @frozen
 class Axis:
-    """A mesh axis; `parent` names the axis of the plan of which this is a factor (else itself)."""
+    """A mesh axis; `parent` is the plan's axis that this is a factor of (else the axis itself)."""
 
     name: str
     size: int
@@ -34,7 +34,7 @@ class Axis:
 
 @frozen
 class Dim:
-    """A named dim and its global size; what is behind the first `valid` is padding, which counts for nothing."""
+    """A named dim and its global size; elements after the first `valid` are padding, which counts for nothing."""
 
     name: str
     size: int
@@ -105,7 +105,7 @@ class Bucket:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The dims of repeats, outermost first, whose turns have a buffer each."""
+        """The dims of repeats, outermost first, whose layers have a buffer each."""
         return self.type.dims[:-1]
 
     @property
@@ -143,10 +143,10 @@ class Pipeline:
     given: Schedule | None = None
     """The rows of the plan's file, or, from `place_stages` on, those made for it; without messages."""
     layers: tuple[int, ...] = ()
-    """Of each stage; from `cut_stages` on."""
+    """The number of layers of each stage; from `cut_stages` on."""
     stage_to_rank: tuple[int, ...] = ()
     """The rank of each stage on the axis; of `auto` from `place_stages` on."""
-    held: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    param_stages: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """The stages of each parameter that is no slice of a repeat that is cut."""
     schedule: Schedule | None = None
     """With messages; from `schedule_pipeline` on."""
@@ -162,7 +162,7 @@ class Pipeline:
 
     def ranks_of(self, param: str) -> tuple[int, ...]:
         """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
-        return tuple(sorted({self.stage_to_rank[stage] for stage in dict(self.held).get(param, ())}))
+        return tuple(sorted({self.stage_to_rank[stage] for stage in dict(self.param_stages).get(param, ())}))
 
 
 @frozen
@@ -184,7 +184,7 @@ class Program:
     flow: Flow = Flow()
     pipeline: Pipeline | None = None
     known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
-    """What functions that run `once` have found of it."""
+    """Results of functions that run `once` per program."""
 
     @cached_property
     def types(self) -> Mapping[str, Type]:

@@ -15,7 +15,7 @@ def _line(span: Span) -> tuple[str, int]:
 
 
 def written_at() -> Span:
-    """The field of where in a plan something stands, of which file and line count for equality."""
+    """The field for a place in a plan; of it only file and line count for equality."""
     return field(eq=_line, repr=False, kw_only=True)
 
 

@@ -23,7 +23,7 @@ class Stage:
 
     @property
     def begins(self) -> int:
-        """The number of the repeat in which it begins: the first of which it has layers, or the last one."""
+        """The number of the repeat in which it begins: the first that it has layers of, or the last one."""
         return next((number for number, layers in enumerate(self.layers) if layers), len(self.layers) - 1)
 
 
@@ -41,13 +41,13 @@ def groups(pipeline: Pipeline, body: Sequence[Stmt]) -> tuple[list[list[Stmt]], 
 
 
 def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
-    """What each stage has, in the model's order."""
+    """The parts of each stage, in the model's order."""
     return [*_stages(tuple(map(program.size, pipeline.dims)), pipeline.layers)]
 
 
 @lru_cache(maxsize=64)
 def _stages(sizes: tuple[int, ...], layers: tuple[int, ...]) -> tuple[Stage, ...]:
-    """The stages that divide repeats of these sizes so that they have so many layers."""
+    """The stages that divide repeats of these sizes so that they have these numbers of layers."""
     starts = [0, *accumulate(sizes)]
     ends = [0, *accumulate(layers)]
     last = len(layers) - 1
@@ -73,7 +73,7 @@ def layers_of_rank(program: Program, pipeline: Pipeline, rank: int) -> dict[str,
 
 def stages_of_param(program: Program, pipeline: Pipeline, param: Param) -> tuple[int, ...]:
     """The stages that have a parameter, or layers of it."""
-    whole = dict(pipeline.held)
+    whole = dict(pipeline.param_stages)
     if param.name in whole:
         return whole[param.name]
     cut = pipeline.dims.index(param.type.dims[0])
@@ -97,12 +97,12 @@ def readers(
 
 
 def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
-    """What crosses each cut, the one after the first stage first: what the repeat carries in which it lies."""
+    """The values that cross each cut, the one after the first stage first: those that its repeat carries."""
     _, repeats = groups(pipeline, program.forward.body)
     carried = [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in repeats]
     return [carried[stage.begins] for stage in stages(program, pipeline)[1:]]
 
 
 def is_free(stmt: Stmt) -> bool:
-    """Whether every stage does a statement by itself: what no gradient comes by is made of a model's inputs alone."""
+    """Whether every stage does a statement by itself: its results have no gradients, and depend on inputs alone."""
     return isinstance(stmt, Op) and all(value.type.dtype not in FLOATS for value in stmt.outputs)

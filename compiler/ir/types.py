@@ -1,4 +1,4 @@
-"""What is known of a value: its element type, its dims, and what the ranks of each mesh axis hold of it."""
+"""The type of a value: its element type, its dims, and which part of it the ranks of each mesh axis have."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ from attrs import evolve, frozen
 
 
 class Kind(Enum):
-    """What the ranks of one mesh axis hold of a value (design: the four placements)."""
+    """The part of a value that the ranks of one mesh axis have (design: the four placements)."""
 
     INVARIANT = "I"  # the same value, one logical use
     REPLICATED = "R"  # the same value, used separately by each rank

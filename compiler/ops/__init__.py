@@ -27,7 +27,7 @@ OPS["vjp"] = VJPS.entry()
 
 
 def messages(program: Program, op: Op, types: Mapping[str, Type]) -> tuple[Message, ...]:
-    """What a rank sends each time it does an op, in order; `types` are of all values.  An unknown op sends nothing."""
+    """The messages that a rank sends each time it does an op, in order; `types` are those of all values."""
     make = (entry := OPS.get(op.kind)) and entry.communicates
     return make(Local(program, op, tuple(types[name] for name in op.inputs))) if make else ()
 

@@ -21,13 +21,13 @@ DOCUMENTS = Operand("documents", given="documents", optional=True)
 """Which document each token is of."""
 
 LAST = (DOCUMENTS, evolve(DRAWS, optional=True))
-"""What may stand behind an op's other operands; draws do where it has `dropout`, and only there."""
+"""The optional operands after an op's others; draws are given where it has `dropout`, and only there."""
 
 T = TypeVar("T")
 
 
 def documents_and_draws(op: Op, rest: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Of what stands behind an op's other operands: the documents and the draws, each one or none."""
+    """The optional operands after an op's others: the documents and the draws, each one or none."""
     cut = len(rest) - ("dropout" in dict(op.attrs))
     return rest[:cut], rest[cut:]
 
@@ -60,13 +60,13 @@ def _heads(type: Type) -> str:
 
 
 def attention_roles(types: Sequence[Type], op: Op) -> Roles:
-    """Of an op whose first operands are queries and keys."""
+    """The roles of an op whose first operands are queries and keys."""
     heads, kv_heads = head_dims(*types[:2])
     return Roles(query_seq=SEQUENCE, key_seq=SEQUENCE, heads=heads, kv_heads=kv_heads)
 
 
 def rope_roles(types: Sequence[Type], op: Op) -> Roles:
-    """Of an op whose operands are rotated."""
+    """The roles of an op whose operands are rotated."""
     return Roles(query_seq=SEQUENCE, rotated=types[0].dims[-1])
 
 
@@ -104,7 +104,7 @@ def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> 
     return outer and (split == {heads, kv_heads} or (len(split) == 1 and split != {kv_heads}))
 
 
-# ---- what autograd keeps: torch's kernels, and what stands in memory where torch has none
+# ---- saved tensors: of torch's kernels, and all scores where torch has no kernel
 
 
 def _attention_saves(it: Local) -> Saved:
@@ -138,11 +138,11 @@ def _scores(it: Local) -> Saved:
 
 
 QUERIES = 256
-"""Of how many queries scalec's own attention has scores at a time where it is plain torch."""
+"""The number of queries for which scalec's own attention in plain torch has scores at a time."""
 
 
 def _attention_workspace(it: Local, back: bool = False) -> int:
-    """What torch's holds, or for what torch has no kernel, scalec's: its kernels hold nothing."""
+    """The workspace of torch's attention, or of scalec's where torch has no kernel: its kernels need none."""
     given = dict(it.op.attrs)
     window = window_of(it.op)
     special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > 3
@@ -152,7 +152,7 @@ def _attention_workspace(it: Local, back: bool = False) -> int:
 
 
 def _scores_of_some(it: Local, back: bool, capped: bool, window: int) -> int:
-    """Those of some queries, so many functions of them, and what is left of the queries before."""
+    """The workspace where scores are computed for some queries at a time, with the results of the queries before."""
     size = it.program.size(SEQUENCE)
     queries = min(size, QUERIES)
     keys = min(size, window + queries) if window else size
@@ -164,7 +164,7 @@ def _scores_of_some(it: Local, back: bool, capped: bool, window: int) -> int:
 
 
 def _scores_twice(it: Local) -> int:
-    """Where all scores stand in memory, two of their functions on the way to the next."""
+    """The workspace where all scores are in memory, two functions of them at a time."""
     if not {"softcap", "dropout"} & {*dict(it.op.attrs)}:
         return 0
     return 2 * it.elements() // it.program.size(it.types[0].dims[-1]) * it.program.size(SEQUENCE) * it.wide
@@ -281,7 +281,7 @@ ATTENTION = OpDef(
     "attention",
     "softmax(cap(q·kᵀ · scale) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al."
     " 2023).  scale 0 is d^(-1/2); softcap c is c · tanh(x / c), 0 none; a query sees keys less than `window` away, 0"
-    " all; of `documents`, where they are given, only keys of its own; `dropout` drops weights, behind the softmax.",
+    " all; of `documents`, where they are given, only keys of its own; `dropout` drops weights after the softmax.",
     _attended,
     operands=(Operand("q"), Operand("k"), Operand("v"), *LAST),
     attributes=(

@@ -1,4 +1,4 @@
-"""The call of an op in an emitted program: what it says besides its operands, in the words of the IR.
+"""The call of an op in an emitted program: its arguments besides the operands, in the words of the IR.
 
 The emitter writes a dim as its index and axes as their group of ranks (`emit.expressions`).  The read-back follows the
 dims of the tensors in the text and resolves indices and groups by these (`emit.readback.calls`), so that each is a

@@ -1,6 +1,6 @@
-"""The logits of a product that a loss makes itself: what they are of, and how many of them there are at a time.
+"""The logits that a loss computes itself from a product: the operands, and how many logits exist at a time.
 
-Non-goals: the losses (`head`, where each rank has the whole vocabulary, and `parts`, where ranks share it out).
+Non-goals: the losses (`fused_loss` for a whole vocabulary on each rank, `fused_parallel_loss` for a sharded one).
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def tokens_of(op: Op, x: Type) -> tuple[str, ...]:
 
 
 def product_roles(types: Sequence[Type], op: Op) -> Roles:
-    """Of a loss that makes its logits."""
+    """The roles of a loss that computes its logits."""
     return Roles(classes=classes_of(op, types[1]))
 
 
@@ -47,7 +47,7 @@ def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
 
 
 def product_call(it: Local) -> Call:
-    """Of a loss that makes its logits, of all classes or of this rank's, and adds their bias if there is one."""
+    """The call of a loss that computes its logits, for its own classes, with a bias if it has one."""
     weight = it.types[1]
     classes = classes_of(it.op, weight)
     bias: dict[str, Argument] = {"bias": Keyword(3)} if len(it.types) > 3 else {}
@@ -58,12 +58,12 @@ def product_call(it: Local) -> Call:
 
 
 def few_columns(columns: int) -> int:
-    """Of how many classes logits are made at a time: a sixteenth, but enough for large products."""
+    """The number of classes per chunk of logits: a sixteenth, but enough for large products."""
     return max(4096, -(-columns // (16 * 128)) * 128)
 
 
 def few_tokens(columns: int) -> int:
-    """Of how many tokens logits are made at a time: as few as are enough for large products."""
+    """The number of tokens per chunk of logits: as few as are enough for large products."""
     return 1024
 
 

@@ -1,4 +1,4 @@
-"""Tensors one behind the other along their last dims, which together are a dim of its own; and what they were."""
+"""Tensors concatenated along their last dims, which together are a dim of their own; and the inverse."""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,8 +52,8 @@ def _all_of(joins: Joins) -> Dims:
 
 CONCAT = OpDef(
     "concat",
-    "The operands one behind the other along their last dims; these together are the dim `as`.  A single operand is"
-    " itself, by another name of its last dim.",
+    "The operands concatenated along their last dims, which together are the dim `as`.  A single operand is itself, by"
+    " another name of its last dim.",
     _joined,
     operands=(Operand("x"),),
     attributes=(Attribute("as", dims="any"),),
@@ -69,7 +69,7 @@ CONCAT = OpDef(
 
 SPLIT = OpDef(
     "split",
-    "Slices of the last dim, one behind the other, which the dims `parts` make up: as many results.",
+    "Consecutive slices of the last dim, which the dims `parts` make up: as many results.",
     _parted,
     operands=(Operand("x"),),
     attributes=(Attribute("parts", dims="several"),),

@@ -1,10 +1,10 @@
-"""Dropout, and the draws that say what each dropout drops.
+"""Dropout, and the draws that decide which elements each dropout drops.
 
-A model that drops anything is given a further input, `draws`: one integer for each sample, made of the seed and the
-sample's number in the run.  What an op drops is a function of these, of its `site` among the model's dropouts, and of
-the element's global index in the sample; so it is the same on every mesh, and in backward.
+A model with dropout has a further input, `draws`: one integer for each sample, computed from the seed and the sample's
+number in the run.  An op's mask is a function of the draw, of the op's `site` among the model's dropouts, and of the
+element's global index in the sample; so it is the same on every mesh, and in backward.
 
-Non-goals: that function (`runtime.dropout`; the verifier has one of its own).
+Non-goals: that function (`runtime.ops.dropout`; the proof has one of its own).
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _call(it: Local) -> Call:
-    """Where the samples are, and the other dims of which this rank holds a part."""
+    """The dim of samples, and the other dims of which this rank has a part."""
     type, (samples,) = it.types[0], it.types[1].dims
     shards = {dim: type.axes_of(dim) for dim in type.dims if dim != samples and type.axes_of(dim)}
     split = {"split": Shards(shards)} if shards else {}

@@ -21,7 +21,7 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
 
 
 def _rows(it: Local) -> Saved:
-    """The tokens; of a part of the table, as it counts its rows, and which tokens it lacks."""
+    """The tokens; for a part of the table, as it counts its rows, and which tokens it lacks."""
     table = it.types[1]
     if it.program.degree(table.axes_of(table.dims[0])) == 1:
         return Saved(operands=(0,))
@@ -29,7 +29,7 @@ def _rows(it: Local) -> Saved:
 
 
 def _unmasked(it: Local) -> int:
-    """Rows of a part of the table, before those held elsewhere are zeroed."""
+    """Rows of a part of the table, before those of other ranks are zeroed."""
     table = it.types[1]
     width = it.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
     return 0 if it.program.degree(table.axes_of(table.dims[0])) == 1 else it.elements() * width
@@ -43,7 +43,7 @@ def _call(it: Local) -> Call:
 
 EMBEDDING = OpDef(
     "embedding",
-    "Rows of `table`; where its first dim is sharded, rows held elsewhere count zero and the result is partial.",
+    "Rows of `table`; where its first dim is sharded, rows of other ranks count zero and the result is partial.",
     _looked_up,
     operands=(Operand("tokens", given="tokens"), Operand("table")),
     roles=_roles,

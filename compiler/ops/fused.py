@@ -1,7 +1,7 @@
-"""Ops that do the work of several in one pass over memory, or in one product: what `fuse_ops` puts in their place.
+"""Fused ops: each does the work of several in one pass over memory, or in one product.
 
-What each is made of is its meaning.  Operands alone are kept for backward, which makes what lies between again.
-Non-goals: where they stand (`passes.fuse_ops`); the head with its loss (`head`).
+A fused op means the composition of its parts.  Only its operands are saved; backward recomputes the intermediates.
+Non-goals: where they are used (`passes.fuse_ops`); the head with its loss (`fused_loss`, `fused_parallel_loss`).
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def _products(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """Those of weights are products of their own."""
+    """The adjoint, in which gradients of weights are products of their own."""
     x, *weights = op.inputs
     outer = tuple(dim for dim in b.type(x).dims if dim not in op.names("over"))
     dx = vjp(CONTRACTS, op, grads, [0], b)[0] if b.wanted(x) else None
@@ -80,7 +80,7 @@ def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
 
 
 def _copies(it: Local) -> int:
-    """What is there twice: the results that stand apart."""
+    """The bytes of results that are copied to memory of their own."""
     found = (it.op.outputs[int(i)].type for i in it.op.names("apart"))
     return sum(it.program.elements(type) * ITEM_BYTES[type.dtype] for type in found)
 
@@ -149,10 +149,10 @@ NORMS = {norm.name: f"add_{norm.name}" for norm in (RMSNORM, LAYERNORM)}
 """Norms that may take in the sum before them."""
 
 LOSSES = ("linear_cross_entropy", "linear_softmax_stats", "logit_softmax_stats")
-"""Those that take in what makes their logits, or go through these once."""
+"""The losses that compute their logits, or read them once."""
 
 FUSED = (*NORMS.values(), *GATES.values(), CONTRACTS.name, *LOSSES, "rope_pair")
-"""The ops of a forward that stand for several."""
+"""The fused ops of a forward."""
 
 ENTRIES = (
     *map(_added, (RMSNORM, LAYERNORM)),

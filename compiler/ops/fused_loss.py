@@ -1,8 +1,8 @@
-"""The last product and the cross entropy of its logits as one op, in which no rank ever holds its logits all at once.
+"""The last product and the cross entropy of its logits as one op, whose logits are never all in memory.
 
-For ranks that each have the whole vocabulary.  It reads logits in chunks of tokens, and makes their gradients with
-them (`scalec.runtime.kernels`, whose `linear_cross_entropy` says what that costs).
-Non-goals: a vocabulary that ranks share out (`parts`); where the op stands (`passes.fuse_ops`).
+For ranks that each have the whole vocabulary.  It computes logits in chunks of tokens, and their gradients along with
+them (`runtime.kernels.linear_cross_entropy` says what that costs).
+Non-goals: a sharded vocabulary (`fused_parallel_loss`); where the op is used (`passes.fuse_ops`).
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ def _total(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _gradients(it: Local) -> Saved:
-    """Those of a loss that counts once, made with it."""
+    """The saved gradients of a loss that counts once, computed with it."""
     made = [(KEPT[x.name], i) for i, x in enumerate(PRODUCT) if x.name in KEPT and i < len(it.types) and it.wanted[i]]
     return Saved(others=tuple((what, it.bytes(i)) for what, i in made))
 
 
 def _chunk(it: Local) -> int:
-    """Of forward and backward, which is done with it; the bias' gradient adds up in float32."""
+    """The workspace of forward, which computes the gradients too; the bias' gradient is summed in float32."""
     return sum(chunk(it, by_tokens=True)) + sum(it.widened(i) for i in range(3, len(it.types)))
 
 

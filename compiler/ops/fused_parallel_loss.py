@@ -1,10 +1,10 @@
-"""Cross entropy where ranks share the vocabulary out, in one pass over the logits: what each has of its own classes.
+"""Cross entropy over a sharded vocabulary, in one pass over the logits: the statistics of each rank's own classes.
 
-These are the largest logit m, a sum of exponents z that is relative to it, and so one for each rank, and what its
-classes have of the labels' logits, t.  `rescale_to_global_max` brings them to what `local_softmax_stats` gives, once
-the ranks know the largest of all.  Logits are there, or they are made of a product, in chunks of classes, and again for
-their gradient (`scalec.runtime.kernels`, whose `linear_cross_entropy` says what that costs). Non-goals: where these ops
-stand (`passes.fuse_ops`).
+These are the largest logit m, the sum of exponents z relative to it, and the label's logit t, if the label is among the
+rank's classes.  `rescale_to_global_max` brings them to what `local_softmax_stats` gives, once the ranks know the
+largest logit of all.  Logits are in memory, or computed from a product in chunks of classes, and recomputed for their
+gradient (`runtime.kernels.linear_cross_entropy` says what that costs).
+Non-goals: where these ops are used (`passes.fuse_ops`).
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def _logit_softmax_stats(program: Program, types: Sequence[Type], op: Op) -> lis
 
 
 def _by(entry: OpDef, program: Program, types: Sequence[Type], op: Op, *over: str) -> Type:
-    """What an op of this entry would give of these, which goes over some dims, or adds them."""
+    """The type of an op of this entry on these operands, which reduces over some dims, or adds them."""
     attrs = (("over", over),) if over else ()
     return entry.infer(program, types, Op(entry.name, (), (), attrs, span=op.span))[0]
 

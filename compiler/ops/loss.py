@@ -18,7 +18,7 @@ SMOOTHING = Attribute(
 Z_LOSS = Attribute("z_loss", default=0.0)
 Z = Attribute("z", default=0.0, range=(lambda value: value >= 0, "0 or above, for instance 1e-4"))
 CAP = Attribute("cap", default=0.0, implied=True)
-"""Of losses that bound their logits themselves, as softcap does, where a plan writes that before them."""
+"""The attribute of losses that bound their logits themselves, as a softcap before them in a plan does."""
 
 
 def wide(dtype: str) -> str:
@@ -107,7 +107,7 @@ def _entropy_saves(it: Local) -> Saved:
 
 
 def _below(it: Local) -> int:
-    """Of logits in few bits, or some of which are padding, a copy; where there are parts, logits − peak."""
+    """The bytes of a copy of logits in few bits, or with padding; where there are parts, of logits − peak."""
     if it.kernels:
         return in_pass(it)
     padded = it.program.valid(it.types[0].dims[-1]) < it.program.size(it.types[0].dims[-1])
@@ -146,7 +146,7 @@ def _gradient_wide(it: Local) -> int:
 
 
 def of_own_classes(it: Local) -> Call:
-    """Of logits of this rank's classes."""
+    """The call of an op on logits of this rank's classes."""
     logits = it.types[0]
     return over_classes(it, logits.dims[-1], logits.axes_of(logits.dims[-1]))
 

@@ -1,4 +1,4 @@
-"""The messages of an op: what each rank sends while it does the op.
+"""The messages of an op, which each rank sends while it does the op.
 
 Purpose: the entry of the op table from which the account, link traffic, memory and the read-back take communication.
 Non-goals: how often an op is done (`analysis.communication`), and stages of a pipeline, which send by their schedule.

@@ -1,7 +1,7 @@
 """Normalisation over the trailing dims; over a sharded one as a small sum over ranks and a product.
 
-No rank ever holds all of a dim that is sharded: what each needs of the others is one number for each token, and so is
-what its gradient needs.
+No rank ever has all of a sharded dim: each needs one number per token from the others, and one more for the
+gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ PROGRAMS = 296 * 8192
 
 
 def norm_workspace(it: Local) -> int:
-    """What scalec's own norms hold, forward: in plain torch x, its square or its difference from the mean."""
+    """The workspace of scalec's own norms, forward: in plain torch x, its square or its difference from the mean."""
     if not it.kernels or it.launched:
         return 0
     centred = it.op.kind.endswith("layernorm")

@@ -1,4 +1,4 @@
-"""The op protocol: what every op declares, and the typing rule that follows from it.
+"""The op protocol: the declarations of every op, and the typing rule that follows from them.
 
 Purpose: one entry per op, from which placement, differentiation, checks, accounts and emission are read.
 Non-goals: the entries themselves (one module per family beside this one).
@@ -21,14 +21,14 @@ class TypingError(Exception):
 
 
 class Builder(Protocol):
-    """What an adjoint writes its ops with."""
+    """The builder with which an adjoint writes its ops."""
 
     def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
         """Appends an op whose results are named after the gradients of `like`; returns the results."""
         ...
 
     def saved(self, name: str) -> str:
-        """The forward value `name`, kept for backward."""
+        """The forward value `name`, saved for backward."""
         ...
 
     def type(self, name: str) -> Type:
@@ -59,8 +59,8 @@ ALL = -1
 class Operand:
     """An operand as a plan writes it: numbers, or the input named by `given`.
 
-    `init` is how a parameter first used here begins, "" for the model's `init`.  What is `optional` stands behind what
-    is not; an op without it has fewer operands.  What is `implied` no plan writes: the compiler gives it.
+    `init` is how a parameter first used here begins, "" for the model's `init`.  `optional` operands come after those
+    that are not; an op without it has fewer operands.  No plan writes an `implied` operand: the compiler gives it.
     """
 
     name: str
@@ -98,7 +98,7 @@ Range = tuple[Callable[[float], bool], str]
 class Attribute:
     """A constant argument: a number, one of `choices`, dims, or, where no plan writes it, of the Python types `kinds`.
 
-    One that has its `default` does not stand in the IR.  It may name `dims`: "own" are one or several of the first
+    One that has its `default` is left out of the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
     two or more.  A number is in its `range`; a `share` is from 0 and below 1.  What is `implied` no plan writes: the
     compiler gives it.
@@ -115,7 +115,7 @@ class Attribute:
 
     @property
     def types(self) -> tuple[type, ...]:
-        """What its value may be an instance of."""
+        """The Python types of its value."""
         if self.dims:
             return (str,) if self.dims == "any" else (tuple,)
         return (str,) if self.choices else self.kinds
@@ -156,8 +156,8 @@ class OpDef:
     linear          groups of operands in each of which the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
-    permutes        of an op that moves the positions along its dim `over`: where each comes from, of so many
-    joins           dims that others make up, one behind the other: their sizes are the sums of these
+    permutes        for an op that moves the positions along its dim `over`: where each of so many comes from
+    joins           dims that others make up, concatenated: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
     contracts       the placement of a result that lacks the dim that was sharded
     typing          replaces the generic typing rule
@@ -169,7 +169,7 @@ class OpDef:
     module          the module that emitted programs import the function from
     stem            the name of a result that has none in the plan, "" for the op's own
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
-    workspace       bytes that the function holds while it runs, beside operands, results and what is kept
+    workspace       bytes that the function needs while it runs, beside operands, results and saved tensors
     views           whether the results lie in the first operand's memory
     communicates    the messages that each rank sends, in order
     user_visible    whether a plan may call it by its name
@@ -238,7 +238,7 @@ class OpDef:
         return bool(self.communicates or (self.vjp and self.vjp.communicates))
 
     def saved(self, it: Local) -> Saved:
-        """What autograd keeps for backward: what the gradients are made of, unless the op says otherwise."""
+        """The tensors that autograd saves: those the gradients are computed from, unless the op says otherwise."""
         if self.saves:
             return self.saves(it)
         if not self.vjp:
@@ -247,7 +247,7 @@ class OpDef:
         return Saved(operands=read, results=(0,) if self.vjp.result else ())
 
     def fits(self, count: int) -> bool:
-        """Whether the op takes so many operands."""
+        """Whether the op takes this number of operands."""
         least = sum(not operand.optional for operand in self.operands)
         return least <= count and (self.variadic or count <= len(self.operands))
 
@@ -292,7 +292,7 @@ def _require_sum(program: Program, dim: str, parts: tuple[str, ...]) -> None:
 
 
 def _replicated(type: Type) -> list[Placement]:
-    """What counts as replicated: where there is no gradient, an invariant value does too."""
+    """The placements that count as replicated: where there is no gradient, an invariant value does too."""
     return [REPLICATED, INVARIANT] if type.dtype == "i64" else [REPLICATED]
 
 

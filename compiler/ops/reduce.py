@@ -31,7 +31,7 @@ def over_dims(it: Local) -> Call:
 
 
 def mean_over_dims(it: Local) -> Call:
-    """The dims, and their global size, of which this rank may hold a part."""
+    """The dims, and their global size, that this rank may have a part of."""
     dims = it.op.names("over")
     return Call(options={"dim": Dims(dims), "size": prod(map(it.program.size, dims))})
 

@@ -1,4 +1,4 @@
-"""The roles of dims: what a dim of an operand means to an op, whatever the plan calls it."""
+"""The roles of dims: the meaning of an operand's dim to an op, whatever the plan calls it."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from ..ir import Op, Type
 class Roles:
     """The dims of an op by their meaning; "" where it has none of that.
 
-    query_seq        the positions of queries; of an op that turns by positions, these
+    query_seq        the positions of queries; for an op that rotates by positions, these
     key_seq          the positions of the keys that queries see
     heads, kv_heads  of queries, and of the keys and values that several of these may share
     rotated          the dim whose pairs are rotated

@@ -1,8 +1,8 @@
-"""What autograd keeps of an op for backward, as the functions do it that emitted programs call.
+"""The tensors that autograd saves for an op's backward, as the functions that emitted programs call do it.
 
-Kept tensors are operands, results, or others, which are known by their size alone.  What is said here was measured
-with torch 2.13.0 on the CPU through saved-tensor hooks, and tests hold it to that; what differs on CUDA is read from
-torch's sources (derivatives.yaml) and not measured.  Non-goals: who keeps a tensor first, and how long (`memory`).
+Saved tensors are operands, results, or others, which are known by their size alone.  These entries were measured with
+torch 2.13.0 on the CPU through saved-tensor hooks, and tests check them so; differences on CUDA are from torch's
+sources (derivatives.yaml), not measured.  Non-goals: which op saves a tensor first, for how long (`analysis.memory`).
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class Local:
 
 @frozen
 class Saved:
-    """What autograd keeps: operands and results by their place, and other tensors by name and bytes."""
+    """Saved tensors: operands and results by their place, and other tensors by name and bytes."""
 
     operands: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
@@ -90,7 +90,7 @@ def result(it: Local) -> Saved:
 
 
 def factors(it: Local) -> Saved:
-    """Of a product, each factor that another one's gradient needs."""
+    """Each factor of a product that another factor's gradient needs."""
     return Saved(operands=tuple(i for i in (0, 1) if it.wanted[1 - i]))
 
 

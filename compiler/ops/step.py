@@ -1,4 +1,4 @@
-"""What a training step does around forward and backward: coercions, casts, counting, buckets, clipping, update."""
+"""The ops of a training step around forward and backward: coercions, casts, counts, buckets, clipping, update."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _same_memory(program: Program, op: Op) -> bool:
-    """What a coercion to or from invariant gives where it does nothing, or no rank has another to talk to."""
+    """Whether a coercion to or from invariant returns its operand: it does nothing, or has no other rank to talk to."""
     return coercion_of(op).function in ("replicate", "invariant") or program.degree(op.names("axes")) == 1
 
 
@@ -72,7 +72,7 @@ def _reciprocal(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Sums are kept in float32 at least, as the runtime keeps them."""
+    """Sums are at least float32, as in the runtime."""
     return [("f64" if types[0].dtype == "f64" else "f32", ())]
 
 

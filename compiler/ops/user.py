@@ -23,7 +23,7 @@ def module_and_function(op: Op) -> tuple[str, str]:
 
 
 def constants(op: Op) -> tuple[float, ...]:
-    """The numbers that the function takes behind its operands."""
+    """The numbers that the function takes after its operands."""
     return tuple(map(float, op.names("constants")))
 
 
@@ -53,7 +53,7 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _lead(type: Type, words: Sequence[str]) -> tuple[str, ...] | None:
-    """The dims that `..` stands for; None without one.  The others stand last, in the signature's order."""
+    """The dims that `..` means; None without one.  The others come last, in the signature's order."""
     named = words[LEAD in words[:1] :]
     cut = len(type.dims) - len(named)
     if cut < 0 or list(type.dims[cut:]) != named or (cut and named == words):
@@ -62,7 +62,7 @@ def _lead(type: Type, words: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _check_words(op: Op, count: int) -> None:
-    """What becomes part of a program is a name or a number."""
+    """Text that becomes part of a program is a name or a number."""
     parts = str(op.get("function")).split(":")
     if len(parts) != 2 or not all(part.isidentifier() for part in parts):
         raise TypingError(f"{op.get('function')} is not module:function")

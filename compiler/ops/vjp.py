@@ -50,7 +50,7 @@ def vjp(entry: OpDef, op: Op, grads: Sequence[str], wrt: Sequence[int], b: Build
 
 
 def _name(entry: OpDef, operand: int) -> str:
-    """What an operand is called; of an op that takes any number, those behind the last are numbered."""
+    """The name of an operand; of an op that takes any number, those after the last are numbered."""
     last = len(entry.operands) - 1
     return entry.operands[min(operand, last)].name + (f".{operand - last}" if operand > last else "")
 
@@ -103,7 +103,7 @@ class Vjps:
         )
 
     def attributes(self, op: Op) -> tuple[Attribute, ...]:
-        """What any op may say besides the attributes of its own entry: a `vjp`, what the op that it is of says."""
+        """The attributes that an op may have besides those of its own entry: a `vjp`, those of the op that it is of."""
         known = self.of.get(str(dict(op.attrs).get("of")))
         return known.attributes if op.kind == KIND and known else ()
 
@@ -153,13 +153,13 @@ class Vjps:
         return [dual_type(it.types[i]) for i in it.wrt]
 
     def _workspace(self, local: Local) -> int:
-        """Of gradients of inputs; those of weights are made beside them."""
+        """The workspace for gradients of inputs; those of weights are computed beside them."""
         it = self.pulled(local.op, local.types)
         vjp = self.of[it.op.kind].vjp
         return vjp.workspace(evolve(local, op=it.op, types=it.types)) if vjp and 0 in it.wrt else 0
 
     def _messages(self, local: Local) -> tuple[Message, ...]:
-        """Of gradients of inputs; those of weights, which the runtime may put off, send nothing."""
+        """The messages for gradients of inputs; those of weights, which the runtime may delay, send nothing."""
         it, made = self.pulled(local.op, local.types), local.op.outputs
         vjp = self.of[it.op.kind].vjp
         if not vjp or not vjp.communicates or all(BATCH not in value.type.dims for value in made):

@@ -49,7 +49,7 @@ def _moved_first(type: Type, moved: set[str]) -> Type:
 
 
 def _retype(program: Program, region: Region, found: dict[str, Type]) -> Region:
-    """Infers every type again, operands first."""
+    """Infers every type from the new layout, operands first."""
     body: list[Stmt] = []
     for stmt in region.body:
         if isinstance(stmt, Op):

@@ -31,7 +31,7 @@ def _flatten(region: Region, count: Counter[str]) -> Region:
 
 
 def _terms(name: str, body: dict[str, Stmt], count: Counter[str]) -> tuple[str, ...]:
-    """What `name` is the sum of, if that sum is written only for this use; it is then taken out of `body`."""
+    """The terms of the sum `name`, if only this use reads it; the sum is then taken out of `body`."""
     stmt = body.get(name)
     if isinstance(stmt, Op) and stmt.kind == "add" and count[name] == 1 and len(stmt.inputs) < MOST:
         del body[name]

@@ -67,7 +67,7 @@ def _wanted(program: Program, type: Type, work: Sequence[str]) -> Places:
 
 
 class _Wants:
-    """What all uses of an input or a parameter want of it."""
+    """The placements that all uses of an input or a parameter want of it."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

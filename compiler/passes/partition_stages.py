@@ -1,7 +1,7 @@
 """Cuts the repeats of a pipeline into stages: how many layers each has, and on which rank.
 
-Purpose: stages as equally dear as layers allow, or those of the plan; what a later stage needs of an earlier one is
-carried by the repeats between (`carries`).
+Purpose: stages of costs as equal as layers allow, or those of the plan; values that a later stage needs from an earlier
+one are carried by the repeats between (`thread_carries`).
 Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
 """
 
@@ -34,7 +34,7 @@ def cut_stages(program: Program) -> Program:
         layers = _given(program, pipeline, pipeline.settings.stages, len(placed), total)
     program = evolve(program, region=carried(program, pipeline))
     pipeline = evolve(pipeline, stage_to_rank=placed, layers=layers)
-    return evolve(program, pipeline=evolve(pipeline, held=_held(program, pipeline)))
+    return evolve(program, pipeline=evolve(pipeline, param_stages=_param_stages(program, pipeline)))
 
 
 # ---- how many stages there are, and how many layers each has
@@ -69,7 +69,7 @@ def _demand_layers(count: int, program: Program, pipeline: Pipeline, total: int)
 
 
 def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
-    """Stages whose forwards are as equally dear as can be; what stands behind a repeat goes with its last layer."""
+    """Stages whose forwards have costs as equal as can be; statements after a repeat go with its last layer."""
     bodies, repeats = groups(pipeline, program.region.body)
     first, *between, last = (cost(program, body).forward for body in bodies)
     costs: list[int] = []
@@ -80,7 +80,7 @@ def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ..
 
 
 def _given(program: Program, pipeline: Pipeline, layers: tuple[int, ...], count: int, total: int) -> tuple[int, ...]:
-    """What the plan says, if it can be."""
+    """The layers that the plan gives, if they are possible."""
     span, axis, kind = pipeline.settings.spans["stages"], pipeline.axis, pipeline.settings.schedule.kind
     if len(layers) != count:
         note = Note(program.axis(axis).span, "the ranks")
@@ -106,7 +106,7 @@ def _error(why: str, span: Span, label: str = "", notes: tuple[Note, ...] = (), 
 # ---- which stages have a parameter
 
 
-def _held(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _param_stages(program: Program, pipeline: Pipeline) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The stages of each parameter that does not come slice by slice to a repeat that is cut."""
     body = program.region.body
     params = {op.outputs[0].name: op.inputs[0] for op in ops_in(body) if op.kind == "leaf"}

@@ -1,8 +1,8 @@
 """Decides where the stages of `schedule = auto` lie, by the rows that can be made of them.
 
 Purpose: stage_to_rank and rows, without messages, that are the fastest for what stages cost and ranks may hold.
-Before: `place_state`.  Non-goals: schedules with names, whose stage_to_rank are known (`orders`); messages
-(`schedule_pipeline`).
+Before: `place_state`.  Non-goals: schedules with names, whose stage_to_rank is known (`analysis.stage_schedule`);
+messages (`schedule_pipeline`).
 """
 
 from math import inf
@@ -50,14 +50,14 @@ def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
 
 
 def _task(program: Program, pipeline: Pipeline) -> Task:
-    """What is asked of rows where stages lie so: of the step as the later passes make it, whose state ranks hold."""
+    """The task for rows on stages placed so: the costs of the step as later passes make it, and ranks' memory."""
     fused = fuse_buckets(evolve(program, pipeline=pipeline))
     step = summed(fused, pipeline)
     return Task(pipeline.stage_to_rank, step.size(MICROBATCHES), estimated(step, pipeline), _room(step, pipeline))
 
 
 def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
-    """What ranks may hold, in bytes or microbatches."""
+    """The memory budget of ranks, in bytes or microbatches."""
     most = pipeline.settings.schedule.memory
     if isinstance(most, Size):
         return memory_budget(program, most.bytes)

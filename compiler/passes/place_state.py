@@ -2,7 +2,7 @@
 
 Purpose: `leaf` becomes casts and coercions at step scope; the cast of a gradient goes into the microbatch, so that sums
 over microbatches and ranks are in the state's element type, and its reduction stays at step scope: one per step.
-A scope is where an op stands.  Before: `differentiate`.  Non-goals: joining reductions (`fuse_buckets`).
+Before: `differentiate`.  Non-goals: joining reductions (`fuse_buckets`).
 """
 
 from attrs import evolve

@@ -39,7 +39,7 @@ def first_claims(program: Program, axis: str, dims: set[str]) -> list[Claim]:
 
 
 def _made_of_data(region: Region, data: set[str]) -> set[str]:
-    """Adds to `data` every value that depends on a value in it; what is carried through a repeat counts as data.
+    """Adds to `data` every value that depends on a value in it; values carried through a repeat count as data.
 
     The rest is made of parameters alone: replicated where data is sharded, so that it is leaves that are reduced, once.
     """

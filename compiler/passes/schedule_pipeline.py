@@ -1,4 +1,4 @@
-"""Orders the work of a pipeline's stages, and adds up over its ranks what each has a part of.
+"""Orders the work of a pipeline's stages, and adds up over its ranks the values of which each has a part.
 
 Purpose: rows of actions with their messages; loss, norm and the gradients of parameters that several ranks hold become
 sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are (`cut_stages`).
@@ -46,7 +46,7 @@ def summed(program: Program, pipeline: Pipeline) -> Program:
 
 
 def _demand_whole(program: Program, pipeline: Pipeline) -> None:
-    """What torch.compile has made a graph of has one backward."""
+    """Checks that graphs of torch.compile, which have one backward, are not split."""
     if program.train.compile == ON and pipeline.splits:
         message = "backward of a compiled layer cannot delay its weight gradients"
         notes = (Note(program.train.spans["compile"], "layers are compiled"),)
@@ -69,7 +69,7 @@ def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
 
 
 def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Diagnostic:
-    """What a schedule cannot do, told at the plan's line."""
+    """The error for an impossible schedule, at the plan's line."""
     dim = program.dim(MICROBATCHES)
     notes = Note(dim.span, counted(dim.size, "microbatch")), Note(program.axis(pipeline.axis).span, "the ranks")
     order = pipeline.settings.schedule
@@ -78,7 +78,7 @@ def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Di
 
 
 CHAIN = ("coerce", "cast", "pack")
-"""What a pending sum goes through on its way to where it is needed."""
+"""The ops through which a pending sum passes on its way to its use."""
 
 
 class _Sums(OpBuilder):
@@ -135,7 +135,7 @@ class _Sums(OpBuilder):
         return evolve(op, attrs=tuple((key, ordered if key == "axes" else value) for key, value in op.attrs))
 
     def _pass_on(self, op: Op, ranks: tuple[int, ...]) -> None:
-        """What is made of a part is a part; the last one is summed."""
+        """A result of a part is a part; the last one is summed."""
         (value,) = op.outputs
         self._pending[value.name] = ranks
         self.body.append(evolve(op, outputs=(self._marked(value),)))

@@ -1,7 +1,7 @@
-"""What crosses the cuts of a pipeline: repeats that are cut carry all that later statements read of earlier ones.
+"""The values that cross a pipeline's cuts: repeats that are cut carry all that later statements read of earlier ones.
 
-Purpose: after it a cut is crossed by what its repeat carries and by nothing else.  Non-goals: parameters, which each
-rank has, and what each stage makes of a model's inputs for itself (`stages.is_free`).
+Purpose: afterwards only the values that a cut's repeat carries cross that cut.  Non-goals: parameters, which each rank
+has, and values that each stage computes from the model's inputs by itself (`ir.stages.is_free`).
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from ..ir import (
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
-    """The model in which repeats that are cut carry what is read in them and behind them."""
+    """The model in which repeats that are cut carry the values that are read in them and after them."""
     region, names, of = program.region, Names(program.types), program.types
     body: list[Stmt] = []
     bound: list[str] = []  # what could cross a cut
@@ -47,14 +47,14 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
 
 
 def _floats(stmt: Stmt) -> list[str]:
-    """What a statement makes that only the stage that made it has."""
+    """The results of a statement that only the stage that made them has."""
     if isinstance(stmt, Op) and stmt.kind == "leaf":
         return []
     return [value.name for value in results(stmt) if value.type.dtype in FLOATS]
 
 
 def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tuple[Region, dict[str, str]]:
-    """The repeat that carries these values too, unchanged, and what they are called behind it."""
+    """The repeat that carries these values too, unchanged, and their names after it."""
     inner = {name: _fresh(value, names) for name, value in through.items()}
     behind = {name: _fresh(value, names) for name, value in through.items()}
     own = [arg for arg in repeat.args if arg.enter is Enter.CARRY]

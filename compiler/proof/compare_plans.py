@@ -59,7 +59,7 @@ def _both(first: Mapping[str, T], second: Mapping[str, T]) -> Iterator[tuple[str
 
 
 def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
-    """Dims that the models do not share, or of which they have not as much; a step's sequences in all."""
+    """Dims that the models do not share, or whose sizes differ; the sequences of a step in all."""
     ours, theirs = ({d.name: d for d in p.dims if d.name not in _without(p)} for p in (first, second))
     for name, a, b in _both(ours, theirs):
         if a and b and a.size == b.size:

@@ -70,7 +70,7 @@ def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -
     """No labels in the first of several sequences, nor in the first half of any: ranks differ in counts, some have 0.
 
     The first microbatch has more than the others, so that a mean of means is not the mean; a count is never 1 in all.
-    Each differs from that in its place of the microbatch before: what is made of one is not the loss of the other.
+    Each differs from its counterpart of the microbatch before, so that one microbatch's loss is not another's.
     """
     _, microbatches, batch, seq = shape
     microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
@@ -82,7 +82,7 @@ def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -
 def _documents(shape: tuple[int, ...]) -> Array:
     """The second document of a sequence begins where none of its neighbours' does; one sequence in `seq` has none.
 
-    Where it begins, what has a label is behind it: only so does the loss depend on what is seen before.
+    Only tokens after its beginning have labels: so the loss depends on what is seen before.
     """
     _, microbatches, batch, seq = shape
     microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]

@@ -1,6 +1,6 @@
 """Evaluates an IR program for all ranks of its mesh in one process.
 
-What the program computes, rank by rank, by an evaluator that shares no code with the passes or the emitter.
+Computes the program rank by rank, by an evaluator that shares no code with the passes or the emitter.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from .tensors import Numbers, Tensor, stacked
 
 Env = dict[str, Tensor]
 Where: TypeAlias = tuple[tuple[str, int], ...]
-"""In which iterations of which loops, outermost first."""
+"""The iterations of loops, by their dims, outermost first."""
 
 Watch = Callable[[str, Where, Tensor], None]
 Rows = Callable[["Interpreter", Region, Env], Env]

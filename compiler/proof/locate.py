@@ -1,7 +1,7 @@
 """Why a step is not the single device's: the first wrong value, on the smallest mesh that shows it.
 
-The program is evaluated once more beside itself on one rank; the first value whose parts on the ranks are not
-those of the global value is where it goes wrong, and what the parts are instead says which coercion it lacks.
+The program is also evaluated on one rank; the first value whose parts on the ranks are not
+those of the global value is where it goes wrong, and the values of the parts say which coercion is missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -225,7 +225,7 @@ class _Lack:
 
 
 def _lacking(program: Program, op: Op) -> _Lack | None:
-    """The operand of which another placement would make the op's results what they are declared to be."""
+    """The operand with a placement that contradicts the declared one of the op's results."""
     all_types = program.types
     operands = [all_types[name] for name in op.inputs]
     if op.kind == "coerce" or _fits(program, op, operands):
@@ -293,7 +293,7 @@ def _differing(case: Case, results: Sequence[str]) -> Note:
 
 
 def _makers(program: Program) -> dict[str, tuple[Op | None, str]]:
-    """The op that makes each value, None for a region's results, and the part of the step it stands in."""
+    """The op that makes each value, None for a region's results, and its part of the step."""
     found: dict[str, tuple[Op | None, str]] = {}
 
     def enter(region: Region, phase: str) -> None:

@@ -89,7 +89,7 @@ class Field:
     def inverse(self, x: Tensor) -> Tensor:
         """x^(P-2), which is 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound.
 
-        No inverse may stand in x: of numbers of which that is not known, take the function `reciprocal`.
+        x must contain no inverse: where that is not known, use the function `reciprocal`.
         """
         self.inverted += x.array[0].size * x.degree.all
         self.degree |= UNBOUNDED if x.degree.inverses else RANDOM

@@ -64,7 +64,7 @@ class UnequalError(Exception):
 
 
 def case_of(program: Program, model: Program, axes: Sizes) -> Case:
-    """Both programs at small sizes on the mesh `axes`; the model's may be axes of which these are factors."""
+    """Both programs at small sizes on the mesh `axes`; the model may have axes that these are factors of."""
     dims = small(program, axes)
     whole = {a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent) for a in program.axes}
     own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
@@ -109,16 +109,17 @@ def has_its_stages(program: Program) -> bool:
         == pipeline.schedule.stage_to_rank
         == stage_to_rank(pipeline, program.axis(pipeline.axis).size)
     )
-    return are_placed and pipeline.held == stages_of_params(program, pipeline) and not problems(pipeline.schedule)
+    has_params = pipeline.param_stages == stages_of_params(program, pipeline)
+    return are_placed and has_params and not problems(pipeline.schedule)
 
 
 def _ranks(program: Program) -> Sizes:
-    """The sizes of the plan's axes, of whose factors the program may consist."""
+    """The sizes of the plan's axes, which the program may have split into factors."""
     return {a.parent: prod(b.size for b in program.axes if b.parent == a.parent) for a in program.axes}
 
 
 def compiles_alike(case: Case) -> bool:
-    """Whether the small model, compiled anew, is the program: at these sizes the compiler decides as at the plan's.
+    """Whether the small model compiles to the program: at these sizes the compiler decides as at the plan's.
 
     Only which parameters share a bucket goes by their bytes, and is taken as it is.
     """
@@ -139,7 +140,7 @@ def anew(case: Case) -> Program:
 def prove(program: Program, model: Program) -> Proof:
     """Evaluates `program` after the last pass on two small meshes.
 
-    Raises UnequalError; PlanError where too many products of results stand in one another for any bound.
+    Raises UnequalError; PlanError where products of results nest too deeply for any bound.
     `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
     """
     assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"

@@ -1,6 +1,6 @@
 """The single-device step: forward of the whole batch at once, backward along a tape, clipping, update.
 
-What a sharded step must equal.  It knows neither placements nor microbatches, and differentiates by itself:
+The step that a sharded step must equal.  It knows neither placements nor microbatches, and differentiates by itself:
 each op by the gradients that its meaning states, not by the adjoints that the compiler writes.
 """
 

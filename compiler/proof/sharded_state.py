@@ -1,4 +1,4 @@
-"""The parameters of each pipeline rank and the flat buckets of all ranks; what a rank does not own is noise."""
+"""The parameters of each pipeline rank and the flat buckets of all ranks; parameters that a rank lacks are noise."""
 
 from collections.abc import Sequence
 from math import prod
@@ -34,7 +34,7 @@ def owned(program: Program, world: SimulatedMesh, name: str) -> Tensor:
 
 def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Sequence[int] | slice:
     """Along its first dim, what a rank owns of a parameter."""
-    if param.name in dict(pipeline.held):
+    if param.name in dict(pipeline.param_stages):
         return slice(None) if rank in pipeline.ranks_of(param.name) else []
     return layers_of_rank(program, pipeline, rank)[param.type.dims[0]]
 

@@ -71,7 +71,7 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
 
 
 def _with_size(dim: Dim, size: int) -> Dim:
-    """The dim at another size; what had padding has one of it."""
+    """The dim at another size; a padded one keeps one element of padding."""
     return evolve(dim, size=size, valid=size - 1 if dim.valid < dim.size else size)
 
 
@@ -115,7 +115,7 @@ class _Sizes:
         return self._sizes
 
     def _layer(self, dim: Dim) -> tuple[int, int]:
-        """Tokens first, for they multiply everything; query heads after the key/value heads of which they are more,
+        """Tokens first, for they multiply everything; query heads after key/value heads, which they are a multiple of,
         and what is joined after its parts."""
         later = 4 if dim.name in self._parts else 3 if dim.name in self._groups else 2
         layer = 0 if dim.name == BATCH else 1 if dim.name == SEQUENCE else later
@@ -168,14 +168,14 @@ def made(program: Program) -> set[str]:
 
 
 def _shares(ops: Sequence[Op]) -> dict[str, tuple[str, ...]]:
-    """The dims of which each rank has one, and over which axes."""
+    """The dims with one element per rank, and their axes."""
     parted = [op for op in ops if op.kind in (LINEAR_PARTS.name, LOGIT_PARTS.name)]
     pairs = ((str(op.get("as")), op.outputs[1].type) for op in parted)
     return {dim: type.axes_of(dim) for dim, type in pairs}
 
 
 def _turned(op: Op) -> int:
-    """How many of the last dim's elements `rope` turns, if not all; more than these there must be."""
+    """The number of the last dim's elements that `rope` rotates, if not all; the dim must have more."""
     few = OPS[op.kind].get(op, "dims")
     assert isinstance(few, int | float), "verify: rope: dims is no number"
     return int(few)

@@ -24,11 +24,11 @@ class Degree:
     inverses: int = 0
 
     def __add__(self, other: "Degree") -> "Degree":
-        """That of products."""
+        """The degree of products."""
         return Degree(self.all + other.all, self.inverses + other.inverses)
 
     def __or__(self, other: "Degree") -> "Degree":
-        """That of sums."""
+        """The degree of sums."""
         return Degree(max(self.all, other.all), max(self.inverses, other.inverses))
 
 
@@ -46,7 +46,7 @@ class Tensor:
 
     @property
     def lead(self) -> int:
-        """The number of the array's axes that stand before the dims."""
+        """The number of the array's axes before the dims."""
         return self.array.ndim - len(self.dims)
 
     def onto(self, dims: Dims) -> Array:

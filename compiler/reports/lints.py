@@ -13,7 +13,7 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     """The warnings for a program."""
     yield from _answers_in_sight(program)
     yield from _reduced_once(program)
-    yield from _one_layer_again(program)
+    yield from _long_interval(program)
     yield from _reserve_of_nothing(program)
     yield from _never_at_peak(program)
     yield from _ids_out_of_reach(program)
@@ -67,15 +67,15 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
             return
 
 
-def _one_layer_again(program: Program) -> Iterator[Diagnostic]:
+def _long_interval(program: Program) -> Iterator[Diagnostic]:
     """An interval of recompute that is longer than the repeat; of 2, a part of a repeat may have one iteration."""
-    again = program.train.recompute
-    for name in again.names if again.word == "every" and again.number > 2 else ():
-        if (layers := program.size(name)) < again.number:
+    recompute = program.train.recompute
+    for name in recompute.names if recompute.word == "every" and recompute.number > 2 else ():
+        if (layers := program.size(name)) < recompute.number:
             recomputed = f"1 of {layers}" if layers > 1 else "all of them"
             span = program.train.spans["recompute"]
             help = f"write `every(2, {name})`, which recomputes half of them, or `recompute = full`"
-            message = f"`every({again.number}, {name})`: `{name}` has only {counted(layers, 'iteration')}"
+            message = f"`every({recompute.number}, {name})`: `{name}` has only {counted(layers, 'iteration')}"
             yield Diagnostic("W0903", message, span, f"recomputes {recomputed}", help=help)
 
 

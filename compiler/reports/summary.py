@@ -23,7 +23,7 @@ class Launch:
     ranks_per_node: int
 
     def options(self) -> tuple[str, ...]:
-        """torchrun's options; of several machines, `$HEAD` is the one where the others meet."""
+        """torchrun's options; with several nodes, `$HEAD` is the one where the others meet."""
         ranks = f"--nproc-per-node={self.ranks_per_node}"
         if self.nodes == 1:
             return "--standalone", ranks
@@ -73,7 +73,7 @@ def _factors(program: Program, parent: str) -> list[str]:
 def communication(program: Program) -> str:
     """A table of the collectives of one step by kind and axes, with calls and bytes of one rank.
 
-    Of a pipeline one for each rank of its axis, those together that are alike.
+    With a pipeline one for each rank of its axis; ranks with equal tables share one.
     """
     alike: dict[tuple[Row, ...], list[int]] = {}
     for rank in places(program):

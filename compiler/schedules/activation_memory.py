@@ -80,7 +80,7 @@ class MemoryBudget:
 
     @classmethod
     def counted(cls, ranks: int, stages: int, most: float) -> "MemoryBudget":
-        """So many microbatches on each rank, each in one of its stages."""
+        """The same number of microbatches on each rank, each in one of its stages."""
         return cls((most,) * ranks, Keeps.uniform(stages))
 
     def holds(self, schedule: Schedule) -> bool:

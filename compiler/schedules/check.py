@@ -47,7 +47,7 @@ def _cells(schedule: Schedule) -> list[Problem]:
 
 
 def _again(cell: Cell, action: Action, done: Done, schedule: Schedule) -> Problem | None:
-    """An action of which a cell before has done all or a part."""
+    """An action that an earlier cell has done, in full or in part."""
     for part in PARTS[action.work]:
         if first := done.get((part, action.stage, action.microbatch)):
             why = f"`{action}`: `{schedule.rows[first.rank][first.at]}` in cell {first.at} has done it"

@@ -31,7 +31,7 @@ def csv(schedule: Schedule) -> str:
 def read_csv(text: str) -> Schedule:
     """Rows from text, as `csv` or torch's `_dump_csv` writes them; `BadRows` if it is anything else.
 
-    A stage's home is the rank whose row has it.  Empty cells, in which a rank waits, are left out.
+    A stage is on the rank whose row has it.  Empty cells, in which a rank waits, are left out.
     """
     lines = [line.split(",") for line in text.rstrip().split("\n")]
     rows: list[list[Action]] = [[] for _ in lines]

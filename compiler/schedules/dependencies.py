@@ -92,7 +92,7 @@ def in_order(schedule: Schedule) -> Iterator[Step]:
 
 def circles(waits: Mapping[int, int]) -> list[tuple[int, ...]]:
     """The ranks that wait for each other in a circle, where each waits for one at most; the lowest rank first."""
-    from networkx import DiGraph, simple_cycles  # of use where rows are wrong, and heavy
+    from networkx import DiGraph, simple_cycles  # needed only where rows are wrong, and slow to import
 
     found: Iterator[list[int]] = simple_cycles(DiGraph([*waits.items()]))
     lowest = ((ranks, ranks.index(min(ranks))) for ranks in found)

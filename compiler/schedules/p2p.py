@@ -184,7 +184,7 @@ def _mismatched(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
 
 
 def _deadlocks(schedule: Schedule, ways: Ways) -> list[Problem]:
-    """Circles of ranks that have posted a batch of which a message is not matched until another's next batch is."""
+    """Cycles of ranks, each of which posted a batch with a message that matches only in another's next batch."""
     none: list[Value] = []
     rest = [_batches(row) for row in schedule.rows]
     batch = [none] * schedule.ranks

@@ -44,7 +44,7 @@ HABITS = (
     Habit(
         r"^[ \t]*(?P<at>(?:from[ \t]+[\w.]+[ \t]+)?import\b[^\n]*)",
         "a plan imports no modules",
-        'ops need no import; other plans are used, `use "models/llama.scale"`; `op … from "my_ops:swiglu"` names a '
+        'ops need no import; `use "models/llama.scale"` includes another plan; `op … from "my_ops:swiglu"` names a '
         "function of your own",
     ),
     Habit(
@@ -83,16 +83,16 @@ HABITS = (
     Habit(
         r"\b(?P<at>return\b[^\n]*)",
         "a model returns nothing",
-        "write `loss = cross_entropy(logits, labels)`: the value named `loss` is what is trained",
+        "write `loss = cross_entropy(logits, labels)`: training minimises the value named `loss`",
     ),
     Habit(r"^[ \t]*(?P<at>@[ \t]*[\w.]+)", "there are no decorators", "leave it out"),
     Habit(
         r"\b(?P<at>lambda)\b[^\n]*", "there are no functions", 'write the ops, or declare `op … from "my_ops:swiglu"`'
     ),
     # comments
-    Habit(r"(?P<at>\"\"\"|''')", "this is no comment", "comments begin with `#`, each line of them"),
-    Habit(r"(?P<at>/\*)", "this is no comment", "comments begin with `#`, each line of them"),
-    Habit(r"^[ \t]*(?P<at>//|--)[^\n]*", "this is no comment", "comments begin with `#`"),
+    Habit(r"(?P<at>\"\"\"|''')", "this is not a comment", "comments begin with `#`, each line of them"),
+    Habit(r"(?P<at>/\*)", "this is not a comment", "comments begin with `#`, each line of them"),
+    Habit(r"^[ \t]*(?P<at>//|--)[^\n]*", "this is not a comment", "comments begin with `#`"),
     Habit(r"(?P<at>//)", "`//` is neither a comment nor a division", "comments begin with `#`; `a / b` divides"),
     # quotes
     Habit(
@@ -110,7 +110,7 @@ HABITS = (
     Habit(r"\b(?P<at>(?P<kind>\w+)\s*[=:])\s*\{", "a section has no `=`", "write `{kind} {{ … }}`"),
     Habit(
         r"\b(?P<at>(?P<kind>dims|const)[ \t]+(?P<key>\w+)\s*=)",
-        "this is the place of a section",
+        "a section is expected here",
         "write `{kind} {{ {key} = … }}`",
     ),
     Habit(
@@ -140,14 +140,14 @@ HABITS = (
         "the axes of a rule are separated by commas",
         "write `over {one}, {two}`, the outer axis first",
     ),
-    Habit(r"(?P<at>,)\s*over\b", "a comma too many", "leave it out"),
+    Habit(r"(?P<at>,)\s*over\b", "one comma too many", "leave it out"),
     # initial values
     Habit(
         r"\binit(?P<names>(?:[ \t]+\w+(?:\s*,\s*\w+)*)?)\s*(?P<at>[=:])",
         "initial values follow `~`",
-        "write `init{names} ~ normal(0.02)`",
+        "write `init{names} ~ …`",
     ),
-    Habit(r"\binit\s*(?P<at>\{)", "`init` is no section", "write `init ~ normal(0.02)`"),
+    Habit(r"\binit\s*(?P<at>\{)", "`init` is not a section", "write `init ~ normal(0.02)`"),
     Habit(
         r"^[ \t]*(?P<at>(?P<name>(?!init\b)\w+)[ \t]*~)", "initial values begin with `init`", "write `init {name} ~ …`"
     ),
@@ -157,13 +157,13 @@ HABITS = (
         "a parameter has brackets",
         "write `{name}[{ins} -> {outs}]`",
     ),
-    Habit(r"\[[\w\s,]+(?P<at>=>|<-|>|→|⟶|⇒)", "this is no arrow", "write `->`, as in `w[hidden -> ffn]`"),
+    Habit(r"\[[\w\s,]+(?P<at>=>|<-|>|→|⟶|⇒)", "this is not an arrow", "write `->`, as in `w[hidden -> ffn]`"),
     Habit(
         r"\b\w+\[[^\]\n]*?(?P<at>:|\.\.\.?|-(?!>))",
         "tensors have no index",
         "dims go by name; `split` takes a dim apart, as in `gate, up = split(y, [ffn, ffn])`",
     ),
-    Habit(r"(?P<at>,)\s*[)\]]", "a comma too many", "leave it out"),
+    Habit(r"(?P<at>,)\s*[)\]]", "one comma too many", "leave it out"),
     # what belongs to modules and tensors of PyTorch
     Habit(
         r"(?P<at>\b(?:\w+\.)*Linear\(\s*(?P<inner>[A-Za-z_]\w*)\s*,\s*(?P<outer>[A-Za-z_]\w*)[^)\n]*\))",
@@ -208,7 +208,7 @@ HABITS = (
         "names are bound without parentheses",
         "write `{names} = …`",
     ),
-    Habit(r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)", "`{op}=` is no operator", "write `{name} = {name} {op} …`"),
+    Habit(r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)", "there is no `{op}=`", "write `{name} = {name} {op} …`"),
     Habit(r"(?<!\bif )\b(?P<name>\w+)\s*(?P<at>:=|==|<-)", "a name is bound by `=`", "write `{name} = …`"),
     Habit(r"\b(?P<name>\w+)(?P<at>\s*:\s*[\w.\[\], ]+?)\s*=[^=]", "names have no types", "write `{name} = …`"),
     Habit(
@@ -216,22 +216,22 @@ HABITS = (
         "names are not declared",
         "write `{name} = …`",
     ),
-    Habit(r"(?P<at>\*\*|\^)", "there is no power", "multiply, `x * x`, or write the number"),
-    Habit(r"(?P<at>\\)\s*$", "a line goes on without `\\`", "leave it out: a statement ends where it cannot go on"),
+    Habit(r"(?P<at>\*\*|\^)", "there is no power operator", "multiply, `x * x`, or write the number"),
+    Habit(r"(?P<at>\\)\s*$", "a line continues without `\\`", "leave it out: a statement ends where it is complete"),
     Habit(r"(?P<at>\d+\.)(?!\d)", "a number ends with a digit", "write `{at}0`, or leave the point out"),
     Habit(r"(?<![\d.])(?P<at>\.\d+)", "a number begins with a digit", "write `0{at}`"),
-    Habit(r"(?P<at>[×·∙⋅])", "this is no operator", "write `*`, or `@` for a matrix product"),
-    Habit(r"(?P<at>÷)", "this is no operator", "write `/`"),
-    Habit(r"(?P<at>[−–—])", "this is no operator", "write `-`"),
+    Habit(r"(?P<at>[×·∙⋅])", "this is not an operator", "write `*`, or `@` for a matrix product"),
+    Habit(r"(?P<at>÷)", "this is not an operator", "write `/`"),
+    Habit(r"(?P<at>[−–—])", "this is not an operator", "write `-`"),
     Habit(
         r"(?P<at>[|&!?$])",
-        "this is no operator",
-        "those of tensors are `@ * / + -`; functions are ops, as in `silu(x)`",
+        "this is not an operator",
+        "tensors have `@ * / + -`; functions are ops, as in `silu(x)`",
     ),
     Habit(rf"(?P<at>{_INVISIBLE}+)", "an invisible character", "delete it, or write a space"),
     Habit(
         r"(?:[=+*/@(,]|\s-)\s*(?P<at>(?P<op>[A-Za-z_]\w*)[ \t]+(?!(?:over|as|pad|from)\b)(?P<x>[A-Za-z_]\w*))",
-        "nothing joins `{op}` and `{x}`",
+        "there is no operator between `{op}` and `{x}`",
         "write `{op}({x})` if `{op}` is an op, or an operator between them",
     ),
     Habit(

@@ -32,13 +32,13 @@ def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = Fa
 
 
 def _cache_file(name: str) -> str | bool:
-    """Where the table is kept: only in a folder that nobody else can write to, since loading it can run code."""
+    """The file of a table: only in a folder that nobody else can write to, since loading it can run code."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         cache = base / "scalec"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = cache.stat()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return False
     private = status.st_uid == os.getuid() and not status.st_mode & 0o022
     return str(cache / f"{name}-{_digest()}.table") if private else False

@@ -20,7 +20,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
-    """The text of a file of so many bytes at most; `at` is the place that names the file, if one does.
+    """The text of a file of at most `most` bytes; `at` is the place that names the file, if one does.
 
     Raises PlanError where it cannot be read, is too large or not UTF-8.
     """

@@ -7,11 +7,11 @@ from .tree import Entry, Rule, Section, Setting
 
 MESH = "mesh"
 ONE_OF_A_KIND = ("data", "optimizer")
-"""Sections of which a plan has one: one of another name takes the place of the whole."""
+"""Sections that a plan has once: one of another name replaces the whole section."""
 
 
 def merge(base: Section, over: Section) -> Section:
-    """`base` with the entries of `over` in the place of those of the same key, and the others of `over` behind.
+    """`base` with the entries of `over` in the place of those of the same key, and the others of `over` after them.
 
     Sections in sections merge likewise, if they have the same name or `over` gives none.  Of a kind of which there is
     one, that of another name is replaced.  Rules of `over` replace all
@@ -49,8 +49,8 @@ def _gives_order(base: Section, over: Section) -> bool:
     )
     entries = (entry for entry in over.entries if isinstance(entry, Setting))
     span = next(entry.span for entry in entries if entry.key.name in (added or given))
-    note = Note(base.head, f"has {listing(known)}, the outermost first")
-    help = f"order is meaning: name {unnamed} here too, the outermost first"
+    note = Note(base.head, f"has {listing(known)}, outermost first")
+    help = f"the order of axes matters: name {unnamed} here too, outermost first"
     raise wrong("E0519", message, span, "added" if added else "not in this order", help, notes=(note,))
 
 

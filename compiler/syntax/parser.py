@@ -137,7 +137,7 @@ class _Builder(Transformer[Token, tree.Plan]):
         span = self._place(word).to(stage.span)
         if stage.unit or stage.value not in STAGES:
             help = "write `zero 1 over dp`, with a stage from 0 to 3"
-            raise wrong("E0406", "this is no stage of ZeRO", span, help=help)
+            raise wrong("E0406", "this is not a stage of ZeRO", span, help=help)
         return tree.Rule(tuple(tree.Name(kind, span) for kind in STAGES[stage.value]), axes, span.to(axes[-1].span))
 
     def binary(self, parts: Parts) -> tree.Binary:

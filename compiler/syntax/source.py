@@ -9,7 +9,7 @@ from attrs import field, frozen
 class Span:
     """A stretch of a text: lines and columns count from 1, the end is exclusive; line 0 is the file as a whole.
 
-    `text` is the whole text, kept so that an excerpt shows what was read, whatever became of the file since.
+    `text` is the whole text, so that an excerpt shows what was read, whatever became of the file since.
     """
 
     path: str

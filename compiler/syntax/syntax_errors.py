@@ -1,4 +1,4 @@
-"""Words syntax errors: what was found, what could have stood there, and what was probably meant."""
+"""Words syntax errors: the text found, what could have been there, and what was probably meant."""
 
 from collections.abc import Set
 from typing import Any, cast
@@ -63,7 +63,7 @@ def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
 
 
 def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
-    """The same where the text is written as in another language, else None."""
+    """The error where the text is written as in another language, else None."""
     before = _before(error)
     braces = [at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"]
     section = str(before[braces[-1] - 1]) if braces else ""
@@ -108,7 +108,7 @@ def _before(error: UnexpectedInput) -> list[Any]:
 
 
 def _head(before: list[Any]) -> str:
-    """How the statement is written whose part before the brace an error stands in; "" if there is none."""
+    """How the statement is written that has an error in its part before the brace; "" if there is none."""
     kinds = [part.type if isinstance(part, Token) else "" for part in before]
     since = kinds[::-1][: kinds[::-1].index("LBRACE")] if "LBRACE" in kinds else []
     return next((_HEADS[kind] for kind in since if kind in _HEADS), "")
@@ -156,7 +156,7 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
         case _, "OVER":
             return "rules belong in a section: `shard { batch over dp }`"
         case [*_, Name() | Token(type="NAME") as name], "EQUAL" if accepts == {"NAME", "LBRACE"}:
-            return f"this is the place of a section: `{name} {{ … }}`"
+            return f"a section is expected here: `{name} {{ … }}`"
         case _ if accepts == {"STRING"}:
             return 'as in `use "models/llama.scale"`'
         case _ if accepts == {"TILDE"} or accepts == {"TILDE", "COMMA"}:

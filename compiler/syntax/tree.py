@@ -1,6 +1,6 @@
 """The syntax tree of a plan, on one page.
 
-What was written, and where; two nodes are equal if the same was written, wherever that was.
+Nodes have the written text and its place; two are equal if the same was written, wherever that was.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def _span() -> Span:
 
 @frozen
 class Name:
-    """A name, as an expression and wherever else one stands: what is bound, dims, axes, keys, functions."""
+    """A name, as an expression and everywhere else: of bound values, dims, axes, keys, functions."""
 
     name: str
     span: Span = _span()
@@ -30,7 +30,7 @@ class Name:
 
 @frozen
 class Number:
-    """`8192`, `3e-4`, `25MiB`, `5%`: a value and the unit behind it, "" for none."""
+    """`8192`, `3e-4`, `25MiB`, `5%`: a value and the unit after it, "" for none."""
 
     value: int | float
     unit: str
@@ -107,7 +107,7 @@ Expr = Name | Number | String | List | Call | Negative | Binary | ParamUse
 
 @frozen
 class Setting:
-    """`key = value`, in a section or among the arguments of a call; `pad` is the number behind `pad`, for a dim."""
+    """`key = value`, in a section or among the arguments of a call; `pad` is the number after `pad`, for a dim."""
 
     key: Name
     value: Expr
@@ -189,7 +189,7 @@ class Init:
 
 @frozen
 class Input:
-    """`tokens[batch, seq]`: what the model is given."""
+    """`tokens[batch, seq]`: an input of the model."""
 
     name: Name
     dims: tuple[Name, ...]

@@ -18,7 +18,7 @@ _autograd: Any = importlib.import_module("torch._C._autograd")  # torch's stubs 
 
 
 class Around:
-    """The hooks at the time it is made, as functions; without any, tensors are kept as they are."""
+    """The hooks at the time it is made, as functions; without any, tensors are saved unchanged."""
 
     def __init__(self) -> None:
         self._hooks = _autograd._top_saved_tensors_default_hooks(False)
@@ -28,7 +28,7 @@ class Around:
         return self._hooks[0](saved) if self._hooks else saved
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor of which this was kept."""
+        """The tensor that was packed as this."""
         return self._hooks[1](packed) if self._hooks else packed
 
 
@@ -41,7 +41,7 @@ class _Enough(Exception):
 
 
 class _Call:
-    """A call, and what backward will ask of it: first what is kept while it runs, then its result, as that is kept."""
+    """A call, and the tensors that backward will ask for: those saved while it runs, then its result, if saved."""
 
     def __init__(self, function: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._function, self._options, self._around = function, options, Around()
@@ -74,15 +74,15 @@ class _Call:
         return _Ticket(self, self._inside + len(self._views) - 1)
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor of which this was kept; each is asked for once."""
+        """The tensor that was packed as this; each is asked for once."""
         if not (isinstance(packed, _Ticket) and packed.call is self):
             return self._around.unpack(packed)
         if packed.number not in self._made:
-            self._again()
+            self._recompute()
         return self._made.pop(packed.number)
 
-    def _again(self) -> None:
-        """Does the call again, as far as it is needed."""
+    def _recompute(self) -> None:
+        """Recomputes the call, as far as it is needed."""
         self._made.clear()
         args = [self._taken(held) if isinstance(held, _Operand) else held for held in self._operands]
         given = _storages(self._function, args)
@@ -99,33 +99,33 @@ class _Call:
             self._made |= {i: result.as_strided(*view) for i, view in enumerate(self._views, start=self._inside)}
         except _Enough:
             pass
-        assert len(self._made) == self._inside + len(self._views), "a call done again keeps other tensors than before"
+        assert len(self._made) == self._inside + len(self._views), "a recomputed call saves other tensors than before"
 
     def _taken(self, held: "_Operand") -> Tensor:
         return self._around.unpack(held.packed).detach().requires_grad_(held.wanted)
 
 
 class _Operand(NamedTuple):
-    """A tensor as it is kept, and whether it has a gradient."""
+    """A tensor as it is saved, and whether it has a gradient."""
 
     packed: Any
     wanted: bool
 
 
 class _Ticket(NamedTuple):
-    """Stands for one of the tensors of a call."""
+    """A reference to one of the tensors of a call."""
 
     call: _Call
     number: int
 
 
-def recomputed(function: Callable[..., Any], *args: Any, again: bool = True, **options: Any) -> Any:
-    """function(*args, **options), of which only what it is given is kept; it may be a module, which has parameters.
+def recomputed(function: Callable[..., Any], *args: Any, enabled: bool = True, **options: Any) -> Any:
+    """function(*args, **options), which saves its arguments alone; it may be a module, which has parameters.
 
-    Backward calls it again, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
-    Unless `again` it is a call as any other.
+    Backward recomputes it, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
+    Unless `enabled` it is an ordinary call.
     """
-    if not again or not torch.is_grad_enabled():
+    if not enabled or not torch.is_grad_enabled():
         return function(*args, **options)
     call = _Call(function, args, options)
     with saved_tensors_hooks(call.pack, call.unpack):
@@ -134,7 +134,7 @@ def recomputed(function: Callable[..., Any], *args: Any, again: bool = True, **o
 
 @contextmanager
 def recompute(function: Callable[..., Tensor], *args: Any, **options: Any) -> Generator[Tensor]:
-    """As `recomputed`, but neither is the result kept for what reads it inside the block."""
+    """As `recomputed`, but the result is not saved either for what reads it inside the block."""
     if not torch.is_grad_enabled():
         yield function(*args, **options)
         return
@@ -157,4 +157,4 @@ def _storages(function: Callable[..., Any], args: Iterable[Any]) -> set[int]:
 
 
 def _unread(packed: object) -> Tensor:
-    raise AssertionError("what is done again has no backward")
+    raise AssertionError("a recomputed call has no backward")

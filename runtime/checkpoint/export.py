@@ -23,7 +23,7 @@ LARGEST = 5 * 10**9
 """Bytes of a file, unless a single tensor is larger."""
 
 Held = dict[str, list[tuple[str, HFWeight]]]
-"""The parameters that each tensor holds, one behind the other."""
+"""The parameters in each tensor, one after the other."""
 
 
 def export(path: Path, folder: Path, names: HFNames) -> None:
@@ -38,8 +38,8 @@ def export(path: Path, folder: Path, names: HFNames) -> None:
         for file, tensors in files.items():
             values = _values({tensor: held[tensor] for tensor in tensors}, saved, names.dtype)
             try:
-                with _readable(part / file) as path:
-                    package.torch.save_file(values, path, metadata={"format": "pt"})
+                with _readable(part / file) as written:
+                    package.torch.save_file(values, written, metadata={"format": "pt"})
             except package.SafetensorError as error:
                 raise RunError(f"cannot write {part / file}: {error}") from None
         if len(files) > 1:
@@ -125,7 +125,7 @@ def _values(held: Held, saved: Saved, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _joined(parts: list[tuple[str, HFWeight]], read: Mapping[str, Tensor]) -> Tensor:
-    """A tensor's parts one behind the other, without padding."""
+    """A tensor's parts one after the other, without padding."""
     stored = parts[0][1]
     whole = torch.cat([each.pairs(read[name].reshape(each.rows(read[name].numel()))) for name, each in parts])
     return whole[: stored.shape[-1]].T.contiguous() if stored.transposed else whole[: stored.shape[0]]

@@ -37,11 +37,11 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class HFWeight:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
 
-    Where `interleaved` is (64, 256), of the 256 rows of each head the first 64 stand pair by pair: (0, 1), (2, 3), …
+    Where `interleaved` is (64, 256), the first 64 of the 256 rows of each head are pairs: (0, 1), (2, 3), …
     A file may have more `positions` than the plan's sequences: its first rows are read.
     """
 
-    tensor: str  # {i} stands for the first index in the parameter's name, {j} for the second, as in {2*i+1}
+    tensor: str  # {i} is the first index in the parameter's name, {j} the second, as in {2*i+1}
     shape: tuple[int, ...]
     start: int = 0
     transposed: bool = False
@@ -63,7 +63,7 @@ class HFWeight:
         return self.positions and shape[1:] == self.shape[1:] and shape[:1] > self.shape[:1]
 
     def rows(self, count: int) -> tuple[int, ...]:
-        """The shape of `count` elements of it: so many rows."""
+        """The shape of `count` of its elements."""
         columns = self.shape[::-1][1:] if self.transposed else self.shape[1:]
         return (count // prod(columns), *columns)
 
@@ -238,7 +238,7 @@ def _part(view: Any, stored: HFWeight, spec: Spec, mesh: Mesh) -> Tensor:
 
 
 def _rows(view: Any, stored: HFWeight, rows: slice, *columns: slice) -> Tensor:
-    """A stretch of a parameter's rows; those behind the tensor's last are padding, and 0."""
+    """A stretch of a parameter's rows; those after the tensor's last are padding, and 0."""
     last = stored.shape[-1 if stored.transposed else 0]
     start, stop = (min(stored.start + at, last) for at in (rows.start, rows.stop))
     wanted = (slice(start, stop), *columns)

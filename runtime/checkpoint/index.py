@@ -25,7 +25,7 @@ Identity = Mapping[str, str | int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a tensor, and which tensor of which file holds it."""
+    """A stretch of a tensor, the file that has it, and its name there."""
 
     extent: Extent
     file: str

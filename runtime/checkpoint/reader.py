@@ -18,7 +18,7 @@ INDEX = "index.json"
 class Saved:
     """A whole checkpoint, open for reading.  RunError where it is not what was written.
 
-    Each file is held against its size and hash when the first of its tensors is asked for, whatever part of it.
+    The size and hash of a file are checked when the first of its tensors is asked for, whatever part of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,5 +108,5 @@ def _index_of(path: Path) -> index.Index:
 
 
 def folder_name(step: int) -> str:
-    """The name of the checkpoint after so many steps."""
+    """The name of the checkpoint after `step` steps."""
     return f"step-{step:06d}"

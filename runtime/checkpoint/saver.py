@@ -28,7 +28,7 @@ from .reader import INDEX, Saved, folder_name
 
 KEEP = 2
 ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
-"""State that a run can find out anew, as when a plan of another precision goes on."""
+"""State that a run can find anew, as when a plan of another precision continues."""
 
 
 def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, run: Identity | None = None) -> Path:
@@ -48,7 +48,7 @@ def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, r
 def load(path: Path, state: TrainState) -> None:
     """Fills the state from a checkpoint written on any mesh.  Collective.
 
-    A loss scale that it lacks begins anew, and one that the state has no use for is left.
+    A loss scale that it lacks starts from its initial value, and one that the state has no use for is ignored.
     RunError, on all ranks and before anything is changed, where one cannot read what it needs.
     """
     device = state.mesh.device
@@ -68,7 +68,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def finished_steps(path: Path) -> int:
-    """How many steps a checkpoint has behind it."""
+    """The number of steps that a checkpoint has finished."""
     return int(path.name.removeprefix("step-"))
 
 
@@ -159,5 +159,5 @@ def _rank_name(rank: int) -> str:
 
 
 def _tensor_name(box: Box) -> str:
-    """The key; of a part with its place, as in `wq[0:4, 8:16]`."""
+    """The key; for a part with its place, as in `wq[0:4, 8:16]`."""
     return box.key if box.extent == whole(box.shape) else f"{box.key}{box.extent}"

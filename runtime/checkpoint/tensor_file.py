@@ -26,7 +26,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """By which a file is known again: its bytes, and the hash of them all."""
+    """The size and the hash by which a file is recognised."""
 
     size: int
     blake2b: str

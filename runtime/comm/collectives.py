@@ -4,7 +4,7 @@ I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b`
 dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce` are f and g of Megatron-LM,
 arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
 
-In a sanitized run the axes carry a watch, which sees the operand and the result of each coercion (`sanitize`).
+In a sanitized run the axes have a watch, which sees the operand and the result of each coercion (`debug.sanitize`).
 """
 
 from collections.abc import Callable, Generator
@@ -256,7 +256,7 @@ def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tens
 
 
 def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
-    """Sum over the axis, of which each rank keeps its part, in place and outside autograd: flat gradients.
+    """Sum over the axis; each rank keeps its part, in place and outside autograd: flat gradients.
 
     Returns this rank's part, a view of x; the rest of x is then worthless.  With `dtype`, what is sent and summed is x
     as that.
@@ -284,7 +284,7 @@ def _own_part(x: Tensor, axis: Axis) -> Tensor:
 
 
 class _Gathered:
-    """The gathered tensor as backward sees it: gathered again for its first consumer, freed after its last."""
+    """The gathered tensor as backward sees it: gathered when its first consumer needs it, freed after its last."""
 
     def __init__(self, packed: Any, around: Around, axis: Axis, dim: int) -> None:
         self.packed, self.around, self.axis, self.dim = packed, around, axis, dim
@@ -298,16 +298,16 @@ class _Gathered:
         self.waiting += 1
 
     def take(self) -> Tensor:
-        full = self._again() if self.full is None else self.full
+        full = self._regather() if self.full is None else self.full
         self.waiting -= 1
         self.full = full if self.waiting else None
         self.waiting = self.waiting or self.consumers  # a second backward through a retained graph
         return full
 
-    def _again(self) -> Tensor:
+    def _regather(self) -> Tensor:
         full = _gather(self.around.unpack(self.packed), self.axis, self.dim)
         if self.axis.watch is not None:
-            self.axis.watch.coerced(full, self.axis, self.line, "result again")
+            self.axis.watch.coerced(full, self.axis, self.line, "result in backward")
         return full
 
 
@@ -324,7 +324,7 @@ class _View(NamedTuple):
 def regather(x: Tensor, axis: Axis, dim: int) -> Generator[Tensor]:
     """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
 
-    Backward gathers once more, when the first consumer needs it, and frees after the last.
+    Backward gathers a second time, when the first consumer needs it, and frees after the last.
     """
     full = all_gather(x, axis, dim)
     if axis.size == 1:

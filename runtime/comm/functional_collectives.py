@@ -1,7 +1,7 @@
 """Collectives as torch.compile sees them: ops of its graph instead of calls of a process group.
 
-In a graph they stand where the program has them, no op is done twice, and inductor may do others while they are under
-way.  Called only while a module is traced; elsewhere `collectives` calls the groups, at half the host time.
+In a graph they keep the program's order, no op is done twice, and inductor may run other ops while they are in
+flight.  Called only while a module is traced; elsewhere `collectives` calls the groups, at half the host time.
 """
 
 from typing import Any, cast
@@ -21,7 +21,7 @@ def all_reduced(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
 
 
 def gathered(x: Tensor, axis: Axis) -> Tensor:
-    """All ranks' x, one behind the other in dim 0."""
+    """All ranks' x, concatenated along dim 0."""
     return _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group.group_name))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-End = Literal["operand", "result", "operand gradient", "result gradient", "result again"]  # the last in backward
-Role = Literal["kept", "working", "gradient"]  # of memory: the record, what a model computes with, a sum
+End = Literal["operand", "result", "operand gradient", "result gradient", "result in backward"]
+Role = Literal["state", "working", "gradient"]  # of memory: masters and slots, the weights a model computes with, sums
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,8 +1,8 @@
 """Point-to-point messages between stages: started without waiting, awaited where they are used.
 
-What is received is waited for by the action that takes it; what is sent, before the next of its kind is, and all at
+A received value is waited for by the action that takes it; a sent one before the next of its kind is sent, and all at
 the end: so of each kind one is in memory at most.  On CUDA the current stream does the waiting, on which values are
-made and used, and their memory is let go behind it: `record_stream` is not needed.
+made and used, and their memory is released after it: `record_stream` is not needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class StageInput:
     """A value that crosses from stage to stage, as one rank has it.
 
     gradient  whether its gradient comes back
-    cuts      those that it crosses, the one behind the first stage being 0; all, if that is not said
+    cuts      those that it crosses, the one after the first stage being 0; all, if that is not said
     """
 
     name: str
@@ -168,6 +168,6 @@ class _Arriving(Slot):
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """Behind what is waited for."""
+    """A last wait, after the values' own."""
 
     wait: Callable[[], None]

@@ -26,14 +26,14 @@ _MASK = (1 << _BITS) - 1
 
 @dataclass(frozen=True)
 class Text(Windows):
-    """Files of text, a token a byte: glob patterns, or `python_stdlib`; a share `holdout` is kept for validation."""
+    """Files of text, a token a byte: glob patterns, or `python_stdlib`; a share `holdout` is left for validation."""
 
     files: tuple[str, ...]
     holdout: float = 0.05
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of a byte."""
+        """The element type of a byte."""
         return torch.uint8
 
 
@@ -127,7 +127,7 @@ def _mapped(path: str, dtype: torch.dtype) -> Tensor:
 def shuffled(position: int, windows: int, key: int) -> int:
     """Where `position` < `windows` goes under the permutation of this key: a Feistel cipher that walks its cycles.
 
-    (Black and Rogaway, CT-RSA 2002.)  No table is kept, whatever the number of windows.
+    (Black and Rogaway, CT-RSA 2002.)  No table is needed, whatever the number of windows.
     """
     half = max(1, ((windows - 1).bit_length() + 1) // 2)
     while True:
@@ -165,7 +165,7 @@ class Input:
 class Batch:
     """This rank's part of a step's inputs, int64, [microbatches, …], each in its own layout.
 
-    Of documents and draws there are none where the model does not take them.
+    Documents and draws are None where the model does not take them.
     """
 
     tokens: Tensor
@@ -184,7 +184,7 @@ class Batch:
 
 
 class Loader:
-    """Deals out a stream's windows: sample number step · global_batch + row, shuffled anew in each pass over the data.
+    """Deals out a stream's windows: sample number step · global_batch + row, reshuffled in each pass over the data.
 
     Row m · (D · b) + r · b + j is row j of microbatch m on data-parallel rank r of D.  vocab bounds the token ids;
     `made` says what becomes of a window.

@@ -21,7 +21,7 @@ class Windows:
     """How windows of a corpus become samples.
 
     A token `separator` ends each document.  Without `masked` each token's label is the one that follows; with it, that
-    share of tokens is to be predicted where they stand, most of them hidden behind the token `mask_token`.
+    share of tokens is predicted in place, most of them hidden by the token `mask_token`.
     """
 
     separator: int | None = None
@@ -52,10 +52,10 @@ class Windows:
         return ends.cumsum(-1) - ends
 
     def _hide(self, tokens: Tensor, sample: int, vocab: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Tokens with some hidden, and these as labels: of those to predict 80% are masked, 10% any token, 10% kept.
+        """Tokens with some hidden, and these as labels: of those to predict 80% are masked, 10% random, 10% unchanged.
 
         (Devlin et al. 2019, appendix A.1; each token by itself, and anew in each pass over the data, as in RoBERTa, Liu
-        et al. 2019.)  Separators are kept and not predicted.
+        et al. 2019.)  Separators are neither hidden nor predicted.
         """
         assert self.masked is not None, "samples: nothing is to be masked"
         assert self.mask_token is not None, "samples: masks without a token"

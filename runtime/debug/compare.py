@@ -7,7 +7,7 @@ with odd random keys k_i of 64 bits, once each with two sets of keys; the hash o
 hashes, with keys of their own.  One word that differs is always seen, since no k_i·(w_i − v_i) is 0 mod 2^64.  Several
 are missed with probability at most 2^-32 a set: for all but one of the keys given, the last has 2^63 values, and the
 difference it multiplies, below 2^32, lets at most 2^31 of them give 0.  (Multilinear hashing: Carter and Wegman, 1979;
-Lemire and Kaser, Computer Journal 57, 2014.)  So 2^-64 for the blocks and again for their hashes.
+Lemire and Kaser, Computer Journal 57, 2014.)  So 2^-64 for the blocks, and 2^-64 for their hashes.
 
 Sums of integers mod 2^64 do not depend on their order: the hash is the same on CPUs and GPUs, in any launch.
 """
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 
 from ..comm.mesh import Axis
 
-BLOCK = 1 << 18  # words, of each of which two products of 8 bytes stand at the same time
+BLOCK = 1 << 18  # words; two products of 8 bytes per word are in memory at the same time
 _WORDS = {1: torch.uint8, 2: torch.int16}  # by the bytes of an element; larger ones are several words
 
 

@@ -1,6 +1,6 @@
 """Records every collective of a run on this rank, for `scalec verify --recorded`.
 
-What is recorded is what torch's dispatcher is asked to do: the mode sees every `c10d` op, whoever calls it.  autograd
+The dispatch mode sees every `c10d` op that torch's dispatcher is asked to do, whoever calls it.  autograd
 hands its modes to the threads on which it runs backward, so that calls in backward are seen on CUDA too.
 
 With SCALEC_RECORD=1 each torch op costs about 6 µs more of host time and each collective about 0.1 ms; a collective
@@ -49,7 +49,7 @@ class Recorder(TorchDispatchMode):
     The first line says whose record it is.  A collective's line says: `step`; `phase`, which is `train` or `evaluate`
     within functions that `of` wraps, and `loop` outside of them; `order`, counted over the run; `op`, `reduction`,
     `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received; of a message its
-    `peer` too, a global rank.  An op that no plan has stands under torch's own name.  A line with `calls` closes each
+    `peer` too, a global rank.  An op that no plan has appears under torch's own name.  A line with `calls` closes each
     step and evaluation.  `first` steps were done before this run.  Rank 0 puts the program's plan.json beside, so that
     the folder holds all that a comparison needs.
     """

@@ -101,11 +101,11 @@ class Sanitizer:
 
         After the update it may be too late: rounding may have made equal what was not when it was used.
         """
-        self._compare_copies("kept", "working")
+        self._compare_copies("state", "working")
 
     def updated(self) -> None:
         """RunError if a parameter or its optimizer state differs."""
-        self._compare_copies("kept")
+        self._compare_copies("state")
 
     def same(self, values: Mapping[str, Tensor], axis: Axis, when: str) -> None:
         """RunError if one of the named values differs over the axis."""

@@ -36,7 +36,7 @@ class Line:
 
     @property
     def result(self) -> str:
-        """The name that the call's result is given; the call itself where it stands inside another expression."""
+        """The name that the call's result is given; the call itself where it is inside another expression."""
         call = ast.unparse(self._call())
         for stmt in self._statements():
             if isinstance(stmt, ast.With) and (target := stmt.items[0].optional_vars):

@@ -13,7 +13,7 @@ Event = dict[str, Any]
 """As the Chrome trace format has it: times in µs, `ph` X for what has a duration `dur`."""
 
 _NODE = "autograd::engine::evaluate_function: "
-_ACCUMULATES = f"{_NODE}torch::autograd::AccumulateGrad"  # is told of no op: it comes behind the node that feeds it
+_ACCUMULATES = f"{_NODE}torch::autograd::AccumulateGrad"  # has no op of forward: it follows the node that feeds it
 _ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 

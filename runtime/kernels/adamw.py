@@ -49,7 +49,7 @@ def _adamw(
     start = tl.program_id(0).to(tl.int64) * COLUMNS
     layer = tl.program_id(1).to(tl.int64)
     at = tl.arange(0, COLUMNS)
-    # Of a step that is skipped nothing is left to do: no branch, and gradients that are not finite do no harm.
+    # A skipped step has no branch: nothing is left to do, and gradients that are not finite do no harm.
     mask = at < tl.where(tl.load(skip) == 0, size - start, 0)
     parameters += layer * parameters_stride + start
     gradients += layer * gradients_stride + start
@@ -82,7 +82,7 @@ class AdamW(optimizers.AdamW):
     g = gradient · scale;  m += (1 − β₁)(g − m);  v += (1 − β₂)(g² − v);
     p −= lr · decay · p + lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps);  copy = p in its element type.
 
-    All tensors are [layers, elements], of which elements lie side by side; inside everything is in float32.  The
+    All tensors are [layers, elements], with elements side by side; inside everything is in float32.  The
     gradients stay as they are.  An element moves 28 bytes in float32, and 2 more for a bfloat16 copy.  Elsewhere
     (`launching`) it is the optimizer of torch's kernels, which it equals up to rounding.
     """

@@ -27,8 +27,8 @@ class LogitSoftmaxStats:
     """m = max l, z = Σ exp(l − m) and t = l[label] or 0 for a label elsewhere, of this rank's logits l.
 
     logits [..., v], labels [...] of the whole vocabulary, < 0 for none; m, z, t [...] in float32, float64 for float64.
-    m is without gradient and, from z and t through `rescale_to_global_max`, the loss does not depend on it.  Of the v
-    of all ranks of the axis the first `classes` are one, by default all; a rank without any has z = 0 and the lowest
+    m is without gradient and, from z and t through `rescale_to_global_max`, the loss does not depend on it.  The first
+    `classes` of the v of all ranks of the axis are classes, by default all; a rank without any has z = 0 and the lowest
     finite m.  With `smoothing` s, t is (1 − s) of that and s of Σ l / classes.  With `cap`, l is cap · tanh(logit /
     cap).
 

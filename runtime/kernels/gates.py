@@ -6,8 +6,8 @@
 
     da = g · b · slope(a)      db = g · activation(a)
 
-Backward computes the activation again: a and b are all that is saved.  Where these are slices of one product
-(`fused_linear`), so are da and db, of which backward then makes one product too.
+Backward recomputes the activation: only a and b are saved.  Where these are slices of one product
+(`fused_linear`), so are da and db, and backward takes one product for both.
 """
 # pyright: basic
 # (Triton has no types.)

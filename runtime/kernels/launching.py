@@ -48,7 +48,7 @@ def launch(
 
 
 def tile_for(op: object, tiles: Mapping[int, AnyTile], size: int, *tensors: Tensor | None) -> AnyTile | None:
-    """The tile with which the kernel of `op` serves these tensors, of which some may lack, or None where torch does.
+    """The tile with which the kernel of `op` serves these tensors, some of which may lack, or None where torch does.
 
     A tensor on the meta device counts as one on a GPU, so that launches can be listed without one.
     """
@@ -78,7 +78,7 @@ def matrix(x: Tensor, width: int) -> Tensor:
 def evenly(size: int) -> list[slice]:
     """As many of `size` elements as 16 divides, and the rest.
 
-    For numbers that 16 divides Triton compiles a kernel anew, with accesses of 16 bytes; behind a mask by any other
+    For numbers that 16 divides Triton compiles another kernel, with accesses of 16 bytes; after a mask by any other
     number they are of one element.
     """
     even = size - size % 16

@@ -1,23 +1,23 @@
 """A linear layer and the cross entropy of its logits, which are never all in memory.
 
-Of 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their gradient; a product with
+With 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their gradient; a product with
 the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at a time, and there are two ways:
 
-                                     unfused   LinearParts, chunk 8064   LinearCrossEntropy, chunk 1024
-    products                         3         4; 5 if W is put off      3
-    kept from forward to backward    2.1 GB    m                         dx 67 MB, dW 1.05 GB
-    at most, beside dx and dW        3.1 GB    0.27 GB                   0.26 GB
-    adding up dx or dW               nothing   dx, 0.27 GB a chunk       dW, 2.1 GB a chunk
-    classes that a rank has          any       any                       all
-    gradient of the loss             any       any, for each token       one factor
+                                unfused   LinearSoftmaxStats, chunk 8064   LinearCrossEntropy, chunk 1024
+    products                    3         4; 5 if W is delayed             3
+    saved for backward          2.1 GB    m                                dx 67 MB, dW 1.05 GB
+    at most, beside dx and dW   3.1 GB    0.27 GB                          0.26 GB
+    traffic to sum dx or dW     none      dx, 0.27 GB a chunk              dW, 2.1 GB a chunk
+    classes that a rank has     any       any                              all
+    gradient of the loss        any       any, for each token              one factor
 
-`LinearSoftmaxStats` goes through the classes, and makes logits again in backward, since their gradient needs what other
-chunks, and other ranks, have.  So a row of dW is made once, and rounded once, as unfused; dx is a sum over chunks.
-`LinearCrossEntropy` goes through the tokens, and has all of a token's logits at a time; so it makes their gradient, and
-from it dx and dW, at once, in forward, and backward multiplies them by the factor.  dW is a sum over chunks.
+`LinearSoftmaxStats` iterates over chunks of classes, and recomputes logits in backward, since their gradient needs the
+statistics of other chunks and ranks.  A row of dW is computed and rounded once, as unfused; dx is a sum over chunks.
+`LinearCrossEntropy` iterates over chunks of tokens, and has all of a token's logits at a time; so forward computes
+their gradient too, and from it dx and dW, and backward multiplies them by the factor.  dW is a sum over chunks.
 
-So the second is for whole vocabularies whose backward follows forward at once, without stages or in the last one; it
-takes no more time than unfused.  The first is for all others, as dW would be kept for each microbatch under way; where
+The second is for whole vocabularies whose backward follows forward at once, without stages or in the last one; it
+takes no more time than unfused.  The first is for all others, as dW would be saved for each microbatch in flight; where
 the vocabulary is sharded, logits are smaller by the same factor, and unfused may do.
 
 Source: Hsu et al. 2024 (arXiv:2410.10989).
@@ -73,7 +73,7 @@ class LinearCrossEntropy:
 
 @dataclass(frozen=True)
 class _Tokenwise:
-    """How a loss is made, so many tokens at a time; `differentiated` says whether with gradients."""
+    """The computation of a loss, `chunk` tokens at a time; `differentiated` says whether with gradients."""
 
     classes: Classes
     chunk: int

@@ -1,8 +1,8 @@
 """A linear layer and the softmax statistics of its logits, which are never all in memory.
 
-`LinearSoftmaxStats`, for any part of a vocabulary and any gradient of the loss; `linear_cross_entropy` says
-what it costs, and what does for a whole vocabulary. Source: Wijmans et al. 2024 (arXiv:2411.09009), of whose gradients
-nothing is left out here.
+`LinearSoftmaxStats` is for any part of a vocabulary and any gradient of the loss; `linear_cross_entropy` says what it
+costs, and what serves a whole vocabulary.  Source: Wijmans et al. 2024 (arXiv:2411.09009), but no small gradients are
+skipped here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,11 +28,11 @@ class LinearSoftmaxStats:
     m, z, t [...].  `chunk` columns of logits are made at a time, in the element type of x: a multiple of 128 near
     v / 16, but 4096 or more, keeps products large.
 
-    Saves x, weight, bias, labels and m; backward makes each chunk's logits again, puts their gradient in their place,
+    Saves x, weight, bias, labels and m; backward recomputes each chunk's logits, puts their gradient in their place,
     multiplies it by weight and x, and adds up its rows for the bias.  The gradient of x, P over the axis, adds up
     chunks in float32, each rounded to the element type first; those of weight and bias have their element type.
-    Within `set_apart` (`ops/delayed_wgrad`) these are put off, with what is saved and the gradients of z and t as all
-    that is kept; together they make the logits once more.
+    Within `set_apart` (`ops/delayed_wgrad`) these two are delayed, with nothing but the saved tensors and the gradients
+    of z and t kept for them; they recompute the logits together, once.
     """
 
     tiles: Mapping[int, Tile]
@@ -58,7 +58,7 @@ class LinearSoftmaxStats:
 
 @dataclass(frozen=True)
 class _Classwise:
-    """How logits are made: of which classes, so many columns at a time."""
+    """The computation of logits: their classes, and `chunk` columns at a time."""
 
     classes: Classes
     chunk: int

@@ -69,7 +69,7 @@ def logit_softmax_stats(
         x = _capped(tl.load(logits + whole + columns, mask=real, other=0.0).to(tl.float32), CAP)
         m, z = _joined(m, z, tl.where(real, x, float("-inf")))
         if SMOOTHED:
-            total += tl.sum(x, axis=1)  # behind the classes it is 0, with a cap too
+            total += tl.sum(x, axis=1)  # 0 after the last class, with a cap too
 
     t = (1 - smoothing) * tl.where(here, of_label, 0.0)
     if SMOOTHED:

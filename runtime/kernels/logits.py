@@ -1,6 +1,6 @@
 """Softmax statistics of logits in one pass, and their gradient in another.
 
-Of each row of logits [rows, columns], with l = cap · tanh(logit / cap) where there is a cap:
+For each row of logits [rows, columns], with l = cap · tanh(logit / cap) where there is a cap:
     m = max l,   z = Σ exp(l − m),   t = (1 − smoothing) · l[label] + each · Σ l,
 sums over the columns that are classes (`Classes`); l[label] is 0 for a label elsewhere.  m and z are made together,
 from block to block (arXiv:1805.02867).  With m taken as constant,
@@ -23,7 +23,7 @@ class Classes:
     """A stretch of a vocabulary, as the last dim of some logits has it.
 
     first      the class of column 0
-    size       how many columns are classes; those behind are padding
+    size       how many columns are classes; those after them are padding
     smoothing  the share of each label that goes to all classes alike (arXiv:1512.00567)
     each       what of it goes to each class
     cap        logits are bounded by ±cap, cap · tanh(logit / cap), if it is not 0 (Gemma 2, arXiv:2408.00118)

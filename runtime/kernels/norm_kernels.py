@@ -79,7 +79,7 @@ def norm_backward(
     ROWS: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
-    """AGAIN: rows are read once for their sums and again, from the L1 cache, for the rest, instead of kept."""
+    """AGAIN: rows are read twice, for their sums and, from the L1 cache, for the rest, instead of kept in registers."""
     column = tl.arange(0, COLUMNS)[None, :]
     to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)
     to_bias = tl.zeros([ROWS, COLUMNS], tl.float32)

@@ -3,7 +3,7 @@
 Purpose: `split_linear` and `split_embedding`, whose backward, within `set_apart`, makes the gradient of the input alone
 and leaves a call that makes that of the weight.  Elsewhere they are torch's own functions, backward too.  `put_off` is
 for ops that have a backward of their own.
-Non-goals: when which part is done (`pipeline`); gradients of other ops, which are made with the input's.
+Non-goals: when each part runs (`pipeline`); gradients of other ops, which are computed with the input's.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -53,7 +53,7 @@ def put_off(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]
 def split_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x · weightᵀ.  x [..., i], weight [o, i].
 
-    Of a weight that is no parameter but made of one, backward goes on to that, and nothing is set apart.
+    If the weight is no parameter but computed from one, backward goes on to that, and nothing is delayed.
     """
     return cast(Any, _Linear).apply(x, weight) if weight.is_leaf else F.linear(x, weight)
 

@@ -1,7 +1,7 @@
 """Stateless dropout: the mask is a hash of the sample's seed and the element's global index in the sample.
 
 A draw is a key made of the seed and the sample's number in the run.  So the same elements are dropped on every mesh,
-in every placement, in backward, when something is computed again, and after a restart.
+in every placement, in backward, when a call is recomputed, and after a restart.
 
 Non-goals: speed: bits are made by a dozen elementwise kernels on 8 bytes an element, which no kernel of ours fuses yet.
 """

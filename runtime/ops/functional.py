@@ -22,7 +22,7 @@ _vector_norm: Callable[..., Tensor] = cast(Any, torch.linalg).vector_norm
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums are kept: float64 for float64, else float32."""
+    """The dtype of sums: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -56,12 +56,12 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 
 
 def concat(*tensors: Tensor) -> Tensor:
-    """Tensors one behind the other along their last dims."""
+    """Tensors concatenated along their last dims."""
     return torch.cat(tensors, dim=-1)
 
 
 def split(x: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    """Slices of the last dim, one behind the other: the inverse of `concat`."""
+    """Consecutive slices of the last dim: the inverse of `concat`."""
     return x.split_with_sizes(sizes, dim=-1)
 
 
@@ -142,8 +142,8 @@ def attention(
     [b, s].  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
 
     With `draws`, a share `dropout` of the weights is dropped, as `dropout` drops; `heads` is the axis
-    over which heads are sharded.  Then, and with a softcap, all weights stand in memory: n · b · s² of them, several
-    times over, and again for backward.
+    over which heads are sharded.  Then, and with a softcap, all weights are in memory: n · b · s² of them, several
+    times over, and as many for backward.
 
     A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its backward; torch has
     no flash attention with a mask.
@@ -183,7 +183,7 @@ def _alike(documents: Tensor) -> Tensor:
 def _unfused(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None, cap: float, kept: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Attention with what torch has no kernel for: all scores in memory, in float32 at least; `kept` drops weights."""
+    """Attention for which torch has no kernel: all scores in memory, in float32 at least; `kept` drops weights."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = (q @ k.mT).to(_wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -196,7 +196,7 @@ def cross_entropy(
 ) -> Tensor:
     """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored.
 
-    Of v, the first `classes` are one, by default all; the others are padding, which gets no probability.  A share
+    The first `classes` columns of v are classes, by default all; the others are padding, of probability 0.  A share
     `smoothing` of each label goes to all classes alike (arXiv:1512.00567); z · (log Σ exp(logits))² is added
     (arXiv:2204.02311).
     """
@@ -234,9 +234,9 @@ def local_softmax_stats(
 ) -> tuple[Tensor, Tensor]:
     """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P over the axis of v.
 
-    m is taken as constant: its gradients through z and through `token_loss` cancel.  Of the v of all ranks of the axis,
-    the first `classes` are one, by default all.  With `smoothing` s, t is (1 − s) of that and s of Σ (logit − m) /
-    classes.
+    m is taken as constant: its gradients through z and through `token_loss` cancel.  The first `classes` of the v of
+    all ranks of the axis are classes, by default all.  With `smoothing` s, t is (1 − s) of that and s of
+    Σ (logit − m) / classes.
     """
     size = logits.shape[-1]
     first, every = (axis.rank * size, axis.size * size) if axis else (0, size)
@@ -276,7 +276,7 @@ class _SoftmaxParts(Function):
 def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
     """Σ log z − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient.
 
-    m: what the logits have lost, as in `local_softmax_stats`; with it, z_loss · (log z + m)² is added
+    m: the value subtracted from the logits, as in `local_softmax_stats`; with it, z_loss · (log z + m)² is added
     (arXiv:2204.02311).
     """
     log = z.log()

@@ -1,7 +1,7 @@
 """Several linear layers of one value as one product, for weights adjacent in memory.
 
 Purpose: forward is one product, and so is backward for each of x and the weights, where that costs no more memory
-traffic than it saves.  Non-goals: which products go together (the compiler's), and where weights lie (`flat`).
+traffic than it saves.  Non-goals: which products go together (the compiler's), where weights lie (`state.layout`).
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from .delayed_wgrad import put_off
 
 
 def join(first: Tensor, whole: Tensor) -> None:
-    """Makes `fused_linear` take `whole` [Σn, k], their common memory, for the weights of which this is the first."""
+    """Makes `fused_linear` take `whole` [Σn, k], their common memory, for the weights that begin with `first`."""
     cast(Any, first).whole = whole
 
 
 def fused_linear(
     x: Tensor, *weights: Tensor, into: Sequence[Sequence[int]] | None = None, apart: Sequence[int] = ()
 ) -> tuple[Tensor, ...]:
-    """x · wᵀ for each of `weights` [n, k]: of x [..., k] results [..., n], or the last dim unflattened `into` dims.
+    """x · wᵀ for each of `weights` [n, k]: x [..., k], results [..., n], or the last dim unflattened `into` dims.
 
     It is one product with the matrix that the weights were joined to (`ParamGroup`), also in a graph of torch.compile:
     it is an input of that like each weight.  The results are slices that keep all of the product alive; those in
@@ -91,6 +91,6 @@ def _summed(grads: Sequence[Tensor], whole: Tensor) -> Tensor:
 
 
 def _of_weights(grads: Sequence[Tensor], rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """The gradients of weights of so many rows: slices of one, of joint gradients."""
+    """The gradients of weights with `sizes` rows: slices of one, of joint gradients."""
     found = [grad.mT @ rows for grad in grads]
     return found[0].split_with_sizes(sizes) if len(found) < len(sizes) else found

@@ -4,11 +4,11 @@ Actions are written as torch.distributed.pipelining writes them, `1F3` for stage
 backward, or its parts I, of the input, and W, of the weights; SEND_F and RECV_F of what forward makes, SEND_B and
 RECV_B of gradients.  Between stages of one rank values are handed over without a message.
 
-What a row refers to is bound once, on the first step; then an action is one call.  Dropout follows from samples
-(`dropout`), so that there is no random state to keep.
+A row's references are bound once, on the first step; then an action is one call.  Dropout is a function of the sample
+(`ops.dropout`), so that there is no random state to save.
 
-Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); what moves around a stage
-(`chunks`).
+Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); the weights and gradients of a
+stage (`stage_buckets`).
 """
 
 import re
@@ -57,7 +57,7 @@ class Pipeline:
         self._bound: tuple[Mesh, _Row] | None = None
 
     def stages(self, mesh: Mesh) -> tuple[int, ...]:
-        """Those of this rank."""
+        """The stages of this rank."""
         rank = mesh.rank(self._axis)
         return tuple(stage for stage, home in enumerate(self._stage_to_rank) if home == rank)
 
@@ -103,7 +103,7 @@ class Pipeline:
 
 
 def _undropped(batch: Batch) -> list[tuple[Any, ...]]:
-    """What the model is given of each microbatch that drops nothing: draws come last."""
+    """The model's inputs for each microbatch, without dropout: draws come last."""
     if batch.draws is None:
         return [*batch.microbatches()]
     return [(*inputs[:-1], None) for inputs in batch.microbatches()]
@@ -123,7 +123,7 @@ class _Action:
 def _with_stages(actions: Sequence[_Action]) -> Iterator[_Action]:
     """The actions, and where stages begin and end: before the first of each, and before what is computed next.
 
-    What a last action leaves is sent before what its stage's end begins.
+    A last action's result is sent before its stage's end begins a reduction.
     """
     at = [i for i, action in enumerate(actions) if not action.is_message]
     begins = {actions[i].stage: i for i in reversed(at)}

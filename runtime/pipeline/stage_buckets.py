@@ -1,11 +1,11 @@
-"""What moves around the stages of a pipeline: each one's weights are there from its first forward on, its gradients are
-reduced behind its last backward, while the rank's other stages work.
+"""Weights and gradients of pipeline stages: weights are gathered before a stage's first forward, gradients are reduced
+after its last backward, while the rank's other stages work.
 
-Of a bucket a rank has a `FlatParam` for each of its stages, its chunk; parameters that several of its stages have are a
-chunk of these.  Chunks are gathered in the order in which stages begin (`unshard_ahead`), which on every rank is that
-of their numbers.  A stage ends before the next action that computes: what it sends to others is on its way first.
+A rank has a `FlatParam` of a bucket for each of its stages, the stage's chunk; parameters that several of its stages
+share are one chunk of all these.  Chunks are gathered in the order in which stages begin (`unshard_ahead`), which on
+every rank is that of their numbers.  A stage ends before the next action that computes, after its sends have begun.
 
-Non-goals: when stages work (`pipeline`); parameters that several ranks have, which the step sums in sight.
+Non-goals: when stages work (`executor`); parameters that several ranks share, which the step sums explicitly.
 """
 
 from ..state.flat_param import FlatParam
@@ -13,7 +13,7 @@ from ..state.flat_param_group import FlatParams, in_order
 
 
 class Chunks:
-    """Those of one pass, which reduces gradients if it `trains`: stages `begin` and `end`, each once."""
+    """The chunks of one pass, which reduces gradients if it `trains`: stages `begin` and `end`, each once."""
 
     def __init__(self, flat_params: FlatParams, trains: bool = False) -> None:
         self._flats = [own for each in flat_params.values() for own in in_order(each) if own.place]
@@ -31,7 +31,7 @@ class Chunks:
                 own.wait_for_unshard()
 
     def end(self, stage: int) -> None:
-        """Of chunks of which this was the last stage, begins to reduce the gradients, and frees the weights."""
+        """Begins to reduce the gradients, and frees the weights, of chunks whose last stage this was."""
         self._ended.add(stage)
         for own in self._reduced:
             if self._is_last(stage, own):

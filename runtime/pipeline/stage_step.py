@@ -1,6 +1,6 @@
-"""What is done of one stage for one microbatch, and what is kept in between.
+"""Forward and backward of one stage for one microbatch, and the tensors saved in between.
 
-Non-goals: in which order (`pipeline`), values of other ranks (`messages`).
+Non-goals: in which order (`executor`), values of other ranks (`comm.p2p`).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """What the actions of a step share: `share` is the gradient of the loss, which is added up; `chunks` what moves."""
+    """State that a step's actions share: `share` is the gradient of the loss, `loss` its sum, `chunks` the buckets."""
 
     model: nn.Module
     inputs: Sequence[tuple[Any, ...]]
@@ -98,7 +98,7 @@ class Cell:
 
 
 class LastCell(Cell):
-    """Of the last stage: what leaves it is a part of the loss."""
+    """A cell of the last stage, whose output is a part of the loss."""
 
     def _edges(self, ys: Values) -> Sequence[GradientEdge]:
         return [*map(get_gradient_edge, ys)]

@@ -1,8 +1,8 @@
 """The memory of buckets.
 
-What the layers of a repeat have of a kind lies in one tensor, layer after layer: a step zeroes, scales and updates all
-layers at once, while each one's weights are gathered, and its gradients reduced, by themselves (`flat_param_group`).
-So are those of each chunk of a pipeline, which has memory of its own (`pipeline.stage_buckets`).
+The buffers of all layers of a repeat lie in one tensor per kind, layer after layer: a step zeroes, scales and updates
+all layers at once, while each one's weights are gathered, and its gradients reduced, by themselves
+(`flat_param_group`).  A chunk of a pipeline has memory of its own, and moves likewise (`pipeline.stage_buckets`).
 
 Non-goals: which parameters a bucket has (`buckets`), no communication.
 """
@@ -27,7 +27,7 @@ from .parameters import Spec
 
 @dataclass(frozen=True)
 class Elements:
-    """What there is of each element: in which types the model computes and masters are kept, and an optimizer's slots.
+    """Properties of each element: the types of the model's and of master weights, and an optimizer's slots.
 
     accumulate  how gradients of the one type are added to sums of the other
     """
@@ -41,7 +41,7 @@ class Elements:
 class Memory:
     """A bucket's memory: a `FlatParam` for each layer, in the layers' `shape`, or a single one.
 
-    Of a pipeline it is that of one chunk, of `stages`.
+    In a pipeline it is the memory of one chunk, of `stages`.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class Memory:
         return bool(self.bucket.stages) and not self.bucket.among
 
     def nested(self, each: Sequence[Any]) -> list[Any]:
-        """What there is for each layer as a program runs over it: lists in lists, the outermost repeat outside."""
+        """The values of each layer as a program iterates over them: lists in lists, the outermost repeat outside."""
         nested = [*each]
         for size in reversed(self._shape[1:]):
             nested = [nested[i : i + size] for i in range(0, len(nested), size)]
         return nested
 
     def gradient(self) -> Tensor:
-        """The gradient of record, [layers, …], of this rank's part; of what the step itself reduces, of the whole."""
+        """The gradient of record, [layers, …]: this rank's part; the whole where the step itself reduces it."""
         return self._own_gradient() if self.bucket.moves else self._gradient
 
     def _own_gradient(self) -> Tensor:
         return self._gradient if self.bucket.shard_gradients else self._gradient[..., self._layout.own]
 
     def copies(self) -> Iterator[Copies]:
-        """What ranks hold alike: those of a stage, and those of stages that share parameters."""
+        """The copies that ranks have in common: those of a stage, and those of stages that share parameters."""
         among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
         for flat in self.flat_params:
             for each in flat.copies():

@@ -1,4 +1,4 @@
-"""Buckets: what a program says of parameters that go together, and which these are, layer by layer or stage by stage.
+"""Buckets: a program's groups of parameters, and which parameters these are, layer by layer or stage by stage.
 
 Non-goals: no choice of what goes together (the plan's), where parameters lie (`layout`), memory (`bucket_memory`).
 """
@@ -15,14 +15,14 @@ from .optimizers import ParamGroup
 from .parameters import Spec
 
 LayerIndex = tuple[str, ...]
-"""A layer of nested repeats, outermost first: what stands for the `*` of patterns."""
+"""A layer of nested repeats, outermost first: the text that the `*` of patterns matches."""
 
 Holders = Mapping[str, tuple[int, ...]]
-"""Of each parameter of a pipeline, by name, the stages of this rank that have it."""
+"""The stages of this rank that have each parameter of a pipeline, by name."""
 
 
 class Bucket:
-    """Groups of parameters of one placement, of which the ranks along `shard_axes` keep a part each.
+    """Groups of parameters of one placement; each rank along `shard_axes` has a shard of them.
 
     With `per_layer`, each iteration of the repeats that the patterns' `*` run over is moved by itself, or of a pipeline
     each stage: its gradient is reduced over `shard_axes` and `reduce_axes`, as `reduce_dtype` if given.  With
@@ -30,7 +30,7 @@ class Bucket:
     a layer while it is at work on it; weights are gathered `prefetch` layers ahead.
 
     Each rank along the axis `stages` has the parameters of its own stages alone, which may be none: a chunk of those of
-    each stage, moved by itself.  Those that several ranks use are held alike by the ranks `among` all, as one chunk.
+    each stage, moved by itself.  Those that several ranks use are on all ranks `among` alike, as one chunk.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A parameter that a pattern matches, what the pattern's `*` stand for, and the pattern's tuple."""
+    """A parameter that a pattern matches, the text that its `*` match, and the pattern's tuple."""
 
     name: str
     spec: Spec
@@ -81,7 +81,7 @@ Claims = list[tuple[ParamGroup, list[Claimed]]]
 
 
 def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) -> Claims:
-    """What a bucket's groups claim, taken out of `left`."""
+    """The parameters that a bucket's groups claim, taken out of `left`."""
     return [(group, _claim(group, left, partial)) for group in groups]
 
 
@@ -132,7 +132,7 @@ def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Clai
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether each dotted part matches: `layers.*.wq` stands for `layers.3.wq` but not for `layers.3.attention.wq`."""
+    """Whether each dotted part matches: `layers.*.wq` matches `layers.3.wq` but not `layers.3.attention.wq`."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 

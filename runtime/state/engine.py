@@ -1,4 +1,4 @@
-"""The state engine: what a training step carries over, in flat buckets, behind one interface.
+"""The state engine: the state that training steps carry over, in flat buckets, with one interface.
 
 Non-goals: no communication (the program moves whole buckets in sight, `flat_param_group` layers), no files.
 """
@@ -80,9 +80,9 @@ class TrainState:
         self.refresh()
 
     def flat_params(self, microbatches: int = 0) -> FlatParams:
-        """For a step of so many backwards to come, the groups of all layers by the name of their repeat.
+        """The groups of all layers by the name of their repeat, for a step with `microbatches` backwards to come.
 
-        Of a pipeline, the chunks of each bucket, which do not count, by the bucket's name.
+        With a pipeline, also the chunks of each bucket, which do not count, by the bucket's name.
         """
         self._abandon()
         for flat in self._flats():
@@ -108,7 +108,7 @@ class TrainState:
     def gradients(self) -> dict[str, Any]:
         """Each bucket's flat gradient, by name: this rank's sum since the last update; of layers, its part, reduced.
 
-        Of a pipeline a list, of this rank's part of each chunk; of what several ranks have, which is one, its part,
+        With a pipeline a list, of this rank's part of each chunk; parameters that several ranks have are one, its part,
         reduced but among these.
         """
         self._finish()
@@ -157,7 +157,7 @@ class TrainState:
     def boxes(self) -> Iterator[Box]:
         """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.
 
-        Who writes to them calls `refresh` behind it.
+        Call `refresh` after writing to them.
         """
         for memory in self._memories:
             first = not memory.bucket.among or self.mesh.rank(memory.bucket.stages) == memory.bucket.among[0]
@@ -170,7 +170,7 @@ class TrainState:
             yield Box(key, (), (), scalar, self._is_first(self.mesh.axes))
 
     def _scalars(self) -> Iterator[tuple[str, Tensor]]:
-        """What there is one of, on all ranks alike."""
+        """The values that there is one of, equal on all ranks."""
         yield STEP, self._step
         if self._loss_scale:
             yield from self._loss_scale.kept()
@@ -187,7 +187,7 @@ class TrainState:
             self.mesh.watch.updated()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What `boxes` gives, as torch's own tools take it: views, each a DTensor of the global shape.
+        """The tensors of `boxes` in the form of torch's own tools: views, each a DTensor of the global shape.
 
         Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
         seconds that the first call takes to import DTensor.
@@ -209,7 +209,7 @@ class TrainState:
         for memory in self._memories:
             yield from memory.copies()
         for key, scalar in self._scalars():
-            yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "kept", "", partial(_named, key))
+            yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
 
 
 def _named(key: str, _: int) -> tuple[str, str]:
@@ -235,7 +235,7 @@ def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:
 
 
 def _as_global(local: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
-    """The parameter of which `local` is this rank's part, without a copy."""
+    """The parameter that `local` is this rank's part of, without a copy."""
     if mesh.device_mesh is None:
         return local
     from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import

@@ -24,7 +24,7 @@ from .parameters import Spec, initialise
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What this rank keeps of one tensor: some rows of its part of the whole, whose first index there is `offset`."""
+    """This rank's part of one tensor: some rows of its shard of the whole, whose first index there is `offset`."""
 
     key: str
     spec: Spec
@@ -54,8 +54,8 @@ class FlatParam:
     """One layer of a bucket, a chunk, or the whole of one.
 
     `place` is the layer's index in each repeat, or the stages that a chunk is of; in its order buffers are gathered.
-    `before` and `after` are the layers around this one, of which the bucket's `prefetch` are gathered ahead of their
-    use.  Of `products` those whose weights are here have them as one matrix.
+    `before` and `after` are the layers around this one; `prefetch` of them are gathered ahead of their
+    use.  The weights of each product in `products` form one matrix.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class FlatParam:
     def unshard(self, line: Any, end: End) -> None:
         """Has the weights there; where they come and go, with the gathers of the next layers begun."""
         if self.resharded:
-            for each in self._upcoming(backwards=end == "result again"):
+            for each in self._upcoming(backwards=end == "result in backward"):
                 if each.is_freed:
                     each.begin_unshard(each.shard_axis, line, end)
         self.wait_for_unshard()
@@ -156,7 +156,7 @@ class FlatParam:
     # ---- gradients
 
     def whole_gradient(self) -> Tensor:
-        """What backward adds to; it begins with zeros, and where it does not stay, it is made when first asked for."""
+        """The gradient that backward adds to; it begins with zeros; a temporary one is allocated when first used."""
         if not self.bucket.shard_gradients:
             return self.buffers.gradient
         if self._passing is None:
@@ -175,7 +175,7 @@ class FlatParam:
             self.begin_reduction(line)
 
     def begin_reduction(self, line: Any) -> None:
-        """Begins to sum the gradient, complete on this rank; what is added from here on is another microbatch's."""
+        """Begins to sum the gradient, complete on this rank; later additions are another microbatch's."""
         dtype = self.bucket.reduce_dtype
         if self.bucket.shard_gradients or dtype not in (None, self.buffers.gradient.dtype):
             self.reductions.make_room()
@@ -192,7 +192,7 @@ class FlatParam:
             kept.copy_(part)
 
     def begin(self, microbatches: int) -> None:
-        """Begins a step; what a backward that was not finished has left is dropped."""
+        """Begins a step; gradients left by an unfinished backward are dropped."""
         self.left, self._passing = microbatches, None
 
     def abandon(self) -> None:
@@ -211,10 +211,10 @@ class FlatParam:
 
         return hook
 
-    # ---- what is kept
+    # ---- checkpoints and checks
 
     def record(self) -> Iterator[Record]:
-        """What a checkpoint holds: this rank's part of every parameter and slot."""
+        """The content of a checkpoint: this rank's part of every parameter and slot."""
         for piece in self.layout.pieces:
             slots = ((f"optimizer/{slot}/{piece.name}", flat) for slot, flat in self.buffers.slots.items())
             for key, flat in ((piece.name, self.buffers.master), *slots):
@@ -227,8 +227,8 @@ class FlatParam:
         """Everything in its memory, in stretches that the same ranks hold alike."""
         # Optimizer state that differs spoils its parameter: it is named first.
         flat_params: list[tuple[str, Role, Tensor]] = [
-            *((f"{slot} of ", "kept", flat) for slot, flat in [*self.buffers.slots.items()][::-1]),
-            ("", "kept", self.buffers.master),
+            *((f"{slot} of ", "state", flat) for slot, flat in [*self.buffers.slots.items()][::-1]),
+            ("", "state", self.buffers.master),
             ("the gradient of ", "gradient", self.gradient_shard()),
         ]
         if self.is_mixed:

@@ -5,7 +5,7 @@ forward has left it, and autograd runs what was made last first.  So `reshard` c
 `unshard` and `reduce_grads_in_backward` after all of it (FSDP, arXiv:2304.11277).  What is done, and in which order,
 follows from the program alone, and so is the same on all ranks.
 
-Non-goals: buckets without layers, which the step moves in sight (`collectives`); stages of a pipeline (`pipeline`).
+Non-goals: buckets without layers, which the step moves explicitly (`comm.collectives`); pipeline stages (`pipeline`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from .flat_param import FlatParam
 FlatParams = Mapping[str, Any]
 """The groups of the layers of each repeat: a list, or lists in a list where repeats are nested.
 
-Of a pipeline, the chunks of each bucket: a list.
+With a pipeline, also the chunks of each bucket: a list.
 """
 
 NOTHING: FlatParams = {}
@@ -68,14 +68,14 @@ def unshard(x: Tensor, params: FlatParamGroup) -> Tensor:
 
 
 def reshard(x: Tensor, params: FlatParamGroup) -> Tensor:
-    """x, with the layer's weights freed; backward gathers them again, and those of the layers before."""
+    """x, with the layer's weights freed; backward gathers them, and those of the layers before."""
     return _apply(_Reshard, x, params)
 
 
 def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
     """Begins to gather the weights of every layer that keeps them, layer by layer, each for its `unshard`.
 
-    Those of a pipeline's chunks, stage by stage, each for the first forward of its stage.
+    The chunks of a pipeline are gathered stage by stage, each for the first forward of its stage.
     """
     if axis.size == 1:
         return
@@ -121,7 +121,7 @@ class _Reshard(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
-        ctx.params.unshard(ctx.line, "result again")
+        ctx.params.unshard(ctx.line, "result in backward")
         return *grad_outputs, None
 
 

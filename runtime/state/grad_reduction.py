@@ -19,7 +19,7 @@ Accumulate = Callable[[Tensor, Tensor], object]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Reduction:
-    """One under way: `shard`, this rank's part of what is sent, becomes the sum, and is `kept`."""
+    """A reduction in flight: `shard`, this rank's part of the sent tensor, becomes the sum, and goes to `keep`."""
 
     shard: Tensor
     keep: Callable[[Tensor], None]
@@ -32,12 +32,12 @@ class _Reduction:
         if self.work is not None:
             self.work.wait()
         if self.add is not None and self.add.watch is not None and self.add.size > 1:
-            self.add.watch.coerced(self.shard, self.add, self.line, "result again")
+            self.add.watch.coerced(self.shard, self.add, self.line, "result in backward")
         self.keep(self.shard)
 
 
 class Reductions:
-    """Those under way of a bucket's layers, in the order in which they were begun: the same on all ranks."""
+    """The reductions in flight of a bucket's layers, in the order in which they began: the same on all ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self._under_way: list[_Reduction] = []
@@ -64,7 +64,7 @@ class Reductions:
         self._under_way.append(_Reduction(part, keep, work, add, line))
 
     def make_room(self) -> None:
-        """Of each bucket one sum in memory of its own is under way at most, while backward makes the next gradient."""
+        """Waits, so that per bucket at most one reduction with memory of its own is in flight during backward."""
         self.finish()
 
     def finish(self) -> None:

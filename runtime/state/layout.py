@@ -1,9 +1,9 @@
 """Where parameters lie in a flat buffer, and which of their rows each rank keeps where ranks share it out.
 
-The parts are equal and cut between rows of tensors (the compiler's `layout` has the rule), so that what a rank keeps of
-a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
+The parts are equal and cut between rows of tensors (the rule is that of the compiler's `bucket_layout`), so that a
+rank's part of a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
 
-Non-goals: no memory (`flat`), no choice of what goes together (the plan's).
+Non-goals: no memory (`flat_param`), no choice of what goes together (the plan's).
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Piece:
 
 
 class Layout:
-    """Parameters side by side in `size` elements, of which this rank of the axis keeps those in `own`."""
+    """Parameters side by side in `size` elements; this rank of the axis keeps those in `own`."""
 
     def __init__(self, members: Members, mesh: Mesh, axis: Axis) -> None:
         self.groups: list[tuple[ParamGroup, slice]] = []
@@ -68,7 +68,7 @@ class Layout:
         self.own = slice(axis.rank * self.part, (axis.rank + 1) * self.part)
 
     def kept(self, start: int, stop: int) -> slice | None:
-        """What this rank keeps of a stretch, as a slice of a buffer of what it keeps; None if nothing."""
+        """This rank's part of a stretch, as a slice of its own buffer; None if it has nothing of it."""
         start, stop = max(start, self.own.start), min(stop, self.own.stop)
         return slice(start - self.own.start, stop - self.own.start) if start < stop else None
 
@@ -80,7 +80,7 @@ class Layout:
         return range((kept.start + before) // piece.row, (kept.stop + before) // piece.row)
 
     def kept_rows(self, piece: Piece, part: Tensor) -> Tensor:
-        """Those rows, in a buffer of what this rank keeps; it keeps some."""
+        """The rows of a parameter that this rank keeps, in its own buffer; it keeps some."""
         kept, rows = self.kept(piece.start, piece.stop), self.rows(piece)
         assert kept is not None, f"layout: this rank keeps nothing of `{piece.name}`"
         return part[kept].view(len(rows), *piece.shape[1:])
@@ -102,7 +102,7 @@ def _lay_out(specs: Mapping[str, Spec], mesh: Mesh, start: int, by_rows: bool) -
 
 
 def _part(pieces: list[Piece], ranks: int) -> int:
-    """The size of one of equal parts for so many ranks, which begin and end between rows."""
+    """The size of one of `ranks` equal parts, which begin and end between rows."""
     unit = lcm(*(piece.row for piece in pieces)) if ranks > 1 else 1
     stop = pieces[-1].stop if pieces else 0
     return -(-stop // (ranks * unit)) * unit

@@ -1,10 +1,10 @@
 """The loss scale of a model that computes in float16: as large as it can be without gradients that overflow.
 
-The gradient of the loss is multiplied by it, so that gradients too small for float16 are not lost; whoever uses them
-divides by it.  It is halved where one has overflowed and doubled after so many steps in which none has, so that it
-stays a power of two, which rounds nothing (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+The gradient of the loss is multiplied by it, so that gradients too small for float16 are not lost; the norm and the
+update divide by it.  It is halved after an overflow and doubled after `INTERVAL` steps without one, so that it stays a
+power of two, which rounds nothing (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
-Non-goals: whether a gradient has overflowed (the norm says so), and what is then skipped (`state`).
+Non-goals: whether a gradient has overflowed (the norm says so), and what is then skipped (`engine`).
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class LossScale:
         self._steps = torch.zeros((), device=device)
 
     def value(self) -> Tensor:
-        """Of this step: a copy, which `update` leaves as it is."""
+        """The loss scale of this step: a copy, which `update` does not change."""
         return self._value.clone()
 
     def update(self, overflow: Tensor, skip: Tensor) -> None:
@@ -40,6 +40,6 @@ class LossScale:
         self._steps.masked_fill_(halved | grown, 0)
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
-        """What outlives the run, by key: its own memory."""
+        """The state that checkpoints save, by key: its own memory."""
         yield VALUE, self._value
         yield STEPS, self._steps

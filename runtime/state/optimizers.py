@@ -19,7 +19,7 @@ _fused_sgd: Callable[..., None] = cast(Any, torch)._fused_sgd_
 class ParamGroup:
     """Parameters, by patterns such as `layers.*.wq`, that share a weight decay and a factor on the learning rate.
 
-    A tuple has the patterns of weights of which one product is made (`fused_linear`), in its order: in each layer of a
+    A tuple has the patterns of weights that form one product (`fused_linear`), in its order: in each layer of a
     repeat these lie side by side.
     """
 
@@ -54,7 +54,7 @@ class Part:
 
 
 class Optimizer(Protocol):
-    """What the state engine needs of an optimizer: the names of its per-element state, and its step.
+    """The interface of an optimizer for the state engine: the names of its per-element state, and its step.
 
     `update` number `step` (from 1) changes parameters, slots and copies in place, given gradients times `scale`, and
     may write to the gradients; where `skip` is 1 it changes nothing else.  These three are 0-dim; the first and the

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..comm.mesh import Mesh
 from ..ops.counter_rng import key_of, uniform
 
-_CHUNK = 1 << 20  # elements whose temporaries, of 8 bytes each, stand at the same time
+_CHUNK = 1 << 20  # elements whose temporaries, of 8 bytes each, are in memory at the same time
 
 
 @dataclass(frozen=True, slots=True)

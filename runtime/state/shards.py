@@ -21,7 +21,7 @@ class Extent:
     size: Shape
 
     def overlap(self, other: "Extent") -> "Extent | None":
-        """What both have; None if nothing."""
+        """The part in both; None if there is none."""
         starts = tuple(map(max, self.offset, other.offset))
         stops = tuple(map(min, self.stop, other.stop))
         size = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
@@ -33,7 +33,7 @@ class Extent:
         return tuple(start + size for start, size in zip(self.offset, self.size, strict=True))
 
     def within(self, outer: "Extent") -> tuple[slice, ...]:
-        """The same part as slices of a tensor that holds `outer`."""
+        """This part as slices of a tensor that holds `outer`."""
         starts = [a - b for a, b in zip(self.offset, outer.offset, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.size, strict=True))
 

@@ -8,7 +8,7 @@ import torch
 from ..config.plan import Account
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The variables that set it up, of which torch reads the first that is set; the second is the older name."""
+"""The variables that set it up; torch reads the first that is set; the second is the older name."""
 
 NEAR = 0.03
 """The part of the account by which a step may differ from it, as `tests/analysis/memory` hold it on the CPU."""
@@ -16,7 +16,7 @@ NEAR = 0.03
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes that tensors took at once, and that the allocator held for them."""
+    """The most bytes that tensors took at once, and that the allocator reserved for them."""
 
     allocated: int
     reserved: int

@@ -26,7 +26,7 @@ _MEANING = {
 
 
 def identity(plan: Plan, seed: int, files: Sequence[str]) -> Identity:
-    """That of a run with this seed on these files."""
+    """The identity of a run with this seed on these files."""
     data = plan.data
     return {
         "seed": seed,

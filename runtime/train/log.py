@@ -22,7 +22,7 @@ from .allocator import Peak, line
 
 @dataclass(frozen=True)
 class _Due:
-    """A step to be logged: its metrics on their way to the CPU, and the event behind which they are there."""
+    """A step to be logged: its metrics on their way to the CPU, and the event after which they are there."""
 
     step: int
     lr: float
@@ -45,7 +45,7 @@ class _Due:
         return cls(step, lr, values, copied)
 
     def read(self) -> dict[str, float]:
-        """The metrics by name; waits for their step, and for none behind it."""
+        """The metrics by name; waits for their step, and for no later one."""
         if self.copied is not None:
             self.copied.synchronize()
         return {name: value.item() for name, value in self.values.items()}

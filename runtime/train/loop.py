@@ -85,7 +85,7 @@ class _Start:
 
 
 def _start(plan: Plan, options: Options, device: torch.device) -> _Start:
-    """The same on all ranks, with an earlier run's record out of the way.  RunError on all.  Collective."""
+    """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     start = together(device, lambda: _prepare(plan, options))
     agreed(device, f"step {start.first} of {dict(start.run)}")
     moved = together(device, lambda: _set_aside(options.out) if is_first() and not options.resume else [])

@@ -33,7 +33,7 @@ from .replay import Memory, Replay, forward
 
 
 class Fate(Enum):
-    """What becomes of a mutant."""
+    """The outcome of a mutant."""
 
     SHAPES = "by shapes"  # killed: a value cannot be made, is not there, or has not the shape that is declared
     VALUES = "by values"  # killed: a result of the step differs

@@ -39,7 +39,7 @@ class Replay(Interpreter):
 
 
 def forward(program: Program) -> tuple[Stmt, ...]:
-    """The statements of a step of which its loss is made."""
+    """The statements of a step that its loss depends on."""
     wanted, found = {program.region.yields[0].name}, list[Stmt]()
     for stmt in reversed(program.region.body):
         if wanted & {value.name for value in results(stmt)}:

@@ -26,13 +26,14 @@ def test_comments_docstrings_and_layout_do_not_matter() -> None:
 
 
 LOOP = "        for layer in self.layers:\n"
-KEPT = """n = all_gather(n, self.tp, dim=0)
+WO = "self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM"
+SAVED = """n = all_gather(n, self.tp, dim=0)
         logits = linear(n, self.head)"""
-AGAIN = """with regather(n, self.tp, dim=0) as n:
+REGATHERED = """with regather(n, self.tp, dim=0) as n:
             logits = linear(n, self.head)"""
 
 BY_HAND = {
-    # plan, code as `ast.unparse` writes it, what stands there instead
+    # plan, code as `ast.unparse` writes it, what replaces it
     "a reduce-scatter is left out": ("tiny_llama", "x + reduce_scatter(y, self.tp, dim=0)", "x + y"),
     "a reduce-scatter becomes an all-reduce": (
         "tiny_llama",
@@ -40,7 +41,7 @@ BY_HAND = {
         "all_reduce(y, self.tp)",
     ),
     "q and k are swapped": ("tiny_llama", "attention(q, k, v", "attention(k, q, v"),
-    "v stands for k": ("tiny_llama", "attention(q, k, v", "attention(q, v, v"),
+    "v in the place of k": ("tiny_llama", "attention(q, k, v", "attention(q, v, v"),
     "another weight": ("tiny_llama", "linear(a, self.wk)", "linear(a, self.wv)"),
     "weights are swapped": (
         "tiny_llama",
@@ -53,20 +54,20 @@ BY_HAND = {
         "all_gather(a, self.tp, dim=0)",
         "all_gather_invariant(a, self.tp, dim=0)",
     ),
-    "a gather for a block, which backward does again": ("sequence parallel", KEPT, AGAIN),
-    "a gather that is kept": ("regather", AGAIN, KEPT),
-    "layers that are kept": ("full", "recomputed(layer, x, self.rotary)", "layer(x, self.rotary)"),
-    "every layer done again": ("every", ", again=again)", ")"),
-    "other layers done again": ("every", "i % 2 == 0", "i % 2 == 1"),
-    "more layers done again": ("every", "i % 2 == 0", "i % 1 == 0"),
-    "layers done again of as many as there are not": ("every", "for i in range(", "for i in range(1"),
-    "layers done again": ("regather", "layer(x, self.rotary)", "recomputed(layer, x, self.rotary)"),
+    "a gather for a block, which backward repeats": ("sequence parallel", SAVED, REGATHERED),
+    "a gather that is saved": ("regather", REGATHERED, SAVED),
+    "layers that are saved": ("full", "recomputed(layer, x, self.rotary)", "layer(x, self.rotary)"),
+    "every layer recomputed": ("every", ", enabled=enabled)", ")"),
+    "other layers recomputed": ("every", "i % 2 == 0", "i % 2 == 1"),
+    "more layers recomputed": ("every", "i % 2 == 0", "i % 1 == 0"),
+    "layers recomputed of as many as there are not": ("every", "for i in range(", "for i in range(1"),
+    "layers recomputed": ("regather", "layer(x, self.rotary)", "recomputed(layer, x, self.rotary)"),
     "an op that is kept": (
         "selective",
         "with recompute(silu, linear(m, self.w_gate)) as g:\n            y",
         "g = silu(linear(m, self.w_gate))\n        y",
     ),
-    "another op done again": ("selective", "recompute(silu, ", "recompute(relu, "),
+    "another op recomputed": ("selective", "recompute(silu, ", "recompute(relu, "),
     "a reader outside its block": ("regather", "            v = linear(a", "        v = linear(a"),
     "a sum before another": (
         "tiny_llama",
@@ -88,16 +89,8 @@ BY_HAND = {
         "self.wq).unflatten(-1, (-1, 8))",
     ),
     "no view": ("tiny_llama", "layout='sbhd').flatten(-2)", "layout='sbhd')"),
-    "a weight's split": (
-        "tiny_llama",
-        "self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM, shard={1:",
-        "self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM, shard={0:",
-    ),
-    "a weight whole": (
-        "tiny_llama",
-        "self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM, shard={1: 'tp'}",
-        "self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM",
-    ),
+    "a weight's split": ("tiny_llama", f"{WO}, shard={{1:", f"{WO}, shard={{0:"),
+    "a weight whole": ("tiny_llama", f"{WO}, shard={{1: 'tp'}}", WO),
     "a weight's shape": ("tiny_llama", "(mesh, KV_HEADS * HEAD_DIM,", "(mesh, KV_HEADS + HEAD_DIM,"),
     "a weight of other dims": ("tiny_llama", "(mesh, FFN, HIDDEN,", "(mesh, HIDDEN, FFN,"),
     "another size": ("tiny_llama", ", FFN, SEQ = (256, 64, ", ", FFN, SEQ = (256, 32, "),

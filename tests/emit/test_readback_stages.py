@@ -25,6 +25,7 @@ def test_what_is_emitted_under_a_schedule_does_every_op(model: str, cut: str, sc
 
 ONE, TWO, WHOLE = "stages", "stages, two repeats", "stages, one repeat whole"
 OTHER = "stages, other values"
+ENTRY = "        if stage == FIRST:\n"
 FIRST = "            x = embedding(tokens, self.wte, self.tp)\n"
 SCATTERED = "            x = reduce_scatter(x, self.tp, dim=0)\n"
 SILU = "            s = silu(x)\n"
@@ -32,12 +33,13 @@ BETWEEN = "        if stage == 1:\n            s = s * x\n"
 UNPACKED = "        else:\n            x, s = carried\n"
 LAYERS = "        for i in LAYERS_OF_STAGE['layers'][stage]:\n"
 LAYER = "            x = self.layers[str(i)](x, self.rotary)\n"
-AGAIN = "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, again=i % 2 == 0)\n"
+RECOMPUTED = (
+    "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, enabled=i % 2 == 0)\n"
+)
 BLOCKS = "        for i in LAYERS_OF_STAGE['blocks'][stage]:\n"
 BLOCK = "            x, s = self.blocks[str(i)](x, s, blocks_draws[i])\n"
 LEAVES = "        if stage < LAST:\n            return (x, s)\n"
 LEAVES_ONE = "        if stage < LAST:\n            return x\n"
-LEAVES_WHOLE = "        if stage < LAST:\n            return x\n"
 NORMED = "        n = rms_norm(x, self.norm, eps=1e-05)\n"
 RAN = "PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params)"
 RUN = f"    loss = {RAN}\n"
@@ -51,6 +53,7 @@ FORKED = "        layers_draws = fork(draws, 4)\n"
 ONE_UNPACKED = "        elif stage <= 2:\n            y = carried\n"
 NARROWED_UNPACKED = "        if 1 < stage <= 2:\n            y = carried\n"
 OTHER_UNPACKED = "        else:\n            x, z = carried\n"
+TIED_SUM = "    all_reduce_(gradients['matrices'], pp)\n"
 HEADER = "self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor)"
 WHOLE_BLOCKS = "            for block in self.blocks:\n                x = block(x)\n"
 
@@ -71,7 +74,7 @@ DEFECTS = {
     "a branch's op done by all, at the end of the first": (TWO, SILU, "", LAYERS, "        s = silu(x)\n" + LAYERS),
     "the last stage's op done by another": (ONE, NORMED, "", SCATTERED, SCATTERED + "    " + NORMED),
     "the last stage's op done by all": (ONE, NORMED, "", LEAVES_ONE, NORMED + LEAVES_ONE),
-    "the first stage's op done by the last": (WHOLE, WHOLE_BLOCKS, "", LEAVES_WHOLE, LEAVES_WHOLE + WHOLE_BLOCKS),
+    "the first stage's op done by the last": (WHOLE, WHOLE_BLOCKS, "", LEAVES_ONE, LEAVES_ONE + WHOLE_BLOCKS),
     "an op in another branch": (TWO, SILU, "", BETWEEN, BETWEEN.replace("            s", SILU + "            s")),
     "a branch with another": (ONE, SCATTERED, SCATTERED + "        else:\n            x = tokens\n"),
     "a branch with more": (TWO, BETWEEN, BETWEEN + "        elif stage == 2:\n            s = x\n"),
@@ -91,8 +94,8 @@ DEFECTS = {
     "something else is unpacked": (TWO, "x, s = carried", "x, s = draws"),
     "what enters is replaced": (
         ONE,
-        "        if stage == FIRST:\n",
-        "        x = tokens\n        if stage == FIRST:\n",
+        ENTRY,
+        f"        x = tokens\n{ENTRY}",
     ),
     "what leaves is swapped": (TWO, LEAVES, LEAVES.replace("(x, s)", "(s, x)")),
     "part of what leaves is left": (TWO, LEAVES, LEAVES.replace("(x, s)", "x")),
@@ -150,7 +153,11 @@ DEFECTS = {
     "turns backwards": (ONE, LAYERS, "        for i in reversed(LAYERS_OF_STAGE['layers'][stage]):\n"),
     "layers twice": (ONE, LAYERS + LAYER, (LAYERS + LAYER) * 2),
     "no layers": (ONE, LAYERS + LAYER, ""),
-    "repeats swapped": (TWO, LAYERS + AGAIN + BETWEEN + BLOCKS + BLOCK, BLOCKS + BLOCK + BETWEEN + LAYERS + AGAIN),
+    "repeats swapped": (
+        TWO,
+        LAYERS + RECOMPUTED + BETWEEN + BLOCKS + BLOCK,
+        BLOCKS + BLOCK + BETWEEN + LAYERS + RECOMPUTED,
+    ),
     "a layer twice": (ONE, LAYER, LAYER * 2),
     "a layer's ops beside its module": (TWO, BLOCK, BLOCK + "            s = silu(x)\n"),
     "another layer's module": (ONE, "self.layers[str(i)]", "self.layers[str(0)]"),
@@ -166,16 +173,16 @@ DEFECTS = {
     "operands of a layer swapped": (TWO, "(x, s, blocks_draws[i])", "(s, x, blocks_draws[i])"),
     "results of a layer swapped": (TWO, BLOCK, BLOCK.replace("x, s =", "s, x =")),
     "a layer's result by another name": (ONE, LAYER, LAYER.replace("x =", "y =")),
-    "every layer done again": (TWO, ", again=i % 2 == 0)", ")"),
-    "nothing done again": (
-        *(TWO, "recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, again=i % 2 == 0)"),
+    "every layer recomputed": (TWO, ", enabled=i % 2 == 0)", ")"),
+    "nothing recomputed": (
+        *(TWO, "recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, enabled=i % 2 == 0)"),
         "recomputed()",
     ),
-    "other layers done again": (TWO, "again=i % 2 == 0", "again=i % 2 == 1"),
-    "fewer layers done again": (TWO, "again=i % 2 == 0", "again=i % 3 == 0"),
-    "layers of a stage done again": (TWO, "again=i % 2 == 0", "again=stage % 2 == 0"),
+    "other layers recomputed": (TWO, "enabled=i % 2 == 0", "enabled=i % 2 == 1"),
+    "fewer layers recomputed": (TWO, "enabled=i % 2 == 0", "enabled=i % 3 == 0"),
+    "layers of a stage recomputed": (TWO, "enabled=i % 2 == 0", "enabled=stage % 2 == 0"),
     "layers that are kept": (TWO, "recomputed(self.layers[str(i)], x", "self.layers[str(i)](x"),
-    "layers that are done again": (TWO, "self.blocks[str(i)](x", "recomputed(self.blocks[str(i)], x"),
+    "layers that are recomputed": (TWO, "self.blocks[str(i)](x", "recomputed(self.blocks[str(i)], x"),
     "another function for again": (TWO, "recomputed(self.layers", "recompute(self.layers"),
     "a loop variable that is the stage": (
         ONE,
@@ -184,16 +191,16 @@ DEFECTS = {
     ),
     "a loop variable that crosses": (ONE, LAYERS + LAYER, (LAYERS + LAYER).replace(" i ", " x ").replace("(i)", "(x)")),
     "a loop with an end": (ONE, LAYER, LAYER + "        else:\n            x = x\n"),
-    "the stage anew": (ONE, "        if stage == FIRST:\n", "        stage = tokens\n        if stage == FIRST:\n"),
+    "the stage anew": (ONE, ENTRY, f"        stage = tokens\n{ENTRY}"),
     "a name for layers": (
         ONE,
-        "        if stage == FIRST:\n",
-        "        LAYERS_OF_STAGE = tokens\n        if stage == FIRST:\n",
+        ENTRY,
+        f"        LAYERS_OF_STAGE = tokens\n{ENTRY}",
     ),
     "a name for Python's own": (
         ONE,
-        "        if stage == FIRST:\n",
-        "        str = tokens\n        if stage == FIRST:\n",
+        ENTRY,
+        f"        str = tokens\n{ENTRY}",
     ),
     # ---- what is declared
     "a weight for another stage": (ONE, "if LAST in stages:", "if 2 in stages:"),
@@ -315,11 +322,11 @@ DEFECTS = {
         "    mesh = state.mesh\n    num_tokens = all",
     ),
     "the loss of one stage": (ONE, "all_reduce_(loss, pp_dp)", "all_reduce_(loss, dp)"),
-    "a tied gradient not summed": (ONE, "    all_reduce_(gradients['matrices'], pp)\n", ""),
+    "a tied gradient not summed": (ONE, TIED_SUM, ""),
     "a gradient summed over stages": (
         ONE,
-        "    all_reduce_(gradients['matrices'], pp)\n",
-        "    all_reduce_(gradients['matrices'], pp)\n    all_reduce_(gradients['vectors'], pp)\n",
+        TIED_SUM,
+        f"{TIED_SUM}    all_reduce_(gradients['vectors'], pp)\n",
     ),
     "a tied gradient summed over some": (ONE, "pp = mesh.axis('pp')", "pp = mesh.among('pp', 0)"),
     "squares counted twice": (ONE, ", once=pp)", ")"),

@@ -1,4 +1,4 @@
-"""What backward makes again in plans where it is easily mistaken: read back, refused if it is another, and exact.
+"""Recomputed values in plans where they are easily mistaken: read back, refused if they are others, and exact.
 
 Each plan is of one mistake that the compiler once made of it.  Non-goals: what is saved (`tests/analysis/memory`).
 """
@@ -25,6 +25,7 @@ DRAWN = "repeat layers { x = x + dropout(x, 0.1) * tanh(x) } repeat layers { x =
 HALVES = "x = silu((x * 0.5) @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden] + x * 0.5"
 CAPTURED = "repeat blocks { x = x + tanh(y) * silu(x) } repeat blocks { x = tanh(y) * relu(x) + x }"
 PARTS = f"repeat blocks as i {{ if i < 1 {{ x = x + tanh(x) }} else {{ {MLP} }} }}"
+NAMED = "enabled = silu(x) repeat layers { enabled = enabled + tanh(enabled) } x = x + enabled"
 PLANS = {
     "a sum": (f"repeat layers {{ {MLP} x = x + x * tanh(sum(x, over=[hidden])) }}", "selective(sum)"),
     "a sum of a product": (f"repeat layers {{ {MLP} x = x + x * tanh(sum(x * x, over=[hidden])) }}", "selective(sum)"),
@@ -34,6 +35,7 @@ PLANS = {
     "equal ops of two repeats in one line": (f"y = silu(x) {CAPTURED}", "full"),
     "every other layer of two repeats": (DRAWN, "every(2, layers)"),
     "every other layer of each part": (PARTS, "every(2, blocks)"),
+    "a value with the name of the loop's variable": (NAMED, "every(2, layers)"),
 }
 
 

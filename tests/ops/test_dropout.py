@@ -95,7 +95,7 @@ def test_repeats_that_turn_as_often_are_read_back_whatever_their_names() -> None
         ("x = dropout(x, 1)", "error[E0610]: a fraction is at least 0 and less than 1"),
         ("x = dropout(x, -0.1)", "error[E0610]: a fraction is at least 0 and less than 1"),
         ("x = dropout(x)", "error[E0606]: `dropout` needs an argument `p`"),
-        ("x = dropout(x, tokens, 0.1)", "error[E0606]: `dropout` has fewer arguments"),
+        ("x = dropout(x, tokens, 0.1)", "error[E0606]: `dropout` takes fewer arguments"),
         ("x = dropout(x, 0.1, site=3)", "error[E0606]: `dropout` has no argument `site`"),
         ("x = dropout(x, 0.1, draws=tokens)", "error[E0606]: `dropout` has no argument `draws`"),
         ("x = dropout(tokens, 0.1)", "error[E0607]: `dropout` takes numbers here"),

@@ -153,15 +153,15 @@ def test_cut_models_are_proved(edits: dict[str, str]) -> None:
 
 def test_which_stages_have_a_parameter() -> None:
     _, pipeline = cut({"x = x + silu": "x = x * g[hidden] + silu", "  repeat": "  x = x * n[hidden]\n  repeat"})
-    assert dict(pipeline.held) == {"wte": (0,), "n": (0,), "head": (3,)}
+    assert dict(pipeline.param_stages) == {"wte": (0,), "n": (0,), "head": (3,)}
     _, tied = cut({"x @ head[hidden -> vocab]": "x @ wte"})
-    assert (tied.held, tied.ranks_of("wte")) == ((("wte", (0, 3)),), (0, 3))
+    assert (tied.param_stages, tied.ranks_of("wte")) == ((("wte", (0, 3)),), (0, 3))
 
 
 def test_a_parameter_from_outside_is_held_where_turns_use_it() -> None:
     edits = {"  repeat": "  x = x * n[hidden]\n  repeat", "x = x + silu": "x = x * n + silu"}
     _, pipeline = cut({**edits, "vocab = 64": "vocab = 640"})
-    assert dict(pipeline.held)["n"] == (0, 1, 2)  # the last stage has no layer
+    assert dict(pipeline.param_stages)["n"] == (0, 1, 2)  # the last stage has no layer
 
 
 def test_stages_take_the_time_of_their_products() -> None:

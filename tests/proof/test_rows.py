@@ -141,7 +141,7 @@ MODELS = {
 @pytest.mark.parametrize("file", MODELS)
 def test_models_with_a_tied_embedding(file: str, schedule: str) -> None:
     program, model = compiled(of_model(file, *MODELS[file], schedule, pp=2))
-    assert dict(pipeline_of(program).held)["wte"] == (0, len(pipeline_of(program).stage_to_rank) - 1)
+    assert dict(pipeline_of(program).param_stages)["wte"] == (0, len(pipeline_of(program).stage_to_rank) - 1)
     assert prove(program, model).bound <= BOUND
 
 
@@ -151,7 +151,7 @@ def test_models_with_a_tied_embedding(file: str, schedule: str) -> None:
 def test_small_pipelines_have_the_plans_kinds_of_stages() -> None:
     case = small(piped(TIED, "1f1b", 4, layers=8, stages="0, 4, 4, 0"), 1)
     assert pipeline_of(case.program).layers == (0, 2, 0)
-    assert dict(pipeline_of(case.program).held)["wte"] == (0, 2)
+    assert dict(pipeline_of(case.program).param_stages)["wte"] == (0, 2)
 
 
 def test_copies_are_shared_among_as_many_kinds_of_ranks() -> None:
@@ -183,7 +183,7 @@ def test_stages_at_the_plans_sizes_are_those_of_its_forward(what: str) -> None:
     program, model = compiled(piped(TIED))
     pipeline, rows = pipeline_of(program), rows_of(program)
     wrong = {
-        "held": evolve(pipeline, held=tuple((name, (0,)) for name, _ in pipeline.held)),
+        "held": evolve(pipeline, param_stages=tuple((name, (0,)) for name, _ in pipeline.param_stages)),
         "rows": evolve(pipeline, schedule=evolve(rows, rows=(rows.rows[0][:-1], *rows.rows[1:]))),
         "stage_to_rank": evolve(pipeline, stage_to_rank=(1, 0)),
     }
@@ -301,7 +301,7 @@ EXPECTED = {
     "message to or from elsewhere": ("`0SEND_B0` of rank 0 in place of `0SEND_F0`", Fate.SHAPES),
     "message lost": ("`0SEND_F0` not received", Fate.SHAPES),
     "message doubled": ("`1SEND_B0` sent and received twice", Fate.SHAPES),
-    "message of another microbatch": ("`0SEND_F0` of rank 0 behind `0SEND_F1`", Fate.VALUES),
+    "message of another microbatch": ("`0SEND_F0` of rank 0 after `0SEND_F1`", Fate.VALUES),
     FREED: ("what `0I0` of rank 0 takes freed before it", Fate.SHAPES),
 }
 EVALUATIONS = {
@@ -310,7 +310,7 @@ EVALUATIONS = {
     "`0SEND_F0` not received in evaluation": Fate.SHAPES,
     "`0RECV_B1` done too in evaluation": Fate.SHAPES,
     "`1I2` done too in evaluation": Fate.SHAPES,
-    "`0SEND_F0` of rank 0 behind `0SEND_F1` in evaluation": Fate.VALUES,
+    "`0SEND_F0` of rank 0 after `0SEND_F1` in evaluation": Fate.VALUES,
 }
 
 

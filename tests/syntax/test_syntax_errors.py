@@ -48,7 +48,7 @@ MISTAKES = {
     "arrow": (
         "model m(t[b]) {\n  x = w[hidden > heads]\n}\n",
         """
-        error[E0104]: this is no arrow
+        error[E0104]: this is not an arrow
          --> m.scale:2:16
           |
         2 |   x = w[hidden > heads]
@@ -216,7 +216,7 @@ MISTAKES = {
         1 | mesh = 3
           |      ^
           |
-          = help: this is the place of a section: `mesh { … }`
+          = help: a section is expected here: `mesh { … }`
         """,
     ),
     "use_without_quotes": (
@@ -256,7 +256,7 @@ MISTAKES = {
     "slashes": (
         "// plan",
         """
-        error[E0104]: this is no comment
+        error[E0104]: this is not a comment
          --> m.scale:1:1
           |
         1 | // plan

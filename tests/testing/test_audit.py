@@ -79,9 +79,9 @@ EXPECTED = {
     "carry of a repeat lost": ("d_x.1 not carried", Fate.VALUES),
     "repeat in the wrong direction": ("repeat over layers run forward", Fate.VALUES),
     "slices of another layer": ("x.7 of another layer", Fate.VALUES),
-    "made again with slices of another layer": ("v.1 made again with wv.3 of another layer", Fate.VALUES),
+    "recomputed with slices of another layer": ("v.1 recomputed with wv.3 of another layer", Fate.VALUES),
     "repeats exchanged": ("layers_0 and layers_1 exchanged in forward", Fate.VALUES),
-    "wrong value kept for backward": ("d_q made of q.2 instead of _o.2", Fate.VALUES),
+    "wrong value saved for backward": ("d_q made of q.2 instead of _o.2", Fate.VALUES),
     "part of a gradient lost or doubled": ("d_x.1 lost from d_x.3", Fate.VALUES),
     "count of labels": ("update of wte by the rank's own count", Fate.VALUES),
     "divided by the ranks": ("inv_num_tokens divided by the ranks of dp", Fate.VALUES),
@@ -109,7 +109,7 @@ EXPECTED = {
 
 STAGED = "in three stages"
 ELSEWHERE = {
-    "made again with slices of another layer": "recomputed",
+    "recomputed with slices of another layer": "recomputed",
     "repeats exchanged": "layers that differ",
     "seen across documents": "documents",
     "documents of another rank": "documents",

@@ -38,7 +38,7 @@ class Bucket:
 
     @property
     def optimizer(self) -> int:
-        """What the optimizer remembers of each element."""
+        """The optimizer's state of each element."""
         return sum(size for _, size in self.slots)
 
     @property
@@ -49,7 +49,7 @@ class Bucket:
 
 @frozen
 class Account:
-    """What one rank holds, in bytes.
+    """The memory of one rank, in bytes.
 
     scalars the optimizer's count of steps, and a loss scale
     tables  of rotary positions, that the model computes once
@@ -82,12 +82,12 @@ class Account:
 
     @property
     def activations(self) -> int:
-        """What autograd keeps of one microbatch, in all stages of the rank."""
+        """Saved activations of one microbatch, in all stages of the rank."""
         return sum(it.total for it in self.kept)
 
     @property
     def always(self) -> int:
-        """What is there all the time."""
+        """Memory that is in use for the whole step."""
         return self.state + self.tables + self.inputs
 
     @property
@@ -187,7 +187,7 @@ def _tables(program: Program) -> int:
         if (at := roles(op, known)).rotated:
             type = known[op.inputs[0]]
             own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
-            own.pop("every", None)  # backward's layers that are done again use forward's
+            own.pop("every", None)  # recomputed layers of backward use forward's
             size = 2 * program.local_size(type, at.query_seq) * round(float(str(own["dims"]))) * ITEM_BYTES[type.dtype]
             sizes[len(type.dims) - type.dims.index(at.query_seq), tuple(sorted(own.items())), type.dtype] = size
     return sum(sizes.values())

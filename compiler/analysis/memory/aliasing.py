@@ -19,10 +19,10 @@ class Storages:
     state, inputs   those that are there all the time
     gathered    weights that layers of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
                 views of these, whose memory comes and goes with the layer
-    packs       the ops behind which a layer's gradient is summed in each microbatch
-    again       what backward makes once more → the op of forward that made it
-    second      forward's values that backward makes once more → what they are called then
-    made_again  forward's values that backward makes once more → what both make them of
+    packs       the ops after which a layer's gradient is summed in each microbatch
+    again       values that backward recomputes → the op of forward that computed them
+    second      forward's values that backward recomputes → their names in backward
+    made_again  forward's values that backward recomputes → the operands of their op
     sometimes   those of them that it makes not in every layer
     """
 
@@ -106,7 +106,7 @@ class Storages:
                 self._root[result] = self.root(_source(stmt, arg))  # it goes through unchanged
 
     def origin(self, name: str) -> str:
-        """The storage of forward's that a value of backward is a reading of, or made once more as."""
+        """The storage of forward that a value of backward reads or recomputes."""
         root = self.root(name)
         return self.root(self._first.get(root, root))
 

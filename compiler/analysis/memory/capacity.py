@@ -1,4 +1,4 @@
-"""What GPUs hold, and the warning that a plan does not fit.
+"""The capacity of GPUs, and the warning that a plan does not fit.
 
 A warning and no error: the account does not know what a user means to change in the program, and CUDA is not measured.
 Non-goals: what would make it fit (`remedies`).
@@ -17,7 +17,7 @@ def capacity(program: Program) -> int | None:
 
 
 def place(program: Program, account: Account) -> str:
-    """Of which rank an account is."""
+    """The rank that an account is of, in words."""
     if account.rank is None or not program.pipeline:
         return "each rank"
     return f"rank {account.rank} of {program.pipeline.axis}, which needs most"

@@ -2,7 +2,7 @@
 
 Weights of a layer are there from its gather, `prefetch` layers ahead of it, to its end.  A layer's gradient takes
 memory from the first part that backward makes until its sum, reduced while backward goes on, is there.
-Non-goals: what is there all the time (`account`), and when layers come (`walk`).
+Non-goals: what is there all the time (`account`), and when layers come (`peak`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

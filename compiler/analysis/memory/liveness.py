@@ -1,6 +1,6 @@
 """Where in a body each storage is needed for the last time.
 
-Non-goals: sizes (`storages`), and what is in memory at once (`walk`).
+Non-goals: sizes (`aliasing`), and what is in memory at once (`peak`).
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Walks the step op by op and finds the peak of live memory.
 
 One layer of each repeat is walked, so that 126 layers cost what 2 do: in forward the last, when most is saved, and in
-backward the first that it does; with those close to it that have more of buckets in memory (`passing`).  Gradients of
+backward the first that it does; with those close to it that have more of buckets in memory (`in_flight`).  Gradients of
 parameters add up in their buckets as they come, parts of another gradient in the first of them, as autograd does it.
 Non-goals: what an allocator loses, and what kernels hold besides `workspace`.
 """

@@ -1,6 +1,6 @@
 """What a rank of a pipeline holds over its row: what its stages keep of microbatches, and what crosses the cuts.
 
-Purpose: the row action by action; while one runs, what it does is in memory as `walk` has it of the stage alone.
+Purpose: the row action by action; while one runs, what it does is in memory as `peak` has it of the stage alone.
 Of what is sent one value of each kind is under way, as the runtime has it, and of what is received the memory is there
 from where its message begins.
 Non-goals: what an allocator loses.

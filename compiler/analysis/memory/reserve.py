@@ -1,4 +1,4 @@
-"""What of a GPU no tensor gets: CUDA, its libraries and the driver have it.
+"""The part of a GPU's memory that no tensor gets: CUDA, its libraries and the driver have it.
 
 Non-goals: how much each takes (`gpus`).
 """

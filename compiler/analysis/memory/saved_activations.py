@@ -1,7 +1,7 @@
-"""What autograd keeps of one microbatch's forward until its backward, each storage once.
+"""The activations of one microbatch that autograd saves from forward to backward, each storage once.
 
 Purpose: the tensors by op and plan line, those of a repeat counted for all its layers from one.
-Non-goals: when they are freed (`walk`).
+Non-goals: when they are freed (`liveness`).
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from ...ir import Op, Region, Stmt, results
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local, Saved
-from ..recompute import is_made_again, recomputes_layers
+from ..recompute import is_recomputed, recomputes_layers
 from ..stage_program import RECEIVED
 from .aliasing import Storages, carried
 
@@ -38,12 +38,12 @@ class Kept:
 
 @frozen
 class SavedByLayer:
-    """What one layer of a repeat keeps.
+    """The saved activations of one layer of a repeat.
 
     found  by storage, as the body keeps it, with what it keeps of its surroundings
     own    bytes that every layer keeps
     chain  bytes of what a layer hands on, if that is kept: there is one less of it than of layers
-    every  the first of so many layers is such a one; the others keep `other` bytes, since backward does them not again
+    every  one layer in every so many is recomputed and saves `own` bytes; the others save `other` bytes
     start  how many layers other stages do before
     """
 
@@ -55,7 +55,7 @@ class SavedByLayer:
     start: int = 0
 
     def first(self, layers: int) -> int:
-        """The bytes that the first so many layers keep."""
+        """The bytes that the first `layers` layers save."""
         again = multiples(self.every, self.start, self.start + layers)
         return again * self.own + (layers - again) * self.other + max(layers - 1, 0) * self.chain
 
@@ -66,7 +66,7 @@ def multiples(every: int, start: int, stop: int) -> int:
 
 
 class Keeper:
-    """What forward keeps: `all` of a microbatch, and one layer of each repeat, by the name of its first result."""
+    """Saved activations: `all` of a microbatch, and of one layer of each repeat, by the name of its first result."""
 
     def __init__(self, storages: Storages, device: Device) -> None:
         self._storages = storages
@@ -96,9 +96,9 @@ class Keeper:
             self._wanted |= {value.name for value in op.outputs if value.type.differentiable}
 
     def saved(self, op: Op) -> dict[str, Kept]:
-        """What an op of the forward keeps, by storage; what is no value has a name of its own."""
+        """The tensors that an op of forward saves, by storage; one that is no value of the IR has a name of its own."""
         storages = self._storages
-        again = self._is_made_again(op.outputs[0].name) or is_made_again(storages.program, op)
+        again = self._is_made_again(op.outputs[0].name) or is_recomputed(storages.program, op)
         saved = Saved(operands=tuple(range(len(op.inputs)))) if again else self._by_itself(op)
         roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
         own = [root for root in roots if not storages.held(root)]
@@ -114,7 +114,7 @@ class Keeper:
         return {f"{op.outputs[0].name}: {what}": size for what, size in self._by_itself(op).others}
 
     def _by_itself(self, op: Op) -> Saved:
-        """What an op keeps that is not done again."""
+        """The tensors that an op saves if it is not recomputed."""
         types = tuple(self._storages.types[name] for name in op.inputs)
         wanted = tuple(name in self._wanted for name in op.inputs)
         if not any(wanted):
@@ -122,7 +122,7 @@ class Keeper:
         return OPS[op.kind].saved(Local(self._storages.program, op, types, wanted, self._device))
 
     def _made_of(self, name: str) -> list[str]:
-        """A value, or what it is made of where backward makes it once more."""
+        """A value, or its operands where backward recomputes it."""
         if not self._is_made_again(name):
             return [name]
         return [it for source in self._storages.made_again[name] for it in self._made_of(source)]

@@ -2,8 +2,8 @@
 
 Purpose: declarations that agree with each other; every name bound once and before its use, every op typed as its entry
 infers, every region's ends matched.
-Non-goals: the user's mistakes (`passes.validate`); whatever fails here is a defect of the pass that is named, or of IR
-text edited by hand.
+Non-goals: the user's mistakes (`frontend.validate`); whatever fails here is a defect of the pass that is named, or of
+IR text edited by hand.
 """
 
 from collections.abc import Generator

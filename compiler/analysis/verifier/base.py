@@ -1,4 +1,4 @@
-"""What every check knows of a program, and what is asked of each type."""
+"""The base of every check: the program's names, and the rules for each type."""
 
 from ...ir import INVARIANT, ITEM_BYTES, Kind, Placement, Program, Type
 

@@ -65,7 +65,7 @@ class Buckets(Checker):
 
 
 def _as_moved(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> Bucket:
-    """The bucket with the facts of these ops, each with whether it stands at the scope of the step."""
+    """The bucket with the facts of these ops, each with whether it is at the scope of the step."""
     gathers = [is_step for op, is_step in ops if ends(op)[0].kind is Kind.SHARDED]
     sums = [(op, is_step) for op, is_step in ops if ends(op)[0].kind is Kind.PARTIAL]
     staged = program.pipeline is not None and bool(program.state_of(bucket.params[0]).parameters)
@@ -107,7 +107,7 @@ class _Origins:
         return cls(ends, {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "cast"})
 
     def layer(self, name: str, layers: int) -> str:
-        """What a layer yields of a stack of so many repeats' layers that microbatches sum; "" of anything else."""
+        """The value that a layer yields into a stack of `layers` repeats that microbatches sum; "" of anything else."""
         for leave in (Leave.SUM, *[Leave.STACK] * layers):
             while leave is Leave.STACK and name in self.casts:
                 name = self.casts[name]

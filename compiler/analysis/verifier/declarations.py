@@ -1,4 +1,4 @@
-"""What stands before the region: axes, dims, claims, parameters, buckets, names, settings."""
+"""The declarations before the region: axes, dims, claims, parameters, buckets, names, settings."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -7,14 +7,14 @@ from ...ir import BATCH, FLOATS, MICROBATCHES, SEQUENCE, Param
 from .base import STEP_PASSES, Checker
 
 FIRST = "resolve"
-"""After this stage a claim may still stand twice: `validate` tells the user."""
+"""After this stage a claim may still occur twice: `validate` tells the user."""
 
 INITS = {"normal": 1, "ones": 0, "zeros": 0}
 """Initial values, and how many numbers each takes."""
 
 
 class Declarations(Checker):
-    """What stands before the region."""
+    """The declarations before the region."""
 
     def check(self) -> None:
         """They agree with each other and with the settings."""
@@ -55,7 +55,7 @@ class Declarations(Checker):
         assert all(arg >= 0 for arg in init.args), f"{name}: a negative deviation"
 
     def _names(self) -> None:
-        """All parameters are stored, or none; of a tensor in parts all are there; what stands in pairs is in a head."""
+        """All parameters are stored, or none; a tensor in parts has all its parts; interleaved rows fit in a head."""
         it = self.program
         stored, params = [each.param for each in it.names], [param.name for param in it.params]
         assert not stored or sorted(stored) == sorted(params), "stored and other parameters differ"

@@ -13,7 +13,7 @@ WORK_PASSES = ("propagate", "choose_layout")
 
 
 class Ops(Checker):
-    """Of a program's ops."""
+    """The ops of a program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -60,7 +60,7 @@ class Ops(Checker):
             assert isinstance(value, wanted[key]), f"{op.kind}: {key} is not {wanted[key][0].__name__}"
 
     def _attributes(self, op: Op, operands: Sequence[Type]) -> None:
-        """What the attributes name is there."""
+        """The names in attributes exist."""
         for key, value in op.attrs:
             assert self._right(op, key, value, operands), f"{op.kind}: {key} = {value}"
 

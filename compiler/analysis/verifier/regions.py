@@ -1,4 +1,4 @@
-"""Regions: which stand in which, what enters and leaves them, and that each name is bound once before its use."""
+"""Regions: how they nest, what enters and leaves them, and that each name is bound once before its use."""
 
 from attrs import evolve
 
@@ -15,7 +15,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "backward": ("repeat",),
     "repeat": ("repeat",),
 }
-"""Which regions may stand in which."""
+"""The kinds of regions that may be directly in each kind."""
 
 
 class Regions(Checker):
@@ -28,7 +28,7 @@ class Regions(Checker):
         self._reversed = 0  # how many reversed repeats are around
 
     def outermost(self) -> None:
-        """Checks the program's region, and what stands in it by the program's stage."""
+        """Checks the program's region, and its content by the last pass."""
         region = self.program.region
         kind = "step" if self.program.after in STEP_PASSES else "model"
         assert region.kind == kind, f"a program after this pass is a {kind}, not a {region.kind}"

@@ -14,7 +14,7 @@ class Stages(Checker):
     """The program's pipeline, if it has one."""
 
     def check(self) -> None:
-        """What stages and rows are counted by agrees with the program."""
+        """Stages and rows agree with the program's sizes."""
         if not (pipeline := self.program.pipeline):
             return
         assert pipeline.axis in self.axes, f"stages over axis {pipeline.axis}, which is not declared"
@@ -45,7 +45,7 @@ class Stages(Checker):
         ranks = {*range(self.program.axis(pipeline.axis).size)}
         assert {*stage_to_rank} == ranks, f"stages lie on ranks {sorted({*stage_to_rank})} of {len(ranks)}"
         params = {param.name for param in self.program.params}
-        for name, stages in pipeline.held:
+        for name, stages in pipeline.param_stages:
             assert name in params, f"stages hold {name}, which is no parameter"
             assert {*stages} <= {*range(len(stage_to_rank))}, f"{name}: held by a stage that there is not"
 

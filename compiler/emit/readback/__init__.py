@@ -1,6 +1,6 @@
 """Reads an emitted `train.py` back and matches it to the IR: it does all that the IR says, and nothing else.
 
-Purpose: a second opinion on emission: the text is run on symbols, of which Python executes nothing, and what it calls
+Purpose: a second opinion on emission: the text is run on symbols, not by Python, and what it calls
 is compared with the IR.  With the emitter it shares the IR and the table of ops.
 Non-goals: whether the IR is right (`analysis.verifier`, `proof`), comments, docstrings and layout.
 """

@@ -20,7 +20,7 @@ NAMES = {
 
 
 NOTHING = "nothing"
-"""What enters the first stage of a pipeline, of any type."""
+"""The value that enters the first stage of a pipeline, of any type."""
 
 
 def types_of(function: ast.FunctionDef) -> None:

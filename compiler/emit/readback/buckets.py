@@ -23,7 +23,7 @@ Repeats = tuple[tuple[str, str], ...]
 class LayerMoves:
     """One layer of a repeat of forward, which is in `repeats`; slices of the parameters `entering` enter it.
 
-    Of the buckets `own` it has a flat parameter, of those in `inner` one for each layer of the repeats in it.
+    It has a flat parameter of each bucket in `own`, and of those in `inner` one for each layer of the repeats in it.
     """
 
     def __init__(self, program: Program, region: Region, repeats: Repeats, entering: Collection[str]) -> None:
@@ -36,7 +36,7 @@ class LayerMoves:
         self._forward, self._backward = _ops(region), self._backward_at(repeats) if self.own else []
 
     def functions(self) -> tuple[list[str], list[str]]:
-        """Those that are called before a layer, and after it."""
+        """The functions that are called before a layer, and after it."""
         if not self.own:
             return [], []
         buckets = [self._program.bucket(name) for name in self.own]
@@ -118,12 +118,12 @@ class Buckets:
 
     @cached_property
     def _coercions(self) -> list[Op]:
-        """Those of the step that flat buffers take part in."""
+        """The coercions of flat buffers in the step."""
         ops = (op for op in self.program.region.body if isinstance(op, Op) and op.kind == "coerce")
         return [op for op in ops if self.of(op.outputs[0])]
 
     def of(self, value: Value) -> Bucket | None:
-        """The bucket of which a value is a flat buffer, if it is one."""
+        """The bucket whose flat buffer a value is, if it is one."""
         return self.of_name(value.name)
 
     def of_name(self, name: str) -> Bucket | None:
@@ -140,7 +140,7 @@ class Buckets:
         return pipeline is not None and len(pipeline.ranks_of(bucket.params[0])) < 2
 
     def run_of(self, bucket: Bucket) -> list[str]:
-        """What the step begins to gather in one line, of which this bucket is the first: chunks, or layers' groups.
+        """The chunks, or layers' groups, that the step begins to gather in one line, if this bucket is their first.
 
         Chunks go by their buckets' names, layers by their repeats'.
         """
@@ -158,7 +158,7 @@ class Buckets:
         return repeat_of(self.paths[bucket.params[0]])
 
     def _runs(self) -> Iterator[list[Bucket]]:
-        """Those that follow each other, of the same layers and axes."""
+        """Buckets whose gathers follow each other, of the same layers and axes."""
         gathers = [op for op in self._coercions if ends(op)[0].kind is Kind.SHARDED]
         found = [(bucket, op.names("axes")) for op in gathers if (bucket := self.of(op.outputs[0]))]
         for _, run in groupby(found, key=lambda each: (each[0].layers, each[1])):

@@ -138,7 +138,7 @@ class _Reader:
         return [left[:-1] + right[:-1]]
 
     def _products(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
-        """`fused_linear`, of which `into` are the sizes of each result that is unflattened."""
+        """`fused_linear`; `into` has the sizes of each result that is unflattened."""
         (x, left), *weights = map(self._tensor, args)
         alike = all(right[-1] == left[-1] for _, right in weights)
         self._demand(alike, f"a product over {_said(left[-1:])} and other dims")

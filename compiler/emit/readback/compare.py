@@ -12,7 +12,7 @@ from ...ops import OPS
 from .terms import Event, Log, Loop, Term, wrong
 
 MOVES = ("reduce_grads_in_backward", "reshard", "unshard")
-"""What the loops over layers do with flat buffers."""
+"""The functions by which loops over layers move flat buffers."""
 
 
 def ordered_functions() -> frozenset[str]:

@@ -18,7 +18,7 @@ STEPS = 1_000_000
 """The most nodes that are run before a text is refused."""
 
 BUILT_IN = frozenset({"__file__", "float", "int", "len", "list", "range", "str", "super", "tuple", "zip"})
-"""What of Python programs use under its own name."""
+"""The names of Python's own that programs use."""
 
 OPERATORS = {
     ast.Add: ("+", "add"),
@@ -84,7 +84,7 @@ class Evaluator(ABC):
         return self.bound(node).value
 
     def bound(self, node: ast.Name) -> Binding:
-        """What a name is bound to."""
+        """The value that a name is bound to."""
         if found := self.frame.names.get(node.id):
             closed = found.block is not None and found.block.closed
             demand(node, self.frame.returns or not closed, f"`{node.id}` is read outside its block")
@@ -142,7 +142,7 @@ class Evaluator(ABC):
     # ---- operators
 
     def operate(self, node: ast.AST, kind: type, *operands: object) -> object:
-        """What an operator gives: a term of terms, and of numbers and sets what Python gives."""
+        """The result of an operator: a term of terms, and of numbers and sets what Python gives."""
         word, run = OPERATORS.get(kind, ("", ""))
         if not run:
             raise wrong(node, f"an operator `{kind.__name__}` is no part of a program")
@@ -257,7 +257,7 @@ class Evaluator(ABC):
         return self.call(node, function, args, options)
 
     def call(self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]) -> object:
-        """What a call gives: of a module or a class of the text what it does, else a term."""
+        """The result of a call: that of a module or a class of the text, else a term."""
         match function:
             case Term() if stub := self.stubs.get(function):
                 return stub(self, node, args, options)
@@ -280,7 +280,7 @@ class Evaluator(ABC):
     def register(
         self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
     ) -> object:
-        """What a method of a module under construction does."""
+        """A call of a method of a module under construction."""
         ...
 
     @abstractmethod
@@ -290,7 +290,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
-        """What a module gives."""
+        """The result of a module."""
         ...
 
 

@@ -15,7 +15,7 @@ from .terms import Loop, Term, Terms, demand, frozen_key, wrong
 from .values import Binding, Block, Class, Frame, Instance, Modules, Zip
 
 NOTHING = object()
-"""What a body gives that does not return."""
+"""The result of a body that does not return."""
 
 
 class Statements(Evaluator):
@@ -221,7 +221,7 @@ class Statements(Evaluator):
                 raise wrong(stmt, f"`{ast.unparse(stmt.iter)}` are no modules")
 
     def _leave(self, loop: Loop) -> None:
-        """Behind a loop only what it carries has a name."""
+        """After a loop only the values it carries have names."""
         names = self.frame.names
         for name in _stored(loop.node.body) | _stored([loop.node.target]):
             end = names.pop(name, None)

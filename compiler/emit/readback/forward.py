@@ -28,7 +28,7 @@ from .terms import Event, Log, Loop, demand, frozen_key, wrong
 from .values import Instance, Modules
 
 TABLE = "table"
-"""What expressions call the table of rotary positions."""
+"""The name of the table of rotary positions in expressions."""
 
 Loops = Iterator[tuple[Loop, Log]]
 """Loops of a body, and what was done before each."""
@@ -231,7 +231,7 @@ class Forward:
         return self.term(arg.source)
 
     def _slice(self, region: Region, loop: Loop) -> None:
-        """What a layer has of its own: draws, and slices of parameters, which go by the parameter's name."""
+        """The values that a layer has of its own: draws, and slices of parameters, which go by the parameter's name."""
         for arg in region.args:
             if arg.enter is Enter.EACH and are_draws(arg.value.type):
                 self.values[arg.value.name] = self.drawn(loop, self.term(arg.source))
@@ -258,7 +258,7 @@ class Forward:
         return tuple(i % every == 0 for i in range(size))
 
     def recomputes(self, region: Region) -> int:
-        """Of how many layers backward recomputes one, all of it; 0 for none."""
+        """The interval of wholly recomputed layers: the first of so many is; 0 for none."""
         recompute = self._program.train.recompute
         if any(isinstance(inner, Region) for inner in region.body):
             return 0
@@ -281,7 +281,7 @@ class Forward:
         return next((it.name for it, end in found if it.type.differentiable and inside[it.name] and used[end.name]), "")
 
     def _move(self, function: str, x: object, repeat: str) -> object:
-        """What a line around a layer makes of what it passes on."""
+        """The value that a line around a layer makes of the one it passes on."""
         return self._machine.spec(f"{function}(x, params)", x=x, params=self._params[repeat])
 
 

@@ -33,13 +33,13 @@ class Machine(Statements):
         return self._instances[key]
 
     def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
-        """What a module gives."""
+        """The result of a module."""
         return self.function(of.of.forward, [of, *args], of)
 
     def register(
         self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
     ) -> object:
-        """`register_buffer` of a table that is made anew when a program starts."""
+        """`register_buffer` of a table that is computed when a program starts."""
         match name, args, options:
             case "register_buffer", [str(attribute), value], {"persistent": False}:
                 self._set(node, of, attribute, value)
@@ -88,7 +88,7 @@ class Machine(Statements):
                         self._demand_read(node)
 
     def _demand_read(self, stmt: ast.Assign) -> None:
-        """Of several results at once some may be of no use."""
+        """An assignment of several results may leave some of them unread."""
         (target,) = stmt.targets
         names = [node for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         if names and not any(name in self.read for name in names):

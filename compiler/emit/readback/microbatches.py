@@ -14,12 +14,12 @@ from .machine import Machine
 from .terms import Event, Log, Loop, Term, demand, wrong
 
 INPUTS = ("tokens", "labels", "documents", "draws")
-"""What `batch.microbatches()` gives of each microbatch, as far as the model takes it, in the runtime's order."""
+"""The inputs that `batch.microbatches()` gives of each microbatch, if the model takes them, in the runtime's order."""
 
 MICROBATCHES = (".run", ".evaluate")
 
 ORDERED = {"all_gather_", "all_reduce_", "reduce_scatter_", "unshard_ahead", ".update", *MICROBATCHES}
-"""What communicates, or changes the state."""
+"""The functions that communicate, or change the state."""
 
 
 class Microbatches:
@@ -122,7 +122,7 @@ class Microbatches:
         return self._machine.spec(text, **names)
 
     def _container(self, text: str) -> object:
-        """What the state gives; it is asked once."""
+        """A container that the state gives; it is asked once."""
         if text not in self._values:
             self._values[text] = self._spec(text)
         return self._values[text]

@@ -17,8 +17,8 @@ Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 class Twins:
     """Each value's twin: the first value of forward's body that is the same.
 
-    `count` says how often backward makes a value of forward once more, and `every` of how many layers it does so in
-    one, by twin.
+    `count` says how often backward recomputes a value of forward, and `every` in one of how many layers it does so,
+    by twin.
     """
 
     def __init__(self, forward: Region, backward: Region) -> None:
@@ -47,7 +47,7 @@ class Twins:
         return found
 
     def _slice(self, region: Region) -> None:
-        """What layers read of the same stack is the same, also in another repeat that layers as often."""
+        """Slices of the same stack have the same twin, also in another repeat of as many layers."""
         for arg in region.args:
             if arg.enter is Enter.EACH:
                 first = self._layers.setdefault(self.of(arg.source), arg.value.name)

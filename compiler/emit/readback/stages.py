@@ -1,7 +1,7 @@
 """Compares the `forward` of a model in stages with the IR: it runs once as each stage, with that stage's modules alone.
 
 Purpose: every stage does its part of the IR, receives what crosses, and declares no more than it reads.
-Non-goals: which stage has what (`ir.stages`), and in which order stages work (`pipeline`).
+Non-goals: which stage has what (`ir.stages`), and in which order stages work (`schedules`).
 """
 
 from collections import Counter
@@ -83,7 +83,7 @@ class StagedForward(Forward):
         self._demand_declared(model)
 
     def _layers(self, repeat: Region, loops: Loops, used: Counter[str]) -> None:
-        """Those of the stage, or none: then what is carried goes on as it is."""
+        """The layers of the stage, or none: then carried values go on unchanged."""
         if self._layers_of[repeat.dim]:
             self.body([repeat], loops, used)
             return
@@ -96,7 +96,7 @@ class StagedForward(Forward):
         return self._received[arg] if arg in self._received else super().first(arg)
 
     def _leaving(self, number: int) -> list[str]:
-        """What a stage hands on, or gives in the end."""
+        """The values that a stage hands on, or returns in the end."""
         if number + 1 == len(self._stages):
             return self._yields()
         repeat = self._cut[self._stages[number + 1].begins]
@@ -111,7 +111,7 @@ class StagedForward(Forward):
             demand(node, name in model.read or not is_own, f"a stage has `{name}`, and does not read it")
 
     def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
-        """Of a repeat that is cut, the layers of the stage; their modules are looked up by number."""
+        """In a repeat that is cut, the layers of the stage; their modules are looked up by number."""
         if region.dim not in self._pipeline.dims:
             super().compare_domains(region, loop, groups)
             return
@@ -135,5 +135,5 @@ class StagedForward(Forward):
 
 
 def _carried(repeat: Region) -> list[Arg]:
-    """What each layer of a repeat hands to the next."""
+    """The values that each layer of a repeat hands to the next."""
     return [arg for arg in repeat.args if arg.enter is Enter.CARRY]

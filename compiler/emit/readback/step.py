@@ -16,7 +16,7 @@ from .microbatches import MICROBATCHES, ORDERED, Microbatches
 from .terms import Loop, demand, frozen_key
 
 BEFORE, AFTER = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
-"""What is done on which side of the microbatches."""
+"""The functions called before, and those called after, the microbatches."""
 
 
 class Step(Microbatches):
@@ -64,7 +64,7 @@ class Step(Microbatches):
         return {key: self._values[name] for key, name in self._returns.items()}
 
     def _compare_sides(self) -> None:
-        """What is taken from the state is taken on the right side of the microbatches."""
+        """Values of the state are taken on the right side of the microbatches."""
         ran = False
         for each in self._found:
             function = "" if isinstance(each, Loop) else function_of(each.term)
@@ -84,7 +84,7 @@ class Step(Microbatches):
     # ---- ops
 
     def _do(self, op: Op) -> None:
-        """What an op of the step is in a program."""
+        """Does in the log what an op of the step is in a program."""
         result = op.outputs[0].name if op.outputs else ""
         match op.kind:
             case "unpack":

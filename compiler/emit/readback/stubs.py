@@ -1,4 +1,4 @@
-"""What some names do in the text of a program other than make a term: loops, blocks, modules, what changes in place.
+"""Names in the text of a program that do more than make a term: loops, blocks, modules, changes in place.
 
 Non-goals: all other functions, which are terms by their names.
 """
@@ -43,12 +43,12 @@ def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Op
 
 
 def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """The same of a module, all of which backward recomputes, or `again` says in which layers it does."""
+    """The same of a module, which backward recomputes whole; `enabled` says in which layers it does."""
     demand(node, bool(args), "recomputes nothing")
     if not isinstance(args[0], Instance):
         return _recompute(e, node, args, options)
-    demand(node, {*options} <= {"again"} and e.recompute is None, "recomputes otherwise than a module")
-    e.recompute = options.get("again", True)
+    demand(node, {*options} <= {"enabled"} and e.recompute is None, "recomputes otherwise than a module")
+    e.recompute = options.get("enabled", True)
     given = e.forward(node, args[0], args[1:])
     e.recompute = None
     return given
@@ -69,7 +69,7 @@ def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
 
 
 def _accessor(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """What only gives, so that it does not matter how often it is asked."""
+    """A call without effects, so that it does not matter how often it is made."""
     return e.terms("call", e.value(node.func), tuple(args), dict(sorted(options.items())))
 
 
@@ -90,7 +90,7 @@ def _modules(node: ast.Call, by_key: dict[object, object]) -> Modules:
 
 
 def _table(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """Rotary positions, of which the base may be written as a whole number."""
+    """Rotary positions, whose base may be written as a whole number."""
     if isinstance(theta := options.get("theta"), int):
         options = options | {"theta": float(theta)}
     return _accessor(e, node, args, options)

@@ -11,7 +11,7 @@ from attrs import Factory, define, frozen
 
 
 class Term:
-    """`head(args)`, of which a `Terms` makes one object: two that are computed alike are the same one.
+    """`head(args)`; a `Terms` makes one object of it, so two that are computed alike are the same one.
 
     `call` has the function, its arguments and its keywords by name; `attr`, `getitem` and operators their operands;
     `each` is one layer's part of a list, `index` its number; `item` one of several results.
@@ -68,7 +68,7 @@ class Terms:
         return self._known.setdefault((head, *map(frozen_key, args)), Term(head, args))
 
     def name(self, name: str) -> Term:
-        """What is known by its name alone: a function, a module, an argument."""
+        """A term known by its name alone: a function, a module, an argument."""
         return self("name", name)
 
 
@@ -111,7 +111,7 @@ class Event:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What must be the same in the IR."""
+        """The part that must be the same in the IR."""
         return self.term, self.block, frozen_key(self.recompute)
 
 

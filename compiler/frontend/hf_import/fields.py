@@ -9,7 +9,7 @@ from .config import NOT_NEGATIVE, PART, TEXT, Config, Fields, Kind
 from .plan_text import shown
 
 LONGEST = 4096
-"""Tokens of the sequences that a plan is written for, if the model takes so many."""
+"""The sequence length that a plan is written for, if the model takes one so long."""
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "bf16"}
 """The setting `precision` by the type that weights are stored in; bf16 keeps fp32 masters."""
@@ -44,10 +44,10 @@ class Rope:
     scaling: str = ""
     """Other arguments of a `rope` with this `theta`."""
     dims: int = 0
-    """How many dims of a head turn; 0 for all."""
+    """How many dims of a head are rotated; 0 for all."""
 
     def replaced(self, last: str) -> dict[str, str]:
-        """`scaling` behind `last`, the last thing that a model file gives `rope`."""
+        """`scaling` after `last`, the last thing that a model file gives `rope`."""
         return {f", {last})": f", {last}, {self.scaling})"} if self.scaling else {}
 
 
@@ -78,7 +78,7 @@ def window(config: Config, default: int = 0) -> int:
 def positions(config: Config, dim: int, theta: str = "rope_theta", part: str = "", default: float = 1) -> Rope:
     """Rotary positions of heads of `dim` dims; later files say in one field what earlier ones say in several.
 
-    `theta` and `part` are two of the latter; without `part` heads turn whole, else in their first dims.
+    `theta` and `part` are two of the latter; without `part` whole heads are rotated, else their first dims.
     """
     given = _given(config)
     rope = rope_of(given, config.number(theta, 1e4))
@@ -97,7 +97,7 @@ def positions(config: Config, dim: int, theta: str = "rope_theta", part: str = "
 
 
 def check_pairs(config: Config, dim: int) -> None:
-    """Heads of `dim` dims turn whole, in pairs."""
+    """Whole heads of `dim` dims are rotated, in pairs."""
     if dim % 2:
         message = f"heads of {dim} dims cannot be rotated in pairs"
         config.misfit(message, "head_dim", "num_attention_heads", "hidden_size", label=f"{dim} is odd")
@@ -134,7 +134,7 @@ def rope_of(given: Fields, theta: float) -> Rope:
 
 
 def check_layers(config: Config, count: float, *pattern: str) -> None:
-    """Layers take turns in their attention as `pattern` says, if the configuration says anything of it."""
+    """Layers alternate in their attention as `pattern` says, if the configuration says anything of it."""
     given: object = config.take("layer_types")
     if given is None:
         return

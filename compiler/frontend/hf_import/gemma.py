@@ -1,4 +1,4 @@
-"""Gemma, and Gemma 2 and 3, whose layers take turns in their attention.
+"""Gemma, and Gemma 2 and 3, whose layers alternate in their attention.
 
 Defaults are those of their configuration classes in transformers 5.23.
 """

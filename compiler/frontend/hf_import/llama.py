@@ -33,7 +33,7 @@ def olmo2(config: Config) -> Model:
 
 
 def phi3(config: Config) -> Model:
-    """Phi-3, Phi-3.5 and Phi-4, whose heads may turn in part."""
+    """Phi-3, Phi-3.5 and Phi-4, whose heads may be rotated in part."""
     config.take("original_max_position_embeddings")  # of scaled positions, which are an error by their type
     for name in ("attention_bias", "mlp_bias"):
         config.must_be(name, False)
@@ -93,7 +93,7 @@ def _decoder(
 ) -> Model:
     """Dims and blocks that they share.
 
-    `eps`, `head`, `kv` and `tied` are defaults, `norm` is the field of `eps`, `part` that of heads that turn in part.
+    `eps`, `head`, `kv` and `tied` are defaults, `norm` is the field of `eps`, `part` that of partly rotated heads.
     """
     config.must_be("hidden_act", *act)
     config.leave_out("attention_dropout", 0)

@@ -1,4 +1,4 @@
-"""The text of a plan, from that of one of our models: numbers replaced where they stand, everything else as it is."""
+"""The text of a plan, from that of one of our models: numbers replaced in place, everything else unchanged."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast

@@ -2,8 +2,8 @@
 
 Purpose: per bucket one `pack` of gradients, one chain of coercions, one part of the norm, one `update`.  Where the plan
 shares out state, gradients are scattered, each rank updates its part, and the parts are gathered: the parameters' own
-chains become one of the bucket.  Scopes are where these ops stand: in the step, or in a layer of a repeat.
-Before: `place_state`.  Non-goals: which parameters go together (`grouping`).
+chains become one of the bucket.  The scope of these ops is the step, or a layer of a repeat.
+Before: `place_state`.  Non-goals: which parameters go together (`assign`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ from ...ir import (
 from ...ops.builder import OpBuilder
 from .assign import BucketGroup, Used, grouped, grouped_as, sharing
 from .comms import gathered, held, reduced, with_gathers, with_reductions
-from .param_loops import home, without
+from .param_loops import loops_of, without
 
 
 def fuse_buckets(program: Program) -> Program:
@@ -89,7 +89,7 @@ class _Fuser:
         leaf, summed = self._leaf(param)[-1], self._chain(self._updates[param].inputs[0])[0]
         results = zip(self._microbatches.yields, self._microbatches.results, strict=True)
         end, value = next((end, value) for end, value in results if value.name == summed)
-        return Used(param, leaf, summed, value.type, home(self._microbatches, leaf, end.name))
+        return Used(param, leaf, summed, value.type, loops_of(self._microbatches, leaf, end.name))
 
     def _chain(self, name: str) -> list[str]:
         """The names from the microbatches' sum to the gradient that is updated with."""
@@ -112,17 +112,17 @@ class _Fuser:
         return squares | {op.outputs[0].name for op in self._ops if op.kind == "coerce" and op.inputs[0] in squares}
 
     def _gone(self) -> set[str]:
-        """What the buckets' own ops replace."""
+        """The ops that the buckets' own ops replace."""
         gone = self._sums() | {value.name for op in self._updates.values() for value in op.outputs}
         for param in self._updates:
             gone |= {*self._chain(self._updates[param].inputs[0])[1:]}
         for group in self._groups:
             for param in group.params:
                 gone |= {*self._leaf(param.name)[1:]} if group.shards else set()
-                if param.home and group.reshard_after_forward:
-                    gone |= {*param.home.slices}
-                if param.home and group.shard_gradients:
-                    gone |= {param.summed, *param.home.sums}
+                if param.loops and group.reshard_after_forward:
+                    gone |= {*param.loops.slices}
+                if param.loops and group.shard_gradients:
+                    gone |= {param.summed, *param.loops.sums}
         return gone
 
     def _bucket(self, group: BucketGroup) -> Bucket:
@@ -147,7 +147,7 @@ class _Fuser:
     # ---- what is written
 
     def _gathered(self, group: BucketGroup, builder: OpBuilder) -> str:
-        """Writes what the step does to a shared bucket's parameters; what each rank keeps of them for the model."""
+        """Writes the step's ops on a shared bucket's parameters; returns each rank's part of them for the model."""
         leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
         part = held(group, leaves, builder)
         if not group.reshard_after_forward:

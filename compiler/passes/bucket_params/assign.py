@@ -1,9 +1,9 @@
 """Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the cap.
 
-A repeat's parameters have a bucket of each layer where ranks share out gradients or parameters, or where the stack of
-all layers is more than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, the
-order in which their gradients are complete.
-Non-goals: what is done with them (`flat_params`, `layers`).
+A repeat's parameters have a bucket per layer where gradients or parameters are sharded, or where the stack of all
+layers is larger than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, in
+which their gradients become complete.
+Non-goals: the ops that move them (`comms`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from ...analysis.param_uses import products
 from ...ir import ITEM_BYTES, Bucket, Kind, Program, StateAxes, Type
-from .param_loops import Home
+from .param_loops import ParamLoops
 
 SMALL = 25 << 20
 """Bytes up to which what all layers have is reduced at once, where the plan does not say (as torch's DDP does)."""
@@ -22,7 +22,7 @@ SMALL = 25 << 20
 
 @frozen
 class Key:
-    """What gradients of one bucket share: the axes they are reduced over, and those they are sharded over."""
+    """The properties that gradients of one bucket share: the axes they are reduced over, and those that shard them."""
 
     reduced: tuple[str, ...]
     sharded: tuple[str, ...]
@@ -37,7 +37,7 @@ class Used:
     leaf: str
     summed: str
     gradient: Type
-    home: Home | None
+    loops: ParamLoops | None
 
 
 @frozen
@@ -77,11 +77,11 @@ class BucketGroup:
         return tuple(param.name for param in self.params)
 
     @property
-    def home(self) -> Home:
+    def loops(self) -> ParamLoops:
         """Where its layers are."""
-        home = self.params[0].home
-        assert home, "fuse_buckets: a bucket of layers without a home"
-        return home
+        loops = self.params[0].loops
+        assert loops, "fuse_buckets: a bucket of layers without loops"
+        return loops
 
 
 def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
@@ -89,7 +89,7 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
     order = _order(program)
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in sorted(params, key=lambda param: order[param.name]):
-        place = param.home and param.home.place
+        place = param.loops and param.loops.place
         apart = _axes(program, param), sharing(program, param.name)
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
     rest: dict[object, list[Used]] = {}
@@ -107,10 +107,10 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
 
 
 def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
-    """Those of each repeat together, and of these those that the same axes shard: they are gathered together."""
-    places = [*dict.fromkeys(group.home.place for group in groups)]
+    """The groups of each repeat together, and in it those sharded over the same axes, which are gathered together."""
+    places = [*dict.fromkeys(group.loops.place for group in groups)]
     shards = [*dict.fromkeys(group.shards for group in groups)]
-    return sorted(groups, key=lambda group: (places.index(group.home.place), shards.index(group.shards)))
+    return sorted(groups, key=lambda group: (places.index(group.loops.place), shards.index(group.shards)))
 
 
 def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[BucketGroup]:
@@ -122,7 +122,7 @@ def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Use
 
 
 def _order(program: Program) -> dict[str, tuple[int, int]]:
-    """Where each parameter stands: in the program's order, those of one product in its order behind the first."""
+    """The place of each parameter: the program's order, with those of one product in its order after the first."""
     order = {param.name: (i, 0) for i, param in enumerate(program.params)}
     for names in products(program):
         order |= {name: (order[names[0]][0], i) for i, name in enumerate(names)}
@@ -130,7 +130,7 @@ def _order(program: Program) -> dict[str, tuple[int, int]]:
 
 
 def _axes(program: Program, param: Used) -> StateAxes:
-    """What ranks share out of a parameter, by whatever pattern."""
+    """The axes over which a parameter's state is sharded, by whatever pattern."""
     return evolve(program.state_of(param.name), of=())
 
 
@@ -149,16 +149,16 @@ def _layers(program: Program, key: Key, params: list[Used]) -> int:
 
     Stages of a pipeline gather and reduce once a step.
     """
-    home, state = params[0].home, program.state_of(params[0].name)
-    if not home or not key.reduced or program.pipeline:
+    loops, state = params[0].loops, program.state_of(params[0].name)
+    if not loops or not key.reduced or program.pipeline:
         return 0
     shared = bool({*state.gradients, *state.parameters} & {*key.reduced})
     large = sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
-    return len(home.forward) if shared or large else 0
+    return len(loops.forward) if shared or large else 0
 
 
 def _bytes(program: Program, param: Used, layers: int) -> int:
-    """The gradient's bytes on a rank, of one layer of so many repeats."""
+    """The gradient's bytes on a rank, of one layer of `layers` repeats."""
     sizes = [program.size(dim) for dim in param.gradient.dims[:layers]]
     return program.elements(param.gradient) // prod(sizes) * ITEM_BYTES[param.gradient.dtype]
 

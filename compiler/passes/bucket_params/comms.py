@@ -1,7 +1,7 @@
 """The ops that gather a bucket's parameters and reduce its gradient, in the step or in each layer of a repeat.
 
-In a layer it is gathered before forward, and before backward again; behind the layer's backward its gradient is
-reduced, or, where gradients add up over microbatches first, its reduction `begin`s in the last of these.
+In a layer it is gathered before forward, and a second time before backward; after the layer's backward its gradient is
+reduced, or, where gradients are accumulated over microbatches first, its reduction `begin`s in the last of these.
 Before: the slices of stacks that this replaces are gone (`param_loops.without`).  Non-goals: which buckets (`assign`).
 """
 
@@ -67,40 +67,40 @@ def _summed(name: str, step: Step, builder: OpBuilder) -> str:
 # ---- in each layer of a repeat
 
 Layer = Callable[[str], tuple[Sequence[Stmt], Sequence[Stmt], str]]
-"""From a layer's slice of what its repeat is given, "" for none: statements before and behind it, what it hands out."""
+"""From a layer's slice of its repeat's argument, "" for none: statements before and after it, and its result."""
 
 
 def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
     """The block `forward` in which each layer gathers its parameters."""
-    weights = [Value(p.home.weight, builder.types[p.home.weight]) for p in group.params if p.home]
+    weights = [Value(p.loops.weight, builder.types[p.loops.weight]) for p in group.params if p.loops]
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
         ahead = builder.inner()
         gathered(group, slice, weights, ahead)
         return ahead.body, (), ""
 
-    return evolve(block, body=_within(block.body, group.home.forward, part, layer, builder)[0])
+    return evolve(block, body=_within(block.body, group.loops.forward, part, layer, builder)[0])
 
 
 def with_reductions(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> tuple[Region, str]:
-    """The block `backward` in which each layer gathers `part`, if given, again, and what it reduces of all layers."""
-    homes = [param.home for param in group.params if param.home]
+    """The block `backward` in which each layer gathers `part`, if given, a second time; and the reduced gradients."""
+    loops = [param.loops for param in group.params if param.loops]
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
-        ahead, behind, gradients = builder.inner(), builder.inner(), tuple(home.gradient for home in homes)
+        before, after, gradients = builder.inner(), builder.inner(), tuple(each.gradient for each in loops)
         if slice:
-            gathered(group, slice, [_again(home.weight, home.again, builder) for home in homes], ahead)
+            gathered(group, slice, [_regathered(each.weight, each.regathered, builder) for each in loops], before)
         if group.shard_gradients:
-            return ahead.body, behind.body, reduced(group, gradients, behind)
-        behind.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
-        return ahead.body, behind.body, ""
+            return before.body, after.body, reduced(group, gradients, after)
+        after.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
+        return before.body, after.body, ""
 
-    body, made = _within(block.body, group.home.backward, part, layer, builder)
+    body, made = _within(block.body, group.loops.backward, part, layer, builder)
     return evolve(block, body=body), made
 
 
-def _again(weight: str, again: str, builder: OpBuilder) -> Value:
-    return Value(again, builder.types[again]) if again else builder.value(weight, builder.types[weight])
+def _regathered(weight: str, name: str, builder: OpBuilder) -> Value:
+    return Value(name, builder.types[name]) if name else builder.value(weight, builder.types[weight])
 
 
 def _within(

@@ -1,8 +1,8 @@
 """Where in the step a parameter of a repeat is used: the repeat of forward that takes its slices, and that of backward.
 
 Purpose: the places of a bucket per layer, which gathers its parameters where a layer begins and reduces their
-gradients where its backward ends.  A parameter that has several uses, or not only by slices, has no home.
-Non-goals: what is done there (`layers`).
+gradients where its backward ends.  A parameter that has several uses, or not only by slices, has no such loops.
+Non-goals: the ops put there (`comms`).
 """
 
 from collections.abc import Sequence
@@ -16,38 +16,38 @@ Path = tuple[int, ...]
 
 
 @frozen
-class Home:
+class ParamLoops:
     """The regions of forward and backward in which each layer has its slice of a parameter.
 
-    `weight` is a layer's slice in forward and `again` the one in backward, "" where that reads none; `slices` are their
-    names at each level.  `sums` names what leads from a layer's `gradient` to the microbatch's.
+    `weight` is a layer's slice in forward and `regathered` the one in backward, "" where that reads none; `slices` are
+    their names at each level.  `sums` are the values between a layer's `gradient` and the microbatch's.
     """
 
     forward: Path
     backward: Path
     weight: str
-    again: str
+    regathered: str
     slices: tuple[str, ...]
     gradient: str
     sums: tuple[str, ...]
 
     @property
     def place(self) -> tuple[Path, Path]:
-        """What parameters of one bucket share."""
+        """The loops that parameters of one bucket share."""
         return self.forward, self.backward
 
 
-def home(microbatches: Region, leaf: str, gradient: str) -> Home | None:
-    """The home of the parameter that is used as `leaf`, and whose gradient in a microbatch is `gradient`."""
+def loops_of(microbatches: Region, leaf: str, gradient: str) -> ParamLoops | None:
+    """The loops of the parameter that is used as `leaf`, with the gradient `gradient` in a microbatch."""
     forward, backward = blocks(microbatches)
     cast = defs(backward.body).get(gradient)
     stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
-    taken, again, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _layer(backward.body, stack)
-    if not taken or not made or (again and again[0] != made[0]) or uses(backward)[leaf] != bool(again):
+    taken, second, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _layer(backward.body, stack)
+    if not taken or not made or (second and second[0] != made[0]) or uses(backward)[leaf] != bool(second):
         return None
-    held = again[1] if again else ()
+    held = second[1] if second else ()
     sums = (*{gradient, stack}, *made[1][1:-1])
-    return Home(taken[0], made[0], taken[1][-1], held[-1] if held else "", (*taken[1], *held), made[1][-1], sums)
+    return ParamLoops(taken[0], made[0], taken[1][-1], held[-1] if held else "", (*taken[1], *held), made[1][-1], sums)
 
 
 def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:

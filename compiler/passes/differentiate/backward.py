@@ -1,7 +1,7 @@
-"""The backward of a body: each op's adjoint, last op first; of a repeat, a repeat from the last iteration to the first.
+"""The backward of a body: each op's adjoint, last op first; a repeat becomes a repeat from the last layer to the first.
 
-What an adjoint reads of forward was kept, or is made again (`again`): op by op where it is first read, or, in repeats
-whose turns run again, all that comes before, where first anything of it is read.
+The values of forward that an adjoint reads were saved, or are recomputed (`analysis.recompute`): op by op where each is
+first read, or, in repeats whose layers are recomputed, all ops up to the one that is read, where it is first read.
 
 Non-goals: the step around it (`step`).
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ...analysis.recompute import is_made_again, recomputes_layers, runs_again
+from ...analysis.recompute import is_recomputed, recomputes_layers, recomputes_region
 from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, defs, regions_in
 from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS, gradients
@@ -19,7 +19,7 @@ from ...ops.saved_tensors import Local
 
 
 def gradient_name(name: str) -> str:
-    """What the gradient of `name` is called."""
+    """The name of the gradient of `name`."""
     return f"d_{name}"
 
 
@@ -45,31 +45,31 @@ class Backward(OpBuilder):
         return self.type(name).dtype in FLOATS
 
     def saved(self, name: str) -> str:
-        """How this body reads a forward value: made again if the plan says so, else as it was kept."""
+        """How this body reads a forward value: recomputed if the plan says so, else saved."""
         if name not in self._saved:
             op = self._made_by.get(name)
-            if op and self.again(op):
-                self._do_again(op)
+            if op and self.recomputes(op):
+                self._recompute(op)
             else:
                 self._saved[name] = self.kept(name)
         return self._saved[name]
 
-    def again(self, op: Op) -> bool:
-        """Whether this body makes what an op made again."""
-        return is_made_again(self.program, op)
+    def recomputes(self, op: Op) -> bool:
+        """Whether this body recomputes an op's results."""
+        return is_recomputed(self.program, op)
 
-    def _do_again(self, op: Op) -> None:
+    def _recompute(self, op: Op) -> None:
         inputs = tuple(map(self.saved, op.inputs))
         outputs = tuple(self.value(value.name, value.type) for value in op.outputs)
         self._saved |= {old.name: new.name for old, new in zip(op.outputs, outputs, strict=True)}
         self.append(evolve(op, inputs=inputs, outputs=outputs, attrs=(*op.attrs, *self.when(op))))
 
     def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
-        """What says that an op is not done again in every layer."""
+        """The attribute of an op that is not recomputed in every layer."""
         return ()
 
     def kept(self, name: str) -> str:
-        """How this body reads a forward value that is not made again: outside of repeats all are in sight."""
+        """How this body reads a saved forward value: outside of repeats all are visible."""
         return name
 
     def keep(self, stack: Value) -> None:
@@ -145,30 +145,30 @@ class _RepeatBackward(Backward):
         self._inside = set(self._own)  # all that it binds
         self._slices: list[Arg] = []  # what an iteration reads of what forward kept
         self._stacks: list[tuple[str, Value]] = []  # what forward is made to keep of each iteration
-        self._runs_again = runs_again(outer.program, forward)
+        self._is_recomputed = recomputes_region(outer.program, forward)
         self._ran = False
         self.region = forward
 
-    def again(self, op: Op) -> bool:
-        return self._runs_again or super().again(op)
+    def recomputes(self, op: Op) -> bool:
+        return self._is_recomputed or super().recomputes(op)
 
     def when(self, op: Op) -> tuple[tuple[str, Attr], ...]:
         every = recomputes_layers(self.program, self._forward.dim)
-        return (("every", every),) if self._runs_again and every > 1 else ()
+        return (("every", every),) if self._is_recomputed and every > 1 else ()
 
     def _stmt(self, stmt: Stmt) -> Stmt:
-        if self._runs_again and not self._ran and isinstance(stmt, Op) and self._keeps(stmt):
+        if self._is_recomputed and not self._ran and isinstance(stmt, Op) and self._keeps(stmt):
             self._ran = True
             self._run_until(stmt)
         return super()._stmt(stmt)
 
     def _run_until(self, op: Op) -> None:
-        """All that comes before an op, again: when backward asks for one tensor, it asks for all of them."""
+        """Recomputes all ops before this one: when backward asks for one tensor, it asks for all of them."""
         for stmt in self._forward.body:
             if stmt is op:
                 return
             if isinstance(stmt, Op) and stmt.outputs[0].name not in self._saved:
-                self._do_again(stmt)
+                self._recompute(stmt)
 
     def _keeps(self, op: Op) -> bool:
         """Whether an op has a gradient, for which autograd keeps a tensor that the iteration makes."""
@@ -188,7 +188,7 @@ class _RepeatBackward(Backward):
         return op is not None
 
     def kept(self, name: str) -> str:
-        """A slice of a parameter or of a stack that forward returns; what is not of this body, as outside."""
+        """A slice of a parameter or of a stack that forward returns; values from outside this body as outside."""
         if name not in self._inside | set(self._made_by):
             return self._outer.saved(name)
         slices = {arg.value.name: arg.source for arg in self._forward.args if arg.enter is Enter.EACH}
@@ -207,7 +207,7 @@ class _RepeatBackward(Backward):
         return value.name
 
     def write_region(self, incoming: list[str]) -> Region:
-        """Writes `region` from the gradients of the forward repeat's results; returns the forward repeat anew."""
+        """Writes `region` from the gradients of the forward repeat's results; returns the changed forward repeat."""
         forward = self._forward
         self._inside |= {v.name for repeat in regions_in(forward.body) for v in repeat.results}
         args = [Arg(self.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]

@@ -1,6 +1,6 @@
 """The training step around a model: count → microbatches { forward, backward } → norm → clip → update.
 
-In fp16 gradients are those of the loss times the loss scale, which norm and update take out again.
+In fp16 gradients are those of the loss times the loss scale, by which norm and update divide.
 Non-goals: the backward of the model itself (`backward`).
 """
 

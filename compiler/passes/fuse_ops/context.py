@@ -1,4 +1,4 @@
-"""What patterns ask of the program, and how they change a body."""
+"""The facts about a program that fusion patterns ask for, and changes of a body."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Known:
 
 
 def _slices(region: Region, of: dict[str, Param]) -> dict[str, Param]:
-    """What repeats take of some values, layer by layer."""
+    """The slices that repeats take of some values, layer by layer."""
     own = {arg.value.name: of[arg.source] for arg in region.args if arg.enter is Enter.EACH and arg.source in of}
     for stmt in region.body:
         if isinstance(stmt, Region):
@@ -58,7 +58,7 @@ def _slices(region: Region, of: dict[str, Param]) -> dict[str, Param]:
 
 
 def _apart(program: Program) -> frozenset[str]:
-    """Ops that backward does again by their names."""
+    """Ops that backward recomputes by their names."""
     recompute = program.train.recompute
     return frozenset(recompute.names if recompute.word == "selective" else ())
 

@@ -1,7 +1,7 @@
-"""x·w₁, x·w₂, …: one product with weights that lie one behind the other, as queries, keys and values have them.
+"""x·w₁, x·w₂, …: one product with weights that are adjacent in memory, as for queries, keys and values.
 
-Purpose: only those weights are taken together that can lie so, whoever shares out state: one bucket has them, and one
-group of the optimizer's settings.  Non-goals: laying them out (`fuse_buckets`).
+Purpose: only those weights are joined that can be adjacent, however state is sharded: they share a bucket, and a group
+of the optimizer's settings.  Non-goals: laying them out (`passes.bucket_params`).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from .context import Known, replaced
 
 
 def products(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
-    """Fuses products of one value with parameters that nothing else reads, over the same dims, and kept alike."""
+    """Fuses products of one value with parameters that nothing else reads, over the same dims and stored alike."""
     alike: dict[object, list[tuple[int, Op]]] = {}
     for at, op in known.ops(body, "contract"):
         x, weight = op.inputs
@@ -36,7 +36,7 @@ def _is_free(param: Param, op: Op, known: Known) -> bool:
 
 
 def _kept(param: Param, known: Known) -> object:
-    """What weights of one bucket and one group of settings share: turns, axes, whatever dim lies over those, state."""
+    """The properties that weights of one bucket and one group of settings share: repeats, axes, sharded dims, state."""
     axes = frozenset(axis for axis, place in param.type.places if place.dim)
     state = evolve(known.program.state_of(param.name), of=())
     place = known.program.train.optimizer.place(param.name)
@@ -44,12 +44,12 @@ def _kept(param: Param, known: Known) -> object:
 
 
 def _turned(body: Sequence[Stmt]) -> set[str]:
-    """What rope takes, and nothing keeps for backward."""
+    """The operands of rope, which are not saved for backward."""
     return {name for stmt in body if isinstance(stmt, Op) and stmt.kind == ROPE.name for name in stmt.inputs}
 
 
 def _together(several: Sequence[Op], turned: set[str]) -> Op:
-    """One op for all; what backward keeps gets memory of its own, if others in that memory are not kept."""
+    """One op for all; saved results get memory of their own, if others in that memory are not saved."""
     first, weights = several[0], tuple(op.inputs[1] for op in several)
     outputs = tuple(value for op in several for value in op.outputs)
     kept = tuple(str(i) for i, value in enumerate(outputs) if value.name not in turned)

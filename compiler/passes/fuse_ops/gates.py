@@ -1,4 +1,4 @@
-"""f(x) · y: one pass over x and y, which alone are kept for backward."""
+"""f(x) · y: one pass over x and y, which alone are saved for backward."""
 
 from attrs import evolve
 

@@ -1,7 +1,7 @@
-"""Cross entropy in one pass over its logits or, with `logits = chunk`, of their product: none are held.
+"""Cross entropy in one pass over its logits or, with `logits = chunk`, of their product: no logits are saved.
 
-Of a whole vocabulary that is one op.  Of one that ranks share out, the largest logit, from which they learn the largest
-of all, comes with the sums; these are brought to it afterwards.
+A whole vocabulary takes one op.  With a sharded one, each rank's largest logit, from which ranks learn the largest of
+all, comes with its sums; these are rescaled to it afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Attrs = tuple[tuple[str, Attr], ...]
 
 @frozen
 class _Made:
-    """How logits are made: where the ops stand that a loss takes in, what it takes in place of logits, and by what."""
+    """The origin of logits: places of the ops that a loss takes in, its operands in place of logits, and the ops."""
 
     places: tuple[int, ...]
     operands: tuple[str, ...]
@@ -56,7 +56,7 @@ def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
 
 
 def _largest(body: Sequence[Stmt], known: Known) -> Mapping[str, tuple[int, Op]]:
-    """What makes ranks' own maxima, with its place, by the names of the largest of all."""
+    """The ops that compute ranks' own maxima, with their place, by the names of the largest of all."""
     own = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "max_logit")}
     coerced = (op for _, op in known.ops(body, "coerce") if op.inputs[0] in own)
     return {op.outputs[0].name: own[op.inputs[0]] for op in coerced}
@@ -70,7 +70,7 @@ class _Makers:
         self._ops = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "add", "contract", "softcap")}
 
     def of(self, logits: str, users: int, *, products: bool) -> _Made | None:
-        """How logits are made that so many ops use; None where others use them too, or no such ops make them."""
+        """The origin of logits that `users` ops read; None where others read them too, or no such ops make them."""
         cap = self._only(logits, users, "softcap")
         if not cap:
             return self._product(logits, users) if products else None
@@ -100,7 +100,7 @@ class _Makers:
         return _Made((at,), op.inputs, inner=(("inner", over),))
 
     def _only(self, logits: str, users: int, kind: str) -> tuple[int, Op] | None:
-        """The op of this kind, with its place, that makes a value for so many uses and no more."""
+        """The op of this kind, with its place, that makes a value for `users` uses and no more."""
         at, op = self._ops.get(logits, (0, None))
         return (at, op) if op and op.kind == kind and self._known.uses[logits] == users else None
 

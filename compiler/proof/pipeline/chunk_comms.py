@@ -29,7 +29,7 @@ class Move:
         return (self.awaited is None or self.awaited <= at) and (self.freed is None or at < self.freed)
 
     def is_reduced(self, at: int) -> bool:
-        """Whether in a cell its reduction is under way, or done: what is added is lost."""
+        """Whether in a cell its reduction is in flight, or done: later additions are lost."""
         return self.begun is not None and self.begun <= at
 
 

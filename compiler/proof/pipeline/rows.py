@@ -1,11 +1,11 @@
 """Does the rows of a pipeline's schedule: each rank its actions in order, on what it holds and what it is sent.
 
-The microbatches of a step as its ranks do them.  What crosses from stage to stage lies in slots of a rank; an
-action takes what it needs, and then it is gone.  A receive waits for nothing, what takes its value does; of two ranks'
+Evaluates a step's microbatches as its ranks run them.  Values that cross stages lie in slots of a rank; an action
+takes its inputs out of them.  A receive waits for nothing, but the action that takes its value does; of two ranks'
 messages the first that is sent is the first that is received.
-So what is not there when it is read is an error, and what is there but wrong comes out in the results.  Weights are
-there from where their gather is awaited to where they are freed; what is added to a gradient that is being reduced is
-lost (`moves`).
+So a value that is missing when it is read is an error, and a value that is wrong shows in the results.  Weights exist
+from where their gather is awaited to where they are freed; whatever is added to a gradient during its reduction is lost
+(`chunk_comms`).
 """
 
 from collections import defaultdict, deque
@@ -48,7 +48,7 @@ def run_rows(
     """The results of the microbatches `region`.  Raises RowsError.
 
     Evaluation is done too, as `evaluation` has it, or the forwards of the rows; its loss must be that of the step.
-    What the cell `freed` would take is gone before.  Chunks are moved as their rows say, or as `moved`.
+    The entries that the cell `freed` would take are gone before.  Chunks are moved as their rows say, or as `moved`.
     """
     pipeline = machine.program.pipeline
     assert pipeline, "verify: no pipeline"

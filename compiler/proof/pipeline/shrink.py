@@ -68,7 +68,7 @@ def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
 def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
     """For each stage that has layers, but the first that does, the repeat, by number, in which it begins.
 
-    All repeats of which there should be cuts, by layers; where cuts are too few, those in the middle of them.
+    All repeats that should have cuts, by layers; where cuts are too few, those in the middle of them.
     """
     _, *others = _filled(pipeline, len(stage_to_rank(pipeline, ranks)))
     kinds, count = sorted(_kinds(program).values()), len(others)
@@ -83,7 +83,7 @@ def _before(number: int, ranks: int) -> int:
 
 
 def _filled(pipeline: Pipeline, count: int) -> list[int]:
-    """Those of `count` stages that have layers; all, if only stages in the middle had and there are none."""
+    """The stages, of `count`, that have layers; all, if only stages in the middle had and there are none."""
     ends = (0, *pipeline.layers[:1]), (count - 1, *pipeline.layers[-1:])
     empty = {stage for stage, *layers in ends if layers == [0]}
     return [k for k in range(count) if k not in empty] or [*range(count)]
@@ -104,7 +104,7 @@ def _is_unnamed(pipeline: Pipeline) -> bool:
 
 def shared(pipeline: Pipeline) -> dict[str, str]:
     """Each parameter that several ranks own, and the first that the same ranks own."""
-    ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.held}
+    ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
     first: dict[tuple[int, ...], str] = {}
     return {name: first.setdefault(own, name) for name, own in ranks.items() if len(own) > 1}
 
@@ -117,7 +117,8 @@ def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
     found = evolve(found, settings=evolve(pipeline.settings, stages=found.layers))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
     found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
-    found = evolve(found, held=stages_of_params(small, found), schedule=with_messages(rows, Times.uniform(rows.stages)))
+    schedule = with_messages(rows, Times.uniform(rows.stages))
+    found = evolve(found, param_stages=stages_of_params(small, found), schedule=schedule)
     return evolve(small, region=renumbered(small.region, pipeline, evolve(small, pipeline=found)), pipeline=found)
 
 

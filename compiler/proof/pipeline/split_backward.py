@@ -1,7 +1,7 @@
-"""Backward in two parts: what the gradient that is handed on needs, and the gradients of weights alone.
+"""Backward in two parts: the ops needed for the gradient that is handed on, and those for gradients of weights alone.
 
-What the runtime puts off, weights' gradients of matrix products and embeddings and all that is made of these,
-is taken out of the statements, into statements of its own; what these read, repeats keep for them.
+Ops that the runtime delays, weights' gradients of matrix products and embeddings and all that follows from these,
+are moved into statements of their own; repeats save the values that these read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class _Split:
     types: dict[str, Type]
 
     def of(self, body: Sequence[Stmt], wanted: Iterable[str], late: Iterable[str]) -> _Found:
-        """The parts of a body of which `wanted` is handed on and `late` is not there before then."""
+        """The parts of a body that hands on `wanted` and has `late` only in its second part."""
         needed = ancestors(body, wanted)
         found = _Found(late={*late})
         for stmt in body:
@@ -74,7 +74,7 @@ class _Split:
         outer.late.update(value.name for _, value in then)
 
     def _inside(self, region: Region, needed: set[str], late: set[str]) -> _Found:
-        """The parts of a repeat's body; what it carries is late if any iteration makes it late."""
+        """The parts of a repeat's body; a carried value is late if any iteration makes it late."""
         ends = {value.name: end.name for value, end in zip(region.results, region.yields, strict=True)}
         wanted = {end for value, end in ends.items() if value in needed}
         carries = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]

@@ -38,7 +38,7 @@ class Staged:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The pipeline of which it is a stage."""
+        """The pipeline that has this stage."""
         pipeline = self.machine.program.pipeline
         assert pipeline, "verify: no pipeline"
         return pipeline
@@ -127,7 +127,7 @@ class Staged:
 
     @cached_property
     def makes(self) -> set[str]:
-        """The results of which its microbatches make anything."""
+        """The results to which its microbatches contribute."""
         return {*self.own.forward.made, *self.own.backward.made}
 
 

@@ -4,7 +4,7 @@ Order is exact in backward too.  autograd runs, of the nodes that are ready, the
 in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.  A
 collective that is awaited later is recorded, and is in the plan, where it begins.
 
-What a record cannot show: two calls of one kind, group, shape and dtype that changed places.
+A record cannot show that two calls of one kind, group, shape and dtype changed places.
 """
 
 from collections import Counter

@@ -140,7 +140,7 @@ def _begin(last: bool, ahead: int, layer: LayerIndex) -> int:
     """How many calls of a collective begin in a layer.
 
     A call that begins in the `last` microbatch, an iteration of the outermost loop, begins in no other.  If calls begin
-    `ahead` layers early, so many more begin in the first layer of the loops inside, and one in each after it.
+    `ahead` layers early: the first layer of the loops inside begins 1 + `ahead` of them, and each after it one.
     """
     if last and layer[0][0] < len(layer[0][1]) - 1:
         return 0

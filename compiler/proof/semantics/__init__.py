@@ -1,4 +1,4 @@
-"""What every op of the IR means, as a formula in an arithmetic that is either exact or float64.
+"""The semantics of every op of the IR, as formulas in an arithmetic that is either exact or float64.
 
 Purpose: the only thing the evaluator knows of ops; shared with nothing that compiles, emits or runs.  Tests hold each
 formula and each gradient against autograd.

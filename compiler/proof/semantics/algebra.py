@@ -36,7 +36,7 @@ def _scaled(c: Call, x: Tensor) -> Tensor:
 
 
 def _over(c: Call, y: Tensor) -> Tensor:
-    """1 / y as a function like any other: quotients may stand in y, which the bound does not allow an inverse."""
+    """1 / y as a function like any other: y may contain quotients, which the bound does not allow in an inverse."""
     return c.numbers.function("reciprocal", y)
 
 

@@ -34,7 +34,7 @@ def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
 
 
 def joined(low: Tensor, high: Tensor) -> Tensor:
-    """Two parts of the last dim, of which one may be the same on all ranks."""
+    """Two parts of the last dim, one of which may be the same on all ranks."""
     lead = np.broadcast_shapes(low.array.shape[:-1], high.array.shape[:-1])
     parts = [np.broadcast_to(part.array, (*lead, part.array.shape[-1])) for part in (low, high)]
     return Tensor(low.dims, np.concatenate(parts, axis=-1), low.degree | high.degree)

@@ -1,4 +1,4 @@
-"""What a meaning is given: an op with its operands on all ranks."""
+"""The arguments of an op's semantics: the op with its operands on all ranks."""
 
 from collections.abc import Callable, Sequence
 
@@ -64,10 +64,10 @@ Gradients = Callable[[Call, list[Tensor]], list[Tensor | None]]
 
 @frozen
 class Semantics:
-    """What an op computes; and, of ops of the forward, the gradients of operands from those of the results.
+    """The results of an op; and, of ops of the forward, the gradients of operands from those of the results.
 
     These are what the single-device step takes, and what the op's `vjp` means.  A result without a gradient may be
-    left out, if it stands before those that have one.
+    left out, if it comes before those that have one.
     """
 
     value: Value

@@ -11,7 +11,7 @@ LAYERS_OF_STAGE = 1000
 
 
 def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]) -> Tensor:
-    """What elements are multiplied by: its dims are those of `draws` and of `places`, each with its global indices.
+    """The factors of elements: their dims are those of `draws` and of `places`, each with its global indices.
 
     In the field these are any numbers: steps that agree for all of them agree for 0 and 1 / (1 − share).
     """

@@ -55,7 +55,7 @@ class _Run:
         return made
 
     def gradients(self, results: Sequence[_Node], grads: Sequence[Tensor]) -> list[Tensor | None]:
-        """Those of the operands, from those of the last results."""
+        """The gradients of the operands, from those of the last results."""
         for result, grad in zip(results[-len(grads) :], grads, strict=True):
             result.grads.append(grad)
         for call, taken, made in reversed(self.done):

@@ -59,7 +59,7 @@ class Labelled(Logits):
 
 
 class Capped(Labelled):
-    """Logits that the op bounds first, if it says by what; the labels are behind them."""
+    """Logits that the op bounds first, if it says by what; the labels come after them."""
 
     def __init__(self, c: Call) -> None:
         self._slope: list[Tensor] = []
@@ -87,7 +87,7 @@ def _valid(c: Call, labels: Tensor, dims: Dims) -> Tensor:
 
 
 def _normaliser(c: Call, z: Tensor, *peak: Tensor) -> Tensor:
-    """log z, of which the logits have lost the peak."""
+    """log z, relative to the peak as the logits are."""
     return c.numbers.total(z.dims, c.numbers.function("log", z), *peak)
 
 

@@ -1,6 +1,6 @@
 """Normalisation: y = x · w · r, r = (mean(x²) + eps)^(-1/2) over the weight's dims; whole, and in two parts.
 
-Of layernorm x is what remains of it without its mean, and the variance is the mean of squares of that.
+In layernorm x is first centred, and the variance is the mean of squares of that.
 """
 
 from attrs import evolve
@@ -15,7 +15,7 @@ def _without(x: Tensor, over: Dims) -> Dims:
 
 
 def _mean(c: Call, over: Dims, x: Tensor, *factors: Tensor) -> Tensor:
-    """The mean of a product over some dims; of one that is sharded, a rank's part of it."""
+    """The mean of a product over some dims; over a sharded one, a rank's part of it."""
     return c.numbers.product(_without(x, over), x, *factors, sizes(c, over))
 
 

@@ -9,7 +9,7 @@ from .loss import Capped, number
 
 
 def _shared(x: Tensor, dims: Dims) -> Tensor:
-    """What a rank has one of, with a dim of that size behind."""
+    """A value that each rank has one of, with a dim for the ranks appended."""
     return Tensor(dims, x.array[..., None], x.degree)
 
 
@@ -22,12 +22,12 @@ def _parts(c: Call) -> list[Tensor]:
 
 
 def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    """The gradient of z has the dim of shares, of which each rank holds one."""
+    """The gradient of z has the dim of shares, and each rank one of them."""
     logits, (dz, dt) = Capped(c), grads[-2:]
     return [logits.gradient(logits.n.product(logits.tokens, dz), dt, c.results[0]), None]
 
 
-# ---- together again
+# ---- rescaled to the largest of all
 
 
 def _below(c: Call, m: Tensor, peak: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _rescaled(c: Call) -> list[Tensor]:
 
 
 def _share_of_labels(c: Call) -> Tensor:
-    """What of each label this rank's classes are."""
+    """The part of each label that this rank's classes have."""
     n, labels, classes = c.numbers, c.args[4], str(c.op.get("classes"))
     m = c.types[0]
     type = Type(m.dtype, (classes,), tuple((axis, sharded(classes)) for axis in m.axes_in(Kind.MAXIMUM)))

@@ -1,4 +1,4 @@
-"""What a step does around forward and backward."""
+"""The semantics of a step's ops around forward and backward."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def squares(n: Numbers, values: Sequence[Tensor]) -> Tensor:
 
 
 def _squares(c: Call) -> list[Tensor]:
-    """Of what a rank holds; of what several ranks of a pipeline hold alike, on the first of them alone."""
+    """The sum of squares on a rank; values that several ranks of a pipeline share count on the first of them alone."""
     if "stages" not in dict(c.op.attrs):
         return [squares(c.numbers, c.args)]
     buckets = [next(b for b in c.program.buckets if b.dim in x.dims) for x in c.args]
@@ -49,7 +49,7 @@ def loss_scale(n: Numbers, axes: int) -> Tensor:
 
 
 def unscaled(n: Numbers, x: Tensor, scale: Tensor, times: int = 1) -> Tensor:
-    """x / scale, so many times."""
+    """x / scale, `times` times."""
     return n.product(x.dims, x, *[n.inverse(scale)] * times)
 
 

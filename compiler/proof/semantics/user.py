@@ -29,7 +29,7 @@ class _Slices:
         self.bent = self.n.total(self._among(dim for part in bent for dim in part.dims), *bent) if bent else None
 
     def _among(self, dims: Iterable[str]) -> Dims:
-        """Those of the result's dims, in its order."""
+        """The dims among the result's, in its order."""
         known = set(dims)
         return tuple(dim for dim in self.dims if dim in known)
 
@@ -38,7 +38,7 @@ class _Slices:
         return Tensor(tuple(dim if dim in self.along else f"{dim}'" for dim in x.dims), x.array, x.degree)
 
     def _key(self, c: Call, operand: int, x: Tensor) -> Tensor:
-        """What combines the elements of a slice: random numbers, whatever the order of dims."""
+        """The factors that combine the elements of a slice: random numbers, whatever the order of dims."""
         inner = sorted(dim for dim in x.dims if dim.endswith("'"))
         dims = (*sorted(dim for dim in self.dims if dim not in self.along), *inner)
         shape = tuple(c.world.dims[dim.rstrip("'")] for dim in dims)
@@ -46,7 +46,7 @@ class _Slices:
         return Tensor(dims, array.reshape(len(array), *(1 for _ in c.world.axes), *shape), RANDOM)
 
     def _factors(self, slope: bool, without: int = -1) -> list[Tensor]:
-        """What the result is the product of; or its slope, all linear parts but one."""
+        """The factors of the result, a product; or of its slope: all linear parts but one."""
         factors = [self.parts[i] for i in self.linear if i != without]
         if self.bent:
             factors.append(self.n.function("opaque slope" if slope else "opaque", self.bent))

@@ -11,7 +11,7 @@ from .call import Call, Semantics
 
 
 def vjp(c: Call, known: Mapping[str, Semantics]) -> list[Tensor]:
-    """By the semantics `known` of ops; what it is not given counts zero."""
+    """By the semantics `known` of ops; gradients that are not given count zero."""
     it = VJPS.pulled(c.op, c.types)
     given = dict(zip(it.read, c.args[it.grads :], strict=False))
     args = [given[i] if i in given else zero(c, type) for i, type in enumerate(it.types)]

@@ -34,7 +34,7 @@ def _weights_fill(least: Callable[[int], int]) -> Formula:
 
 
 def _ramps(least: Callable[[int], int]) -> Formula:
-    """Only before a rank's first action and behind its last."""
+    """Only before a rank's first action and after its last."""
     return Formula("(p - 1)f", lambda f, b, w: f, least, lambda f, b, w: f == b == w)
 
 

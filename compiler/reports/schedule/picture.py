@@ -34,7 +34,7 @@ def terminal_colour(chunk: int, work: Work) -> int:
 
 
 MARK = "Written by scalec schedule"
-"""Stands in the opening lines of every file that has room for it."""
+"""A mark in the opening lines of every file that has room for it."""
 
 _UNLIKE = 50
 """How many times as long as an action another may be, for both to have labels."""

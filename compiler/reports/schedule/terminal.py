@@ -86,7 +86,7 @@ class _Grid:
         return text + " " * (window.stop - at)
 
     def _cell(self, action: Action, start: int, end: int, window: _Window) -> str:
-        """An action with a blank behind it; no label that would be cut, since `F1` of `F12` is another microbatch."""
+        """An action and a blank after it; no label that would be cut, since `F1` of `F12` is another microbatch."""
         wide, told = end - start, self._label(action)
         told = told if len(told) <= wide and window.has(told, start) else ""
         filled = told.ljust(max(wide - 1, min(wide, 1)), " " if self._colour else _FILL)

@@ -1,6 +1,6 @@
 """Lays a plan out as plans are written.
 
-Indentation, spaces, alignment and blank lines in one style, with every word and every comment kept.  Where
+Indentation, spaces, alignment and blank lines in one style; every word and every comment stays.  Where
 lines end is the author's choice, but for lines longer than `LIMIT` and for brackets that open on one line and close on
 another.
 """
@@ -15,7 +15,7 @@ from .words import arrange, lines, read
 
 
 def format_plan(source: Source) -> str:
-    """The text of a plan in scalec's layout; formatting that again changes nothing.
+    """The text of a plan in scalec's layout; formatting the result changes nothing.
 
     Raises PlanError where the text is not a plan, or would grow beyond what one may be.
     """

@@ -1,7 +1,7 @@
 """Alignment in columns: the `=` of settings, the `over` of rules, the `{` of sections, comments.
 
-Settings, rules and sections that stand one to a line, without a blank line between, share a column.  Comments
-behind code share one where they did in the source.
+Consecutive settings, rules and sections, one to a line without a blank line between, share a column.  Comments
+after code share one where they did in the source.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ class _Anchored:
 
 
 def _runs(plan: Arranged, lines: Sequence[Line]) -> Iterator[list[_Anchored]]:
-    """Neighbouring lines of one kind; comments on lines of their own may stand between."""
+    """Neighbouring lines of one kind; comments on lines of their own may come between."""
     run: list[_Anchored] = []
     for line in lines:
         anchored = _anchored(plan, line)
@@ -98,7 +98,7 @@ def _padded(plan: Arranged, run: Sequence[_Anchored]) -> dict[Line, str]:
 
 
 def _comment_columns(plan: Arranged, lines: Sequence[Line], codes: dict[Line, str]) -> dict[Line, int]:
-    """Where the comments beside code go; those that follow each other in one column of the source stay together."""
+    """The columns of comments after code; neighbours that share a column in the source stay together."""
     columns: dict[Line, int] = {}
     for _, group in groupby(_beside(plan, lines), lambda line: plan.words[line.comment or 0].column):
         together = list(group)

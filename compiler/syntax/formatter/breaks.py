@@ -47,7 +47,7 @@ class _Breaks:
     def begin(self, at: int) -> int:
         """Begins a line with a word; the first line that this changes.
 
-        What stands in brackets has lines of its own, where lines begin between its parts.  In braces that is any line;
+        The content of brackets has lines of its own, where lines begin between its parts.  In braces that is any line;
         a call may hold a list of several lines without being spread out itself.
         """
         plan, changed = self._plan, self._cut(at)
@@ -62,7 +62,7 @@ class _Breaks:
         return changed
 
     def _cut(self, at: int) -> int:
-        """Divides the line in which a word stands before it; the line's first word."""
+        """Divides a line before one of its words; returns the line's first word."""
         first = at
         while first not in self.end_of:
             first -= 1
@@ -103,7 +103,7 @@ class _Breaks:
 
 @frozen
 class _Long:
-    """A line, those of its words that stand least deep, and where words end."""
+    """A line, its words at the least depth, and where words end."""
 
     plan: Arranged
     ends: list[int]
@@ -112,7 +112,7 @@ class _Long:
 
 
 def _shallow(plan: Arranged, line: Line) -> list[int]:
-    """The words of a line that stand least deep; pairs of brackets in it are stepped over."""
+    """The words of a line at the least depth; pairs of brackets in it are stepped over."""
     found: list[int] = []
     at = line.first
     while at < line.end:
@@ -150,13 +150,13 @@ def _brackets(long: _Long) -> set[int]:
 
 
 def _left_open(long: _Long) -> set[int]:
-    """Behind a bracket whose pair ends on a later line, since lines begin deeper in it."""
+    """Breaks after brackets whose pair ends on a later line, since lines begin deeper in them."""
     closing, end = long.plan.closing, long.line.end
     return {at + 1 for at in long.shallow if at + 1 < end <= closing.get(at, -1)}
 
 
 def _closed_late(long: _Long) -> set[int]:
-    """Behind all brackets of earlier lines that end inside of this one, which gives their ends lines of their own."""
+    """Breaks after brackets of earlier lines that end inside of this one, which gives their ends lines of their own."""
     plan, line = long.plan, long.line
     closed = [plan.inside[at] for at in range(line.first + 1, line.end) if plan.words[at].closes]
     return {opening + 1 for opening in closed if opening < line.first}

@@ -62,8 +62,8 @@ class Word:
 class Arranged:
     """Words by their position, and how they nest.
 
-    `inside` has for each word the opening bracket in whose pair it stands, -1 for none; a closing bracket stands inside
-    its own pair, an opening one outside.  `depth` counts the pairs around a word; both brackets of a pair stand as deep
+    `inside` has for each word the opening bracket of the pair around it, -1 for none; a closing bracket is inside
+    its own pair, an opening one outside.  `depth` counts the pairs around a word; both brackets of a pair are as deep
     as what is around it.  `closing` has for each opening bracket its other, inner pairs first.  `code`
     lists the words that are no comments; `entries` are those that begin a statement, setting, rule or section, and
     `heads` has for each opening brace the entry that it belongs to.
@@ -78,7 +78,7 @@ class Arranged:
     heads: Mapping[int, int]
 
     def among_entries(self, at: int) -> bool:
-        """Whether a word stands directly in braces, or in none."""
+        """Whether a word is directly in braces, or in none."""
         return self.inside[at] < 0 or self.words[self.inside[at]].text == "{"
 
     def before(self, at: int) -> Word | None:
@@ -173,7 +173,7 @@ INDENT = 2
 
 @frozen
 class Line:
-    """The words from `first` to before `end`, and a comment behind them if `end` is not where the next line begins."""
+    """The words from `first` to before `end`, and a comment after them if `end` is not where the next line begins."""
 
     indent: int
     first: int

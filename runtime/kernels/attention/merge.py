@@ -83,7 +83,7 @@ def merge_backward(
 class Merge:
     """Attention to all of some keys, from that to each of two parts of them, which have no key in common.
 
-    tiles: by head_dim, rows of which one program joins.  Saves what it is given.
+    tiles: by head_dim, the rows that one program joins.  Saves its operands.
     """
 
     tiles: Mapping[int, Tile]

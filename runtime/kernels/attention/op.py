@@ -99,7 +99,7 @@ class Attention:
     """softmax(cap(q·kᵀ · scale) + mask)·v, in blocks that stay on the chip (FlashAttention-2, arXiv:2307.08691).
 
     blocks: for each head_dim that has kernels, how they divide their work.  Saves q, k, v, the result and its
-    log-sum-exp, float32 [b, n, s]; of memory besides that takes only as much in backward.
+    log-sum-exp, float32 [b, n, s]; besides them only backward takes memory, as much as the log-sum-exp.
     """
 
     blocks: Mapping[int, Blocks]
@@ -146,7 +146,7 @@ class Attention:
     ) -> tuple[Tensor, Tensor]:
         """Attention to some of the keys, and its log-sum-exp [b, n, s], natural, float32 at least: for `Merge`.
 
-        The first query stands `shift` behind the first key, which may be less than 0.  Queries that see none of the
+        The first query is `shift` keys after the first key; `shift` may be less than 0.  Queries that see none of the
         keys have 0 and −∞.
         """
         back = window - 1  # -1, no limit, without a window

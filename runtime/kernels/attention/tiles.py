@@ -1,6 +1,6 @@
 """Block sizes of the attention kernels, loads of tiles, masks for whole blocks and single pairs, soft-capped scores.
 
-The query of row r stands at r + shift among the keys, and sees from BACK before that to FORTH after it; a negative
+The query of row r is at key r + shift, and sees from BACK before that to FORTH after it; a negative
 BACK or FORTH is no limit.
 """
 # pyright: basic
@@ -12,16 +12,16 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PRECISION = tl.constexpr("tf32x3")
-"""Products in float32 by tensor cores: of the upper 11 bits of both factors, and of each with the other's rest."""
+"""Products in float32 by tensor cores: the upper 11 bits of both factors, and those of each with the other's rest."""
 
 _CHUNK = tl.constexpr(1024)
 
 
 @triton.jit
 def span(PHASE: tl.constexpr, first, last, size, STEP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr):
-    """From where to where, in steps of STEP, others stand that any of the places first..last sees; `size` others are.
+    """The range of others, in steps of STEP, that any of the places first..last sees; there are `size` others.
 
-    Phases 0 to 2 stand one behind the other; all of the places see all of phase 1, which so needs no mask; without
+    Phases 0 to 2 follow each other; all of the places see all of phase 1, which so needs no mask; without
     BACK phase 0 is empty.  Phase 3 is all of these.
     """
     start, stop, whole, end = 0, size, 0, size
@@ -43,7 +43,7 @@ def span(PHASE: tl.constexpr, first, last, size, STEP: tl.constexpr, BACK: tl.co
 
 @triton.jit
 def load_ids(ids, stride, places, size):
-    """Documents of some places; those from `size` on have that of the last."""
+    """Documents of some places; places from `size` on have that of the last."""
     return tl.load(ids + tl.minimum(places, size - 1).to(tl.int64) * stride)
 
 
@@ -139,7 +139,7 @@ def store_row(start, row, first, size, ROWS: tl.constexpr):
 
 @triton.jit
 def load_tile(start, first, stride, size, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BOUNDED: tl.constexpr):
-    """Rows of D elements from `first` on, [ROWS, DP]; zeros behind D and, if BOUNDED, in rows from `size` on.
+    """Rows of D elements from `first` on, [ROWS, DP]; zeros after D and, if BOUNDED, in rows from `size` on.
 
     ROWS · stride is less than 2³¹; `size` · stride need not be.
     """

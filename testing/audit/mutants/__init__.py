@@ -1,7 +1,7 @@
 """Programs that are wrong in one place, each as a programmer could have written it.
 
 Purpose: every mistake of a list, at every place of the step where it can be made; the verifier must find them all.
-Not made: what by construction does nothing, such as a mistake in a group of one rank, or a maximum taken twice; and
+Not made: mistakes that by construction do nothing, such as one in a group of one rank, or a maximum taken twice; and
 anything done to I→R and R→I, which do nothing (what I→R means for gradients is a P→I in backward, which is mutated).
 Non-goals: whether a mutant is found (`audit`), and by which means; mutants of types, which every pass checks.
 """

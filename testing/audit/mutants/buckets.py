@@ -33,20 +33,20 @@ Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
 
 def _flat(program: Program, among: Iterable[Op]) -> list[Op]:
-    """Of some ops the coercions that change what a rank holds of a bucket's buffers."""
+    """The coercions, among some ops, that change a rank's part of a bucket's buffers."""
     active = {id(op) for op in acting(program, program.region)}
     return [op for op in among if id(op) in active and _bucket_of(program, op.outputs[0])]
 
 
 def _weights_before(program: Program) -> Found:
-    """A gather is left out: of what other ranks have updated a rank has what it was before."""
+    """A gather is left out: parameters that other ranks have updated keep their old values on a rank."""
     for op in _flat(program, program.ops):
         if ends(op)[0].kind is Kind.SHARDED:
             yield f"{label(op)} not seen", op.span, replaced(program, op, evolve(op, kind="unseen"))
 
 
 def _next_layer(program: Program) -> Found:
-    """A layer takes the part of the weights that the layer behind it needs."""
+    """A layer takes the part of the weights that the layer after it needs."""
     for region in _of_several(program):
         for i, arg in enumerate(region.args):
             if arg.enter is Enter.EACH and _bucket_of(program, arg.value):
@@ -71,7 +71,7 @@ def _layers_exchanged(program: Program) -> Found:
 
 
 def _bucket_of(program: Program, value: Value) -> Bucket | None:
-    """The bucket of whose buffers a value is one."""
+    """The bucket that has a value among its buffers."""
     return next((bucket for bucket in program.buckets if bucket.dim in value.type.dims), None)
 
 
@@ -84,7 +84,7 @@ def _of_several(program: Program) -> list[Region]:
 
 
 def _reduced_twice(program: Program) -> Found:
-    """In each layer, and once more in the step."""
+    """A gradient is reduced in each layer, and also in the step."""
     for region in regions(program, "microbatches"):
         for i, value in enumerate(region.results):
             bucket = _bucket_of(program, value)
@@ -102,7 +102,7 @@ def _summed(axes: tuple[str, ...]) -> dict[str, Attr]:
 
 
 def _reduced_before(program: Program, begin: Op) -> Found:
-    """What is reduced in the step is reduced in the layer too."""
+    """A reduction of the step is done in the layer too."""
     makers = defs(program.ops)
     axes = program.types[begin.inputs[0]].axes_in(Kind.PARTIAL)
     if program.degree(axes) == 1:

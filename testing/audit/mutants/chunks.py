@@ -1,4 +1,4 @@
-"""Mistakes in when the chunks of a pipeline's stages are moved: too late before a stage, or too early behind it.
+"""Mistakes in when the chunks of a pipeline's stages are moved: too late before a stage, or too early after it.
 
 Non-goals: what moves them is an op of the step like any other (`coercions`, `buckets`).
 """
@@ -51,7 +51,7 @@ def _last(row: Row, move: Move, params: Callable[[Action], set[str]]) -> int:
 
 
 class _Stages:
-    """What each action of a stage does."""
+    """The blocks that each action of a stage runs."""
 
     def __init__(self, program: Program) -> None:
         self._names = names(program, program.microbatches)

@@ -24,7 +24,7 @@ from .edits import Edit, before, instead, regions, replaced, then, wide, with_at
 I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kind.MAXIMUM  # noqa: E741
 
 Mistakes: TypeAlias = Iterator[tuple[str, Sequence[Op]]]
-"""Words for each mistake, and what then stands in place of the coercion."""
+"""Words for each mistake, and the ops in place of the coercion."""
 
 IDLE = ((I, R), (R, I))
 IDEMPOTENT = ((I, P), (R, P), (M, R), (M, I))
@@ -92,7 +92,7 @@ def _only_first_counts(program: Program, op: Op) -> bool:
 
 
 def silent(op: Op) -> Op:
-    """What makes the coercion's shapes without its communication."""
+    """An op that gives the coercion's shapes without its communication."""
     source, _ = ends(op)
     match _kinds(op):
         case (Kind.PARTIAL, Kind.SHARDED):
@@ -123,7 +123,7 @@ def _other_dim(program: Program, op: Op) -> Mistakes:
 
 
 def _ranks_mixed(fault: str, program: Program, op: Op) -> Mistakes:
-    """Of shards that enter, or else of those that come out; of a sum it does not matter who holds which part."""
+    """Mixed shards that enter, or else leave; in a sum it does not matter who holds which part."""
     source, target = ends(op)
     for axis in op.names("axes"):
         if program.axis(axis).size == 1:

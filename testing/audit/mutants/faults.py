@@ -1,4 +1,4 @@
-"""What the mutants do that no op of the IR does.
+"""The semantics of the mutants' ops that are no ops of the IR.
 
 Purpose: meanings that the audit's evaluation knows besides those of the ops.
 Non-goals: the mistakes themselves, which say where these are used.
@@ -45,7 +45,7 @@ def _taken(c: Call, axis: str, ranks: Sequence[int]) -> Tensor:
 
 
 def _of_first(c: Call) -> list[Tensor]:
-    """What the first rank of the group holds, on all of them."""
+    """The value of the first rank of the group, on all of them."""
     for axis in c.op.names("axes"):
         c = evolve(c, args=[_taken(c, axis, [0] * c.world.axes[axis])])
     return [c.args[0]]
@@ -74,7 +74,7 @@ def _last(c: Call) -> list[Tensor]:
 
 
 def _flipped(c: Call) -> list[Tensor]:
-    """What is stacked, last first."""
+    """A stack, last first."""
     x = c.args[0]
     return [Tensor(x.dims, np.flip(x.array, axis=x.lead), x.degree)]
 
@@ -86,7 +86,7 @@ def _alike(c: Call) -> list[Tensor]:
 
 
 def _behind(c: Call) -> list[Tensor]:
-    """Of values that are stacked, in the place of each the one behind it."""
+    """A stack, each value replaced by the one after it."""
     x = c.args[0]
     return [Tensor(x.dims, np.roll(x.array, -1, axis=x.lead), x.degree)]
 
@@ -104,7 +104,7 @@ def _chosen(c: Call) -> list[Tensor]:
 
 
 def _unseen(c: Call) -> list[Tensor]:
-    """A gather's result of which each rank has its own part only; the rest is stale."""
+    """A gather's result in which each rank has its own part only; the rest is stale."""
     axes, (source, target) = c.op.names("axes"), ends(c.op)
     whole = c.world.coerced(c.args[0], axes, source, target, c.numbers)
     own = Tensor(c.args[0].dims, np.ones_like(c.args[0].array))
@@ -123,7 +123,7 @@ def _counted_first(c: Call) -> list[Tensor]:
 
 @frozen(slots=False)
 class _AllFirst(SimulatedMesh):
-    """Ranks of which each takes its part of the dim `whole` for the first part."""
+    """Ranks that each take their part of the dim `whole` for the first part."""
 
     whole: str
 

@@ -52,7 +52,7 @@ def _with_end(region: Region, index: int, leave: Leave, result: Value) -> Region
 
 
 def _carried(region: Region) -> list[Arg]:
-    """What changes from one iteration to the next."""
+    """The values that change from one iteration to the next."""
     carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
     ends = [end.name for end in region.yields if end.leave is Leave.LAST]
     return [arg for arg, end in zip(carried, ends, strict=True) if end != arg.value.name]
@@ -75,7 +75,7 @@ def _order(program: Program) -> Found:
 
 
 def _between(block: Region, first: Region, second: Region) -> set[str]:
-    """What is made between two statements of a block."""
+    """The values made between two statements of a block."""
     at = [id(stmt) for stmt in block.body]
     ops = block.body[at.index(id(first)) + 1 : at.index(id(second))]
     return {value.name for op in ops if isinstance(op, Op) for value in op.outputs}
@@ -118,8 +118,8 @@ def _other_layer(program: Program) -> Found:
                 yield f"{arg.value.name} of another layer", region.span, turned
 
 
-def _other_layer_again(program: Program) -> Found:
-    """What backward makes again it makes with the slice of another layer; its gradient is that of its own."""
+def _recomputed_with_other_layer(program: Program) -> Found:
+    """Backward recomputes a value with the slice of another layer; its gradient is that of its own."""
     done = {(op.kind, op.attrs, op.span.line) for block in regions(program, "forward") for op in walk(block.body)}
     for backward in regions(program, "backward"):
         for region in _of_several(evolve(program, region=backward), "repeat"):
@@ -127,7 +127,7 @@ def _other_layer_again(program: Program) -> Found:
             for i, arg in enumerate(region.args):
                 for op in again if arg.enter is Enter.EACH else ():
                     if arg.value.name in op.inputs:
-                        words = f"{op.outputs[0].name} made again with {arg.value.name} of another layer"
+                        words = f"{op.outputs[0].name} recomputed with {arg.value.name} of another layer"
                         yield words, op.span, replaced(program, region, *_reading_other(region, i, op))
 
 
@@ -149,12 +149,12 @@ def _says_shape(region: Region, name: str) -> bool:
 
 
 def _of_shape(op: Op, operand: int) -> bool:
-    """Whether an op reads an operand for its shape only: a `vjp` what stands behind dy and the first operand."""
+    """Whether an op reads an operand for its shape only: of a `vjp`, those after dy and the first operand."""
     return op.kind == "vjp" and operand == 2 and {*op.names("wrt")} <= LIKE.get(str(op.get("of")), {""})
 
 
 def _other_kept(program: Program) -> Found:
-    """An op of backward reads another value of the same type of those that the layer has kept."""
+    """An op of backward reads another saved value of the layer, of the same type."""
     for backward in regions(program, "backward"):
         for region in regions(evolve(program, region=backward), "repeat"):
             for op in region.body:
@@ -181,7 +181,7 @@ def _another(kept: dict[str, Arg], name: str, op: Op) -> str | None:
 
 
 def _part_of_gradient(program: Program) -> Found:
-    """Of a value with several uses, one gradient is lost: tied parameters, residuals, q, k and v."""
+    """One gradient of a value with several uses is lost: tied parameters, residuals, q, k and v."""
     for op in _sums_of_gradients(program):
         for i, name in enumerate(op.inputs):
             others = evolve(op, inputs=(*op.inputs[:i], *op.inputs[i + 1 :]))
@@ -202,8 +202,8 @@ FAMILIES: dict[str, Edit] = {
     "carry of a repeat lost": _carry_lost,
     "repeat in the wrong direction": _order,
     "slices of another layer": _other_layer,
-    "made again with slices of another layer": _other_layer_again,
+    "recomputed with slices of another layer": _recomputed_with_other_layer,
     "repeats exchanged": _exchanged,
-    "wrong value kept for backward": _other_kept,
+    "wrong value saved for backward": _other_kept,
     "part of a gradient lost or doubled": _part_of_gradient,
 }

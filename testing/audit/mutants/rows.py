@@ -31,7 +31,7 @@ NEXT = {
     Work.RECEIVE_FORWARD: (Work.FORWARD,),
     Work.RECEIVE_BACKWARD: (Work.BACKWARD, Work.INPUT),
 }
-"""What takes what an action leaves to its own stage."""
+"""The actions that take what an action leaves to its own stage."""
 
 
 def _with(schedule: Schedule, rank: int, row: Sequence[Action]) -> Schedule:
@@ -127,7 +127,7 @@ def _doubled(schedule: Schedule) -> Found:
 
 
 def _others_message(schedule: Schedule) -> Found:
-    """Of two messages that differ in their microbatches alone: each in the place of the other, or the first behind."""
+    """Two messages that differ in their microbatches alone: exchanged, or the first one moved after the second."""
     for rank, at, action in schedule.cells():
         row = schedule.rows[rank]
         for other in range(at + 1, len(row)) if action.work.is_message else ():
@@ -135,12 +135,12 @@ def _others_message(schedule: Schedule) -> Found:
                 wrong = _set(row, {at: row[other], other: action})
                 yield f"`{action}` and `{row[other]}` of rank {rank} change places", _with(schedule, rank, wrong)
                 late = [*row[:at], *row[at + 1 : other + 1], action, *row[other + 1 :]]
-                yield f"`{action}` of rank {rank} behind `{row[other]}`", _with(schedule, rank, late)
+                yield f"`{action}` of rank {rank} after `{row[other]}`", _with(schedule, rank, late)
                 break
 
 
 def _added(schedule: Schedule, forwards: Schedule) -> Found:
-    """An action of backward is done where it stands."""
+    """An action of backward is added to the forwards, at its place."""
     for rank, at, action in schedule.cells():
         own = forwards.rows[rank]
         if action not in own:

@@ -69,7 +69,7 @@ def _stale(program: Program) -> Found:
 
 
 def _squares(norm: Op) -> dict[int, str]:
-    """The sums of squares of which a norm is made, by where they stand: behind the loss scale, if there is one."""
+    """The sums of squares in a norm, by their places: after the loss scale, if there is one."""
     first = norm.kind == "unscaled_norm"
     return dict(enumerate(norm.inputs[first:], first))
 
@@ -103,7 +103,7 @@ def _clipping(program: Program) -> Found:
 
 
 def _scaling(program: Program) -> Found:
-    """Where there is a loss scale: not taken in, or not taken out again."""
+    """Where there is a loss scale: it is not applied, or not divided out."""
     for scale in (op.outputs[0].name for op in ops(program, "loss_scale")):
         for op in ops(program, "mul"):
             if op.inputs[1] == scale:

@@ -79,16 +79,14 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         a = rms_norm(x, self.norm1, eps=1e-5)  # [s/tp, b, h]  llama.scale:21
-        # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:22
-        with regather(a, self.tp, dim=0) as a:
+        with regather(a, self.tp, dim=0) as a:  # [s, b, h]  S(seq)→R  bwd: all_gather, reduce_scatter  llama.scale:22
             q = rope(linear(a, self.wq).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [s, b, n/tp, d]  llama.scale:22
             k = rope(linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM)), rotary)  # [s, b, k/tp_0, d]  llama.scale:23
             v = linear(a, self.wv).unflatten(-1, (-1, HEAD_DIM))  # [s, b, k/tp_0, d]  llama.scale:24
         y = linear(attention(q, k, v, layout="sbhd").flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
         x = x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:25
         m = rms_norm(x, self.norm2, eps=1e-5)  # [s/tp, b, h]  llama.scale:27
-        # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:28
-        with regather(m, self.tp, dim=0) as m:
+        with regather(m, self.tp, dim=0) as m:  # [s, b, h]  S(seq)→R  bwd: all_gather, reduce_scatter  llama.scale:28
             # [s, b, h] partial over tp  llama.scale:28
             y = linear(silu(linear(m, self.w_gate)) * linear(m, self.w_up), self.w_down)
         return x + reduce_scatter(y, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:28
@@ -113,8 +111,7 @@ class Llama(nn.Module):
         for layer in self.layers:
             x = layer(x, self.rotary)  # llama.scale:20
         n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
-        # [s, b, h]  S(seq)→R  bwd: all_gather again, reduce_scatter  llama.scale:30
-        with regather(n, self.tp, dim=0) as n:
+        with regather(n, self.tp, dim=0) as n:  # [s, b, h]  S(seq)→R  bwd: all_gather, reduce_scatter  llama.scale:30
             logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30
         local_max = max_logit(logits)  # [s, b] maximal over tp  llama.scale:30
         logits_max = all_reduce(local_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30

@@ -108,7 +108,7 @@ class Llama(nn.Module):
         x = embedding(tokens, self.wte, self.tp)  # [s, b, h] partial over tp  llama.scale:19
         x = reduce_scatter(x, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:20
         for layer in self.layers:
-            x = recomputed(layer, x, self.rotary)  # bwd: forward again  llama.scale:20
+            x = recomputed(layer, x, self.rotary)  # bwd: recomputed  llama.scale:20
         n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30

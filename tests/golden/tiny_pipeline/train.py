@@ -199,8 +199,8 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     flat_params = state.flat_params()
     # S→R  up to (192 + 33,024) × f32, awaited by each stage
     unshard_ahead(dp, flat_params["vectors"], flat_params["matrices"])
-    # matrices: P→S over dp  up to 33,024 × f32, behind each stage
-    # vectors: P→S over dp, P→I over tp  up to 192 × f32, behind each stage
+    # matrices: P→S over dp  up to 33,024 × f32, after each stage
+    # vectors: P→S over dp, P→I over tp  up to 192 × f32, after each stage
     loss = PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params)  # forward, backward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()  # complete: what stages began

@@ -116,8 +116,8 @@ class Llama(nn.Module):
             # all_gather over dp  (24,576 + 128) × bf16
             # bwd: freed, reduce_scatter over dp  (64 + 12,288) × f32, all_reduce over tp  64 × f32
             x = unshard(x, params)
-            x = recomputed(layer, x, self.rotary)  # bwd: forward again  llama.scale:20
-            x = reshard(x, params)  # freed  bwd: all_gather again
+            x = recomputed(layer, x, self.rotary)  # bwd: recomputed  llama.scale:20
+            x = reshard(x, params)  # freed  bwd: all_gather
         n = rms_norm(x, self.norm, eps=1e-5)  # [s/tp, b, h]  llama.scale:30
         n = all_gather(n, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:30
         logits = linear(n, self.head)  # [s, b, v/tp]  llama.scale:30

@@ -46,7 +46,7 @@ class Tied(nn.Module):
 
     def forward(self, tokens: Tensor, splits: bool = True) -> Tensor:
         rows, linear = (split_embedding, split_linear) if splits else (embedding, F.linear)
-        x = recomputed(self.inner, rows(tokens, self.table), linear, again=self.again)
+        x = recomputed(self.inner, rows(tokens, self.table), linear, enabled=self.again)
         return torch.tanh(linear(x * self.norm, self.table)).square().sum()
 
 
