@@ -5,17 +5,19 @@ each two ranks, even where a send blocks until it is received.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import inf
-from typing import NamedTuple
+from typing import TypeVar, cast
 
 from attrs import field, frozen
 
 from .actions import Action, Row, Schedule, Work
 from .dependencies import Cell, Value, made_by, needs
-from .timeline import Times, timed
+from .timeline import Timed, Times, timed
 from .violations import Problem, circular, lacking, misplaced
+
+T = TypeVar("T", bound=Hashable)
 
 
 @frozen
@@ -46,18 +48,6 @@ def carried(message: Action) -> Value:
     return Value(gradient, message.stage if message.work.sends else message.peer, message.microbatch)
 
 
-class _Event(NamedTuple):
-    """An action or a message in the total order, which is the order of these tuples."""
-
-    start: float
-    """The value of the action, or of the one that makes the sent value."""
-    order: float
-    """Actions that take no time come before others that start with them, in an order in which they can be done."""
-    is_message: bool
-    rank: int
-    what: Action | Message
-
-
 def with_messages(schedule: Schedule, times: Times) -> Schedule:
     """The rows with a send right after each action whose value crosses, and its receive where that action begins.
 
@@ -65,22 +55,44 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
     its ranks.  So the first event that is not done can always be done, even if a send blocks until it is received, and
     two ranks see the messages between them in the same order.  Raises Stuck where rows wait for each other.
     """
+    if times not in schedule.known:
+        schedule.known[times] = _with_messages(schedule, timed(schedule, times))
+    return cast(Schedule, schedule.known[times])
+
+
+def _with_messages(schedule: Schedule, found: Timed) -> Schedule:
+    cells = found.cells
+    ways = [message_of(made, schedule.stage_to_rank) if (made := made_by(action)) else None for action in cells.kinds]
+    like: list[int] = cells.like.tolist()
+    ranks: list[int] = cells.rank.tolist()
+    actions = cells.actions
     rows: list[list[Action]] = [[] for _ in schedule.rows]
-    for event in sorted(_events(schedule, times)):
-        if isinstance(event.what, Message):
-            rows[event.what.source].append(event.what.send)
-            rows[event.what.target].append(event.what.receive)
-        else:
-            rows[event.rank].append(event.what)
+    for cell, is_message in _events(found, [way is not None for way in ways]):
+        if not is_message:
+            rows[ranks[cell]].append(actions[cell])
+        elif way := ways[like[cell]]:
+            microbatch = actions[cell].microbatch
+            rows[way.source].append(Action(way.send.stage, way.send.work, microbatch))
+            rows[way.target].append(Action(way.receive.stage, way.receive.work, microbatch))
     return Schedule(schedule.stage_to_rank, schedule.microbatches, tuple(map(tuple, rows)))
 
 
-def _events(schedule: Schedule, times: Times) -> Iterator[_Event]:
-    for number, (step, slot) in enumerate(timed(schedule, times)):
-        order = number if slot.start == slot.end else inf
-        yield _Event(slot.start, order, False, step.cell.rank, step.action)
-        if step.makes and (message := message_of(step.makes, schedule.stage_to_rank)):
-            yield _Event(slot.start, order, True, step.cell.rank, message)
+def _events(found: Timed, crosses: list[bool]) -> Iterator[tuple[int, bool]]:
+    """All actions and messages in order, by the cell that computes them or what they send.
+
+    Those that begin together, messages behind actions and then rank by rank; but actions that take no time come first,
+    in an order in which they can be done, each with its message.
+    """
+    import numpy as np
+
+    start, turn = np.array(found.start), np.empty(len(found.order))
+    turn[found.order] = np.arange(len(turn))
+    turn[start != found.end] = inf
+    sends = np.flatnonzero(np.array(crosses, dtype=bool)[found.cells.like])
+    cells = np.concatenate((np.arange(len(turn)), sends))
+    is_message = np.arange(len(cells)) >= len(turn)
+    events = np.lexsort((found.cells.rank[cells], is_message, turn[cells], start[cells]))
+    return zip(cells[events].tolist(), is_message[events].tolist(), strict=True)
 
 
 Cells = dict[Value, Cell]
@@ -185,34 +197,38 @@ def _mismatched(schedule: Schedule, ways: Ways) -> Iterator[Problem]:
 
 def _deadlocks(schedule: Schedule, ways: Ways) -> list[Problem]:
     """Circles of ranks that have posted a batch of which a message is not matched until another's next batch is."""
-    none: list[Value] = []
-    rest = [_batches(row) for row in schedule.rows]
-    batch = [none] * schedule.ranks
-    unmatched = [0] * schedule.ranks
-    waiting: set[Value] = set()  # posted by one of two ranks
-    ready = deque(range(schedule.ranks))
-    while ready:
-        rank = ready.popleft()
-        batch[rank] = next(rest[rank], none)
-        unmatched[rank] = len(batch[rank])
-        for value in batch[rank]:
-            if value not in waiting:
-                waiting.add(value)
-                continue
-            waiting.remove(value)
-            for side in (ways.sent[value].rank, ways.received[value].rank):
-                unmatched[side] -= 1
-                if not unmatched[side]:
-                    ready.append(side)
+    ends = {value: (cell.rank, ways.received[value].rank) for value, cell in ways.sent.items()}
     waits: dict[Cell, Cell] = {}
-    for rank, count in enumerate(unmatched):
-        if count:
-            value = next(value for value in batch[rank] if value in waiting)
-            ends = ways.sent[value], ways.received[value]
-            here, there = ends if ends[0].rank == rank else ends[::-1]
-            waits[here] = there
+    for rank, value in unmatched([_batches(row) for row in schedule.rows], ends).items():
+        here, there = ways.sent[value], ways.received[value]
+        waits |= {here: there} if here.rank == rank else {there: here}
     help = "each is posted when the messages before it in its row are done; put one of them earlier"
     return circular(waits, schedule, help) if waits else []
+
+
+def unmatched(batches: Sequence[Iterator[list[T]]], ends: Mapping[T, tuple[int, int]]) -> dict[int, T]:
+    """The ranks that wait forever in a batch of messages, and the first of these that is not matched.
+
+    `batches` has those of each rank, which posts one when the one before is matched, and `ends` the two ranks of each.
+    """
+    batch: list[list[T]] = [[] for _ in batches]
+    left = [0] * len(batches)
+    waiting: set[T] = set()  # posted by one of two ranks
+    ready = deque(range(len(batches)))
+    while ready:
+        rank = ready.popleft()
+        batch[rank] = next(batches[rank], list[T]())
+        left[rank] = len(batch[rank])
+        for message in batch[rank]:
+            if message not in waiting:
+                waiting.add(message)
+                continue
+            waiting.remove(message)
+            for side in ends[message]:
+                left[side] -= 1
+                if not left[side]:
+                    ready.append(side)
+    return {rank: next(filter(waiting.__contains__, batch[rank])) for rank, count in enumerate(left) if count}
 
 
 def _batches(row: Row) -> Iterator[list[Value]]:
