@@ -60,12 +60,29 @@ class CellTable:
         """How many values there are, whose numbers are below it."""
         return 2 * self.schedule.stages * self.schedule.microbatches
 
-    def where(self, chosen: NDArray[np.bool_]) -> "CellTable":
+    def where(self, chosen: NDArray[np.bool_] | slice) -> "CellTable":
         """Some of the cells."""
         rank, at, microbatch, like = (it[chosen] for it in (self.rank, self.at, self.microbatch, self.like))
         left = np.flatnonzero(np.bincount(like, minlength=len(self.kinds)))
         kinds = tuple(self.kinds[kind] for kind in left)
         return CellTable(self.schedule, rank, at, microbatch, np.searchsorted(left, like), kinds)
+
+    def row(self, rank: int) -> "CellTable":
+        """Those of a rank."""
+        own = self.rows[rank]
+        return self.where(slice(own.start, own.stop))
+
+    @property
+    def firsts(self) -> NDArray[np.bool_]:
+        """Which are the first of their kind."""
+        firsts = np.zeros(len(self.like), dtype=bool)
+        firsts[np.unique(self.like, return_index=True)[1]] = True
+        return firsts
+
+    def largest(self, sizes: NDArray[Any]) -> list[int]:
+        """The number of the first cell of each kind for which a size is largest; kinds as they first occur."""
+        kinds = (np.flatnonzero(self.like == kind) for kind in dict.fromkeys(self.like.tolist()))
+        return [int(cells[sizes[cells].argmax()]) for cells in kinds]
 
     def cell(self, number: int) -> Cell:
         """One of them by number."""
@@ -102,6 +119,11 @@ class CellTable:
         stage, microbatch = divmod(number, self.schedule.microbatches)
         gradient, stage = divmod(stage, self.schedule.stages)
         return Value(bool(gradient), stage, microbatch)
+
+
+def before(added: NDArray[Any]) -> NDArray[Any]:
+    """What there is before each cell, where each adds so much."""
+    return np.concatenate([np.zeros_like(added[:1]), np.cumsum(added)[:-1]])
 
 
 def cell_table(schedule: Schedule) -> CellTable:
