@@ -93,16 +93,19 @@ class MemoryBudget:
 
 def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Beside:
     """The row of a rank, whose messages are needed for `handed`."""
-    from .cell_table import before, cell_table
+    import numpy as np
+
+    from .cell_table import cell_table
 
     row = cell_table(schedule).row(rank)
     more = row.each(lambda action: _more(action, schedule.stages - 1, keeps))
-    more[row.firsts & row.each(lambda action: action.work.sends)] = 0  # there is none before it that is gone
-    computing = row.each(lambda action: not action.work.is_message)
-    cells = row.where(computing)
+    first = np.unique(row.like, return_index=True)[1]
+    more[first[row.are_sends[first]]] = 0  # none before it is gone
+    handed = np.concatenate(([0], more)).cumsum()[:-1]
+    cells, handed = row.where(~row.are_messages), handed[~row.are_messages]
     own, takes = cells.each(keeps.before), cells.each(lambda action: _passes(action, schedule.stages - 1, keeps)[0])
-    kept = before(cells.each(keeps.after) - own)
-    return Beside(cells, kept - own, before(more)[computing] - takes)
+    kept = np.concatenate(([0], cells.each(keeps.after) - own)).cumsum()[:-1]
+    return Beside(cells, kept - own, handed - takes)
 
 
 def _more(action: Action, last: int, keeps: Keeps) -> float:

@@ -5,7 +5,6 @@ from typing import cast
 
 from .actions import Action, Schedule, Work
 from .dependencies import PARTS, Cell, Stuck, made_by
-from .p2p import rendezvous
 from .timeline import Times, timed
 from .violations import Problem, circular, lacking, misplaced
 
@@ -18,17 +17,15 @@ def problems(schedule: Schedule) -> list[Problem]:
 
     A mistake in one of these shows in the next too, where it would be told in other words.  A schedule is checked once.
     """
-    from .sound import is_sound  # it has numpy, which is heavy
+    from .cell_table import cell_table  # these have numpy, which is heavy
+    from .rendezvous import rendezvous
 
     if problems not in schedule.known:
-        schedule.known[problems] = () if is_sound(schedule) else tuple(told(schedule))
+        cells = cell_table(schedule)
+        found = [] if cells.are_whole else _cells(schedule)
+        found = found or _order(schedule) or (rendezvous(schedule) if cells.are_messages.any() else [])
+        schedule.known[problems] = tuple(found)
     return [*cast(tuple[Problem, ...], schedule.known[problems])]
-
-
-def told(schedule: Schedule) -> list[Problem]:
-    """These, looked for cell by cell."""
-    messages = any(action.work.is_message for row in schedule.rows for action in row)
-    return _cells(schedule) or _order(schedule) or (rendezvous(schedule) if messages else [])
 
 
 def _cells(schedule: Schedule) -> list[Problem]:

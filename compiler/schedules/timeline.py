@@ -1,6 +1,7 @@
 """When each action of a schedule happens if each rank does its row in order, and how long ranks wait."""
 
 from collections import deque
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -95,14 +96,16 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
     Raises Stuck where rows wait for each other in a circle.
     """
+    slots: list[list[Slot]] = [[] for _ in schedule.rows]
     found = timed(schedule, times)
-    slots = [*map(Slot, found.cells.actions, found.start, found.end)]
-    return Timeline(tuple(tuple(slots[row.start : row.stop]) for row in found.cells.rows))
+    for cell in sorted(found.order):
+        slots[found.cells.cell(cell).rank].append(Slot(found.cells.action(cell), found.start[cell], found.end[cell]))
+    return Timeline(tuple(map(tuple, slots)))
 
 
 @frozen(eq=False)
 class Timed:
-    """The cells that compute, when each begins and ends, and their numbers in an order in which all can be done."""
+    """When each cell begins and ends that computes, and their numbers in an order in which all can be done."""
 
     cells: "CellTable"
     start: list[float]
@@ -114,30 +117,34 @@ def timed(schedule: Schedule, times: Times) -> Timed:
     """Each computing action begins after those before it in its row and those that it waits for; raises Stuck."""
     from .cell_table import cell_table
 
-    cells = cell_table(schedule).computing
+    cells = cell_table(schedule)
+    nothing, skipped = cells.nothing, cells.are_messages.tolist()
     needed: list[list[int]] = [values.tolist() for values in cells.needed]
-    first, second = needed
-    first_way, second_way = ((cells.elsewhere(values) * times.send).tolist() for values in cells.needed)
+    ways: list[list[float]] = [(cells.elsewhere(values) * times.send).tolist() for values in cells.needed]
+    (first, second), (first_way, second_way) = needed, ways
     makes, takes = cells.values(made_by).tolist(), cells.each(times.of).tolist()
     found = Timed(cells, [0.0] * len(makes), [0.0] * len(makes), [])
+    ends = [*accumulate(map(len, schedule.rows), initial=0)]
     free = [0.0] * schedule.ranks
-    done = [-1.0] * cells.nothing + [0.0]  # when each value is there; negative until it is made
+    done = [-1.0] * nothing + [0.0]  # when each value is there; negative until it is made
     waits: dict[int, list[int]] = {}
-    ready = deque((rank, row.start) for rank, row in enumerate(cells.rows))
+    ready = deque(enumerate(ends[:-1]))
     while ready:
-        rank, at = ready.popleft()
-        for cell in range(at, cells.rows[rank].stop):
+        rank, begun = ready.popleft()
+        for cell in range(begun, ends[rank + 1]):
+            if skipped[cell]:
+                continue
             one, other = first[cell], second[cell]
             if done[missing := one if done[one] < 0 else other] < 0:
                 waits.setdefault(missing, []).append(cell)
                 break
             begin = max(free[rank], done[one] + first_way[cell], done[other] + second_way[cell])
-            free[rank] = begin + takes[cell]
-            found.start[cell], found.end[cell] = begin, free[rank]
+            found.start[cell], found.end[cell] = begin, begin + takes[cell]
+            free[rank] = found.end[cell]
             found.order.append(cell)
-            if makes[cell] != cells.nothing:
-                done[makes[cell]] = free[rank]
-                ready.extend((int(cells.rank[next]), next) for next in waits.pop(makes[cell], ()))
+            if (made := makes[cell]) < nothing:
+                done[made] = free[rank]
+                ready.extend((cells.cell(each).rank, each) for each in waits.pop(made, ()))
     if waits:
         raise Stuck({cells.cell(cell): cells.value(value) for value, stuck in waits.items() for cell in stuck})
     return found

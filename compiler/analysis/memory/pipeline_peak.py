@@ -125,8 +125,7 @@ def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> P
 
 
 def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapshot:
-    rank, at = it.cells.cell(cell)
-    action = it.cells.schedule.rows[rank][at]
+    action, at = it.cells.action(cell), it.cells.cell(cell).at
     alone = of[action.stage].during(action.work)
     return evolve(
         alone,
