@@ -58,7 +58,7 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
 def _with_messages(schedule: Schedule, found: Timed) -> Schedule:
     rows: list[list[Action]] = [[] for _ in schedule.rows]
     like: list[int] = found.cells.like.tolist()
-    made = map(made_by, found.cells.kinds)
+    made = [None if kind.work.is_message else made_by(kind) for kind in found.cells.kinds]
     ways = [message_of(value, schedule.stage_to_rank) if value else None for value in made]
     actions = [action for row in schedule.rows for action in row]
     for cell, is_message in _events(found, [way is not None for way in ways]):
@@ -79,11 +79,11 @@ def _events(found: Timed, crosses: list[bool]) -> Iterator[tuple[int, bool]]:
     """
     import numpy as np
 
-    start, turn = np.array(found.start), np.empty(len(found.order))
-    turn[found.order] = np.arange(len(turn))
+    start, order = np.array(found.start), np.array(found.order, dtype=np.int64)
+    turn = np.empty(len(start))
+    turn[order] = np.arange(len(order))
     turn[start != found.end] = inf
-    sends = np.flatnonzero(np.array(crosses, dtype=bool)[found.cells.like])
-    cells = np.concatenate((np.arange(len(turn)), sends))
-    is_message = np.arange(len(cells)) >= len(turn)
+    cells = np.concatenate((order, np.flatnonzero(np.array(crosses, dtype=bool)[found.cells.like])))
+    is_message = np.arange(len(cells)) >= len(order)
     events = np.lexsort((found.cells.rank[cells], is_message, turn[cells], start[cells]))
     return zip(cells[events].tolist(), is_message[events].tolist(), strict=True)
