@@ -40,6 +40,7 @@ class Cost:
 
 def main() -> None:
     quick = asked_quick(__doc__)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode, as the libraries have theirs
     with TemporaryDirectory() as folder:
         costs = in_turns(_candidates(Path(folder)), rounds=3 if quick else 25)
     print(where())

@@ -28,8 +28,9 @@ from torch.multiprocessing.spawn import start_processes
 
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.p2p import rendezvous, with_messages
+from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
+from scalec.compiler.schedules.rendezvous import rendezvous
 from scalec.compiler.schedules.timeline import Timeline, Times, simulate
 from scalec.runtime import Batch, Mesh, Pipeline, StageInput, split_linear
 

@@ -4,6 +4,8 @@ Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes a
 what stages cost (`passes.place_stages`), messages (`schedules.p2p`), whether rows are right (`schedules.check`).
 """
 
+from functools import lru_cache
+
 from attrs import astuple
 
 from ..config.settings import AUTO
@@ -38,7 +40,12 @@ def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
     """The rows, without messages.  Raises ScheduleError."""
     demand_few(len(stage_to_rank(pipeline, ranks)), microbatches)
     order = pipeline.settings.schedule
-    return pipeline.given or SCHEDULES[order.kind](ranks, microbatches, order.chunks)
+    return pipeline.given or _named(order.kind, ranks, microbatches, order.chunks)
+
+
+@lru_cache(maxsize=4)
+def _named(kind: str, ranks: int, microbatches: int, chunks: int | None) -> Schedule:
+    return SCHEDULES[kind](ranks, microbatches, chunks)
 
 
 def demand_few(stages: int, microbatches: int) -> None:

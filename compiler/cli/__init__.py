@@ -4,6 +4,7 @@ Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imp
 quick.
 """
 
+import atexit
 import gc
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(words: list[str]) -> int:
     given = options(words)
     gc.set_threshold(50_000)  # a command makes trees and few cycles: looking for these often takes a twentieth of it
+    atexit.register(gc.freeze)  # and at the end, when all is still there, a tenth
     from ..syntax.diagnostics import PlanError
 
     try:

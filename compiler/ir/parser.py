@@ -77,8 +77,8 @@ def read_ir(source: Source) -> Program:
         check_gpu(given["cluster"], found)
     found.check()
     text = "\n" * (head.count("\n") + 1) + "program " + rest  # tokens then know their lines in the source
-    _BUILDER.begin(given, order, source)
-    reader: Any = parser("ir", _BUILDER, placeholders=True)
+    by_position = cast(Any, v_args(inline=True)(_Builder))  # its methods take what a rule is made of by position
+    reader: Any = parser("ir", by_position(given, order, source), placeholders=True)
     try:
         return reader.parse(text)
     except UnexpectedInput as error:
@@ -95,8 +95,9 @@ def _unreadable(label: str, source: Source, line: int, column: int, end: int) ->
 class _Builder(Transformer[Token, Program]):
     """One method per rule of `ir.lark`, called while parsing with its parts, None for what is left out."""
 
-    def begin(self, given: dict[str, Any], order: settings.Pipelining | None, source: Source) -> None:
-        """Another text; `given` are the program's fields that have sections."""
+    def __init__(self, given: dict[str, Any], order: settings.Pipelining | None, source: Source) -> None:
+        """`given` are the program's fields that have sections."""
+        super().__init__()
         self._given, self._order, self._source = given, order, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
 
@@ -255,9 +256,6 @@ class _Builder(Transformer[Token, Program]):
     def _wrong(self, label: str, at: Token) -> PlanError:
         line, column = at.line or 0, at.column or 0
         return _unreadable(label, self._source, line, column, column + len(at))
-
-
-_BUILDER = cast(Any, v_args(inline=True)(_Builder))()  # its methods take what a rule is made of by position
 
 
 def _schedule(rows: Parts) -> Schedule | None:

@@ -28,6 +28,8 @@ class Work(Enum):
         """Whether it moves values between ranks instead of computing."""
         self.sends = letters.startswith("SEND")
         """Whether it is the sending end of a message."""
+        self.number = len(type(self).__members__)
+        """Its place among these."""
 
 
 @frozen

@@ -1,25 +1,28 @@
 """Activation memory of ranks over their rows: microbatches between forward and backward, and values between stages."""
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from .actions import Action, Schedule, Work, stages_of_rank
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-@frozen
+    from .cell_table import CellTable
+
+
+@frozen(eq=False)
 class Beside:
-    """An action that computes, and what its rank holds meanwhile beside the action's own microbatch in its stage.
+    """The actions of a rank that compute, and what it holds during each beside its own microbatch in its stage.
 
-    at      its place in the row
     kept    of other microbatches, and of this one in other stages
     handed  of what stages hand to each other, but for that which the action takes
     """
 
-    at: int
-    action: Action
-    kept: float
-    handed: float
+    cells: "CellTable"
+    kept: "NDArray[Any]"
+    handed: "NDArray[Any]"
 
 
 @frozen
@@ -88,25 +91,30 @@ class MemoryBudget:
         return all(held <= most for held, most in zip(high_water(schedule, self.keeps), self.most, strict=True))
 
 
-def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Iterator[Beside]:
+def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Beside:
     """The row of a rank, whose messages are needed for `handed`."""
-    kept: float = 0
-    handed: float = 0
-    under_way: set[tuple[int, Work]] = set()
-    for at, action in enumerate(schedule.rows[rank]):
-        stage, work = action.stage, action.work
-        if work.sends:
-            if (stage, work) in under_way:  # the one before is gone
-                handed -= keeps.between(stage, action.peer)
-            under_way.add((stage, work))
-        elif work.is_message:
-            handed += keeps.between(stage, action.peer)
-        else:
-            takes, makes = _passes(action, schedule.stages - 1, keeps)
-            before = keeps.before(action)
-            yield Beside(at, action, kept - before, handed - takes)
-            kept += keeps.after(action) - before
-            handed += makes - takes
+    import numpy as np
+
+    from .cell_table import cell_table
+
+    row = cell_table(schedule).row(rank)
+    more = row.each(lambda action: _more(action, schedule.stages - 1, keeps))
+    first = np.unique(row.like, return_index=True)[1]
+    more[first[row.are_sends[first]]] = 0  # none before it is gone
+    handed = np.concatenate(([0], more)).cumsum()[:-1]
+    cells, handed = row.where(~row.are_messages), handed[~row.are_messages]
+    own, takes = cells.each(keeps.before), cells.each(lambda action: _passes(action, schedule.stages - 1, keeps)[0])
+    kept = np.concatenate(([0], cells.each(keeps.after) - own)).cumsum()[:-1]
+    return Beside(cells, kept - own, handed - takes)
+
+
+def _more(action: Action, last: int, keeps: Keeps) -> float:
+    """What an action adds to the values between stages; when a send begins, the one before of its kind is gone."""
+    if action.work.is_message:
+        size = keeps.between(action.stage, action.peer)
+        return -size if action.work.sends else size
+    takes, makes = _passes(action, last, keeps)
+    return makes - takes
 
 
 def _passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
@@ -133,13 +141,9 @@ def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, .
 
 
 def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
-    return max(
-        (
-            it.kept + it.handed + max(keeps.before(it.action), keeps.after(it.action))
-            for it in beside(schedule, rank, keeps)
-        ),
-        default=0,
-    )
+    it = beside(schedule, rank, keeps)
+    own = it.cells.each(lambda action: max(keeps.before(action), keeps.after(action)))
+    return (it.kept + it.handed + own).max(initial=0).item()
 
 
 def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from typing import cast
 
 from .actions import Action, Schedule, Work
-from .dependencies import Cell, Stuck, in_order, made_by
-from .p2p import rendezvous
+from .dependencies import PARTS, Cell, Stuck, made_by
+from .timeline import Times, timed
 from .violations import Problem, circular, lacking, misplaced
-
-PARTS = {Work.FORWARD: "F", Work.INPUT: "I", Work.WEIGHT: "W", Work.BACKWARD: "IW"}
 
 Done = dict[tuple[str, int, int], Cell]
 """Where each part of a stage's work for a microbatch is done."""
@@ -19,9 +17,13 @@ def problems(schedule: Schedule) -> list[Problem]:
 
     A mistake in one of these shows in the next too, where it would be told in other words.  A schedule is checked once.
     """
+    from .cell_table import cell_table  # these have numpy, which is heavy
+    from .rendezvous import rendezvous
+
     if problems not in schedule.known:
-        messages = any(action.work.is_message for row in schedule.rows for action in row)
-        found = _cells(schedule) or _order(schedule) or (rendezvous(schedule) if messages else [])
+        cells = cell_table(schedule)
+        found = [] if cells.are_whole else _cells(schedule)
+        found = found or _order(schedule) or (rendezvous(schedule) if cells.are_messages.any() else [])
         schedule.known[problems] = tuple(found)
     return [*cast(tuple[Problem, ...], schedule.known[problems])]
 
@@ -64,8 +66,7 @@ def _missing(stage: int, done: Done, schedule: Schedule) -> Iterator[Action]:
 def _order(schedule: Schedule) -> list[Problem]:
     """Rows that wait for each other in a circle, or one for itself."""
     try:
-        for _ in in_order(schedule):
-            pass
+        timed(schedule, Times.uniform(schedule.stages))
     except Stuck as stuck:
         makers = {
             made_by(action): Cell(rank, at) for rank, at, action in schedule.cells() if not action.work.is_message

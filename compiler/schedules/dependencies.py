@@ -1,13 +1,9 @@
-"""Dependencies of actions, and an order in which all can be done.
+"""Dependencies of actions: the one place that knows what F, B, I and W need of each other."""
 
-The one place that knows what F, B, I and W need of each other; everything that walks rows walks them here.
-"""
-
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from .actions import Action, Schedule, Work
+from .actions import Action, Work
 
 
 class Value(NamedTuple):
@@ -17,6 +13,10 @@ class Value(NamedTuple):
     """The gradient of what the stage received; else what the stage makes of it."""
     stage: int
     microbatch: int
+
+
+PARTS = {Work.FORWARD: "F", Work.INPUT: "I", Work.WEIGHT: "W", Work.BACKWARD: "IW"}
+"""Which parts of a stage's work an action does."""
 
 
 class Cell(NamedTuple):
@@ -52,42 +52,6 @@ def needs(action: Action, stages: int) -> tuple[Value, ...]:
         return (Value(True, stage, microbatch),)
     own = Value(False, stage, microbatch)
     return (own, Value(True, stage + 1, microbatch)) if stage + 1 < stages else (own,)
-
-
-class Step(NamedTuple):
-    """A cell that computes, with what it needs and makes."""
-
-    cell: Cell
-    action: Action
-    needs: tuple[Value, ...]
-    makes: Value | None
-
-
-def in_order(schedule: Schedule) -> Iterator[Step]:
-    """All cells that compute, each after those before it in its row and those it waits for; raises Stuck."""
-    stages = schedule.stages
-    made: set[Value] = set()
-    waits: dict[Value, list[Cell]] = {}
-    ready = deque(Cell(rank, 0) for rank in range(schedule.ranks))
-    while ready:
-        rank, start = ready.popleft()
-        row = schedule.rows[rank]
-        for at in range(start, len(row)):
-            action = row[at]
-            if action.work.is_message:
-                continue
-            needed = needs(action, stages)
-            if not made.issuperset(needed):
-                missing = next(value for value in needed if value not in made)
-                waits.setdefault(missing, []).append(Cell(rank, at))
-                break
-            makes = made_by(action)
-            yield Step(Cell(rank, at), action, needed, makes)
-            if makes:
-                made.add(makes)
-                ready.extend(waits.pop(makes, ()))
-    if waits:
-        raise Stuck({cell: value for value, cells in waits.items() for cell in cells})
 
 
 def circles(waits: Mapping[int, int]) -> list[tuple[int, ...]]:

@@ -1,11 +1,16 @@
 """When each action of a schedule happens if each rank does its row in order, and how long ranks wait."""
 
-from collections.abc import Iterator
+from collections import deque
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from .actions import Action, Schedule, Work
-from .dependencies import Step, Value, in_order
+from .dependencies import Stuck, made_by
+
+if TYPE_CHECKING:
+    from .cell_table import CellTable
 
 
 @frozen
@@ -92,22 +97,54 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
     Raises Stuck where rows wait for each other in a circle.
     """
     slots: list[list[Slot]] = [[] for _ in schedule.rows]
-    for step, slot in timed(schedule, times):
-        slots[step.cell.rank].append(slot)
+    found = timed(schedule, times)
+    for cell in sorted(found.order):
+        slots[found.cells.cell(cell).rank].append(Slot(found.cells.action(cell), found.start[cell], found.end[cell]))
     return Timeline(tuple(map(tuple, slots)))
 
 
-def timed(schedule: Schedule, times: Times) -> Iterator[tuple[Step, Slot]]:
-    """Each computing action with its time, after those that it waits for; raises Stuck."""
-    stage_to_rank = schedule.stage_to_rank
+@frozen(eq=False)
+class Timed:
+    """When each cell begins and ends that computes, and their numbers in an order in which all can be done."""
+
+    cells: "CellTable"
+    start: list[float]
+    end: list[float]
+    order: list[int]
+
+
+def timed(schedule: Schedule, times: Times) -> Timed:
+    """Each computing action begins after those before it in its row and those that it waits for; raises Stuck."""
+    from .cell_table import cell_table
+
+    cells = cell_table(schedule)
+    nothing, skipped = cells.nothing, cells.are_messages.tolist()
+    needed: list[list[int]] = [values.tolist() for values in cells.needed]
+    ways: list[list[float]] = [(cells.elsewhere(values) * times.send).tolist() for values in cells.needed]
+    (first, second), (first_way, second_way) = needed, ways
+    makes, takes = cells.values(made_by).tolist(), cells.each(times.of).tolist()
+    found = Timed(cells, [0.0] * len(makes), [0.0] * len(makes), [])
+    ends = [*accumulate(map(len, schedule.rows), initial=0)]
     free = [0.0] * schedule.ranks
-    done: dict[Value, float] = {}
-    for step in in_order(schedule):
-        rank = step.cell.rank
-        start = free[rank]
-        for value in step.needs:
-            start = max(start, done[value] if stage_to_rank[value.stage] == rank else done[value] + times.send)
-        free[rank] = end = start + times.of(step.action)
-        if step.makes:
-            done[step.makes] = end
-        yield step, Slot(step.action, start, end)
+    done = [-1.0] * nothing + [0.0]  # when each value is there; negative until it is made
+    waits: dict[int, list[int]] = {}
+    ready = deque(enumerate(ends[:-1]))
+    while ready:
+        rank, begun = ready.popleft()
+        for cell in range(begun, ends[rank + 1]):
+            if skipped[cell]:
+                continue
+            one, other = first[cell], second[cell]
+            if done[missing := one if done[one] < 0 else other] < 0:
+                waits.setdefault(missing, []).append(cell)
+                break
+            begin = max(free[rank], done[one] + first_way[cell], done[other] + second_way[cell])
+            found.start[cell], found.end[cell] = begin, begin + takes[cell]
+            free[rank] = found.end[cell]
+            found.order.append(cell)
+            if (made := makes[cell]) < nothing:
+                done[made] = free[rank]
+                ready.extend((cells.cell(each).rank, each) for each in waits.pop(made, ()))
+    if waits:
+        raise Stuck({cells.cell(cell): cells.value(value) for value, stuck in waits.items() for cell in stuck})
+    return found

@@ -1,10 +1,9 @@
 """Parsers made from `scalec.grammar`, their LALR tables cached for each user.
 
-Making a table takes a quarter of a second, loading it as long as reading a small plan: once for each builder.
+Making a table takes a quarter of a second, loading it a few milliseconds.
 """
 
 import os
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from lark import Lark, Transformer
 from .package_data import folder
 
 
-@cache
 def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = False) -> Lark:
     """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up.
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from attrs import evolve
@@ -25,6 +26,7 @@ Parts = list[Any]
 """Tokens and nodes of one rule, as written."""
 
 
+@lru_cache(maxsize=16)
 def parse_plan(source: Source) -> tree.Plan:
     """The syntax tree of a plan.  Raises PlanError."""
     try:
@@ -32,14 +34,9 @@ def parse_plan(source: Source) -> tree.Plan:
     except PlanError as error:
         raise _habit_before(error, source) or error from None
     try:
-        return _parse(source)
+        return _builder().parse(source)
     except UnexpectedInput as error:
         raise PlanError([explain(error, source)]) from None
-
-
-def _parse(source: Source) -> tree.Plan:
-    _BUILDER.source = source
-    return parser("plan", _BUILDER).parse(source.text)  # type: ignore[return-value]
 
 
 def _habit_before(error: PlanError, source: Source) -> PlanError | None:
@@ -47,7 +44,7 @@ def _habit_before(error: PlanError, source: Source) -> PlanError | None:
     if error.diagnostics[0].code not in ("E0103", "E0105"):
         return None
     try:
-        _parse(source)
+        _builder().parse(source)
     except UnexpectedInput as unexpected:
         found = explain_habit(unexpected, source)
         return PlanError([found]) if found else None
@@ -61,10 +58,18 @@ STAGES = {0: (), 1: ("optimizer",), 2: ("gradients", "optimizer"), 3: ("paramete
 class _Builder(Transformer[Token, tree.Plan]):
     """Called while parsing, so that nothing recurses over trees."""
 
-    source: Source
+    def __init__(self) -> None:
+        super().__init__()
+        self._parser = parser("plan", self)
+        self._source = Source("", "")
+
+    def parse(self, source: Source) -> tree.Plan:
+        """The syntax tree of a text, whose places it gets.  Raises UnexpectedInput."""
+        self._source = source
+        return self._parser.parse(source.text)  # type: ignore[return-value]
 
     def start(self, parts: Parts) -> tree.Plan:
-        return tree.Plan(tuple(parts), self.source.whole())
+        return tree.Plan(tuple(parts), self._source.whole())
 
     def use(self, parts: Parts) -> tree.Use:
         _, path, *rest = parts
@@ -203,10 +208,12 @@ class _Builder(Transformer[Token, tree.Plan]):
         if not isinstance(part, Token):
             return part.span
         line, column, end_line, end_column = part.line or 0, part.column or 0, part.end_line or 0, part.end_column or 0
-        return Span(self.source.path, line, column, end_line, end_column, self.source.text)
+        return Span(self._source.path, line, column, end_line, end_column, self._source.text)
 
 
-_BUILDER = _Builder()
+@cache
+def _builder() -> _Builder:
+    return _Builder()
 
 
 def _only(kind: type[T], parts: Parts) -> tuple[T, ...]:

@@ -26,7 +26,7 @@ from ...compiler.proof.simulated_mesh import SimulatedMesh
 from ...compiler.proof.small_sizes import Sizes, meshes
 from ...compiler.proof.tensors import Numbers, Tensor
 from ...compiler.schedules.check import problems
-from ...compiler.schedules.p2p import rendezvous
+from ...compiler.schedules.rendezvous import rendezvous
 from .mutants import Mutant, chunk_mutants, mutants, row_mutants
 from .mutants.faults import FAULTS
 from .replay import Memory, Replay, forward

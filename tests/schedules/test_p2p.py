@@ -11,7 +11,8 @@ from helpers.schedules.samples import durations, gpipe, one_f_one_b, orders, par
 from scalec.compiler.schedules.actions import Action, Schedule
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.dependencies import made_by
-from scalec.compiler.schedules.p2p import carried, message_of, rendezvous, with_messages
+from scalec.compiler.schedules.p2p import carried, message_of, with_messages
+from scalec.compiler.schedules.rendezvous import rendezvous
 from scalec.compiler.schedules.timeline import Times, simulate
 
 

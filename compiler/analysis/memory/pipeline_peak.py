@@ -9,6 +9,7 @@ Non-goals: what an allocator loses.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -23,6 +24,9 @@ from .aliasing import Storages
 from .liveness import is_put_off, put_off
 from .peak import PeakSnapshot, Walk
 from .saved_activations import Keeper, Kept
+
+if TYPE_CHECKING:
+    from ...schedules.cell_table import Numbers
 
 
 @frozen
@@ -114,23 +118,21 @@ def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> P
     assert program.pipeline, "memory: no pipeline"
     assert program.pipeline.schedule, "memory: no rows"
     schedule, own = program.pipeline.schedule, Chunks(program, program.pipeline, rank)
-    fullest: dict[tuple[int, Work], tuple[float, Beside]] = {}
-    for it in beside(schedule, rank, keeps):
-        kind, size = (it.action.stage, it.action.work), it.kept + it.handed + own.weights(it.at) + own.gradients(it.at)
-        if kind not in fullest or size > fullest[kind][0]:
-            fullest[kind] = size, it
-    moments = [_at(of[stage].during(work), it, own) for (stage, work), (_, it) in fullest.items()]
+    it = beside(schedule, rank, keeps)
+    moments = [_at(it, cell, of, own) for cell in it.cells.largest(it.kept + it.handed + own.held(it.cells.at))]
     update = PeakSnapshot(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
     return max([*moments, update], key=lambda moment: moment.bytes)
 
 
-def _at(alone: PeakSnapshot, it: Beside, own: "Chunks") -> PeakSnapshot:
+def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapshot:
+    action, at = it.cells.action(cell), it.cells.cell(cell).at
+    alone = of[action.stage].during(action.work)
     return evolve(
         alone,
-        kept=alone.kept + int(it.kept),
-        other=alone.other + int(it.handed),
-        weights=own.weights(it.at),
-        gradients=own.gradients(it.at),
+        kept=alone.kept + int(it.kept[cell]),
+        other=alone.other + int(it.handed[cell]),
+        weights=own.weights(at),
+        gradients=own.gradients(at),
     )
 
 
@@ -166,6 +168,12 @@ class Chunks:
     def gradients(self, at: int) -> int:
         """Bytes of those that have ended before a cell."""
         return self._between[bisect_right(self._ends, at)][1]
+
+    def held(self, at: "Numbers") -> "Numbers":
+        """Bytes of both in several cells."""
+        import numpy as np
+
+        return np.array([*map(sum, self._between)])[np.searchsorted(self._ends, at, side="right")]
 
     def _weights(self, at: int) -> int:
         freed = [chunk for chunk, end in self._own if at < end and chunk.bucket in self._freed]

@@ -10,7 +10,6 @@ from lark import Token, Transformer
 from ..lark_parser import parser
 
 OPENING, CLOSING = "([{", ")]}"
-AS_IT_IS: Transformer[Token, Token] = Transformer()
 BINDERS = ("=", "~", "over")
 """Words that occur once in a setting, a statement or a rule, between its names and the rest."""
 
@@ -101,7 +100,7 @@ def read(text: str) -> list[Word]:
     """The words of a text that the grammar accepts."""
     words: list[Word] = []
     line_ends = 0
-    lex: Callable[..., Iterator[Token]] = parser("plan", AS_IT_IS).lex  # type: ignore[reportUnknownMemberType]
+    lex: Callable[..., Iterator[Token]] = parser("plan", Transformer()).lex  # type: ignore[reportUnknownMemberType]
     for token in lex(text, dont_ignore=True):
         if token.isspace():
             line_ends = token.count("\n")

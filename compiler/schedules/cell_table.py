@@ -1,0 +1,147 @@
+"""The cells of a schedule as arrays of numbers, for what is asked of all of them at once.
+
+This imports numpy, which takes longer than many commands: what needs it imports it then.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from .actions import Action, Schedule, Work
+from .dependencies import PARTS, Cell, Value, needs
+
+Numbers = NDArray[np.int64]
+
+
+@frozen(eq=False, slots=False)
+class CellTable:
+    """Cells, in the order of ranks and of their rows.
+
+    at    their places in the rows
+    like  for each cell the action of `kinds` that it is, but for its microbatch
+    """
+
+    schedule: Schedule
+    rank: Numbers
+    at: Numbers
+    microbatch: Numbers
+    like: Numbers
+    kinds: tuple[Action, ...]
+
+    def row(self, rank: int) -> "CellTable":
+        """Those of a rank."""
+        start, end = np.searchsorted(self.rank, (rank, rank + 1))
+        return self.where(slice(start, end))
+
+    def where(self, chosen: NDArray[np.bool_] | slice) -> "CellTable":
+        """Some of the cells."""
+        rank, at, microbatch, like = (column[chosen] for column in (self.rank, self.at, self.microbatch, self.like))
+        return CellTable(self.schedule, rank, at, microbatch, like, self.kinds)
+
+    def cell(self, number: SupportsIndex) -> Cell:
+        """One of them by number."""
+        return Cell(int(self.rank[number]), int(self.at[number]))
+
+    def action(self, number: SupportsIndex) -> Action:
+        """What it does."""
+        rank, at = self.cell(number)
+        return self.schedule.rows[rank][at]
+
+    def largest(self, sizes: NDArray[Any]) -> list[int]:
+        """The number of the first cell of each kind for which a size is largest; kinds as they first occur."""
+        kinds = (np.flatnonzero(self.like == kind) for kind in dict.fromkeys(self.like.tolist()))
+        return [int(cells[sizes[cells].argmax()]) for cells in kinds]
+
+    def each(self, said: Callable[[Action], float]) -> NDArray[Any]:
+        """What is said of each cell's action, whatever its microbatch."""
+        return np.array([*map(said, self.kinds), 0])[self.like]
+
+    @cached_property
+    def are_messages(self) -> NDArray[np.bool_]:
+        """Which compute nothing."""
+        return self.each(lambda action: action.work.is_message) > 0
+
+    @cached_property
+    def are_sends(self) -> NDArray[np.bool_]:
+        """Which are messages that leave."""
+        return self.each(lambda action: action.work.sends) > 0
+
+    @cached_property
+    def at_home(self) -> NDArray[np.bool_]:
+        """Which are of a stage of their rank, and of a microbatch that there is."""
+        home = dict(enumerate(self.schedule.stage_to_rank))
+        own = self.each(lambda action: home.get(action.stage, -1)) == self.rank
+        return own & (self.microbatch >= 0) & (self.microbatch < self.schedule.microbatches)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether each stage does each part of its work once for each microbatch, on its rank."""
+        return bool(np.all(self.at_home | self.are_messages)) and all(map(self._once, "FIW"))
+
+    def _once(self, part: str) -> bool:
+        done = self.values(lambda it: Value(False, it.stage, 0) if part in PARTS.get(it.work, "") else None)
+        return bool(np.all(np.bincount(done, minlength=self.nothing + 1)[: self.nothing // 2] == 1))
+
+    @property
+    def nothing(self) -> int:
+        """How many values there are, whose numbers are below it: stage by stage, gradients last."""
+        return 2 * self.schedule.stages * self.schedule.microbatches
+
+    def values(self, which: Callable[[Action], Value | None]) -> Numbers:
+        """The number of a value of each cell, `nothing` where it has none."""
+        stages, microbatches = self.schedule.stages, self.schedule.microbatches
+        firsts = [value if (value := which(action)) and 0 <= value.stage < stages else None for action in self.kinds]
+        at = np.array([it.gradient * stages + it.stage if it else -1 for it in firsts] + [-1])[self.like]
+        there = (at >= 0) & (self.microbatch >= 0) & (self.microbatch < microbatches)
+        return np.where(there, at * microbatches + self.microbatch, self.nothing)
+
+    def value(self, number: int) -> Value:
+        """The value of a number."""
+        stage, microbatch = divmod(number, self.schedule.microbatches)
+        return Value(stage >= self.schedule.stages, stage % self.schedule.stages, microbatch)
+
+    @cached_property
+    def needed(self) -> tuple[Numbers, Numbers]:
+        """The first and the second value that each cell needs to compute."""
+        stages = self.schedule.stages
+        needed = {it: () if it.work.is_message else needs(it, stages) for it in self.kinds}
+        return self.values(lambda it: (*needed[it], None)[0]), self.values(lambda it: (*needed[it], None, None)[1])
+
+    def elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
+        """Of a value for each cell, whether another rank makes it."""
+        home = np.array([*self.schedule.stage_to_rank * 2, -1])[values // self.schedule.microbatches]
+        return (home >= 0) & (home != self.rank)
+
+    def where_of(self, values: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
+        """For each value the number of the chosen cell that has it, -1 where none has."""
+        found = np.full(self.nothing + 1, -1)
+        found[values[chosen]] = np.flatnonzero(chosen)
+        found[self.nothing] = -1
+        return found
+
+
+def cell_table(schedule: Schedule) -> CellTable:
+    """All cells of a schedule."""
+    if cell_table not in schedule.known:
+        schedule.known[cell_table] = _made(schedule)
+    return cast(CellTable, schedule.known[cell_table])
+
+
+def _made(schedule: Schedule) -> CellTable:
+    works, lengths = [*Work], [*map(len, schedule.rows)]
+    actions = [action for row in schedule.rows for action in row]
+    codes = [action.stage * len(works) + action.work.number for action in actions]
+    kinds, like = np.unique(np.array(codes, dtype=np.int64), return_inverse=True)
+    found: list[int] = kinds.tolist()
+    return CellTable(
+        schedule,
+        rank=np.repeat(np.arange(len(lengths)), lengths),
+        at=np.concatenate([np.arange(length) for length in lengths]),
+        microbatch=np.array([action.microbatch for action in actions], dtype=np.int64),
+        like=like,
+        kinds=tuple(Action(kind // len(works), works[kind % len(works)], 0) for kind in found),
+    )
